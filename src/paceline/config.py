@@ -1,0 +1,190 @@
+"""Settings of one process, resolved once: argument, then environment, then file, then default.
+
+Every setting has one name: field ``num_workers`` is argument ``num_workers=``, variable ``PACELINE_NUM_WORKERS`` and
+key ``num_workers`` of the TOML file that ``PACELINE_CONFIG`` names. The ``DMLC_*`` and ``MXNET_*`` names of MXNet
+scripts are accepted as aliases, weaker than our own name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ConfigError
+
+PREFIX = "PACELINE_"
+
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off", ""})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a role needs to know about its job. Times are seconds, sizes are bytes unless the name says otherwise."""
+
+    role: str = "worker"
+    """``worker``, ``server`` or ``scheduler``."""
+    job_id: str = "job"
+    """Names the job in messages and logs."""
+    job_key: str = ""
+    """The job's secret (a CURVE secret key, 40 characters of Z85). Empty only with ``insecure``."""
+    insecure: bool = False
+    """No authentication and no encryption at all: for a network that nobody else can reach."""
+    encrypt: bool = True
+    """Encrypt tensors as well as control messages. Without it peers still prove that they hold the job key."""
+    scheduler: str = ""
+    """Where the scheduler listens: ``tcp://host:port``. Empty means: this process is not part of a job."""
+    num_workers: int = 1
+    num_servers: int = 1
+    rank: int = -1
+    """Launch index within the role; -1 lets the scheduler choose."""
+    local_rank: int = 0
+    """Index among the workers of this host."""
+    host: str = ""
+    """Address that this process binds and advertises; empty means: the one that reaches the scheduler."""
+    interface: str = ""
+    """Network interface whose address to use (exact name)."""
+    staleness: int | None = None
+    """Default bound of ``dist_ssync`` and ``dist_gsync``, in rounds."""
+    groups: str = ""
+    """Path of the groups file of ``dist_gsync``: a group per line, members by rank, host or ``host:slot``."""
+    weighting: str = ""
+    """Default weighting of stale updates: ``none``, ``inverse``, ``normalised`` or ``cutoff``."""
+    bigarray_bound: int = 1_000_000
+    """Keys of more elements than this are split over servers."""
+    placement: str = "balanced"
+    """Which server owns what: ``balanced``, ``layered`` or ``hash``."""
+    server_speeds: str = ""
+    """Relative speeds of the servers for ``layered`` placement, comma separated; empty means equal."""
+    shared_memory: bool = True
+    """Exchange tensors through shared memory with servers of the same host."""
+    server_threads: int = 1
+    """Threads with which a server works on its shards."""
+    allow_optimizer: str = ""
+    """Import paths (``pkg.mod:Class``, comma separated) of optimizers a server may load beside torch.optim."""
+    start_timeout_s: float = 60.0
+    """How long to wait for all members of the job."""
+    timeout_s: float = 300.0
+    """How long any request may take, including the wait for slower workers."""
+    heartbeat_interval_s: float = 0.5
+    heartbeat_timeout_s: float = 15.0
+    """Silence after which a peer whose connection still looks open counts as dead."""
+    disconnect_grace_s: float = 1.5
+    """How long a peer whose connection closed has to come back."""
+    log_level: str = "WARNING"
+
+    def replace(self, **changes: Any) -> Settings:
+        """Return a copy with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+
+#: Names that MXNet scripts set. Weaker than ``PACELINE_*``.
+ALIASES: Mapping[str, str] = {
+    "DMLC_ROLE": "role",
+    "DMLC_NUM_WORKER": "num_workers",
+    "DMLC_NUM_SERVER": "num_servers",
+    "DMLC_NODE_HOST": "host",
+    "DMLC_INTERFACE": "interface",
+    "MXNET_KVSTORE_BIGARRAY_BOUND": "bigarray_bound",
+    "PS_HEARTBEAT_INTERVAL": "heartbeat_interval_s",
+    "PS_HEARTBEAT_TIMEOUT": "heartbeat_timeout_s",
+}
+
+_TYPES = {field.name: str(field.type) for field in dataclasses.fields(Settings)}
+
+
+def variable(field: str) -> str:
+    """Return the name of the environment variable of a field of :class:`Settings`."""
+    return PREFIX + field.upper()
+
+
+def parse(field: str, text: str, source: str) -> Any:
+    """Convert the text of one setting to the type of its field.
+
+    Raises:
+        ConfigError: the text does not fit; the message names where it came from.
+    """
+    kind = _TYPES[field]
+    try:
+        if kind == "bool":
+            word = text.strip().lower()
+            if word in _TRUE or word in _FALSE:
+                return word in _TRUE
+            raise ValueError(text)
+        if kind.startswith("int"):
+            return int(text) if text.strip() else None if "None" in kind else int(text)
+        if kind == "float":
+            return float(text)
+    except ValueError:
+        wanted = {"bool": "0 or 1", "float": "a number"}.get(kind, "a whole number")
+        raise ConfigError(f"{source}={text!r} is not {wanted}") from None
+    return text
+
+
+def _from_file(path: str) -> dict[str, Any]:
+    try:
+        table = tomllib.loads(Path(path).read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"PACELINE_CONFIG={path}: {error}") from error
+    unknown = sorted(set(table) - set(_TYPES))
+    if unknown:
+        raise ConfigError(f"PACELINE_CONFIG={path}: unknown settings {', '.join(unknown)}")
+    return {name: parse(name, str(value), f"{path}: {name}") for name, value in table.items()}
+
+
+def _scheduler_alias(env: Mapping[str, str]) -> dict[str, Any]:
+    host, port = env.get("DMLC_PS_ROOT_URI", ""), env.get("DMLC_PS_ROOT_PORT", "")
+    return {"scheduler": f"tcp://{host}:{port}"} if host and port else {}
+
+
+def from_environment(env: Mapping[str, str] | None = None, **arguments: Any) -> Settings:
+    """Resolve the settings of this process.
+
+    Args:
+        env: the environment; ``os.environ`` by default.
+        **arguments: fields given explicitly; ``None`` means not given.
+
+    Raises:
+        ConfigError: a value cannot be read, or the combination makes no sense.
+    """
+    env = os.environ if env is None else env
+    values: dict[str, Any] = _from_file(env[variable("config")]) if env.get(variable("config")) else {}
+    values |= _scheduler_alias(env)
+    values |= {name: parse(name, env[alias], alias) for alias, name in ALIASES.items() if env.get(alias)}
+    values |= {
+        name: parse(name, env[variable(name)], variable(name)) for name in _TYPES if env.get(variable(name), "") != ""
+    }
+    values |= {name: value for name, value in arguments.items() if value is not None}
+    settings = Settings(**values)
+    check(settings)
+    return settings
+
+
+def check(settings: Settings) -> None:
+    """Refuse settings that cannot work.
+
+    Raises:
+        ConfigError: with the setting's name and what would be right.
+    """
+    if settings.role not in ("worker", "server", "scheduler"):
+        raise ConfigError(f"role {settings.role!r} is unknown; it is worker, server or scheduler")
+    for name in ("num_workers", "num_servers", "bigarray_bound", "server_threads"):
+        if getattr(settings, name) < 1:
+            raise ConfigError(f"{name} is {getattr(settings, name)}; it must be at least 1")
+    for name in ("start_timeout_s", "timeout_s", "heartbeat_interval_s", "heartbeat_timeout_s", "disconnect_grace_s"):
+        if not getattr(settings, name) > 0:
+            raise ConfigError(f"{name} is {getattr(settings, name)}; every wait needs a deadline above 0 seconds")
+    if settings.heartbeat_timeout_s <= settings.heartbeat_interval_s:
+        raise ConfigError("heartbeat_timeout_s must be longer than heartbeat_interval_s")
+    if settings.staleness is not None and settings.staleness < 0:
+        raise ConfigError(f"staleness is {settings.staleness}; it is a number of rounds, 0 or more")
+    if settings.scheduler and not settings.insecure and not settings.job_key:
+        raise ConfigError(
+            "this process has no job key: set PACELINE_JOB_KEY to the key of the job (paceline launch does), "
+            "or PACELINE_INSECURE=1 for all processes on a network that nobody else can reach"
+        )
