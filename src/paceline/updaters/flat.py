@@ -1,0 +1,76 @@
+"""The interface of everything that updates stored values."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from paceline.updaters.spec import Options
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A stretch of one key inside a stored flat value."""
+
+    key: str | int
+    start: int
+    """First element inside the stored value."""
+    length: int
+    shape: tuple[int, ...] = ()
+    """Shape of the key when the piece is the whole key, else empty."""
+
+    def within(self, start: int, stop: int) -> Piece | None:
+        """Return the part of the piece in ``[start, stop)``, with positions counted from ``start``."""
+        first, last = max(self.start, start), min(self.start + self.length, stop)
+        if first >= last:
+            return None
+        whole = last - first == self.length
+        return Piece(self.key, first - start, last - first, self.shape if whole else ())
+
+
+State = dict[str, torch.Tensor]
+
+
+class FlatUpdater(abc.ABC):
+    """Updates one stored flat value from merged gradients. Not thread-safe: one caller per value.
+
+    Args:
+        value: 1-D tensor, updated in place.
+        pieces: what lies where in it.
+    """
+
+    def __init__(self, value: torch.Tensor, pieces: Sequence[Piece]) -> None:
+        self.value = value
+        self.pieces = tuple(pieces)
+
+    @abc.abstractmethod
+    def update(self, merged: torch.Tensor, scale: float, groups: Sequence[Options]) -> None:
+        """Apply one merged push.
+
+        Args:
+            merged: 1-D tensor like the value; its content may be overwritten.
+            scale: factor that turns ``merged`` into the gradient.
+            groups: options per param group at this step; empty means those of the spec.
+        """
+
+    @abc.abstractmethod
+    def split(self, at: int) -> tuple[FlatUpdater, FlatUpdater]:
+        """Return updaters of ``value[:at]`` and ``value[at:]`` that go on where this one stands, sharing memory."""
+
+    def state(self, piece: Piece) -> State:
+        """Return the state of one piece: 1-D tensors of its length, 0-d tensors that hold for all of it."""
+        return {}
+
+    def load_state(self, piece: Piece, state: State) -> None:
+        """Set the state of one piece."""
+        if state:
+            raise ValueError(f"{type(self).__name__} has no state, but key {piece.key!r} brings {', '.join(state)}")
+
+    def cut(self, at: int) -> tuple[tuple[Piece, ...], tuple[Piece, ...]]:
+        """Return the pieces before and after position ``at``."""
+        left = [part for piece in self.pieces if (part := piece.within(0, at))]
+        right = [part for piece in self.pieces if (part := piece.within(at, self.value.numel()))]
+        return tuple(left), tuple(right)

@@ -1,0 +1,112 @@
+"""Names of optimizers, and which of them need whole tensors."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Collection
+
+import torch
+
+from paceline.updaters.lamb import LAMB, LARS
+
+Optimizer = torch.optim.Optimizer
+
+#: Optimizers whose update of an element depends on nothing but that element: they run on flat shards.
+ELEMENTWISE: dict[str, type[Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "nadam": torch.optim.NAdam,
+    "radam": torch.optim.RAdam,
+    "adamax": torch.optim.Adamax,
+    "adagrad": torch.optim.Adagrad,
+    "adadelta": torch.optim.Adadelta,
+    "rmsprop": torch.optim.RMSprop,
+    "rprop": torch.optim.Rprop,
+    "asgd": torch.optim.ASGD,
+}
+
+#: Optimizers that look at norms or shapes of whole tensors: their keys are never split.
+WHOLE_TENSOR: dict[str, type[Optimizer]] = {
+    name: cls
+    for name, cls in {
+        "lamb": LAMB,
+        "lars": LARS,
+        "adafactor": getattr(torch.optim, "Adafactor", None),
+        "muon": getattr(torch.optim, "Muon", None),
+    }.items()
+    if cls is not None
+}
+
+SIMPLE = ("assign", "add", "test")
+
+_IMPOSSIBLE = {
+    "lbfgs": "L-BFGS evaluates a closure, which a server cannot",
+    "sparseadam": "use 'adam', which updates only the touched rows of row-sparse keys",
+}
+
+
+def known_names() -> list[str]:
+    """Return every name that can be given without an import path."""
+    return sorted([*ELEMENTWISE, *WHOLE_TENSOR, *SIMPLE])
+
+
+def check_name(name: str) -> str:
+    """Return the canonical form of an optimizer's name.
+
+    Raises:
+        ValueError: unknown (the nearest is suggested) or impossible on a server.
+    """
+    if ":" in name:
+        return name
+    lower = name.lower()
+    if lower in _IMPOSSIBLE:
+        raise ValueError(f"optimizer {name!r} cannot run where the values are stored: {_IMPOSSIBLE[lower]}")
+    if lower not in known_names():
+        near = difflib.get_close_matches(lower, known_names(), n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known_names())}"
+        raise ValueError(f"unknown optimizer {name!r}; {hint}")
+    return lower
+
+
+def name_of_class(cls: type[Optimizer]) -> str:
+    """Return the registered name of a class, or its import path ``pkg.mod:Class``."""
+    for name, known in (ELEMENTWISE | WHOLE_TENSOR).items():
+        if known is cls:
+            return name
+    if cls.__module__.startswith("torch.optim"):
+        return check_name(cls.__name__)
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def is_whole_tensor(name: str) -> bool:
+    """Tell whether keys must stay whole for this optimizer; a user's own class is taken to need it."""
+    return name in WHOLE_TENSOR or ":" in name
+
+
+def find_class(name: str, allowed: Collection[str] = ()) -> type[Optimizer]:
+    """Return the class behind a name.
+
+    Args:
+        name: registered name or import path.
+        allowed: import paths that may be loaded here.
+
+    Raises:
+        ValueError: unknown name, a path that is not allowed, or a path that leads to something else.
+    """
+    if ":" not in name:
+        return (ELEMENTWISE | WHOLE_TENSOR)[check_name(name)]
+    if name not in allowed:
+        raise ValueError(
+            f"optimizer {name!r} is not allowed on this server; start it with --allow-optimizer {name} "
+            "(paceline launch passes the option on)"
+        )
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"optimizer {name!r} cannot be imported: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Optimizer)):
+        raise ValueError(f"{name!r} is not a torch.optim.Optimizer class")
+    return found

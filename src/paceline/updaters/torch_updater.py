@@ -1,0 +1,198 @@
+"""Run any optimizer of torch.optim on stored flat values."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from paceline.updaters.flat import FlatUpdater, Piece, State
+from paceline.updaters.registry import check_name, find_class, is_whole_tensor
+from paceline.updaters.simple import AddUpdater, AssignUpdater
+from paceline.updaters.spec import KeyOptions, Options, UpdaterSpec
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Neighbouring pieces with the same options: one tensor for the optimizer."""
+
+    start: int
+    length: int
+    shape: tuple[int, ...]
+    options: KeyOptions
+
+
+def _runs(pieces: Sequence[Piece], spec: UpdaterSpec, whole: bool) -> list[_Run]:
+    runs: list[_Run] = []
+    for piece in pieces:
+        options = spec.of_key(piece.key)
+        last = runs[-1] if runs else None
+        if not whole and last is not None and last.options == options and last.start + last.length == piece.start:
+            runs[-1] = _Run(last.start, last.length + piece.length, (), options)
+        else:
+            runs.append(_Run(piece.start, piece.length, piece.shape if whole else (), options))
+    return runs
+
+
+class TorchUpdater(FlatUpdater):
+    """Runs a torch optimizer on one stored flat value, fused where torch has a fused kernel.
+
+    Elementwise optimizers see neighbouring keys with equal options as one tensor; whole-tensor optimizers see every key
+    in its own shape.
+
+    Args:
+        value: 1-D tensor, updated in place.
+        pieces: what lies where in it.
+        spec: the optimizer.
+        cls: its class.
+    """
+
+    def __init__(
+        self, value: torch.Tensor, pieces: Sequence[Piece], spec: UpdaterSpec, cls: type[torch.optim.Optimizer]
+    ) -> None:
+        super().__init__(value, pieces)
+        self._spec, self._cls = spec, cls
+        self._whole = is_whole_tensor(spec.name)
+        self._master = _master(value, spec)
+        self._runs = _runs(pieces, spec, self._whole)
+        self._params = [torch.nn.Parameter(_view(self._master, run), requires_grad=True) for run in self._runs]
+        self._fused = "fused" in inspect.signature(cls.__init__).parameters and not self._whole
+        extra: dict[str, Any] = {"fused": True} if self._fused else {}
+        table = [
+            {"params": [param]} | self._options(run, spec.groups)
+            for param, run in zip(self._params, self._runs, strict=True)
+        ]
+        self._optimizer = cls(table, **extra)
+        self._applied: Sequence[Options] = spec.groups
+
+    def _options(self, run: _Run, groups: Sequence[Options]) -> dict[str, Any]:
+        if run.options.group >= len(groups):
+            raise ValueError(f"param group {run.options.group} does not exist; the optimizer has {len(groups)}")
+        options: dict[str, Any] = dict(groups[run.options.group])
+        for name, factor in (("lr", run.options.lr_mult), ("weight_decay", run.options.wd_mult)):
+            if factor != 1.0:
+                options[name] = options.get(name, self._default(name)) * factor
+        return {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+
+    def _default(self, name: str) -> float:
+        parameter = inspect.signature(self._cls.__init__).parameters.get(name)
+        return float(parameter.default) if parameter is not None else 0.0
+
+    def _set_options(self, groups: Sequence[Options]) -> None:
+        if not groups or groups is self._applied:
+            return
+        for run, group in zip(self._runs, self._optimizer.param_groups, strict=True):
+            group.update(self._options(run, groups))
+        self._applied = groups
+
+    def update(self, merged: torch.Tensor, scale: float, groups: Sequence[Options]) -> None:
+        """Run one optimizer step on ``scale * merged``."""
+        self._set_options(groups)
+        merged = merged if merged.dtype == self._master.dtype else merged.to(self._master.dtype)
+        if self._fused:
+            # torch's fused kernels divide by grad_scale (made for GradScaler): the scaling costs no pass of its own.
+            self._optimizer.grad_scale = None if scale == 1.0 else torch.tensor(1.0 / scale)  # type: ignore[attr-defined]
+        elif scale != 1.0:
+            merged.mul_(scale)
+        for param, run in zip(self._params, self._runs, strict=True):
+            param.grad = _view(merged, run)
+        self._optimizer.step()
+        for param in self._params:
+            param.grad = None
+        if self._master is not self.value:
+            self.value.copy_(self._master)
+
+    def split(self, at: int) -> tuple[FlatUpdater, FlatUpdater]:
+        """Return updaters of both halves, with the state so far."""
+        halves = []
+        for (start, stop), pieces in zip(((0, at), (at, self.value.numel())), self.cut(at), strict=True):
+            half = TorchUpdater(self.value[start:stop], pieces, self._spec, self._cls)
+            if self._master is not self.value:
+                half._master.copy_(self._master[start:stop])
+            half._set_options(self._applied)
+            for piece in pieces:
+                here = Piece(piece.key, piece.start + start, piece.length, piece.shape)
+                half.load_state(piece, self.state(here))
+            halves.append(half)
+        return halves[0], halves[1]
+
+    def state(self, piece: Piece) -> State:
+        """Return the state of one piece, as copies."""
+        param, run = self._find(piece)
+        at = piece.start - run.start
+        state: State = {}
+        for name, value in self._optimizer.state.get(param, {}).items():
+            if not isinstance(value, torch.Tensor):
+                continue
+            flat = not self._whole and value.dim() == 1
+            state[name] = value[at : at + piece.length].clone() if flat else value.clone()
+        if self._master is not self.value:
+            state["master"] = self._master[piece.start : piece.start + piece.length].clone()
+        return state
+
+    def load_state(self, piece: Piece, state: State) -> None:
+        """Set the state of one piece.
+
+        Raises:
+            ValueError: a tensor does not fit the piece.
+        """
+        param, run = self._find(piece)
+        at = piece.start - run.start
+        for name, value in state.items():
+            if name == "master":
+                self._master[piece.start : piece.start + piece.length].copy_(value)
+            elif self._whole or value.dim() == 0:
+                self._optimizer.state[param][name] = value.clone()
+            elif value.dim() != 1 or value.numel() != piece.length:
+                raise ValueError(
+                    f"state {name} of key {piece.key!r} has shape {tuple(value.shape)}, not ({piece.length},)"
+                )
+            else:
+                whole = self._optimizer.state[param].setdefault(name, torch.zeros(run.length, dtype=value.dtype))
+                whole[at : at + piece.length].copy_(value)
+
+    def _find(self, piece: Piece) -> tuple[torch.nn.Parameter, _Run]:
+        for param, run in zip(self._params, self._runs, strict=True):
+            if run.start <= piece.start and piece.start + piece.length <= run.start + run.length:
+                return param, run
+        raise ValueError(f"key {piece.key!r} at {piece.start}+{piece.length} is not part of this value")
+
+
+def _master(value: torch.Tensor, spec: UpdaterSpec) -> torch.Tensor:
+    half = value.dtype in (torch.float16, torch.bfloat16)
+    return value.to(torch.float32) if half and spec.multi_precision else value
+
+
+def _view(flat: torch.Tensor, run: _Run) -> torch.Tensor:
+    part = flat[run.start : run.start + run.length]
+    return part.view(run.shape) if run.shape else part
+
+
+def make_updater(
+    spec: UpdaterSpec, value: torch.Tensor, pieces: Sequence[Piece], allowed: Collection[str] = ()
+) -> FlatUpdater:
+    """Build the updater that a spec describes for one stored flat value.
+
+    Args:
+        spec: name and options.
+        value: 1-D tensor, updated in place.
+        pieces: what lies where in it.
+        allowed: import paths of user classes that may be loaded here.
+
+    Raises:
+        ValueError: unknown name or options that the optimizer refuses.
+        TypeError: an option that the optimizer does not have.
+    """
+    name = check_name(spec.name)
+    if name == "assign":
+        return AssignUpdater(value, pieces)
+    if name in ("add", "test"):
+        options = spec.groups[0] if spec.groups else {}
+        unknown = set(options) - {"rate", "rescale_grad"}
+        if unknown:
+            raise ValueError(f"updater {name!r} has no option {', '.join(sorted(unknown))}; it has rate")
+        return AddUpdater(value, pieces, float(options.get("rate", options.get("rescale_grad", 1.0))))  # type: ignore[arg-type]
+    return TorchUpdater(value, pieces, spec, find_class(name, allowed))
