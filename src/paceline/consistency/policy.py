@@ -1,0 +1,115 @@
+"""The three settings of the rule, and the store types that are combinations of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+from paceline.consistency.weighting import find_weighting
+
+MergeKind = Literal["all", "each", "groups", "first"]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Whose pushes make one update, how far ahead a worker may run, and what a stale update counts."""
+
+    merge: MergeKind = "all"
+    groups: tuple[tuple[int, ...], ...] = ()
+    """Ranks per group, with merge ``groups``."""
+    first: int = 0
+    """How many distinct workers make an update, with merge ``first``."""
+    bound: int | None = None
+    """Rounds that a worker may be ahead of the slowest; None: no limit."""
+    weighting: str = "none"
+    age: int = 0
+    """Missed updates beyond which weighting ``cutoff`` drops a push."""
+
+    def check(self, num_workers: int) -> None:
+        """Refuse settings that make no sense for this many workers.
+
+        Raises:
+            ValueError: with the setting and what would be right.
+        """
+        find_weighting(self.weighting, self.age)
+        if self.bound is not None and self.bound < 0:
+            raise ValueError(f"the staleness bound is {self.bound}; it is a number of rounds, 0 or more")
+        if self.merge == "first" and not 1 <= self.first <= num_workers:
+            raise ValueError(f"K is {self.first}; it must be 1 to {num_workers}, the number of workers")
+        if self.merge == "groups":
+            _check_groups(self.groups, num_workers)
+
+    def unit_of(self, num_workers: int) -> list[int]:
+        """Return for every worker the index of the unit that steps together with it."""
+        if self.merge == "all":
+            return [0] * num_workers
+        if self.merge == "groups":
+            table = {rank: index for index, group in enumerate(self.groups) for rank in group}
+            return [table[rank] for rank in range(num_workers)]
+        return list(range(num_workers))
+
+
+def _check_groups(groups: tuple[tuple[int, ...], ...], num_workers: int) -> None:
+    members = [rank for group in groups for rank in group]
+    twice = sorted({rank for rank in members if members.count(rank) > 1})
+    missing = sorted(set(range(num_workers)) - set(members))
+    strangers = sorted(set(members) - set(range(num_workers)))
+    for ranks, what in (
+        (twice, "in more than one place"),
+        (missing, "in no group"),
+        (strangers, "not part of this job"),
+    ):
+        if ranks:
+            raise ValueError(
+                f"groups: worker {', '.join(map(str, ranks))} is {what}; every worker belongs to one group"
+            )
+    if any(not group for group in groups):
+        raise ValueError("groups: a group has no members")
+
+
+_TYPES: dict[str, Policy] = {
+    "dist_sync": Policy("all"),
+    "dist_async": Policy("each"),
+    "dist_ssync": Policy("each", bound=0),
+    "dist_gsync": Policy("groups", weighting="inverse"),
+    "dist_ksync": Policy("first"),
+}
+
+DEFAULT_SSYNC_BOUND = 3
+
+
+def policy_of(
+    store_type: str,
+    *,
+    groups: tuple[tuple[int, ...], ...] = (),
+    first: int | None = None,
+    staleness: int | None = None,
+    weighting: str | None = None,
+    age: int | None = None,
+    num_workers: int = 1,
+) -> Policy:
+    """Return the policy of a canonical store type with the user's settings.
+
+    Raises:
+        ValueError: unknown type, or a setting that the type does not have or that does not fit.
+    """
+    if store_type not in _TYPES:
+        raise ValueError(f"{store_type!r} is not a distributed store type; known are {', '.join(_TYPES)}")
+    policy = _TYPES[store_type]
+    if policy.merge == "all" and weighting not in (None, "none"):
+        raise ValueError(f"{store_type} has no stale updates; weighting {weighting!r} makes no sense there")
+    if store_type == "dist_ssync":
+        policy = dataclasses.replace(policy, bound=DEFAULT_SSYNC_BOUND if staleness is None else staleness)
+    elif store_type in ("dist_gsync", "dist_ksync"):
+        policy = dataclasses.replace(policy, bound=staleness)
+    if policy.merge == "groups":
+        if not groups:
+            raise ValueError("dist_gsync needs groups: a groups file (--groups FILE) or groups=[[0, 1], [2, 3]]")
+        policy = dataclasses.replace(policy, groups=groups)
+    if policy.merge == "first":
+        policy = dataclasses.replace(policy, first=first if first is not None else max(1, num_workers // 2))
+    if weighting is not None:
+        policy = dataclasses.replace(policy, weighting=weighting, age=policy.age if age is None else age)
+    policy.check(num_workers)
+    return policy

@@ -1,0 +1,243 @@
+"""The rule for one shard: a machine that takes pushes and says what to merge, apply and answer."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from paceline.consistency.policy import Policy
+from paceline.consistency.stats import Stats
+from paceline.consistency.weighting import find_weighting
+
+
+@dataclass(frozen=True)
+class Merge:
+    """Take the pushed values into a cohort."""
+
+    cohort: int
+    worker: int
+
+
+@dataclass(frozen=True)
+class Apply:
+    """A cohort is complete: run the optimizer once on its merged values, scaled by ``weight``."""
+
+    cohort: int
+    workers: tuple[int, ...]
+    """Contributors, in the order in which their values are summed."""
+    samples: float
+    staleness: int
+    weight: float
+    version: int
+    """Version after the update."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """Answer these workers' pushes; all of them get the values of the same version."""
+
+    workers: tuple[int, ...]
+    version: int
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """The push was seen before and is answered already: answer again, change nothing."""
+
+    worker: int
+    version: int
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """The push makes no sense; nothing has changed."""
+
+    worker: int
+    reason: str
+
+
+Action: TypeAlias = Merge | Apply | Release | Repeat | Refuse
+
+
+@dataclass
+class _Cohort:
+    number: int
+    unit: int
+    """The group that fills it; -1 where anybody may."""
+    samples: dict[int, float] = field(default_factory=dict)
+
+    def staleness(self, version: int, read: Sequence[int]) -> int:
+        return version - min(read[worker] for worker in self.samples) + 1
+
+
+class Rule:
+    """Merge, apply, read and bound for one shard (DESIGN: one rule for every consistency model).
+
+    Rounds of a worker count from 1. A worker has at most one unanswered push.
+
+    Args:
+        policy: merge, bound and weighting.
+        num_workers: ranks are 0 to ``num_workers - 1``.
+        stats: counters, shared by the shards of a store.
+    """
+
+    def __init__(self, policy: Policy, num_workers: int, stats: Stats | None = None) -> None:
+        policy.check(num_workers)
+        self.policy = policy
+        self.stats = Stats() if stats is None else stats
+        self.version = 0
+        self.live = set(range(num_workers))
+        self.unit = policy.unit_of(num_workers)
+        self.pushed = [0] * num_workers
+        """Last round that arrived, per worker."""
+        self.finished = [0] * num_workers
+        """Rounds that count for the bound, per worker."""
+        self.answered = [0] * num_workers
+        """Last round that was answered, per worker."""
+        self.read = [0] * num_workers
+        """Version that the worker got last."""
+        self._weight = find_weighting(policy.weighting, policy.age)
+        self._open: list[_Cohort] = []
+        self._next_cohort = 0
+
+    def push(self, worker: int, round: int, samples: float = 1.0) -> list[Action]:
+        """Take a push; returns what to do, in order."""
+        refused = self._refusal(worker, round, samples)
+        if refused:
+            return [refused]
+        if round <= self.pushed[worker]:
+            answered = round <= self.answered[worker]
+            return [Repeat(worker, self.read[worker])] if answered else []
+        self.pushed[worker] = round
+        cohort = self._cohort_for(worker)
+        cohort.samples[worker] = samples
+        actions: list[Action] = [Merge(cohort.number, worker)]
+        if self.policy.merge == "first":
+            self.finished[worker] = round
+        return actions + self._settle()
+
+    def leave(self, worker: int) -> list[Action]:
+        """Take a worker out: nobody waits for it any more. What it has pushed still counts."""
+        self.live.discard(worker)
+        return self._settle()
+
+    def pull(self, worker: int) -> int:
+        """Note that a worker reads now; returns the version that it must get.
+
+        Members of a group get the version of their group's last answer, whatever other groups did since.
+        """
+        if self.policy.merge != "groups":
+            self.read[worker] = self.version
+        return self.read[worker]
+
+    def waiting(self) -> list[int]:
+        """Return the workers whose push is not answered yet."""
+        return [worker for worker in sorted(self.live) if self.pushed[worker] > self.answered[worker]]
+
+    def missing_for(self, worker: int) -> list[int]:
+        """Return whom the answer to a worker's push waits for."""
+        if self.pushed[worker] <= self.answered[worker]:
+            return []
+        for cohort in self._open:
+            if worker in cohort.samples:
+                return sorted(self._required(cohort) - set(cohort.samples))
+        slowest = min(self.finished[other] for other in self.live)
+        return sorted(other for other in self.live if self.finished[other] == slowest)
+
+    def copy(self) -> Rule:
+        """Return a rule that goes on where this one stands; the counters stay shared."""
+        stats, self.stats = self.stats, Stats()
+        other = copy.deepcopy(self)
+        self.stats = other.stats = stats
+        return other
+
+    def check(self) -> None:
+        """Assert what must always hold."""
+        for worker, last in enumerate(self.pushed):
+            assert self.answered[worker] <= last <= self.answered[worker] + 1, f"worker {worker}: unanswered pushes"
+            assert self.finished[worker] <= last
+            assert 0 <= self.read[worker] <= self.version
+        for cohort in self._open:
+            assert cohort.samples, "an open cohort is empty"
+            assert not self._is_complete(cohort), "a complete cohort was not applied"
+        if self.policy.merge == "first":
+            assert len(self._open) <= 2, "too many open cohorts"
+
+    def _refusal(self, worker: int, round: int, samples: float) -> Refuse | None:
+        if not 0 <= worker < len(self.pushed):
+            return Refuse(worker, f"worker {worker} is not part of this job")
+        if worker not in self.live:
+            return Refuse(worker, f"worker {worker} has left")
+        if round < 1 or round > self.pushed[worker] + 1:
+            return Refuse(worker, f"round {round} of worker {worker} came after round {self.pushed[worker]}")
+        if round > self.pushed[worker] and self.pushed[worker] > self.answered[worker]:
+            return Refuse(worker, f"round {round} of worker {worker} came before round {round - 1} was answered")
+        if not 0 <= samples < float("inf"):
+            return Refuse(worker, f"{samples} samples make no sense")
+        return None
+
+    def _cohort_for(self, worker: int) -> _Cohort:
+        unit = self.unit[worker] if self.policy.merge in ("all", "groups") else -1
+        for cohort in self._open:
+            if cohort.unit == unit and worker not in cohort.samples:
+                return cohort
+        cohort = _Cohort(self._next_cohort, unit)
+        self._next_cohort += 1
+        self._open.append(cohort)
+        return cohort
+
+    def _required(self, cohort: _Cohort) -> set[int]:
+        if self.policy.merge in ("all", "groups"):
+            return {worker for worker in self.live if self.unit[worker] == cohort.unit}
+        return set(self.live)
+
+    def _is_complete(self, cohort: _Cohort) -> bool:
+        if self.policy.merge == "each":
+            return True
+        if self.policy.merge == "first":
+            return len(cohort.samples) >= min(self.policy.first, len(self.live))
+        return self._required(cohort) <= set(cohort.samples)
+
+    def _settle(self) -> list[Action]:
+        actions: list[Action] = []
+        for cohort in [cohort for cohort in self._open if self._is_complete(cohort)]:
+            self._open.remove(cohort)
+            actions.append(self._apply(cohort))
+        return actions + self._releases()
+
+    def _apply(self, cohort: _Cohort) -> Apply:
+        staleness = cohort.staleness(self.version, self.read)
+        weight = self._weight(staleness, self.stats.seen(staleness))
+        self.stats.weight_sum += weight
+        self.version += 1
+        for worker, samples in cohort.samples.items():
+            self.stats.data_mass[worker] += samples * weight
+            if self.policy.merge != "first":
+                self.finished[worker] = self.pushed[worker]
+        ordered = self.policy.merge in ("all", "groups")
+        workers = tuple(sorted(cohort.samples) if ordered else cohort.samples)
+        return Apply(cohort.number, workers, sum(cohort.samples.values()), staleness, weight, self.version)
+
+    def _releases(self) -> list[Action]:
+        ready: dict[int, list[int]] = {}
+        for worker in self.waiting():
+            if self._may_go_on(worker):
+                ready.setdefault(self.unit[worker], []).append(worker)
+        for workers in ready.values():
+            for worker in workers:
+                self.answered[worker] = self.pushed[worker]
+                self.read[worker] = self.version
+        return [Release(tuple(workers), self.version) for workers in ready.values()]
+
+    def _may_go_on(self, worker: int) -> bool:
+        if self.policy.merge == "first":
+            # One push ahead of the oldest open cohort is enough: more would need a merge buffer each.
+            held = any(worker in cohort.samples for cohort in self._open[1:])
+        else:
+            held = self.finished[worker] < self.pushed[worker]
+        if held or self.policy.bound is None:
+            return not held
+        slowest = min(self.finished[other] for other in self.live)
+        return self.finished[worker] - slowest <= self.policy.bound

@@ -1,0 +1,72 @@
+"""What a stale update counts: functions of its staleness."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+#: ``weight(staleness, history)``: staleness is 1 for a fresh update; history is (updates, sum of 1/staleness) so far,
+#: this update included.
+Weighting: TypeAlias = Callable[[int, tuple[int, float]], float]
+
+
+def _none(staleness: int, history: tuple[int, float]) -> float:
+    return 1.0
+
+
+def _inverse(staleness: int, history: tuple[int, float]) -> float:
+    """1/Y: MXNet-G, and the staleness-aware rate of Zhang et al. (IJCAI 2016)."""
+    return 1.0 / staleness
+
+
+def _normalised(staleness: int, history: tuple[int, float]) -> float:
+    """1/Y with mean 1, so that the step per update stays that of synchronous SGD."""
+    updates, inverse_sum = history
+    return updates / (staleness * inverse_sum)
+
+
+_REGISTRY: dict[str, Weighting] = {"none": _none, "inverse": _inverse, "normalised": _normalised}
+
+
+def cutoff(age: int) -> Weighting:
+    """Return the weighting that drops updates of more than ``age`` missed updates (Ringmaster ASGD, 2025).
+
+    With age 0 and ``first K`` this is Rennala SGD (Tyurin and Richtarik, NeurIPS 2023).
+    """
+
+    def weight(staleness: int, history: tuple[int, float]) -> float:
+        return 1.0 if staleness - 1 <= age else 0.0
+
+    return weight
+
+
+def register_weighting(name: str, function: Weighting) -> None:
+    """Make a weighting available by name in this process.
+
+    Raises:
+        ValueError: the name is taken.
+    """
+    if name in weighting_names():
+        raise ValueError(f"a weighting named {name!r} is registered already")
+    _REGISTRY[name] = function
+
+
+def weighting_names() -> list[str]:
+    """Return all known names."""
+    return sorted([*_REGISTRY, "cutoff"])
+
+
+def find_weighting(name: str, age: int, registry: Mapping[str, Weighting] = _REGISTRY) -> Weighting:
+    """Return the weighting behind a name; ``cutoff`` takes the age from the policy.
+
+    Raises:
+        ValueError: unknown name.
+    """
+    if name == "cutoff":
+        return cutoff(age)
+    if name not in registry:
+        near = difflib.get_close_matches(name, weighting_names(), n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(weighting_names())}"
+        raise ValueError(f"unknown weighting {name!r}; {hint}")
+    return registry[name]

@@ -1,0 +1,209 @@
+"""Which server owns which slice of which key. Pure.
+
+Keys of one dtype are laid out in an *arena*: one flat tensor on the worker, in forward order. The arena is cut into
+*buckets*: contiguous slices, each owned by one server, each either a part of one large key or a pack of whole small
+keys. A bucket is what travels in one frame and what the server updates in one call.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+PlacementPolicy = Literal["balanced", "layered", "hash"]
+
+#: Buckets start at multiples of this many elements, so that every slice starts on a cache line.
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class KeySize:
+    """A key to place: its name, its number of elements, and a tag. Keys of different tags never share a bucket."""
+
+    name: str | int
+    numel: int
+    tag: int = 0
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stretch of one key inside a bucket."""
+
+    key: int
+    """Index of the key in the list that was placed."""
+    key_start: int
+    """First element inside the flattened key."""
+    start: int
+    """First element inside the bucket."""
+    length: int
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A contiguous slice of the arena that one server owns."""
+
+    server: int
+    start: int
+    """First element inside the arena."""
+    length: int
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where everything is: the arena's length, its buckets in forward order, and the start of every key."""
+
+    numel: int
+    buckets: tuple[Bucket, ...]
+    key_starts: tuple[int, ...]
+
+
+def place(
+    keys: Sequence[KeySize],
+    num_servers: int,
+    *,
+    bound: int,
+    whole: bool = False,
+    policy: PlacementPolicy = "balanced",
+    loads: Sequence[int] = (),
+    speeds: Sequence[float] = (),
+) -> Layout:
+    """Place keys on servers.
+
+    Args:
+        keys: in forward order.
+        num_servers: servers are 0 to ``num_servers - 1``.
+        bound: keys of more elements are split over the servers, and no bucket is larger.
+        whole: never split a key (optimizers that need whole tensors).
+        policy: ``balanced`` evens out the load; ``layered`` gives the lower layers to the fast servers (MXNet-G);
+            ``hash`` depends on names only.
+        loads: elements that each server holds already.
+        speeds: relative speeds of the servers, for ``layered`` and as weights of ``balanced``.
+
+    Raises:
+        ValueError: unknown policy, or numbers that do not fit.
+    """
+    if policy not in get_args(PlacementPolicy):
+        raise ValueError(f"unknown placement {policy!r}; known are {', '.join(get_args(PlacementPolicy))}")
+    if num_servers < 1 or bound < 1:
+        raise ValueError(f"placement needs at least 1 server and a bound of 1, not {num_servers} and {bound}")
+    weights = list(speeds) or [1.0] * num_servers
+    held = list(loads) or [0] * num_servers
+    if len(weights) != num_servers or len(held) != num_servers or min(weights) <= 0:
+        raise ValueError(f"placement needs one positive speed and one load for each of {num_servers} servers")
+    pieces = _pieces(keys, num_servers, bound, whole)
+    owners = {"balanced": _balanced, "layered": _layered, "hash": _hashed}[policy](pieces, keys, held, weights)
+    return _layout(pieces, owners, len(keys))
+
+
+_Piece = list[tuple[int, int, int]]  # (key, key_start, length) of every part
+
+
+def _pieces(keys: Sequence[KeySize], num_servers: int, bound: int, whole: bool) -> list[_Piece]:
+    """Cut large keys, pack small ones of equal tag; in forward order."""
+    total = sum(key.numel for key in keys)
+    limit = max(1, min(bound, -(-total // num_servers)))
+    pieces: list[_Piece] = []
+    packs: dict[int, _Piece] = {}
+    for index, key in enumerate(keys):
+        if key.numel > bound and not whole:
+            pieces.extend([part] for part in _cut(index, key.numel, num_servers, bound))
+            continue
+        pack = packs.get(key.tag)
+        if pack is None or sum(part[2] for part in pack) + key.numel > limit:
+            pack = packs[key.tag] = []
+            pieces.append(pack)
+        pack.append((index, 0, key.numel))
+    return pieces
+
+
+def _cut(index: int, numel: int, num_servers: int, bound: int) -> list[tuple[int, int, int]]:
+    """Cut one key into equal parts, the same number for every server where the key is large enough."""
+    count = num_servers * -(-numel // (num_servers * bound))
+    step = -(-numel // count)
+    if bound >= ALIGNMENT:
+        step = min(-(-step // ALIGNMENT) * ALIGNMENT, bound // ALIGNMENT * ALIGNMENT)
+    return [(index, start, min(step, numel - start)) for start in range(0, numel, step)]
+
+
+def _size(piece: _Piece) -> int:
+    return sum(length for _, _, length in piece)
+
+
+def _balanced(pieces: list[_Piece], keys: Sequence[KeySize], held: list[int], weights: list[float]) -> list[int]:
+    """Give each piece to the server that would finish first: loads differ by at most one piece."""
+    loads = [float(load) for load in held]
+    owners = []
+    for piece in pieces:
+        server = min(range(len(loads)), key=lambda s: ((loads[s] + _size(piece)) / weights[s], s))
+        loads[server] += _size(piece)
+        owners.append(server)
+    return owners
+
+
+def _layered(pieces: list[_Piece], keys: Sequence[KeySize], held: list[int], weights: list[float]) -> list[int]:
+    """Give the lower layers to the fast servers, each a run of the model in proportion to its speed."""
+    fast_first = sorted(range(len(weights)), key=lambda s: (-weights[s], s))
+    total = sum(_size(piece) for piece in pieces)
+    ends, reached = [], 0.0
+    for server in fast_first:
+        reached += weights[server] / sum(weights) * total
+        ends.append(reached)
+    owners, position = [], 0.0
+    for piece in pieces:
+        middle = position + _size(piece) / 2
+        place_in_order = next((i for i, end in enumerate(ends) if middle <= end), len(ends) - 1)
+        owners.append(fast_first[place_in_order])
+        position += _size(piece)
+    return owners
+
+
+def _hashed(pieces: list[_Piece], keys: Sequence[KeySize], held: list[int], weights: list[float]) -> list[int]:
+    """Depend on nothing but names: the parts of a large key go round the servers."""
+    part_of: dict[int, int] = {}
+    owners = []
+    for piece in pieces:
+        key = piece[0][0]
+        number = part_of[key] = part_of.get(key, -1) + 1
+        owners.append((zlib.crc32(str(keys[key].name).encode()) + number) % len(weights))
+    return owners
+
+
+def _layout(pieces: list[_Piece], owners: list[int], num_keys: int) -> Layout:
+    buckets: list[Bucket] = []
+    key_starts = [0] * num_keys
+    position = 0
+    for piece, server in zip(pieces, owners, strict=True):
+        inside_key = piece[0][1] > 0
+        if not inside_key:
+            position = -(-position // ALIGNMENT) * ALIGNMENT
+        parts, start = [], 0
+        for key, key_start, length in piece:
+            if key_start == 0:
+                key_starts[key] = position + start
+            parts.append(Part(key, key_start, start, length))
+            start += length
+        buckets.append(Bucket(server, position, start, tuple(parts)))
+        position += start
+    return Layout(position, tuple(buckets), tuple(key_starts))
+
+
+def check_layout(layout: Layout, keys: Sequence[KeySize]) -> None:
+    """Assert that a layout covers every element of every key exactly once, in place, and that buckets are disjoint."""
+    covered = [0] * len(keys)
+    end = 0
+    for bucket in layout.buckets:
+        assert bucket.start >= end, "buckets overlap"
+        end = bucket.start + bucket.length
+        inner = 0
+        for part in bucket.parts:
+            assert part.start == inner, "a bucket has a hole"
+            assert part.key_start == covered[part.key], "a key is covered out of order"
+            assert bucket.start + part.start == layout.key_starts[part.key] + part.key_start, "a key is not contiguous"
+            covered[part.key] += part.length
+            inner += part.length
+        assert inner == bucket.length
+    assert end == layout.numel
+    assert covered == [key.numel for key in keys], "a key is not covered exactly once"
