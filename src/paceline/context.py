@@ -1,0 +1,116 @@
+"""Contexts: the devices that replicas live on, named as in MXNet."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+_TEXT = re.compile(r"(cpu|gpu|cuda)(?:\((\d+)\)|:(\d+))?")
+
+
+@dataclass(frozen=True, order=True)
+class Context:
+    """One device that can hold a replica of a model.
+
+    ``cpu(0)`` and ``cpu(1)`` are *logical* devices: two replicas over the same memory and cores, which is how a program
+    for several devices is tried on one machine. ``gpu(i)`` is ``cuda:i``.
+
+    Args:
+        device_type: ``"cpu"`` or ``"gpu"``.
+        device_id: 0 or more.
+    """
+
+    device_type: str
+    device_id: int = 0
+
+    def __post_init__(self) -> None:
+        if self.device_type not in ("cpu", "gpu"):
+            raise ValueError(f"device type {self.device_type!r} is unknown; it is 'cpu' or 'gpu'")
+        if isinstance(self.device_id, bool) or not isinstance(self.device_id, int):
+            raise TypeError(f"device id {self.device_id!r} is {type(self.device_id).__name__}, not int")
+        if self.device_id < 0:
+            raise ValueError(f"device id {self.device_id} is negative")
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors of this context live: all logical CPUs share ``torch.device("cpu")``."""
+        return torch.device("cpu") if self.device_type == "cpu" else torch.device("cuda", self.device_id)
+
+    def __str__(self) -> str:
+        return f"{self.device_type}({self.device_id})"
+
+    __repr__ = __str__
+
+
+#: Whatever names a device: a context, a ``torch.device``, or the text of either.
+ContextLike: TypeAlias = Context | torch.device | str
+
+
+def cpu(device_id: int = 0) -> Context:
+    """Return the logical CPU device ``device_id``."""
+    return Context("cpu", device_id)
+
+
+def gpu(device_id: int = 0) -> Context:
+    """Return the CUDA device ``device_id``. It need not exist until something is put on it."""
+    return Context("gpu", device_id)
+
+
+def num_gpus() -> int:
+    """How many CUDA devices this process can use."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def as_context(device: ContextLike) -> Context:
+    """Return the context that ``device`` names: ``gpu(1)``, ``torch.device("cuda:1")``, ``"cuda:1"``, ``"gpu(1)"``.
+
+    A device without a number is number 0.
+
+    Raises:
+        TypeError: not a device.
+        ValueError: a text or device type that names neither CPU nor CUDA.
+    """
+    if isinstance(device, Context):
+        return device
+    if not isinstance(device, torch.device | str):
+        raise TypeError(f"{device!r} is {type(device).__name__}; a device is a Context, a torch.device or its name")
+    match = _TEXT.fullmatch(str(device).strip().lower())
+    if match is None:
+        raise ValueError(f"{str(device)!r} names no device; write cpu, cpu(1), gpu(0) or cuda:0")
+    kind, inner, after = match.groups()
+    return Context("cpu" if kind == "cpu" else "gpu", int(inner or after or 0))
+
+
+def as_contexts(devices: ContextLike | Sequence[ContextLike]) -> list[Context]:
+    """Return the contexts of one device or a list of distinct devices.
+
+    Raises:
+        TypeError: not devices.
+        ValueError: no device, or one that is named twice.
+    """
+    listed = [devices] if isinstance(devices, Context | torch.device | str) else devices
+    contexts = [as_context(one) for one in listed]
+    if not contexts:
+        raise ValueError("the list of devices is empty; name at least one, for example [cpu(0)]")
+    repeated = sorted({one for one in contexts if contexts.count(one) > 1})
+    if repeated:
+        raise ValueError(f"{repeated[0]} is named {contexts.count(repeated[0])} times; a device holds one replica")
+    return contexts
+
+
+def check_available(contexts: Sequence[Context]) -> None:
+    """Refuse contexts that this machine does not have.
+
+    Raises:
+        ValueError: names the missing device and how many there are.
+    """
+    for one in contexts:
+        if one.device_type == "gpu" and one.device_id >= num_gpus():
+            raise ValueError(
+                f"{one} does not exist: this process sees {num_gpus()} CUDA devices; use cpu() or another number "
+                "(CUDA_VISIBLE_DEVICES and `nvidia-smi` tell which there are)"
+            )
