@@ -1,0 +1,21 @@
+"""Sizes beyond which a message is refused unread."""
+
+from __future__ import annotations
+
+MAX_HEADER_BYTES = 16 * 1024 * 1024
+"""Header of one message: 5,000 keys need about 0.5 MiB."""
+
+MAX_FRAMES = 65_536
+"""Payload frames of one message."""
+
+MAX_FRAME_BYTES = 4 * 1024**3
+"""One payload frame: a key that may not be split travels in one."""
+
+MAX_TEXT = 65_536
+"""Any single string."""
+
+MAX_RANK = 1_000_000
+"""Ranks, numbers of workers and servers."""
+
+MAX_NUMEL = 2**48
+"""Elements of a key, and positions inside an arena."""
