@@ -1,0 +1,222 @@
+"""Which samples a worker trains on, epoch by epoch, disjoint from all other workers without a message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sized
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Sampler
+
+from paceline.data.partition import Slots, check_part, check_span, column_slots, part_bounds, span_bounds, window_slots
+
+State = dict[str, Any]
+
+
+def epoch_order(length: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """Return the permutation of ``length`` samples in an epoch, int64.
+
+    It sorts raw PCG64 output, whose stream NumPy guarantees for ever; ``Generator.permutation`` may change with the
+    version, and machines that are not alike seldom run the same one.
+    """
+    bits = np.random.PCG64(np.random.SeedSequence([seed, epoch]))
+    return np.asarray(bits.random_raw(length)).argsort(kind="stable")
+
+
+class ShardedSampler(Sampler[int]):
+    """One worker's part of a data set, shuffled anew in every epoch.
+
+    The order of the *whole* data set follows from (``seed``, ``epoch``) and is cut afterwards, so the parts of an
+    epoch are disjoint, cover everything, and change from epoch to epoch. Every worker must use the same data, seed
+    and epoch. A part is either ``part_index`` of ``num_parts`` equal ones, or a fraction ``span=(begin, end)``
+    (MXNet-G's data sharding, see :func:`paceline.data.read_spans`).
+
+    By default all workers get the same number of batches, which lock-step modes need to end an epoch together:
+
+    * equal parts are equally large: a part that would be one short borrows a sample (or all drop, ``drop_last``);
+    * with ``global_batch_size``, the size of one batch of all workers together, each worker gets its part or span of
+      *every* global batch: :attr:`batch_size` samples. This is how unequal spans keep the same number of batches.
+
+    ``even=False`` hands out exactly the part, whatever its size: for modes in which workers need not stay together.
+
+    Each iteration is the next epoch; :meth:`set_epoch` chooses one. :meth:`state_dict` continues in mid-epoch.
+
+    Args:
+        data: the data set or its length.
+        num_parts: number of parts, usually ``store.num_workers``.
+        part_index: which of them, usually ``store.rank``.
+        span: a fraction of the data instead of ``num_parts`` and ``part_index``.
+        shuffle: without it, samples keep their order and every epoch is the same.
+        seed: 0 or more, the same on all workers.
+        even: give every worker the same number of batches.
+        drop_last: with ``even``, leave out what does not divide instead of repeating samples.
+        global_batch_size: samples in one batch of all workers together; needed for a ``span`` with ``even``.
+
+    Raises:
+        ValueError: the part does not exist or would be empty, or arguments contradict each other.
+    """
+
+    def __init__(
+        self,
+        data: int | Sized,
+        num_parts: int = 1,
+        part_index: int = 0,
+        *,
+        span: tuple[float, float] | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        even: bool = True,
+        drop_last: bool = False,
+        global_batch_size: int | None = None,
+    ) -> None:
+        self._length = data if isinstance(data, int) else len(data)
+        self._num_parts, self._part_index, self._span = num_parts, part_index, span
+        self._shuffle, self._seed, self._even, self._drop_last = shuffle, seed, even, drop_last
+        self._global_batch_size = global_batch_size
+        self._check_arguments()
+        self._slots = self._cut()
+        if not self._slots.size:
+            raise ValueError(f"{self._part()} of {self._length} samples is empty; use fewer workers or a smaller batch")
+        self._epoch, self._position = 0, 0
+        self._pending = True  # the next iteration is this epoch, not the one after it
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is under way, or that comes next when none has begun."""
+        return self._epoch
+
+    @property
+    def batch_size(self) -> int | None:
+        """This worker's samples in each global batch; None without ``global_batch_size``."""
+        if self._global_batch_size is None:
+            return None
+        start, stop = self._bounds(self._global_batch_size)
+        return stop - start
+
+    def __len__(self) -> int:
+        """Number of samples in this worker's epoch."""
+        return int(self._slots.size)
+
+    def __iter__(self) -> Iterator[int]:
+        """Hand out the indices of the next epoch one by one."""
+        indices = self._begin()
+        for position in range(self._position, len(self)):
+            self._position = position + 1
+            yield int(indices[position])
+
+    def index_batches(self, batch_size: int, drop_last: bool = False) -> Iterator[torch.Tensor]:
+        """Hand out the indices of the next epoch in tensors of ``batch_size`` (the last may be smaller), int64.
+
+        Raises:
+            ValueError: ``batch_size`` is below 1.
+        """
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
+        return self._walk(batch_size, drop_last)
+
+    def indices(self, epoch: int) -> NDArray[np.int64]:
+        """Return all indices of this worker in an epoch, in order, int64."""
+        return epoch_order(self._length, self._seed, epoch)[self._slots] if self._shuffle else self._slots
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make ``epoch`` the next one. An epoch that was loaded by :meth:`load_state_dict` keeps its position.
+
+        Raises:
+            ValueError: the epoch is negative.
+        """
+        if epoch < 0:
+            raise ValueError(f"epoch is {epoch}; epochs count from 0")
+        if not (self._pending and epoch == self._epoch):
+            self._epoch, self._position, self._pending = epoch, 0, True
+
+    def state_dict(self, position: int | None = None) -> State:
+        """Return where the epoch stands: plain numbers, fit for JSON.
+
+        Args:
+            position: how many samples of the epoch were trained on. By default all that were handed out, which is
+                wrong only for a loader that fetches ahead (``DataLoader`` with ``num_workers > 0``).
+
+        Raises:
+            ValueError: more samples than were handed out.
+        """
+        position = self._position if position is None else position
+        if not 0 <= position <= self._position:
+            raise ValueError(f"position is {position}; {self._position} samples of epoch {self._epoch} were handed out")
+        done = position == len(self)
+        where = {"epoch": self._epoch + done, "position": 0 if done else position}
+        return where | self._settings()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where :meth:`state_dict` was taken: the next iteration hands out exactly the remaining samples.
+
+        Raises:
+            ValueError: in mid-epoch the data, seed and part must be the same as then. Nothing is changed.
+        """
+        epoch, position = state["epoch"], state["position"]
+        differing = [name for name, value in self._settings().items() if position and state.get(name) != value]
+        if differing:
+            then, now = (
+                {name: state.get(name) for name in differing},
+                {name: self._settings()[name] for name in differing},
+            )
+            raise ValueError(f"the state was taken in the middle of epoch {epoch} with {then}, this sampler has {now}")
+        if epoch < 0 or not 0 <= position <= len(self):
+            raise ValueError(f"the state names sample {position} of epoch {epoch}; this part has {len(self)} samples")
+        self._epoch, self._position, self._pending = epoch, position, True
+
+    def _begin(self) -> NDArray[np.int64]:
+        if not self._pending:
+            self._epoch, self._position = self._epoch + 1, 0
+        self._pending = False
+        return self.indices(self._epoch)
+
+    def _walk(self, batch_size: int, drop_last: bool) -> Iterator[torch.Tensor]:
+        indices = torch.from_numpy(self._begin())
+        start, size = self._position, len(self)
+        stop = size - (size - start) % batch_size if drop_last else size
+        for first in range(start, stop, batch_size):
+            last = min(first + batch_size, stop)
+            self._position = last if last < stop else size  # what is dropped counts as handed out
+            yield indices[first:last]
+
+    def _cut(self) -> Slots:
+        if not self._even:
+            return np.arange(*self._bounds(self._length), dtype=np.int64)
+        if self._global_batch_size is None:
+            return window_slots(self._length, self._num_parts, self._part_index, drop_last=self._drop_last)
+        columns = self._bounds(self._global_batch_size)
+        return column_slots(self._length, self._global_batch_size, columns, drop_last=self._drop_last)
+
+    def _bounds(self, length: int) -> tuple[int, int]:
+        if self._span is not None:
+            return span_bounds(length, self._span)
+        return part_bounds(length, self._num_parts, self._part_index)
+
+    def _part(self) -> str:
+        if self._span is not None:
+            return f"span {self._span}"
+        return f"part {self._part_index} of {self._num_parts}"
+
+    def _settings(self) -> State:
+        names = ("length", "num_parts", "part_index", "shuffle", "seed", "even", "drop_last", "global_batch_size")
+        span = None if self._span is None else list(self._span)
+        return {name: getattr(self, f"_{name}") for name in names} | {"span": span}
+
+    def _check_arguments(self) -> None:
+        check_part(self._num_parts, self._part_index)
+        if self._seed < 0:
+            raise ValueError(f"seed is {self._seed}; it must be 0 or more")
+        if self._global_batch_size is not None and (self._global_batch_size < 1 or not self._even):
+            raise ValueError(f"global_batch_size={self._global_batch_size} must be at least 1, and needs even=True")
+        if self._span is None:
+            return
+        check_span(self._span)
+        if self._num_parts != 1:
+            raise ValueError("give either span or num_parts and part_index, not both")
+        if self._even and self._global_batch_size is None:
+            raise ValueError(
+                "spans get equally many batches only when batches are as unequal as spans: give global_batch_size, "
+                "the batch of all workers together, or even=False if workers need not stay together"
+            )
