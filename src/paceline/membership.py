@@ -1,0 +1,336 @@
+"""Who is in the job: ranks, barriers that count identities, liveness, and where keys are. Pure.
+
+The scheduler's machine: requests and the passing of time in, answers out. A member talks to it over its *lifeline* (the
+connection whose loss means its death) and further connections that it claims with its token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from paceline.config import Settings
+from paceline.wire import messages as m
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Send a body to a peer; seq 0 is news that it did not ask for."""
+
+    peer: bytes
+    seq: int
+    body: m.Reply
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The job is over; the scheduler goes home with this exit code."""
+
+    code: int
+
+
+Action: TypeAlias = Answer | Finish
+MemberKey: TypeAlias = tuple[str, int]
+
+#: How long the scheduler waits for the others to go home before it goes itself.
+LEAVE_TIMEOUT_S = 5.0
+
+
+@dataclass
+class _Seat:
+    member: m.Member
+    peer: bytes
+    heard: float
+    seq: int
+    round: int = 0
+    closed_since: float | None = None
+    left: bool = False
+    dead: bool = False
+
+    @property
+    def live(self) -> bool:
+        return not self.left and not self.dead
+
+    def __str__(self) -> str:
+        return f"{self.member.role} {self.member.rank} on {self.member.host} (pid {self.member.pid})"
+
+
+@dataclass
+class _Waiting:
+    peer: bytes
+    seq: int
+    keys: frozenset[int | str] = field(default_factory=frozenset)
+
+
+class Membership:
+    """The members of one job.
+
+    Args:
+        settings: numbers of workers and servers, and the time limits.
+        now: seconds on the caller's clock.
+        new_token: makes the secret by which a member claims its further connections.
+    """
+
+    def __init__(self, settings: Settings, now: float, new_token: Callable[[], bytes]) -> None:
+        self._settings = settings
+        self._started = now
+        self._new_token = new_token
+        self._seats: dict[MemberKey, _Seat] = {}
+        self._peers: dict[bytes, MemberKey] = {}
+        self._barriers: dict[str, dict[MemberKey, _Waiting]] = {}
+        self._lookups: dict[str, list[_Waiting]] = {}
+        self._blocks: dict[str, list[m.BlockSpec]] = {}
+        self.deaths: list[m.Death] = []
+        self.complete = False
+        self._ending: float | None = None
+        self._code = 0
+
+    # ---- requests --------------------------------------------------------------------------------------------------
+
+    def handle(self, peer: bytes, seq: int, body: m.Body, now: float) -> list[Action]:
+        """Carry out one request; returns the answers that are due."""
+        if isinstance(body, m.Hello):
+            return self._hello(peer, seq, body, now)
+        if isinstance(body, m.Claim):
+            return self._claim(peer, seq, body)
+        key = self._peers.get(peer)
+        if key is None:
+            return [_refuse(peer, seq, "this connection belongs to no member; join the job first")]
+        seat = self._seats[key]
+        seat.heard = now
+        match body:
+            case m.Heartbeat():
+                seat.closed_since, seat.round = None, body.round
+                return [Answer(peer, seq, self._news())]
+            case m.Bye():
+                return [Answer(peer, seq, m.Done()), *self._bye(key, body.reason, now)]
+            case m.Enter():
+                return self._enter(key, _Waiting(peer, seq), body.barrier)
+            case m.Publish():
+                return [Answer(peer, seq, m.Done()), *self._publish(body)]
+            case m.Lookup():
+                waiting = _Waiting(peer, seq, frozenset(body.keys))
+                self._lookups.setdefault(body.store, []).append(waiting)
+                return self._failures_for([waiting]) or self._found(body.store)
+            case m.AskStatus():
+                return [Answer(peer, seq, self.status(now))]
+        return [_refuse(peer, seq, f"the scheduler does not take {type(body).__name__}")]
+
+    def is_member(self, peer: bytes) -> bool:
+        """Tell whether a connection belongs to a member."""
+        return peer in self._peers
+
+    def _hello(self, peer: bytes, seq: int, hello: m.Hello, now: float) -> list[Action]:
+        if self._peers.get(peer) is not None:
+            return []
+        reason = self._objection(hello)
+        if reason:
+            return [Answer(peer, seq, m.Failed("RendezvousError", reason))]
+        rank = hello.rank if hello.rank >= 0 else self._free_rank(hello.role)
+        member = m.Member(
+            hello.role, rank, hello.local_rank, hello.host, hello.host_id, hello.pid, hello.address, self._new_token()
+        )
+        self._seats[hello.role, rank] = _Seat(member, peer, now, seq)
+        self._peers[peer] = (hello.role, rank)
+        if len(self._seats) < self._settings.num_workers + self._settings.num_servers:
+            return []
+        self.complete = True
+        return [Answer(seat.peer, seat.seq, self._welcome(key)) for key, seat in self._seats.items()]
+
+    def _objection(self, hello: m.Hello) -> str:
+        """Return why a process cannot join, or an empty string."""
+        settings = self._settings
+        who = f"{hello.role} {hello.rank} on {hello.host} (pid {hello.pid})"
+        sizes = (settings.num_workers, settings.num_servers)
+        if hello.protocol != m.PROTOCOL:
+            return (
+                f"{who} speaks protocol {hello.protocol}, this job {m.PROTOCOL}; install the same paceline everywhere"
+            )
+        if hello.job_id != settings.job_id:
+            return f"{who} belongs to job {hello.job_id!r}, this is job {settings.job_id!r}"
+        if self.deaths or self._ending is not None:
+            return f"{who} came when the job was ending"
+        if (hello.num_workers, hello.num_servers) != sizes:
+            return f"{who} expects {hello.num_workers} workers and {hello.num_servers} servers, this job has {sizes}"
+        size = {"worker": sizes[0], "server": sizes[1]}.get(hello.role, 0)
+        if hello.rank >= size:
+            return f"{who}: this job has {size} {hello.role}s, ranks 0 to {size - 1}"
+        seat = self._seats.get((hello.role, hello.rank))
+        if seat is not None:
+            return f"{who}: this rank is taken by {seat}; start every process with its own rank"
+        if hello.rank < 0 and self._free_rank(hello.role) < 0:
+            return f"{who}: all {size} {hello.role}s of this job are there already"
+        return ""
+
+    def _free_rank(self, role: str) -> int:
+        size = self._settings.num_workers if role == "worker" else self._settings.num_servers
+        return next((rank for rank in range(size) if (role, rank) not in self._seats), -1)
+
+    def _welcome(self, key: MemberKey) -> m.Welcome:
+        """Servers learn every member's token, workers only their own."""
+        members = [
+            seat.member if key[0] == "server" or key == other else _without_token(seat.member)
+            for other, seat in sorted(self._seats.items())
+        ]
+        return m.Welcome(key[1], members)
+
+    def _claim(self, peer: bytes, seq: int, claim: m.Claim) -> list[Action]:
+        seat = self._seats.get((claim.role, claim.rank))
+        if seat is None or seat.member.token != claim.token:
+            return [_refuse(peer, seq, f"the claim to be {claim.role} {claim.rank} has the wrong token")]
+        self._peers[peer] = (claim.role, claim.rank)
+        return [Answer(peer, seq, m.Done())]
+
+    # ---- barriers and keys -----------------------------------------------------------------------------------------
+
+    def _enter(self, key: MemberKey, waiting: _Waiting, name: str) -> list[Action]:
+        self._barriers.setdefault(name, {})[key] = waiting
+        return self._failures_for([waiting]) or self._opened()
+
+    def _opened(self) -> list[Action]:
+        """Open the barriers that every live worker has entered."""
+        wanted = {key for key, seat in self._seats.items() if key[0] == "worker" and not seat.left}
+        actions: list[Action] = []
+        for name in [name for name, inside in self._barriers.items() if wanted <= set(inside)]:
+            actions += [Answer(one.peer, one.seq, m.Done()) for one in self._barriers.pop(name).values()]
+        return actions
+
+    def _publish(self, body: m.Publish) -> list[Action]:
+        known = self._blocks.setdefault(body.store, [])
+        numbers = {spec.block for spec in known}
+        known.extend(spec for spec in body.blocks if spec.block not in numbers)
+        return self._found(body.store)
+
+    def _found(self, store: str) -> list[Action]:
+        blocks = self._blocks.get(store, [])
+        published = {spec.name for block in blocks for spec in block.keys}
+        actions: list[Action] = []
+        for waiting in [one for one in self._lookups.get(store, []) if one.keys <= published]:
+            self._lookups[store].remove(waiting)
+            found = [block for block in blocks if any(spec.name in waiting.keys for spec in block.keys)]
+            actions.append(Answer(waiting.peer, waiting.seq, m.Found(found)))
+        return actions
+
+    # ---- life and death --------------------------------------------------------------------------------------------
+
+    def lost(self, peer: bytes, now: float) -> None:
+        """Note that a connection closed; the member has a moment to come back."""
+        key = self._peers.get(peer)
+        if key is not None and self._seats[key].peer == peer and self._seats[key].closed_since is None:
+            self._seats[key].closed_since = now
+
+    def tick(self, now: float) -> list[Action]:
+        """Note that time has passed."""
+        actions: list[Action] = []
+        for key, seat in self._seats.items():
+            reason = self._dead_because(seat, now)
+            if reason:
+                actions += self._die(key, reason, now)
+        if not self.complete and not self.deaths and now - self._started > self._settings.start_timeout_s:
+            actions += self._nobody_came(now)
+        if self._ending is not None:
+            at_home = all(not seat.live or seat.closed_since is not None for seat in self._seats.values())
+            if at_home or now - self._ending > LEAVE_TIMEOUT_S:
+                actions.append(Finish(self._code))
+        return actions
+
+    def _dead_because(self, seat: _Seat, now: float) -> str:
+        if not seat.live:
+            return ""
+        if seat.closed_since is not None and now - seat.closed_since > self._settings.disconnect_grace_s:
+            return f"its connection closed {now - seat.closed_since:.1f} s ago and it did not come back"
+        if now - seat.heard > self._settings.heartbeat_timeout_s:
+            return f"it was not heard for {now - seat.heard:.1f} s"
+        return ""
+
+    def _die(self, key: MemberKey, reason: str, now: float) -> list[Action]:
+        seat = self._seats[key]
+        seat.dead = True
+        self.deaths.append(m.Death(key[0], key[1], seat.member.host, reason))
+        return self._fail(now)
+
+    def _fail(self, now: float) -> list[Action]:
+        """Tell everybody that the job is lost, and answer all who wait."""
+        self._ending = now if self._ending is None else self._ending
+        self._code = 1
+        actions: list[Action] = [Answer(seat.peer, 0, self._news()) for seat in self._seats.values() if seat.live]
+        if not self.complete:
+            actions += self._failures_for([_Waiting(s.peer, s.seq) for s in self._seats.values() if s.live])
+        for inside in self._barriers.values():
+            actions += self._failures_for(list(inside.values()))
+        for lookups in self._lookups.values():
+            actions += self._failures_for(lookups)
+        self._barriers.clear()
+        self._lookups.clear()
+        return actions
+
+    def _failures_for(self, waiting: list[_Waiting]) -> list[Action]:
+        if not self.deaths:
+            return []
+        text = "; ".join(describe(death) for death in self.deaths)
+        return [Answer(one.peer, one.seq, m.Failed("PeerDiedError", text)) for one in waiting]
+
+    def _nobody_came(self, now: float) -> list[Action]:
+        settings = self._settings
+        seats = [("server", r) for r in range(settings.num_servers)] + [
+            ("worker", r) for r in range(settings.num_workers)
+        ]
+        missing = ", ".join(f"{role} {rank}" for role, rank in seats if (role, rank) not in self._seats)
+        text = (
+            f"{missing} did not join within {settings.start_timeout_s:g} s; look at their output, "
+            "or raise PACELINE_START_TIMEOUT_S"
+        )
+        self._ending, self._code = now, 1
+        self.deaths.append(m.Death("scheduler", 0, "", text))
+        return [Answer(seat.peer, seat.seq, m.Failed("RendezvousError", text)) for seat in self._seats.values()]
+
+    def _bye(self, key: MemberKey, reason: str, now: float) -> list[Action]:
+        seat = self._seats[key]
+        if not seat.live:
+            return []
+        if reason:
+            return self._die(key, reason, now)
+        seat.left = True
+        workers = [one for (role, _), one in self._seats.items() if role == "worker"]
+        if self.complete and all(not one.live for one in workers) and self._ending is None:
+            self._ending = now
+            servers = [one for (role, _), one in self._seats.items() if role == "server" and one.live]
+            return [Answer(one.peer, 0, m.News(self.deaths, True)) for one in servers]
+        return self._opened()
+
+    def _news(self) -> m.News:
+        return m.News(self.deaths, self._ending is not None)
+
+    def status(self, now: float) -> m.Status:
+        """Return who is there, how far, and since when not heard."""
+        seats = [self._seats[key] for key in sorted(self._seats)]
+        return m.Status(
+            [_without_token(seat.member) for seat in seats],
+            [seat.round for seat in seats],
+            [now - seat.heard for seat in seats],
+            self.deaths,
+        )
+
+    def check(self) -> None:
+        """Assert what must always hold."""
+        assert len({seat.peer for seat in self._seats.values()}) == len(self._seats), "two members share a lifeline"
+        for (role, rank), seat in self._seats.items():
+            assert (seat.member.role, seat.member.rank) == (role, rank)
+        for inside in self._barriers.values():
+            assert set(inside) <= set(self._seats)
+        assert not (self.deaths and (self._barriers or any(self._lookups.values()))), "somebody waits for the dead"
+
+
+def describe(death: m.Death) -> str:
+    """Return a sentence about a death."""
+    where = f" on {death.host}" if death.host else ""
+    return f"{death.role} {death.rank}{where} died: {death.reason}"
+
+
+def _without_token(one: m.Member) -> m.Member:
+    return m.Member(one.role, one.rank, one.local_rank, one.host, one.host_id, one.pid, one.address, b"")
+
+
+def _refuse(peer: bytes, seq: int, text: str) -> Answer:
+    return Answer(peer, seq, m.Failed("ProtocolError", text))

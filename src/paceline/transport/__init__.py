@@ -1,0 +1,6 @@
+"""How frames get from one process to another: ZeroMQ between processes, queues in memory for tests."""
+
+from paceline.transport.base import Hub, Listener
+from paceline.transport.security import Security, new_job_key
+
+__all__ = ["Hub", "Listener", "Security", "new_job_key"]

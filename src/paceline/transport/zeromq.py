@@ -1,0 +1,281 @@
+"""The transport between processes: ROUTER and DEALER sockets of ZeroMQ, with the job's security."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from paceline.transport.base import Frames
+from paceline.transport.security import Security
+from paceline.wire.limits import MAX_FRAME_BYTES
+
+#: Frames below this are copied: pinning memory for them costs more than it saves.
+COPY_BELOW_BYTES = 16 * 1024
+
+#: Messages taken from a socket in one go, so that a busy peer cannot starve the rest of the loop.
+BURST = 256
+
+#: A handshake may fail once while a listener is starting; this often means the keys differ.
+REFUSALS = 3
+
+_HANDSHAKE_FAILURES = (
+    zmq.Event.HANDSHAKE_FAILED_AUTH,
+    zmq.Event.HANDSHAKE_FAILED_PROTOCOL,
+    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL,
+)
+
+
+def _common(socket: zmq.Socket[bytes]) -> None:
+    socket.linger = 0
+    socket.sndhwm = socket.rcvhwm = 0
+    socket.maxmsgsize = MAX_FRAME_BYTES
+    socket.ipv6 = True
+    socket.handshake_ivl = 10_000
+    socket.tcp_keepalive = 1
+
+
+class _Waker:
+    """An eventfd that makes a poll return."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def wake(self) -> None:
+        with contextlib.suppress(OSError):
+            os.eventfd_write(self.fd, 1)
+
+    def clear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.fd)
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+def _send(socket: zmq.Socket[bytes], frames: Sequence[Any]) -> None:
+    last = len(frames) - 1
+    for index, frame in enumerate(frames):
+        size = len(frame) if isinstance(frame, bytes) else memoryview(frame).nbytes
+        flags = zmq.SNDMORE if index < last else 0
+        socket.send(frame, flags, copy=size < COPY_BELOW_BYTES)
+
+
+def _receive(socket: zmq.Socket[bytes]) -> list[list[zmq.Frame]]:
+    messages: list[list[zmq.Frame]] = []
+    while len(messages) < BURST:
+        try:
+            messages.append(socket.recv_multipart(zmq.NOBLOCK, copy=False))
+        except zmq.Again:
+            break
+    return messages
+
+
+def _events(monitor: zmq.Socket[bytes]) -> list[tuple[int, int]]:
+    events = []
+    while monitor.poll(0):
+        message = recv_monitor_message(monitor, zmq.NOBLOCK)
+        events.append((int(message["event"]), int(message["value"])))
+    return events
+
+
+class ZmqListener:
+    """A ROUTER socket.
+
+    Args:
+        addresses: what to bind, e.g. ``tcp://10.0.0.1:*``.
+        security: the job's keys.
+        bulk: carries tensors, which may go unencrypted.
+        watch: notice closed connections (:meth:`lost`).
+    """
+
+    def __init__(
+        self, addresses: Sequence[str], security: Security, *, bulk: bool = False, watch: bool = False
+    ) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        _common(self._socket)
+        self._socket.router_handover = True
+        self._authenticator = security.protect_listener(self._socket, bulk)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) if watch else None
+        self._waker = _Waker()
+        self._peers: dict[int, set[bytes]] = {}
+        self._lost: list[bytes] = []
+        self.addresses = tuple(self._bind(address) for address in addresses)
+        self._poller = zmq.Poller()
+        for source in (self._socket, self._waker.fd, self._monitor):
+            if source is not None:
+                self._poller.register(source, zmq.POLLIN)
+
+    def _bind(self, address: str) -> str:
+        try:
+            self._socket.bind(address)
+        except zmq.ZMQError as error:
+            self.close()
+            raise OSError(error.errno, f"cannot listen at {address}: {error.strerror}") from error
+        return bytes(self._socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()  # type: ignore[arg-type]
+
+    def receive(self, timeout_s: float) -> list[tuple[bytes, Frames]]:
+        """Return what has arrived as (peer, frames)."""
+        messages = _receive(self._socket)
+        if not messages:
+            self._poller.poll(math.ceil(max(0.0, timeout_s * 1000)))
+            self._waker.clear()
+            messages = _receive(self._socket)
+        if self._monitor is not None:
+            self._note_peers(messages)
+        return [(frames[0].bytes, frames[1:]) for frames in messages if len(frames) > 1]
+
+    def _note_peers(self, messages: list[list[zmq.Frame]]) -> None:
+        assert self._monitor is not None
+        for event, fd in _events(self._monitor):
+            if event == zmq.EVENT_DISCONNECTED:
+                self._lost.extend(self._peers.pop(fd, ()))
+        for frames in messages:
+            self._peers.setdefault(int(frames[-1].get(zmq.SRCFD)), set()).add(frames[0].bytes)
+
+    def send(self, peer: bytes, frames: Frames) -> None:
+        """Send to a peer; dropped when it is gone."""
+        _send(self._socket, [peer, *frames])
+
+    def lost(self) -> list[bytes]:
+        """Return peers whose connection has closed since the last call."""
+        lost, self._lost = self._lost, []
+        return lost
+
+    def wake(self) -> None:
+        """Make ``receive`` return now."""
+        self._waker.wake()
+
+    def close(self, linger_s: float = 0.0) -> None:
+        """Close the socket and stop the authenticator."""
+        if self._socket.closed:
+            return
+        if self._monitor is not None:
+            self._socket.disable_monitor()
+            self._monitor.close(0)
+        self._socket.close(int(linger_s * 1000))
+        if self._authenticator is not None:
+            self._authenticator.stop()
+        self._context.term()
+        self._waker.close()
+
+
+class _Channel:
+    """A DEALER socket and what its monitor has said."""
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], address: str, identity: bytes, security: Security, bulk: bool
+    ):
+        self.socket = context.socket(zmq.DEALER)
+        _common(self.socket)
+        self.socket.identity = identity
+        self.socket.reconnect_ivl, self.socket.reconnect_ivl_max = 50, 1000
+        security.protect_channel(self.socket, bulk)
+        wanted = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+        for event in _HANDSHAKE_FAILURES:
+            wanted |= event
+        self.monitor = self.socket.get_monitor_socket(wanted)
+        self.is_open = False
+        self.failures = 0
+        self.reason = ""
+        self.socket.connect(address)
+
+    def note_events(self) -> None:
+        for event, _ in _events(self.monitor):
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.is_open, self.failures = True, 0
+            elif event == zmq.EVENT_DISCONNECTED:
+                self.is_open = False
+            else:
+                self.failures += 1
+                self.reason = {
+                    int(zmq.Event.HANDSHAKE_FAILED_AUTH): "it does not admit this process's key",
+                    int(zmq.Event.HANDSHAKE_FAILED_PROTOCOL): "one side uses a key and the other does not",
+                }.get(event, "the keys differ")
+
+    def close(self, linger_ms: int) -> None:
+        self.socket.disable_monitor()
+        self.monitor.close(0)
+        self.socket.close(linger_ms)
+
+
+class ZmqHub:
+    """DEALER sockets, one per channel.
+
+    Args:
+        security: the job's keys.
+    """
+
+    def __init__(self, security: Security) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._security = security
+        self._channels: list[_Channel] = []
+        self._waker = _Waker()
+        self._poller = zmq.Poller()
+        self._poller.register(self._waker.fd, zmq.POLLIN)
+        self._closed = False
+
+    def connect(self, address: str, identity: bytes, *, bulk: bool = False) -> int:
+        """Open a channel; returns its index."""
+        channel = _Channel(self._context, address, identity, self._security, bulk)
+        self._channels.append(channel)
+        self._poller.register(channel.socket, zmq.POLLIN)
+        self._poller.register(channel.monitor, zmq.POLLIN)
+        return len(self._channels) - 1
+
+    def send(self, channel: int, frames: Frames) -> None:
+        """Send on a channel."""
+        _send(self._channels[channel].socket, frames)
+
+    def receive(self, timeout_s: float) -> list[tuple[int, Frames]]:
+        """Return what has arrived as (channel, frames)."""
+        messages = self._arrived()
+        if messages:
+            return messages
+        ready = dict(self._poller.poll(math.ceil(max(0.0, timeout_s * 1000))))
+        if self._waker.fd in ready:
+            self._waker.clear()
+        for channel in self._channels:
+            if channel.monitor in ready:
+                channel.note_events()
+        return self._arrived()
+
+    def _arrived(self) -> list[tuple[int, Frames]]:
+        return [(index, frames) for index, channel in enumerate(self._channels) for frames in _receive(channel.socket)]
+
+    def is_open(self, channel: int) -> bool:
+        """Tell whether the channel is connected now."""
+        self._channels[channel].note_events()
+        return self._channels[channel].is_open
+
+    def refused(self, channel: int) -> str:
+        """Return why the other side refuses this process, or an empty string."""
+        self._channels[channel].note_events()
+        one = self._channels[channel]
+        return one.reason if one.failures >= REFUSALS else ""
+
+    def wake(self) -> None:
+        """Make ``receive`` return now."""
+        self._waker.wake()
+
+    def close(self, linger_s: float = 0.0) -> None:
+        """Close all channels."""
+        if self._closed:
+            return
+        self._closed = True
+        for channel in self._channels:
+            channel.close(int(linger_s * 1000))
+        _terminate(self._context)
+        self._waker.close()
+
+
+def _terminate(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    # term() waits for lingering sockets, whose linger time is bounded.
+    with contextlib.suppress(zmq.ZMQError):
+        context.term()
