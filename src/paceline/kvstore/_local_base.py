@@ -1,0 +1,275 @@
+"""What the stores inside one process have in common."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from paceline.errors import KeyMismatchError
+from paceline.kvstore import _local_check as check
+from paceline.kvstore._local_apply import Applier, CallableApplier, SimpleApplier, State
+from paceline.kvstore._local_merge import Merger
+from paceline.kvstore._local_optimizer import KeyedOptimizer, check_options, check_state
+from paceline.kvstore._local_rows import copy_rows
+from paceline.kvstore._local_states import load_states, save_states
+from paceline.kvstore.base import Key, Keys, KVStore, Updater, Values, normalise
+from paceline.updaters import KeyOptions, Options, UpdaterSpec, make_spec
+from paceline.updaters.registry import SIMPLE, find_class
+
+
+class InProcessStore(KVStore):
+    """A store whose values lie in this process. Not thread-safe.
+
+    Subclasses say on which device a key is merged and updated. Nothing that a caller passes is kept, every argument is
+    checked before anything changes, and the arguments of one call succeed or fail together.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[Key, torch.Tensor] = {}
+        self._appliers: dict[torch.device, Applier] = {}
+        self._merger = Merger()
+        self._updater: Updater | None = None
+        self._spec: UpdaterSpec | None = None
+        self._class: type[torch.optim.Optimizer] | None = None
+        self._scale = 1.0
+        self._groups: Sequence[Options] = ()
+        self._keys: Mapping[Key, KeyOptions] | None = None
+        self._loaded: dict[Key, State] = {}
+        self._updates = 0
+
+    @abc.abstractmethod
+    def _place(self, values: Mapping[Key, Sequence[torch.Tensor]]) -> None:
+        """Decide where the keys of a push are merged, and move their stored values there if need be."""
+
+    def init(self, key: Keys, value: Values) -> None:
+        """See :meth:`KVStore.init`. A value may be a list of one."""
+        keys, values = normalise(key, value)
+        check.same_kind(keys, self._values)
+        for one, devices in zip(keys, values, strict=True):
+            if one in self._values or len(devices) > 1:
+                raise KeyMismatchError(f"key {one!r} is initialised twice; init every key once, with one value")
+        for one, devices in zip(keys, values, strict=True):
+            dense = devices[0].detach().to_dense() if devices[0].is_sparse else devices[0].detach()
+            self._values[one] = self._initial(dense.clone(memory_format=torch.contiguous_format))
+
+    def broadcast(self, key: Keys, value: Values, out: Values, priority: int = 0) -> None:
+        """Initialise keys and copy the values into ``out``."""
+        keys, values = normalise(key, value)
+        outs = dict(zip(*normalise(key, out), strict=True))
+        check.outputs({one: devices[0] for one, devices in zip(keys, values, strict=True)}, outs)
+        self.init(key, value)
+        self.pull(key, out, priority)
+
+    def push(self, key: Keys, value: Values, priority: int = 0) -> None:
+        """See :meth:`KVStore.push`. Here it returns after the update."""
+        pushed = dict(zip(*normalise(key, value), strict=True))
+        check.pushes(self._values, pushed)
+        self._place(pushed)
+        merged = {one: self._merger.merge(one, devices, self._values[one].device) for one, devices in pushed.items()}
+        if self._spec is None and self._updater is None:
+            for one, total in merged.items():
+                self._assign(one, total)
+        else:
+            self._apply(merged)
+        self._updates += 1
+
+    def pull(self, key: Keys, out: Values, priority: int = 0, ignore_sparse: bool = True) -> None:
+        """See :meth:`KVStore.pull`. Row-sparse ``out`` is left alone unless ``ignore_sparse`` is False."""
+        outs = dict(zip(*normalise(key, out), strict=True))
+        check.outputs(self._values, outs)
+        with torch.no_grad():
+            for one, targets in outs.items():
+                for target in targets:
+                    if not target.is_sparse:
+                        target.detach().copy_(self._values[one], non_blocking=True)
+                    elif not ignore_sparse:
+                        target.copy_(self._values[one].to(target.device).to_sparse(1).to(target.dtype))
+
+    def pushpull(self, key: Keys, value: Values, out: Values | None = None, priority: int = 0) -> None:
+        """Push, then pull into ``out``, or into ``value`` itself."""
+        target = value if out is None else out
+        check.outputs(self._values, dict(zip(*normalise(key, target), strict=True)))
+        self.push(key, value, priority)
+        self.pull(key, target, priority, ignore_sparse=False)
+
+    def row_sparse_pull(self, key: Keys, out: Values, priority: int = 0, row_ids: Values | None = None) -> None:
+        """Pull only some rows.
+
+        Args:
+            key: keys of values with at least two dimensions.
+            out: a sparse target holds the asked rows afterwards and nothing else; in a dense target of the key's shape
+                the asked rows are refreshed and the others stay.
+            priority: ignored here.
+            row_ids: row numbers of any integer dtype and shape, one tensor per key or per target; repeats are allowed.
+
+        Raises:
+            ValueError: no ``row_ids``, or numbers outside of the value.
+        """
+        if row_ids is None:
+            raise ValueError("row_sparse_pull needs row_ids: the numbers of the rows to pull")
+        outs = dict(zip(*normalise(key, out), strict=True))
+        ids = dict(zip(*normalise(key, row_ids), strict=True))
+        check.outputs(self._values, outs)
+        chosen = {one: check.row_ids(one, self._values[one], ids[one], len(targets)) for one, targets in outs.items()}
+        for one, targets in outs.items():
+            for target, rows in zip(targets, chosen[one], strict=True):
+                copy_rows(self._values[one], rows, target)
+
+    def set_optimizer(
+        self, optimizer: str | torch.optim.Optimizer | type[torch.optim.Optimizer], **options: Any
+    ) -> None:
+        """See :meth:`KVStore.set_optimizer`. Any optimizer class works, whether it can be imported or not.
+
+        Args:
+            optimizer: a name, a class or an instance.
+            **options: options of the class, and ``keys`` and ``multi_precision`` of :func:`make_spec`.
+
+        Raises:
+            ValueError: unknown name (the nearest is suggested), or options that the optimizer refuses.
+            TypeError: not an optimizer, or options it does not have.
+        """
+        spec = make_spec(optimizer, **options)
+        cls = _class_of(optimizer, spec)
+        if cls is None:
+            SimpleApplier(spec).add("probe", torch.zeros(1))
+        elif not isinstance(optimizer, torch.optim.Optimizer):
+            check_options(cls, spec.groups)
+        self._spec, self._class, self._updater = spec, cls, None
+        self._appliers, self._loaded = {}, {}
+        self._groups, self._keys = (), None
+
+    def set_updater(self, updater: str | Updater, **options: Any) -> None:
+        """See :meth:`KVStore.set_updater`."""
+        if isinstance(updater, str):
+            self.set_optimizer(updater, **options)
+            return
+        if not callable(updater) or options:
+            raise TypeError("an updater is a name with options, or a callable updater(key, merged, stored) without")
+        self._updater, self._spec, self._class = updater, None, None
+        self._appliers, self._loaded = {}, {}
+
+    def set_step(
+        self,
+        scale: float = 1.0,
+        groups: Sequence[Options] = (),
+        keys: Mapping[Key, KeyOptions] | None = None,
+    ) -> None:
+        """Say what the coming pushes mean, without touching the optimizer's state.
+
+        Args:
+            scale: factor that turns the pushed sums into gradients (1 / batch size for Gluon's ``Trainer``).
+            groups: options per param group, for example new learning rates; empty keeps those in force.
+            keys: param group and multipliers per key; None keeps those in force.
+        """
+        self._scale = scale
+        self._groups = list(groups) or self._groups
+        self._keys = self._keys if keys is None else dict(keys)
+
+    def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
+        """See :meth:`KVStore.set_gradient_compression`. Row-sparse and integer values are not compressed.
+
+        Raises:
+            ValueError: unknown type or parameters, or values were pushed already.
+        """
+        if self._updates:
+            raise ValueError("gradient compression must be set before the first push")
+        self._merger.set_codec(compression_params)
+
+    def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
+        """See :meth:`KVStore.save_optimizer_states`.
+
+        Args:
+            fname: path of the file.
+            dump_optimizer: write the options of the optimizer into the manifest too.
+        """
+        spec = self._need_optimizer("save")
+        states = {key: self._state(key) for key in self._values}
+        save_states(fname, spec.name, (self._groups or spec.groups) if dump_optimizer else None, states)
+
+    def load_optimizer_states(self, fname: str) -> None:
+        """See :meth:`KVStore.load_optimizer_states`. Keys may be initialised later.
+
+        Raises:
+            ValueError: states of another optimizer, or of keys with other shapes. Nothing is changed then.
+        """
+        states = load_states(fname, self._need_optimizer("load").name)
+        for key, state in states.items():
+            if key in self._values:
+                check_state(key, self._values[key], state)
+        for key, state in states.items():
+            applier = self._holder(key)
+            if applier is None:
+                self._loaded[key] = state
+            else:
+                applier.load_state(key, state)
+
+    def stats(self) -> dict[str, Any]:
+        """Return how many pushes were applied."""
+        return {"updates": self._updates}
+
+    def close(self) -> None:
+        """Forget all values, states and buffers."""
+        self._values, self._appliers, self._loaded, self._merger = {}, {}, {}, Merger()
+
+    def _initial(self, value: torch.Tensor) -> torch.Tensor:
+        """Put a fresh copy of an initial value where it belongs."""
+        return value
+
+    def _assign(self, key: Key, merged: torch.Tensor) -> None:
+        """Make the merged value the stored one, without copying where that is possible."""
+        if merged.is_sparse or merged.dtype != self._values[key].dtype:
+            self._values[key].copy_(merged.to_dense() if merged.is_sparse else merged)
+        else:
+            self._values[key] = self._merger.exchange(key, self._values[key])
+
+    def _apply(self, merged: Mapping[Key, torch.Tensor]) -> None:
+        by_device: dict[torch.device, dict[Key, torch.Tensor]] = {}
+        for key, total in merged.items():
+            self._applier(key)
+            by_device.setdefault(self._values[key].device, {})[key] = total
+        for device, totals in by_device.items():
+            self._appliers[device].set_options(self._groups, self._keys)
+            self._appliers[device].update(totals, self._scale)
+
+    def _holder(self, key: Key) -> Applier | None:
+        """Return the applier that has a key already; a key gets one at its first update."""
+        applier = self._appliers.get(self._values[key].device) if key in self._values else None
+        return applier if applier is not None and key in applier.keys else None
+
+    def _state(self, key: Key) -> State:
+        applier = self._holder(key)
+        return self._loaded.get(key, {}) if applier is None else applier.state(key)
+
+    def _applier(self, key: Key) -> Applier:
+        """Return the applier in charge of a key, giving it the key if it is new."""
+        value = self._values[key]
+        applier = self._appliers.get(value.device)
+        if applier is None:
+            applier = self._appliers[value.device] = self._new_applier()
+        if key not in applier.keys:
+            applier.add(key, value)
+            if key in self._loaded:
+                applier.load_state(key, self._loaded.pop(key))
+        return applier
+
+    def _new_applier(self) -> Applier:
+        if self._updater is not None:
+            return CallableApplier(self._updater)
+        assert self._spec is not None
+        return SimpleApplier(self._spec) if self._class is None else KeyedOptimizer(self._spec, self._class)
+
+    def _need_optimizer(self, verb: str) -> UpdaterSpec:
+        if self._spec is None:
+            raise ValueError(f"the {self.type} store has no optimizer whose states it could {verb}; call set_optimizer")
+        return self._spec
+
+
+def _class_of(optimizer: Any, spec: UpdaterSpec) -> type[torch.optim.Optimizer] | None:
+    if spec.name in SIMPLE:
+        return None
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return type(optimizer)
+    return optimizer if isinstance(optimizer, type) else find_class(spec.name, allowed=[spec.name])

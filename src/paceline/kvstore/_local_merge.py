@@ -1,0 +1,83 @@
+"""Sums of what several devices push."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.cuda import comm
+
+from paceline.kvstore._local_rows import sum_rows
+from paceline.kvstore.base import Key
+
+if TYPE_CHECKING:
+    from paceline.compression import Codec
+
+
+class Merger:
+    """Sums device values into one buffer per key, compressing them first when a codec is set.
+
+    The buffers are kept from push to push: one per key, as large as the key.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[Key, torch.Tensor] = {}
+        self._codec: Codec | None = None
+        self._residuals: dict[tuple[Key, int], Any] = {}
+
+    def set_codec(self, params: Mapping[str, Any]) -> None:
+        """Compress every device's dense floating-point values from now on."""
+        from paceline import compression  # compiles kernels: only for those who compress
+
+        self._codec = compression.make(params)
+
+    def merge(self, key: Key, values: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+        """Return the sum of ``values`` on ``device``. It belongs to the merger and is never a caller's tensor.
+
+        Sparse values give a sparse sum; a mixture gives a dense one.
+        """
+        if all(one.is_sparse for one in values):
+            return sum_rows(values, device)
+        dense = [one.detach().to_dense() if one.is_sparse else one.detach() for one in values]
+        if self._codec is not None and dense[0].is_floating_point():
+            dense = [self._compressed(key, index, one) for index, one in enumerate(dense)]
+        return self._sum(key, dense, device)
+
+    def exchange(self, key: Key, value: torch.Tensor) -> torch.Tensor:
+        """Return the buffer of ``key`` and keep ``value`` instead: so a merged value is stored without a copy."""
+        merged = self._buffers[key]
+        self._buffers[key] = value
+        return merged
+
+    def _sum(self, key: Key, values: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+        if _distinct_gpus(values) and device in [one.device for one in values]:
+            self._buffers[key] = comm.reduce_add(list(values), destination=device.index)  # type: ignore[no-untyped-call]
+            return self._buffers[key]
+        buffer = self._buffer(key, values[0], device)
+        buffer.copy_(values[0], non_blocking=True)
+        for one in values[1:]:
+            buffer.add_(one.to(device, non_blocking=True))
+        return buffer
+
+    def _buffer(self, key: Key, like: torch.Tensor, device: torch.device) -> torch.Tensor:
+        known = self._buffers.get(key)
+        if known is None or known.device != device or known.dtype != like.dtype:
+            known = self._buffers[key] = torch.empty(like.shape, dtype=like.dtype, device=device)
+        return known
+
+    def _compressed(self, key: Key, index: int, value: torch.Tensor) -> torch.Tensor:
+        """Return what the other side of the codec would see; the residual stays with this key and device."""
+        assert self._codec is not None
+        flat = value.reshape(-1).cpu()
+        if (key, index) not in self._residuals:
+            self._residuals[key, index] = self._codec.new_state(flat.numel())
+        payload = self._codec.encode(flat, self._residuals[key, index])
+        out = torch.empty_like(flat)
+        self._codec.decode(payload, out)
+        return out.view(value.shape)
+
+
+def _distinct_gpus(values: Sequence[torch.Tensor]) -> bool:
+    devices = {one.device for one in values}
+    return len(values) > 1 and len(devices) == len(values) and all(one.type == "cuda" for one in devices)

@@ -1,0 +1,83 @@
+"""Row-sparse values: sums, and updates of only the rows that a gradient touches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+#: Optimizers whose lazy form is well known: untouched rows keep both value and state (MXNet's ``lazy_update=True``).
+LAZY = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.RMSprop)
+
+
+def sum_rows(values: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """Return the coalesced sum of row-sparse tensors on one device: indices sorted, without repeats."""
+    total = values[0].detach().to(device, copy=True)
+    for one in values[1:]:
+        total = total + one.detach().to(device)
+    return total.coalesce()
+
+
+@torch.no_grad()
+def copy_rows(value: torch.Tensor, rows: torch.Tensor, target: torch.Tensor) -> None:
+    """Copy some rows of a stored value.
+
+    Args:
+        value: the stored value.
+        rows: distinct row numbers, sorted.
+        target: sparse (holds just these rows afterwards) or dense (its other rows stay).
+    """
+    rows = rows.to(value.device)
+    picked = value.detach()[rows].to(target.device, target.dtype)
+    if target.is_sparse:
+        sparse = torch.sparse_coo_tensor(rows.to(target.device)[None], picked, value.shape, is_coalesced=True)
+        target.copy_(sparse)
+    else:
+        target.index_copy_(0, rows.to(target.device), picked)
+
+
+@torch.no_grad()
+def lazy_update(
+    optimizer: torch.optim.Optimizer,
+    param: torch.nn.Parameter,
+    group: dict[str, Any],
+    grad: torch.Tensor,
+    scale: float,
+) -> None:
+    """Run one optimizer step on the rows of ``param`` that ``grad`` touches, and on their state.
+
+    The touched rows and their state are gathered into a small dense problem, which the same optimizer class solves.
+
+    Args:
+        optimizer: holds the state of ``param``.
+        param: the whole value.
+        group: the param group of ``param``.
+        grad: row-sparse gradient: one sparse dimension, coalesced.
+        scale: factor that turns ``grad`` into the gradient.
+    """
+    rows, state = grad.indices()[0], optimizer.state[param]
+    if rows.numel() == 0:
+        return
+    small = torch.nn.Parameter(param.detach()[rows])
+    options = {name: value for name, value in group.items() if name not in ("params", "fused", "key_options")}
+    solver = type(optimizer)([{"params": [small], **options}])  # type: ignore[call-arg]  # subclasses have defaults
+    solver.state[small] |= {name: _take(value, rows, param) for name, value in state.items() if value is not None}
+    small.grad = grad.values().to(small.dtype) * scale
+    with torch.enable_grad():
+        solver.step()
+    param.index_copy_(0, rows, small.detach())
+    for name, value in solver.state[small].items():
+        state[name] = _put(state.get(name), value, rows, param)
+
+
+def _take(value: Any, rows: torch.Tensor, param: torch.Tensor) -> Any:
+    return value[rows] if isinstance(value, torch.Tensor) and value.shape == param.shape else value
+
+
+def _put(whole: Any, value: Any, rows: torch.Tensor, param: torch.Tensor) -> Any:
+    per_row = isinstance(value, torch.Tensor) and value.dim() == param.dim() and value.shape[1:] == param.shape[1:]
+    if not per_row:
+        return value
+    whole = torch.zeros_like(param) if whole is None else whole
+    return whole.index_copy_(0, rows, value)
