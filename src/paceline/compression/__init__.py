@@ -1,0 +1,21 @@
+"""Gradient codecs: from a bucket to bytes and back.
+
+====================  ==========================================  ============  ==================
+type                  parameters (defaults)                       bytes / elem  error feedback
+====================  ==========================================  ============  ==================
+``2bit``              ``threshold`` (0.5)                         0.25          yes
+``1bit``              ``threshold`` (0)                           0.125         yes
+``fp16``, ``bf16``                                                2             no
+``int8``              ``chunk`` (1024)                            1.004         yes
+``topk``              ``ratio`` (0.01) or ``k``                   8 x ratio     yes
+``randomk``           ``ratio`` (0.01)                            4 x ratio     yes
+``powersgd``          ``rank`` (2)                                ~8 rank/√n    yes
+====================  ==========================================  ============  ==================
+"""
+
+from paceline.compression import halves, int8, onebit, powersgd, randomk, topk, twobit  # noqa: F401 (registers the codecs)
+from paceline.compression.base import Codec, State
+from paceline.compression.ddp import DDPState, ddp_hook
+from paceline.compression.registry import known_codecs, make, register
+
+__all__ = ["Codec", "DDPState", "State", "ddp_hook", "known_codecs", "make", "register"]

@@ -1,0 +1,126 @@
+"""Only the largest elements."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from paceline.compression.base import (
+    Bytes,
+    Codec,
+    Floats,
+    State,
+    check_integer,
+    check_number,
+    float32_parts,
+    floats,
+    residual_of,
+)
+from paceline.compression.registry import register
+
+_MOST_ELEMENTS = 2**32
+DEFAULT_RATIO = 0.01
+
+
+def kept(ratio: float, numel: int) -> int:
+    """Return how many of ``numel`` elements a ratio keeps: rounded up, so at least one of any bucket."""
+    return min(numel, math.ceil(ratio * numel))
+
+
+@register
+@dataclass(frozen=True)
+class TopK(Codec):
+    """The k elements of largest magnitude; the rest waits in the residual (Stich et al. 2018, Lin et al. 2018).
+
+    The selection is exact; among equals the lower index wins. Encoding reads the bucket three times. Layout: k uint32
+    indices in ascending order, then k float32 values.
+
+    Attributes:
+        ratio: fraction of the elements that is sent, rounded up; 0.01 unless ``k`` is given.
+        k: number of elements to send, all of a smaller bucket.
+    """
+
+    ratio: float | None = None
+    k: int | None = None
+
+    name: ClassVar[str] = "topk"
+
+    def __post_init__(self) -> None:
+        if self.ratio is not None and self.k is not None:
+            raise ValueError(f"codec 'topk' takes ratio or k, not both (ratio={self.ratio!r}, k={self.k!r})")
+        if self.k is not None:
+            check_integer(self.name, "k", self.k, 1, _MOST_ELEMENTS)
+            return
+        if self.ratio is None:
+            object.__setattr__(self, "ratio", DEFAULT_RATIO)
+        check_number(self.name, "ratio", self.ratio, 1e-9, 1.0)
+
+    def encoded_nbytes(self, numel: int) -> int:
+        """Return eight bytes per element sent.
+
+        Raises:
+            ValueError: more elements than an index of 32 bits can tell apart.
+        """
+        return 8 * self._count(numel)
+
+    def _count(self, numel: int) -> int:
+        if numel > _MOST_ELEMENTS:
+            raise ValueError(f"a bucket of {numel} elements is too large for {self.name}; split it")
+        if self.k is not None:
+            return min(self.k, numel)
+        assert self.ratio is not None
+        return kept(self.ratio, numel)
+
+    def _split(self, payload: Bytes) -> tuple[NDArray[np.uint32], Floats]:
+        half = len(payload) // 2
+        indices = np.require(payload[:half].view(np.uint32), requirements="A")
+        return indices, floats(payload[half:])
+
+    def _encode(self, grad: torch.Tensor, state: State, payload: Bytes, round: int, seed: int) -> int:
+        from paceline.compression.kernels import sparse
+
+        residual = residual_of(state)
+        indices, values = self._split(payload)
+        high_counts = np.zeros(sparse.HIGH_BINS, np.int64)
+        dropped: int = sum(
+            sparse.accumulate_and_count(part, residual[start : start + len(part)], high_counts)
+            for start, part in float32_parts(grad)
+        )
+        high, wanted = _last_bin(high_counts, len(indices))
+        low_counts = np.zeros(sparse.LOW_BINS, np.int64)
+        sparse.count_low(residual, high, low_counts)
+        low, ties = _last_bin(low_counts, wanted)
+        sparse.take_largest(residual, high << 16 | low, ties, indices, values)
+        return dropped
+
+    def _check_content(self, payload: Bytes, numel: int) -> None:
+        from paceline.compression.kernels import sparse
+
+        indices, values = self._split(payload)
+        if not sparse.ascending_below(indices, numel):
+            raise self._refuse("its indices are out of range or not in ascending order", numel)
+        if not np.isfinite(values).all():
+            raise self._refuse("a value is not finite", numel)
+
+    def _decode(self, payload: Bytes, out: torch.Tensor) -> None:
+        out.zero_()
+        self._decode_add(payload, out, 1.0)
+
+    def _decode_add(self, payload: Bytes, out: torch.Tensor, alpha: float) -> None:
+        from paceline.compression.kernels import sparse
+
+        indices, values = self._split(payload)
+        sparse.scatter_add(indices, values, np.float32(alpha), out.numpy())
+
+
+def _last_bin(counts: NDArray[np.int64], wanted: int) -> tuple[int, int]:
+    """Return the highest bin such that it and those above hold ``wanted`` elements, and how many of its own count."""
+    from_top = np.cumsum(counts[::-1])
+    above = int(np.searchsorted(from_top, wanted))
+    bin_ = len(counts) - 1 - above
+    return bin_, wanted - int(from_top[above] - counts[bin_])
