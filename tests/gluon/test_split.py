@@ -27,13 +27,15 @@ def test_weights_that_mean_nothing_are_refused(weights):
         work_load_sizes(8, weights)
 
 
-@given(st.integers(1, 500), st.lists(st.floats(0.01, 100), min_size=1, max_size=8))
-def test_sizes_cover_the_batch_and_none_is_empty(batch, weights):
-    if min(round(batch * one / sum(weights)) for one in weights) < 1 or batch < 2 * len(weights):
-        batch += 2 * len(weights) * round(sum(weights) / min(weights) + 1)
+@given(st.integers(0, 500), st.lists(st.floats(0.01, 100), min_size=1, max_size=8))
+def test_sizes_cover_a_large_enough_batch_and_follow_the_weights(extra, weights):
+    smallest = min(weights) / sum(weights)
+    batch = int((len(weights) + 1) / smallest) + 1 + extra
     sizes = work_load_sizes(batch, weights)
     assert sum(sizes) == batch
     assert min(sizes) >= 1
+    for size, weight in zip(sizes, weights, strict=True):
+        assert abs(size - batch * weight / sum(weights)) <= len(weights)
 
 
 @given(st.integers(1, 60), st.integers(1, 8), st.booleans())

@@ -1,0 +1,189 @@
+"""Parameters that live on several devices."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from paceline.context import Context, ContextLike, as_context
+from paceline.errors import PacelineError
+
+if TYPE_CHECKING:
+    from paceline.gluon.replicate import ReplicatedModule
+
+_GRAD_REQS = ("write", "add", "null")
+
+
+class Parameter:
+    """One parameter of a replicated model: a tensor per device, equal at all times between two steps.
+
+    Made by ``ReplicatedModule.collect_params``.
+
+    Attributes:
+        name: its name in the model; of tied parameters the first one.
+        lr_mult: factor on the learning rate.
+        wd_mult: factor on the weight decay.
+    """
+
+    def __init__(self, name: str, net: ReplicatedModule) -> None:
+        self.name = name
+        self.lr_mult = 1.0
+        self.wd_mult = 1.0
+        self._net = net
+        self._grad_req = "write" if net.first_parameter(name).requires_grad else "null"
+        self._on_set: list[Callable[[str], None]] = []
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape.
+
+        Raises:
+            PacelineError: not known before the first batch.
+        """
+        return tuple(self.on_devices()[0].shape)
+
+    @property
+    def grad_req(self) -> str:
+        """What happens to gradients.
+
+        ``write``: ``Trainer.step`` uses them up, so that the next backward starts from nothing; passes before the step
+        add up. ``add``: they add up until ``zero_grad``. ``null``: there are none.
+        """
+        return self._grad_req
+
+    @grad_req.setter
+    def grad_req(self, value: str) -> None:
+        if value not in _GRAD_REQS:
+            raise ValueError(f"grad_req {value!r} is unknown; it is one of {', '.join(_GRAD_REQS)}")
+        self._grad_req = value
+        self._net.set_requires_grad(self.name, value != "null")
+
+    def on_devices(self) -> list[nn.Parameter]:
+        """Return the torch parameter of every replica, in device order.
+
+        Raises:
+            PacelineError: its shape is not known before the first batch.
+        """
+        params = self._net.parameters_named(self.name)
+        if is_lazy(params[0]):
+            raise PacelineError(
+                f"parameter {self.name!r} has no shape before the first batch: call the network on a batch, "
+                "or net.infer_shapes(sample), first"
+            )
+        return params
+
+    def list_ctx(self) -> list[Context]:
+        """Return its devices."""
+        return list(self._net.contexts)
+
+    def list_data(self) -> list[torch.Tensor]:
+        """Return its value on every device. The tensors are the ones the model uses."""
+        return [one.detach() for one in self.on_devices()]
+
+    def list_grad(self) -> list[torch.Tensor]:
+        """Return its gradient on every device, zeros where backward has not put one.
+
+        Raises:
+            PacelineError: ``grad_req`` is ``null``.
+        """
+        if self._grad_req == "null":
+            raise PacelineError(f"parameter {self.name!r} has no gradient: its grad_req is 'null'")
+        return [torch.zeros_like(one) if one.grad is None else one.grad for one in self.on_devices()]
+
+    def data(self, ctx: ContextLike | None = None) -> torch.Tensor:
+        """Return its value on one device, by default the first.
+
+        Raises:
+            ValueError: it does not live there.
+        """
+        return self.list_data()[self._index(ctx)]
+
+    def grad(self, ctx: ContextLike | None = None) -> torch.Tensor:
+        """Return its gradient on one device, by default the first.
+
+        Raises:
+            ValueError: it does not live there.
+        """
+        return self.list_grad()[self._index(ctx)]
+
+    @torch.no_grad()
+    def set_data(self, data: torch.Tensor) -> None:
+        """Set its value on every device, and in the store of a trainer that updates it there.
+
+        Raises:
+            ValueError: another shape.
+        """
+        params = self.on_devices()
+        if data.shape != params[0].shape:
+            raise ValueError(f"parameter {self.name!r} has shape {tuple(params[0].shape)}, not {tuple(data.shape)}")
+        for param in params:
+            param.copy_(data)
+        for tell in self._on_set:
+            tell(self.name)
+
+    def on_set(self, tell: Callable[[str], None]) -> None:
+        """Have ``tell(name)`` called after every ``set_data``."""
+        self._on_set.append(tell)
+
+    def zero_grad(self) -> None:
+        """Forget the gradients on all devices."""
+        for param in self._net.parameters_named(self.name):
+            param.grad = None
+
+    def _index(self, ctx: ContextLike | None) -> int:
+        contexts = self.list_ctx()
+        if ctx is not None and as_context(ctx) not in contexts:
+            lives = ", ".join(map(str, contexts))
+            raise ValueError(f"parameter {self.name!r} lives on {lives}, not on {as_context(ctx)}")
+        return 0 if ctx is None else contexts.index(as_context(ctx))
+
+    def __repr__(self) -> str:
+        first = self._net.first_parameter(self.name)
+        shape = "?" if is_lazy(first) else tuple(first.shape)
+        return f"Parameter({self.name}, shape={shape}, ctx={self.list_ctx()}, grad_req={self._grad_req})"
+
+
+class ParameterDict(Mapping[str, Parameter]):
+    """The parameters of a model by name, in the order of the model."""
+
+    def __init__(self, parameters: Sequence[Parameter]) -> None:
+        self._parameters = {one.name: one for one in parameters}
+
+    def __getitem__(self, name: str) -> Parameter:
+        if name not in self._parameters:
+            raise KeyError(f"no parameter {name!r}; there are {', '.join(self._parameters)}")
+        return self._parameters[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parameters)
+
+    def __len__(self) -> int:
+        return len(self._parameters)
+
+    def select(self, pattern: str) -> ParameterDict:
+        """Return the parameters whose names match a regular expression from their beginning."""
+        return ParameterDict([one for name, one in self._parameters.items() if re.match(pattern, name)])
+
+    def setattr(self, name: str, value: Any) -> None:
+        """Set an attribute (``lr_mult``, ``wd_mult``, ``grad_req``) of all parameters.
+
+        Raises:
+            AttributeError: parameters have no such attribute.
+        """
+        for one in self._parameters.values():
+            if name not in ("lr_mult", "wd_mult", "grad_req"):
+                raise AttributeError(f"parameters have no settable attribute {name!r}")
+            setattr(one, name, value)
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        for one in self._parameters.values():
+            one.zero_grad()
+
+    def __repr__(self) -> str:
+        return "ParameterDict(\n  " + "\n  ".join(map(repr, self._parameters.values())) + "\n)"

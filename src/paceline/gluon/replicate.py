@@ -1,0 +1,206 @@
+"""One model on several devices."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from paceline.context import Context, ContextLike, as_contexts, check_available
+from paceline.gluon.backward import backward
+from paceline.gluon.parallel import run_replicas
+from paceline.gluon.parameter import Parameter, ParameterDict
+
+
+def replicate(net: nn.Module, devices: ContextLike | Sequence[ContextLike]) -> ReplicatedModule:
+    """Put a model on several devices, with identical values on all of them.
+
+    ``net`` itself becomes the replica of the first device (it is moved there), the others are copies. Lazy modules get
+    their shapes, and the other devices their copies, at the first batch.
+
+    Args:
+        net: any module. Tied parameters stay tied, buffers are copied.
+        devices: one device, or a list of distinct ones.
+
+    Raises:
+        TypeError: ``net`` is not a module.
+        ValueError: a device is named twice or does not exist.
+    """
+    if not isinstance(net, nn.Module):
+        raise TypeError(f"replicate needs a torch.nn.Module, not {type(net).__name__}")
+    contexts = as_contexts(devices)
+    check_available(contexts)
+    return ReplicatedModule(net.to(contexts[0].device), contexts)
+
+
+class ReplicatedModule:
+    """A model with one replica per device. Made by :func:`replicate`.
+
+    Calling it with a list of slices (from ``split_and_load``) runs the replicas side by side and returns the list of
+    outputs; calling it with a tensor runs the first replica alone.
+
+    Attributes:
+        contexts: the devices, one per replica.
+    """
+
+    def __init__(self, net: nn.Module, contexts: Sequence[Context]) -> None:
+        self.contexts = tuple(contexts)
+        self._replicas = [net]
+        if not _has_lazy(net):
+            self._copy_to_all()
+        self._names: dict[str, list[nn.Parameter]] = {}
+        self._params = ParameterDict([Parameter(name, self) for name, _ in net.named_parameters()])
+
+    @property
+    def replicas(self) -> tuple[nn.Module, ...]:
+        """The model of every device; only the first one while shapes are unknown."""
+        return tuple(self._replicas)
+
+    def collect_params(self, select: str | None = None) -> ParameterDict:
+        """Return the parameters, all or those whose names match the regular expression ``select``."""
+        return self._params if select is None else self._params.select(select)
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run the model.
+
+        Args:
+            *inputs: the model's positional arguments: either each a list with one slice per device, or each a single
+                value for the first replica.
+
+        Returns:
+            A list with one output per device, or the first replica's output.
+
+        Raises:
+            ValueError: the number of slices is not the number of devices, or a slice is on another device.
+        """
+        if not any(isinstance(one, list) for one in inputs):
+            self.infer_shapes(*inputs)
+            return self._replicas[0](*inputs)
+        slices = self._per_replica(inputs)
+        self.infer_shapes(*slices[0])
+        jobs: list[Callable[[], Any]] = [
+            functools.partial(replica, *args) for replica, args in zip(self._replicas, slices, strict=True)
+        ]
+        return run_replicas(self.contexts, jobs)
+
+    def backward(self, losses: torch.Tensor | Sequence[torch.Tensor]) -> None:
+        """Go backward from one loss per device, side by side; see :func:`paceline.gluon.backward`."""
+        backward(losses)
+
+    @torch.no_grad()
+    def infer_shapes(self, *inputs: Any) -> None:
+        """Give lazy modules their shapes from one sample of the inputs, then copy the model to all devices.
+
+        Does nothing when all shapes are known. Running statistics are left as they were.
+        """
+        if len(self._replicas) == len(self.contexts) and not _has_lazy(self._replicas[0]):
+            return
+        net, saved = self._replicas[0], _Buffers()
+        hooks = [module.register_forward_pre_hook(saved.save) for module in net.modules()]
+        try:
+            net(*inputs)
+        finally:
+            for hook in hooks:
+                hook.remove()
+            saved.restore()
+        lazy = [name for name, param in net.named_parameters() if is_lazy(param)]
+        if lazy:
+            raise ValueError(f"the first batch did not reach {', '.join(lazy)}; their shapes are still unknown")
+        self._copy_to_all()
+
+    def train(self, mode: bool = True) -> ReplicatedModule:
+        """Set training mode on all replicas."""
+        for replica in self._replicas:
+            replica.train(mode)
+        return self
+
+    def eval(self) -> ReplicatedModule:
+        """Set evaluation mode on all replicas."""
+        return self.train(False)
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        self._params.zero_grad()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the model's state, as of one device; floating-point buffers (running statistics) are averaged."""
+        states = [replica.state_dict() for replica in self._replicas]
+        buffers = {name for name, one in self._replicas[0].named_buffers() if one.is_floating_point()}
+        return {
+            name: torch.stack([state[name].to(value.device) for state in states]).mean(0) if name in buffers else value
+            for name, value in states[0].items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Set the state of all replicas, and the values in the store of a trainer that updates them there."""
+        for replica in self._replicas:
+            replica.load_state_dict(state)
+        if len(self._replicas) < len(self.contexts) and not _has_lazy(self._replicas[0]):
+            self._copy_to_all()
+        for param in self._params.values():
+            param.set_data(param.data())
+
+    def first_parameter(self, name: str) -> nn.Parameter:
+        """Return a parameter of the first replica, which may still be without a shape."""
+        return self._replicas[0].get_parameter(name)
+
+    def parameters_named(self, name: str) -> list[nn.Parameter]:
+        """Return a parameter of every replica there is, in device order."""
+        if name not in self._names or self._names[name][0] is not self.first_parameter(name):
+            self._names[name] = [replica.get_parameter(name) for replica in self._replicas]
+        return self._names[name]
+
+    def set_requires_grad(self, name: str, wanted: bool) -> None:
+        """Switch the gradient of a parameter on all replicas."""
+        for param in self.parameters_named(name):
+            param.requires_grad_(wanted)
+            if not wanted:
+                param.grad = None
+
+    def _copy_to_all(self) -> None:
+        net = self._replicas[0]
+        self._replicas = [net, *(copy.deepcopy(net).to(one.device) for one in self.contexts[1:])]
+        self._names = {}
+
+    def _per_replica(self, inputs: Sequence[Any]) -> list[tuple[Any, ...]]:
+        for index, one in enumerate(inputs):
+            if not isinstance(one, list):
+                raise TypeError(
+                    f"input {index} is {type(one).__name__}, but others are lists of slices; split them all"
+                )
+            if len(one) != len(self.contexts):
+                raise ValueError(
+                    f"input {index} has {len(one)} slices, but the network has {len(self.contexts)} replicas "
+                    f"({', '.join(map(str, self.contexts))}); use split_and_load(data, net.contexts)"
+                )
+            for context, part in zip(self.contexts, one, strict=True):
+                if isinstance(part, torch.Tensor) and part.device != context.device:
+                    raise ValueError(f"input {index}: the slice of {context} is on {part.device}; use split_and_load")
+        return list(zip(*inputs, strict=True))
+
+    def __repr__(self) -> str:
+        return f"ReplicatedModule(on {', '.join(map(str, self.contexts))}: {self._replicas[0]!r})"
+
+
+class _Buffers:
+    """Buffers as they are when their module first runs: for lazy modules, right after they got their shapes."""
+
+    def __init__(self) -> None:
+        self._saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def save(self, module: nn.Module, _: Any) -> None:
+        for buffer in module.buffers(recurse=False):
+            self._saved.setdefault(id(buffer), (buffer, buffer.clone()))
+
+    def restore(self) -> None:
+        for buffer, value in self._saved.values():
+            buffer.copy_(value)
+
+
+def _has_lazy(net: nn.Module) -> bool:
+    return any(is_lazy(one) for one in [*net.parameters(), *net.buffers()])
