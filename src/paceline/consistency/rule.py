@@ -104,9 +104,9 @@ class Rule:
 
     def push(self, worker: int, round: int, samples: float = 1.0) -> list[Action]:
         """Take a push; returns what to do, in order."""
-        refused = self._refusal(worker, round, samples)
-        if refused:
-            return [refused]
+        reason = self.objection(worker, round, samples)
+        if reason:
+            return [Refuse(worker, reason)]
         if round <= self.pushed[worker]:
             answered = round <= self.answered[worker]
             return [Repeat(worker, self.read[worker])] if answered else []
@@ -117,6 +117,20 @@ class Rule:
         if self.policy.merge == "first":
             self.finished[worker] = round
         return actions + self._settle()
+
+    def objection(self, worker: int, round: int, samples: float) -> str:
+        """Return why a push would be refused, or an empty string."""
+        if not 0 <= worker < len(self.pushed):
+            return f"worker {worker} is not part of this job"
+        if worker not in self.live:
+            return f"worker {worker} has left"
+        if round < 1 or round > self.pushed[worker] + 1:
+            return f"round {round} of worker {worker} came after round {self.pushed[worker]}"
+        if round > self.pushed[worker] > self.answered[worker]:
+            return f"round {round} of worker {worker} came before round {round - 1} was answered"
+        if not 0 <= samples < float("inf"):
+            return f"{samples} samples make no sense"
+        return ""
 
     def leave(self, worker: int) -> list[Action]:
         """Take a worker out: nobody waits for it any more. What it has pushed still counts."""
@@ -164,19 +178,6 @@ class Rule:
             assert not self._is_complete(cohort), "a complete cohort was not applied"
         if self.policy.merge == "first":
             assert len(self._open) <= 2, "too many open cohorts"
-
-    def _refusal(self, worker: int, round: int, samples: float) -> Refuse | None:
-        if not 0 <= worker < len(self.pushed):
-            return Refuse(worker, f"worker {worker} is not part of this job")
-        if worker not in self.live:
-            return Refuse(worker, f"worker {worker} has left")
-        if round < 1 or round > self.pushed[worker] + 1:
-            return Refuse(worker, f"round {round} of worker {worker} came after round {self.pushed[worker]}")
-        if round > self.pushed[worker] and self.pushed[worker] > self.answered[worker]:
-            return Refuse(worker, f"round {round} of worker {worker} came before round {round - 1} was answered")
-        if not 0 <= samples < float("inf"):
-            return Refuse(worker, f"{samples} samples make no sense")
-        return None
 
     def _cohort_for(self, worker: int) -> _Cohort:
         unit = self.unit[worker] if self.policy.merge in ("all", "groups") else -1

@@ -118,7 +118,7 @@ class ZmqListener:
         except zmq.ZMQError as error:
             self.close()
             raise OSError(error.errno, f"cannot listen at {address}: {error.strerror}") from error
-        return bytes(self._socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()  # type: ignore[arg-type]
+        return bytes(self._socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
 
     def receive(self, timeout_s: float) -> list[tuple[bytes, Frames]]:
         """Return what has arrived as (peer, frames)."""

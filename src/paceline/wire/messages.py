@@ -183,12 +183,11 @@ class OpenStore(Message, tag=20):
 
 
 class BucketSpec(Message):
-    """A bucket that the server is to own: index in the block's layout, length, parts as (key, start, length)."""
+    """A bucket that the server is to own: its index in the block's layout, its length, and the parts in order."""
 
     index: Count
     length: Count
     keys: list[KeyName]
-    starts: list[Count]
     lengths: list[Count]
     shapes: list[list[Count]]
     """Shape of a part that is the whole key, else empty."""

@@ -1,0 +1,1 @@
+"""The roles: a shell of threads, sockets and clocks around the pure parts."""

@@ -1,0 +1,102 @@
+"""Merging what the workers of a cohort pushed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from paceline.updaters import Options
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """One worker's push of one slot."""
+
+    values: torch.Tensor
+    """Flat; not ours to change when ``borrowed``."""
+    samples: float
+    options: Sequence[Options]
+    borrowed: bool
+    """The values lie in the worker's own memory."""
+
+
+class Accumulator:
+    """Sums the contributions of one cohort, in the order of ranks as far as they have come.
+
+    A fixed order makes the sum the same bit for bit, whatever the order of arrival. Values are merged as early as that
+    allows, so that they need not be kept.
+
+    Args:
+        expected: the workers that will contribute, in order; empty: take them as they come.
+        mean: weigh by samples.
+        dtype: element type of the sum.
+        buffer: where to sum, provided when it is needed.
+    """
+
+    def __init__(self, expected: Sequence[int], mean: bool, dtype: torch.dtype) -> None:
+        self._expected = list(expected)
+        self._mean = mean
+        self.dtype = dtype
+        self._held: dict[int, Contribution] = {}
+        self._first: Contribution | None = None
+        self._sum: torch.Tensor | None = None
+        self._samples = 0.0
+        self.options: Sequence[Options] = ()
+
+    def add(self, worker: int, contribution: Contribution, buffer: torch.Tensor) -> None:
+        """Take one worker's values; ``buffer`` is where sums go."""
+        self._held[worker] = contribution
+        while self._expected and self._expected[0] in self._held:
+            self._merge(self._held.pop(self._expected.pop(0)), buffer)
+        if not self._expected and worker in self._held:
+            self._merge(self._held.pop(worker), buffer)
+
+    def _merge(self, one: Contribution, buffer: torch.Tensor) -> None:
+        self.options = self.options or one.options
+        if one.samples == 0:
+            return
+        self._samples += one.samples if self._mean else 0.0
+        if self._first is None:
+            self._first = one
+            return
+        factor = one.samples / self._first.samples if self._mean else 1.0
+        if self._sum is None:
+            self._sum = torch.add(self._converted(self._first), self._converted(one), alpha=factor, out=buffer)
+        else:
+            self._sum.add_(self._converted(one), alpha=factor)
+
+    def _converted(self, one: Contribution) -> torch.Tensor:
+        return one.values if one.values.dtype == self.dtype else one.values.to(self.dtype)
+
+    def result(self, weight: float, buffer: torch.Tensor) -> tuple[torch.Tensor, float] | None:
+        """Return the sum and the factor that makes it the gradient, or None when nobody had samples."""
+        for worker in sorted(self._held):
+            self._merge(self._held[worker], buffer)
+        self._held.clear()
+        if self._first is None:
+            return None
+        scale = weight * (self._first.samples / self._samples if self._mean else 1.0)
+        if self._sum is not None:
+            return self._sum, scale
+        values = self._converted(self._first)
+        if self._first.borrowed and scale != 1.0 and values is self._first.values:
+            values = buffer.copy_(values)
+        return values, scale
+
+    def split(self, at: int) -> tuple[Accumulator, Accumulator]:
+        """Return accumulators of both halves."""
+        return self._part(slice(None, at)), self._part(slice(at, None))
+
+    def _part(self, part: slice) -> Accumulator:
+        other = Accumulator(self._expected, self._mean, self.dtype)
+        other._held = {worker: _cut(one, part) for worker, one in self._held.items()}
+        other._first = None if self._first is None else _cut(self._first, part)
+        other._sum = None if self._sum is None else self._sum[part]
+        other._samples, other.options = self._samples, self.options
+        return other
+
+
+def _cut(one: Contribution, part: slice) -> Contribution:
+    return Contribution(one.values[part], one.samples, one.options, one.borrowed)

@@ -1,0 +1,88 @@
+"""Addresses of this machine, and whether two processes share its memory."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import socket
+import struct
+from urllib.parse import urlsplit
+
+from paceline.config import Settings
+from paceline.errors import ConfigError
+
+_SIOCGIFADDR = 0x8915
+
+
+def address_of_interface(name: str) -> str:
+    """Return the IPv4 address of a network interface, by its exact name.
+
+    Raises:
+        ConfigError: there is no such interface, or it has no address.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            reply = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name[:15].encode()))
+        except OSError:
+            known = ", ".join(name for _, name in socket.if_nameindex())
+            raise ConfigError(f"interface {name!r} does not exist or has no IPv4 address; here are {known}") from None
+    return socket.inet_ntoa(reply[20:24])
+
+
+def own_address(settings: Settings) -> str:
+    """Return the address that this process binds and advertises.
+
+    The setting ``host``, the address of ``interface``, or the one from which packets to the scheduler leave.
+    """
+    if settings.host:
+        return settings.host
+    if settings.interface:
+        return address_of_interface(settings.interface)
+    target = urlsplit(settings.scheduler)
+    family = socket.AF_INET6 if ":" in (target.hostname or "") else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((target.hostname, target.port or 1))
+        except OSError as error:
+            raise ConfigError(f"the scheduler at {settings.scheduler} cannot be reached: {error}") from error
+        return str(probe.getsockname()[0])
+
+
+def tcp(host: str, port: int | str) -> str:
+    """Return the ZeroMQ address of a host, which may be an IPv6 address."""
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+def bind_address(scheduler: str) -> str:
+    """Return where a scheduler advertised as ``tcp://name:port`` binds: names resolved, port 0 left to the kernel.
+
+    Raises:
+        ConfigError: not such an address, or the name does not resolve.
+    """
+    target = urlsplit(scheduler)
+    try:
+        port = target.port
+    except ValueError:
+        port = None
+    if target.scheme != "tcp" or not target.hostname or port is None:
+        raise ConfigError(f"scheduler address {scheduler!r} is not of the form tcp://host:port")
+    try:
+        resolved = socket.getaddrinfo(target.hostname, port, type=socket.SOCK_STREAM)[0][4][0]
+    except OSError as error:
+        raise ConfigError(f"scheduler host {target.hostname!r} does not resolve: {error}") from error
+    return tcp(str(resolved), port or "*")
+
+
+def host_id() -> str:
+    """Return what processes that can map each other's memory have in common, and others have not.
+
+    Same running kernel, same process and network namespaces, same user.
+    """
+    parts = [str(os.getuid()), socket.gethostname()]
+    for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid", "/proc/self/ns/net"):
+        try:
+            parts.append(os.readlink(path) if "/ns/" in path else open(path).read())  # noqa: SIM115
+        except OSError:
+            parts.append(f"unknown-{os.getpid()}")
+    return hashlib.sha256("|".join(parts).encode()).hexdigest()[:32]

@@ -1,0 +1,89 @@
+"""A server process: owns shards, merges pushes, applies them, serves values."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+
+import torch
+
+from paceline.config import Settings
+from paceline.errors import PacelineError
+from paceline.logs import set_up_logging
+from paceline.roles.desk import Desk
+from paceline.roles.hosts import own_address, tcp
+from paceline.roles.lifeline import Lifeline
+from paceline.roles.service import Service
+from paceline.transport import Listener, Security
+from paceline.transport.base import Frames
+from paceline.transport.zeromq import ZmqHub, ZmqListener
+from paceline.wire import messages as m
+
+logger = logging.getLogger(__name__)
+
+#: The loop is woken by messages and by news; this only bounds the damage of a lost wake-up.
+IDLE_S = 1.0
+
+
+class Server:
+    """Runs a :class:`~paceline.roles.service.Service` over a listener.
+
+    Args:
+        settings: of the server.
+        listener: where workers connect.
+        lifeline: its membership in the job, joined already.
+    """
+
+    def __init__(self, settings: Settings, listener: Listener, lifeline: Lifeline) -> None:
+        self._listener, self._lifeline = listener, lifeline
+        self._service = Service(settings, self._answer)
+        self._service.admit(lifeline.members)
+        self._desk = Desk(listener, self._service.is_member)
+
+    def _answer(self, peer: bytes, seq: int, body: m.Reply, frames: Callable[[], Frames]) -> None:
+        self._desk.answer(peer, seq, body, frames)
+
+    def run(self) -> int:
+        """Serve until all workers have left or the job has failed; returns the exit code."""
+        while True:
+            for peer, frames in self._listener.receive(IDLE_S):
+                request = self._desk.take(peer, frames)
+                if request is not None:
+                    seq, body, payload = request
+                    stranger = not self._service.is_member(peer)
+                    self._service.handle(peer, seq, body, payload)
+                    if stranger and self._service.is_member(peer):
+                        self._desk.remember(peer, seq)
+            if self._lifeline.failure is not None:
+                logger.error("%s", self._lifeline.failure)
+                return 1
+            if self._lifeline.shutdown:
+                return 0
+
+
+def main(settings: Settings) -> int:
+    """Run one server of a job; returns the exit code."""
+    set_up_logging(settings)
+    torch.set_num_threads(settings.server_threads)
+    security = Security.of(settings)
+    try:
+        listener = ZmqListener([tcp(own_address(settings), "*")], security, bulk=True)
+    except (PacelineError, OSError) as error:
+        logger.error("server %d cannot start: %s", settings.rank, error)
+        return 1
+    lifeline = Lifeline(settings, ZmqHub(security), listener.addresses[0], listener.wake)
+    try:
+        lifeline.join()
+        logger.info("server %d serves at %s, pid %d", lifeline.rank, listener.addresses[0], os.getpid())
+        code = Server(settings, listener, lifeline).run()
+        lifeline.leave()
+    except PacelineError as error:
+        logger.error("server %d: %s", settings.rank, error)
+        code = 1
+    except BaseException as error:
+        lifeline.leave(f"it raised {type(error).__name__}: {error}")
+        raise
+    finally:
+        listener.close(linger_s=1.0)
+    return code

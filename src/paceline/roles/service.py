@@ -1,0 +1,283 @@
+"""What a server does with requests: no socket, no thread, no clock."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import Any, TypeAlias
+
+import msgspec
+import torch
+
+from paceline.config import Settings
+from paceline.consistency import Policy
+from paceline.errors import KeyMismatchError, PacelineError, ProtocolError
+from paceline.roles.bucket import Pending
+from paceline.roles.errors_by_name import failed
+from paceline.roles.state import get_state, set_state
+from paceline.roles.stored import ServerStore
+from paceline.tensors import dtype_of, from_frame, to_frame
+from paceline.transport.base import Frames
+from paceline.updaters import Options, UpdaterSpec
+from paceline.wire import messages as m
+
+logger = logging.getLogger(__name__)
+
+#: ``answer(peer, seq, body, make_frames)``.
+AnswerFn: TypeAlias = Callable[[bytes, int, m.Reply, Callable[[], Frames]], None]
+CommandFn: TypeAlias = Callable[["Service", str], str]
+
+_COMMANDS: dict[str, CommandFn] = {}
+_options_decoder = msgspec.msgpack.Decoder(list[Options])
+_spec_decoder = msgspec.msgpack.Decoder(UpdaterSpec)
+
+
+def register_command(name: str, function: CommandFn) -> None:
+    """Make ``KVStore.send_command_to_servers(name, body)`` possible; runs in the server process.
+
+    Raises:
+        ValueError: the name is taken.
+    """
+    if name in _COMMANDS:
+        raise ValueError(f"a server command named {name!r} is registered already")
+    _COMMANDS[name] = function
+
+
+def _set_log_level(service: Service, body: str) -> str:
+    logging.getLogger("paceline").setLevel(body.upper())
+    return body.upper()
+
+
+register_command("ping", lambda service, body: body)
+register_command("log_level", _set_log_level)
+
+
+@lru_cache(maxsize=1024)
+def _options(encoded: bytes) -> tuple[Options, ...]:
+    """Decode option groups; the same bytes give the same object, so that a change is seen by identity."""
+    return tuple(_options_decoder.decode(encoded)) if encoded else ()
+
+
+class Service:
+    """The stores of one server, and the requests on them.
+
+    Args:
+        settings: of the server.
+        answer: sends an answer.
+    """
+
+    def __init__(self, settings: Settings, answer: AnswerFn) -> None:
+        self.settings = settings
+        self._answer = answer
+        self._stores: dict[str, tuple[m.OpenStore, ServerStore]] = {}
+        self._workers: dict[bytes, int] = {}
+        self._tokens: dict[int, bytes] = {}
+        self._handlers: dict[type[m.Message], Callable[[int, Any, Frames], m.Reply | tuple[m.Reply, Frames]]] = {
+            m.OpenStore: self._open,
+            m.Init: self._init,
+            m.SetUpdater: self._set_updater,
+            m.SetCompression: self._set_compression,
+            m.MapArena: self._map_arena,
+            m.GetState: self._get_state,
+            m.SetState: self._set_state,
+            m.Command: self._command,
+            m.AskStats: self._stats,
+            m.AskMissing: self._missing,
+            m.Leave: self._leave,
+        }
+
+    def admit(self, members: Sequence[m.Member]) -> None:
+        """Learn who the workers of the job are."""
+        self._tokens = {one.rank: one.token for one in members if one.role == "worker"}
+
+    def is_member(self, peer: bytes) -> bool:
+        """Tell whether a connection belongs to a worker."""
+        return peer in self._workers
+
+    def handle(self, peer: bytes, seq: int, body: m.Request, frames: Frames) -> None:
+        """Carry out one request. Whatever is wrong with it goes back to the peer, and changes nothing here."""
+        try:
+            if isinstance(body, m.Claim):
+                self._claim(peer, body)
+                self._reply(peer, seq, m.Done())
+            elif peer not in self._workers:
+                raise ProtocolError("this connection belongs to no worker; claim it first")
+            elif isinstance(body, m.Push):
+                self._push(peer, seq, body, frames)
+            elif isinstance(body, m.Pull):
+                self._pull(peer, seq, body)
+            else:
+                self._other(peer, seq, body, frames)
+        except (PacelineError, ValueError, TypeError, OverflowError, msgspec.MsgspecError) as error:
+            self._reply(peer, seq, failed(error))
+
+    def _reply(self, peer: bytes, seq: int, body: m.Reply, frames: Frames = ()) -> None:
+        self._answer(peer, seq, body, lambda: frames)
+
+    def _other(self, peer: bytes, seq: int, body: m.Request, frames: Frames) -> None:
+        handler = self._handlers.get(type(body))
+        if handler is None:
+            raise ProtocolError(f"a server does not take {type(body).__name__}")
+        result = handler(self._workers[peer], body, frames)
+        self._reply(peer, seq, *(result if isinstance(result, tuple) else (result, ())))
+
+    def _claim(self, peer: bytes, claim: m.Claim) -> None:
+        if claim.role != "worker" or self._tokens.get(claim.rank, b"") != claim.token or not claim.token:
+            raise ProtocolError(f"the claim to be {claim.role} {claim.rank} has the wrong token")
+        self._workers[peer] = claim.rank
+
+    def _store(self, name: str) -> ServerStore:
+        if name not in self._stores:
+            raise KeyMismatchError(f"store {name!r} was not opened on this server")
+        return self._stores[name][1]
+
+    # ---- setting up ------------------------------------------------------------------------------------------------
+
+    def _open(self, worker: int, body: m.OpenStore, frames: Frames) -> m.Reply:
+        known = self._stores.get(body.store)
+        if known is not None:
+            if known[0] != body:
+                raise ValueError(
+                    f"worker {worker} opens store {body.store!r} as {_describe(body)}, but it is open as "
+                    f"{_describe(known[0])}; create the same stores in the same order on every worker"
+                )
+            return m.Done()
+        groups = tuple(tuple(group) for group in body.groups)
+        bound = None if body.bound < 0 else body.bound
+        policy = Policy(body.merge, groups, body.first, bound, body.weighting, body.age)  # type: ignore[arg-type]
+        policy.check(self.settings.num_workers)
+        allowed = [path for path in self.settings.allow_optimizer.split(",") if path]
+        store = ServerStore(body.store, policy, body.mean, self.settings.num_workers, allowed)
+        self._stores[body.store] = (body, store)
+        return m.Done()
+
+    def _init(self, worker: int, body: m.Init, frames: Frames) -> m.Reply:
+        if len(frames) != len(body.buckets):
+            raise ProtocolError(f"{len(body.buckets)} buckets with {len(frames)} frames of values")
+        dtype = dtype_of(body.dtype)
+        pairs = zip(body.buckets, frames, strict=True)
+        self._store(body.store).init(body.block, body.buckets, [from_frame(f, dtype, b.length) for b, f in pairs])
+        return m.Done()
+
+    def _set_updater(self, worker: int, body: m.SetUpdater, frames: Frames) -> m.Reply:
+        self._store(body.store).set_updater(_spec_decoder.decode(body.spec))
+        return m.Done()
+
+    def _set_compression(self, worker: int, body: m.SetCompression, frames: Frames) -> m.Reply:
+        params = msgspec.msgpack.decode(body.params, type=dict[str, bool | int | float | str])
+        self._store(body.store).set_compression(params)
+        return m.Done()
+
+    def _map_arena(self, worker: int, body: m.MapArena, frames: Frames) -> m.Reply:
+        self._store(body.store).map_arena(worker, body)
+        return m.Done()
+
+    # ---- values ----------------------------------------------------------------------------------------------------
+
+    def _push(self, peer: bytes, seq: int, push: m.Push, frames: Frames) -> None:
+        worker, store = self._workers[peer], self._store(push.store)
+        store.check_push(worker, push)
+        options = _options(push.options)
+        values = [self._pushed_values(store, worker, push, *pair) for pair in self._with_frames(push, frames)]
+        pending = Pending(
+            worker,
+            push.want,
+            push.shared,
+            finish=partial(self._pushed, peer, seq, worker, store, push),
+            fail=partial(self._push_failed, peer, seq),
+            remaining=1,  # until all entries are taken: the first may be released at once
+        )
+        for entry, value in zip(push.entries, values, strict=True):
+            store.push(entry, value, push, options, pending)
+        pending.remaining -= 1
+        if pending.remaining == 0 and not pending.failed:
+            pending.finish()
+
+    def _with_frames(self, push: m.Push, frames: Frames) -> list[tuple[m.Entry, Any]]:
+        if push.shared and not push.coded:
+            return [(entry, None) for entry in push.entries]
+        if len(frames) != len(push.entries):
+            raise ProtocolError(f"{len(push.entries)} entries with {len(frames)} frames of values")
+        return list(zip(push.entries, frames, strict=True))
+
+    def _pushed_values(self, store: ServerStore, worker: int, push: m.Push, entry: m.Entry, frame: Any) -> torch.Tensor:
+        bucket = store.bucket(entry.block, entry.bucket)
+        if frame is None:
+            return bucket.arenas[worker].grads[entry.start : entry.start + entry.length]
+        if push.coded:
+            assert store.codec is not None
+            decoded = torch.empty(entry.length)
+            store.codec.decode(frame, decoded)
+            return decoded
+        return from_frame(frame, bucket.values.dtype, entry.length)
+
+    def _pushed(self, peer: bytes, seq: int, worker: int, store: ServerStore, push: m.Push) -> None:
+        if push.want and not push.shared:
+            self._send_values(peer, seq, worker, store, push.entries)
+        else:
+            self._reply(peer, seq, m.Values([]))
+
+    def _push_failed(self, peer: bytes, seq: int, error: Exception) -> None:
+        self._reply(peer, seq, failed(error))
+
+    def _pull(self, peer: bytes, seq: int, pull: m.Pull) -> None:
+        worker, store = self._workers[peer], self._store(pull.store)
+        for entry in pull.entries:
+            store.check_entry(store.bucket(entry.block, entry.bucket), entry)
+        if not pull.shared:
+            self._send_values(peer, seq, worker, store, pull.entries)
+            return
+        versions = []
+        for entry in pull.entries:
+            version, values = store.read(worker, entry)
+            arena = store.bucket(entry.block, entry.bucket).arenas.get(worker)
+            if arena is None:
+                raise ProtocolError(f"worker {worker} has not offered shared memory for block {entry.block}")
+            arena.values[entry.start : entry.start + entry.length].copy_(values)
+            versions.append(version)
+        self._reply(peer, seq, m.Values(versions))
+
+    def _send_values(self, peer: bytes, seq: int, worker: int, store: ServerStore, entries: Sequence[m.Entry]) -> None:
+        """Answer with values, as they are at the moment of sending, also when the answer is given again."""
+
+        def frames() -> Frames:
+            values = [store.read(worker, entry)[1] for entry in entries]
+            return [to_frame(value if store.values_stand_still else value.clone()) for value in values]
+
+        self._answer(peer, seq, m.Values([store.read(worker, entry)[0] for entry in entries]), frames)
+
+    # ---- the rest --------------------------------------------------------------------------------------------------
+
+    def _get_state(self, worker: int, body: m.GetState, frames: Frames) -> tuple[m.Reply, Frames]:
+        return get_state(self._store(body.store), body.entries)
+
+    def _set_state(self, worker: int, body: m.SetState, frames: Frames) -> m.Reply:
+        set_state(self._store(body.store), body.items, frames)
+        return m.Done()
+
+    def _command(self, worker: int, body: m.Command, frames: Frames) -> m.Reply:
+        if body.head not in _COMMANDS:
+            raise ValueError(f"unknown server command {body.head!r}; known are {', '.join(sorted(_COMMANDS))}")
+        return m.Answer(_COMMANDS[body.head](self, body.body))
+
+    def _stats(self, worker: int, body: m.AskStats, frames: Frames) -> m.Reply:
+        return m.StatsAre(json.dumps(self._store(body.store).report()))
+
+    def _missing(self, worker: int, body: m.AskMissing, frames: Frames) -> m.Reply:
+        store, entry = self._store(body.store), body.entry
+        bucket = store.bucket(entry.block, entry.bucket)
+        store.check_entry(bucket, entry)
+        slots = bucket.slots_of(entry.start, entry.length)
+        return m.Missing(sorted({rank for slot in slots for rank in slot.rule.missing_for(worker)}))
+
+    def _leave(self, worker: int, body: m.Leave, frames: Frames) -> m.Reply:
+        self._store(body.store).leave(worker)
+        return m.Done()
+
+
+def _describe(body: m.OpenStore) -> str:
+    merged = {"groups": f"groups {body.groups}", "first": f"the first {body.first}"}.get(body.merge, body.merge)
+    bound = "no bound" if body.bound < 0 else f"bound {body.bound}"
+    return f"merge {merged}, {bound}, weighting {body.weighting}, {'mean' if body.mean else 'sum'}"

@@ -1,0 +1,307 @@
+"""A worker's part in the job: its connections, its requests, and waiting for answers with a deadline."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from paceline.config import Settings, from_environment
+from paceline.errors import ConfigError, DeadlineError, PacelineError
+from paceline.roles.errors_by_name import rebuild
+from paceline.roles.lifeline import Lifeline, identity, raise_if_refused
+from paceline.roles.link import Link
+from paceline.transport import Hub, Security
+from paceline.transport.base import Frames
+from paceline.transport.zeromq import ZmqHub
+from paceline.wire import messages as m
+
+logger = logging.getLogger(__name__)
+
+#: Waiting looks at deadlines, refusals and overdue answers this often; answers and news wake it at once.
+LOOK_S = 0.5
+
+OnAnswer = Callable[[m.Body, Frames], None]
+
+
+class Ticket:
+    """A request that was sent.
+
+    Attributes:
+        done: the answer is here and was used.
+        error: the answer was an error, raised by :meth:`Session.wait`.
+    """
+
+    __slots__ = ("_on_answer", "body", "done", "error", "link", "seq", "what")
+
+    def __init__(self, link: Link, what: str, on_answer: OnAnswer | None) -> None:
+        self.link, self.what = link, what
+        self.seq = 0
+        self.done = False
+        self.error: Exception | None = None
+        self.body: m.Body | None = None
+        self._on_answer = on_answer
+
+    def complete(self, body: m.Body, frames: Frames) -> None:
+        """Use the answer."""
+        if isinstance(body, m.Failed):
+            self.error = rebuild(body, self.link.name)
+        else:
+            self.body = body
+            if self._on_answer is not None:
+                self._on_answer(body, frames)
+        self.done = True
+
+
+class Session:
+    """The job, as one worker sees it.
+
+    Args:
+        settings: of this worker.
+        make_hub: makes a transport.
+    """
+
+    def __init__(self, settings: Settings, make_hub: Callable[[], Hub]) -> None:
+        self.settings = settings
+        self._lock = threading.RLock()
+        self._hub = make_hub()
+        self._lifeline = Lifeline(settings, make_hub(), on_news=self._hub.wake)
+        self._tickets: dict[tuple[int, int], Ticket] = {}
+        self._closers: list[Callable[[], None]] = []
+        self._closed = False
+        try:
+            self._lifeline.join()
+            self._links = [self._open(settings.scheduler, f"scheduler at {settings.scheduler}", False)]
+            for server in self.servers:
+                self._links.append(self._open(server.address, f"server {server.rank} on {server.host}", True))
+            self.wait([self._claim(link) for link in self._links], settings.start_timeout_s)
+        except BaseException:
+            self._lifeline.leave("it could not connect")
+            self._hub.close()
+            raise
+
+    def _open(self, address: str, name: str, bulk: bool) -> Link:
+        channel = self._hub.connect(address, identity("worker"), bulk=bulk)
+        return Link(self._hub, channel, name)
+
+    def _claim(self, link: Link) -> Ticket:
+        return self._submit(link, m.Claim("worker", self.rank, self._lifeline.me.token), (), "joining", None)
+
+    # ---- who is there ----------------------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank."""
+        return self._lifeline.rank
+
+    @property
+    def workers(self) -> list[m.Member]:
+        """All workers, in rank order."""
+        return [one for one in self._lifeline.members if one.role == "worker"]
+
+    @property
+    def servers(self) -> list[m.Member]:
+        """All servers, in rank order."""
+        return [one for one in self._lifeline.members if one.role == "server"]
+
+    @property
+    def host_id(self) -> str:
+        """What this process shares with processes that can map its memory."""
+        return self._lifeline.me.host_id
+
+    def deaths(self) -> list[m.Death]:
+        """Return the members that the job has lost."""
+        return list(self._lifeline.deaths)
+
+    def note_round(self, round: int) -> None:
+        """Report progress with the next heartbeat."""
+        self._lifeline.round = max(self._lifeline.round, round)
+
+    # ---- requests --------------------------------------------------------------------------------------------------
+
+    def ask_server(
+        self, server: int, body: m.Request, what: str, frames: Frames = (), on_answer: OnAnswer | None = None
+    ) -> Ticket:
+        """Send a request to a server; ``frames`` stay unchanged until the answer.
+
+        Args:
+            server: its rank.
+            body: the request.
+            what: for messages: ``push of 'fc1.weight', round 3``.
+            frames: payload.
+            on_answer: called with the answer, in whichever thread waits for it.
+        """
+        return self._submit(self._links[1 + server], body, frames, what, on_answer)
+
+    def ask_scheduler(self, body: m.Request, what: str) -> Ticket:
+        """Send a request to the scheduler."""
+        return self._submit(self._links[0], body, (), what, None)
+
+    def _submit(self, link: Link, body: m.Request, frames: Frames, what: str, on_answer: OnAnswer | None) -> Ticket:
+        ticket = Ticket(link, what, on_answer)
+        with self._lock:
+            self._check_open()
+            ticket.seq = link.send(body, frames, time.monotonic())
+            self._tickets[link.channel, ticket.seq] = ticket
+        return ticket
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise PacelineError(f"worker {self.rank} has left the job; nothing can be asked any more")
+        self._lifeline.check()
+
+    def call_server(self, server: int, body: m.Request, what: str, frames: Frames = ()) -> m.Body:
+        """Ask a server and wait for the answer."""
+        return self._answer_of(self.ask_server(server, body, what, frames))
+
+    def call_scheduler(self, body: m.Request, what: str) -> m.Body:
+        """Ask the scheduler and wait for the answer."""
+        return self._answer_of(self.ask_scheduler(body, what))
+
+    def _answer_of(self, ticket: Ticket) -> m.Body:
+        self.wait([ticket])
+        assert ticket.body is not None
+        return ticket.body
+
+    # ---- waiting ---------------------------------------------------------------------------------------------------
+
+    def wait(self, tickets: Iterable[Ticket], timeout_s: float | None = None) -> None:
+        """Wait until all these requests are answered.
+
+        Raises:
+            PeerDiedError: a member of the job died; the text names it.
+            DeadlineError: the answers did not come in time; the text names who is missing.
+            Exception: what a peer answered; of several, the first.
+        """
+        tickets = list(tickets)
+        timeout_s = self.settings.timeout_s if timeout_s is None else timeout_s
+        deadline = time.monotonic() + timeout_s
+        while not all(ticket.done for ticket in tickets):
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                raise self._too_late(next(ticket for ticket in tickets if not ticket.done), timeout_s)
+            with self._lock:
+                if all(ticket.done for ticket in tickets):
+                    break
+                self._check_open()
+                self._receive(min(remaining, LOOK_S))
+        for ticket in tickets:
+            if ticket.error is not None:
+                error, ticket.error = ticket.error, None
+                raise error
+
+    def _receive(self, timeout_s: float) -> None:
+        arrived = self._hub.receive(timeout_s)
+        for channel, frames in arrived:
+            taken = self._links[channel].take(frames)
+            if taken is not None:
+                seq, body, payload = taken
+                ticket = self._tickets.pop((channel, seq), None)
+                if ticket is not None:
+                    ticket.complete(body, payload)
+        if not arrived:
+            self._look_around()
+
+    def _look_around(self) -> None:
+        now = time.monotonic()
+        for link in self._links:
+            if len(link):
+                raise_if_refused(self._hub, link.channel, link.name)
+                link.probe(now)
+
+    def poll(self) -> None:
+        """Use the answers that are here already, without waiting."""
+        with self._lock:
+            self._check_open()
+            self._receive(0.0)
+
+    def _too_late(self, ticket: Ticket, timeout_s: float) -> DeadlineError:
+        return DeadlineError(
+            f"worker {self.rank}: {ticket.what} at {ticket.link.name} was not answered within {timeout_s:g} s"
+            f"{self._whom_it_waits_for(ticket)}; if that is normal here, raise PACELINE_TIMEOUT_S"
+        )
+
+    def _whom_it_waits_for(self, ticket: Ticket) -> str:
+        """Ask who holds a push up; returns text for the error."""
+        sent = ticket.link.sent(ticket.seq)
+        if sent is None or not isinstance(sent.body, m.Push):
+            return ""
+        question = m.AskMissing(sent.body.store, sent.body.entries[0])
+        try:
+            asked = self._submit(ticket.link, question, (), "asking who is missing", None)
+            status = self.ask_scheduler(m.AskStatus(), "asking for the status")
+            self.wait([asked, status], 5.0)
+        except PacelineError as error:
+            return f" ({error})"
+        assert isinstance(asked.body, m.Missing)
+        assert isinstance(status.body, m.Status)
+        return "; it waits for " + (", ".join(_workers_of(status.body, asked.body.workers)) or "nobody")
+
+    # ---- leaving ---------------------------------------------------------------------------------------------------
+
+    def barrier(self, name: str) -> None:
+        """Wait until all live workers have come here."""
+        self.call_scheduler(m.Enter(name), f"barrier {name!r}")
+
+    def on_close(self, closer: Callable[[], None]) -> None:
+        """Have something done before the connections close."""
+        self._closers.append(closer)
+
+    def close(self, reason: str = "") -> None:
+        """Leave the job; with a reason it is a failure and ends the job for all. Idempotent."""
+        if self._closed:
+            return
+        if not reason and self._lifeline.failure is None:
+            for closer in self._closers:
+                try:
+                    closer()
+                except PacelineError as error:
+                    logger.warning("worker %d, leaving: %s", self.rank, error)
+        with self._lock:
+            self._closed = True
+            self._lifeline.leave(reason)
+            self._hub.close(linger_s=1.0)
+
+
+def _workers_of(status: m.Status, ranks: Sequence[int]) -> list[str]:
+    found = []
+    for member, round, silent_s in zip(status.members, status.rounds, status.silent_s, strict=True):
+        if member.role == "worker" and member.rank in ranks:
+            where = f"worker {member.rank} on {member.host} (pid {member.pid})"
+            found.append(f"{where}, which is at round {round} and was heard {silent_s:.1f} s ago")
+    return found
+
+
+_current: Session | None = None
+_current_lock = threading.Lock()
+
+
+def current_session() -> Session:
+    """Return this process's session, joining the job at the first call.
+
+    Raises:
+        ConfigError: this process was not started as a worker of a job.
+    """
+    global _current
+    with _current_lock:
+        if _current is None or _current._closed:
+            settings = from_environment()
+            if not settings.scheduler or settings.role != "worker":
+                raise ConfigError(
+                    "a distributed store needs a job: start the script with `paceline launch -n 2 -- python script.py`, "
+                    "or set PACELINE_SCHEDULER, PACELINE_JOB_KEY and the other PACELINE_* variables"
+                )
+            security = Security.of(settings)
+            _current = Session(settings, lambda: ZmqHub(security))
+            atexit.register(_close_at_exit, _current)
+        return _current
+
+
+def _close_at_exit(session: Session) -> None:
+    """Leave; an exception that ended the script is a failure of the job."""
+    error = getattr(sys, "last_value", None)
+    own = isinstance(error, PacelineError) and session._lifeline.failure is not None
+    session.close("" if error is None or own else f"it raised {type(error).__name__}: {error}")

@@ -1,0 +1,305 @@
+"""A store as one server holds it: its buckets, its rule settings, its updater."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+
+from paceline import compression
+from paceline.consistency import Apply, Merge, Policy, Refuse, Release, Repeat, Rule, Stats
+from paceline.consistency.rule import Action
+from paceline.errors import ConfigError, KeyMismatchError, ProtocolError, RemoteError
+from paceline.roles.accumulate import Accumulator, Contribution
+from paceline.roles.bucket import Pending, Slot, StoredBucket
+from paceline.transport.shared import MappedArena, map_foreign
+from paceline.updaters import Options, Piece, UpdaterSpec, make_updater
+from paceline.wire import messages as m
+
+logger = logging.getLogger(__name__)
+
+
+class ServerStore:
+    """What one server holds of a store.
+
+    Args:
+        name: of the store.
+        policy: merge, bound and weighting.
+        mean: merge to the mean over samples instead of the sum.
+        num_workers: of the job.
+        allowed: import paths of optimizers that may be loaded here.
+    """
+
+    def __init__(self, name: str, policy: Policy, mean: bool, num_workers: int, allowed: Collection[str]) -> None:
+        self.name, self.policy, self.mean = name, policy, mean
+        self.stats = Stats()
+        self.spec = UpdaterSpec()
+        self.has_updater = policy.merge == "all"
+        self.codec: compression.Codec | None = None
+        self.step_mass = 0.0
+        self._codec_params: dict[str, Any] = {}
+        self._num_workers, self._allowed = num_workers, allowed
+        self._buckets: dict[tuple[int, int], StoredBucket] = {}
+        self._left: set[int] = set()
+
+    # ---- setting up ------------------------------------------------------------------------------------------------
+
+    def bucket(self, block: int, index: int) -> StoredBucket:
+        """Return a bucket.
+
+        Raises:
+            KeyMismatchError: it was not initialised here.
+        """
+        found = self._buckets.get((block, index))
+        if found is None:
+            raise KeyMismatchError(f"bucket {index} of block {block} of store {self.name!r} is not initialised here")
+        return found
+
+    def init(self, block: int, specs: Sequence[m.BucketSpec], values: Sequence[torch.Tensor]) -> None:
+        """Initialise buckets; nothing happens when one of them cannot be.
+
+        Raises:
+            KeyMismatchError: a bucket is initialised already.
+            ProtocolError: keys do not cover a bucket.
+        """
+        made = {}
+        for spec, value in zip(specs, values, strict=True):
+            if (block, spec.index) in self._buckets:
+                raise KeyMismatchError(f"block {block} of store {self.name!r} is initialised already")
+            pieces = _pieces(spec)
+            own = value.clone()
+            rule = Rule(self.policy, self._num_workers, self.stats)
+            for worker in self._left:
+                rule.leave(worker)
+            made[block, spec.index] = StoredBucket(
+                own, pieces, rule, make_updater(self.spec, own, pieces, self._allowed)
+            )
+        self._buckets |= made
+
+    def set_updater(self, spec: UpdaterSpec) -> None:
+        """Set what a push does. Saying the same again keeps the optimizer's state.
+
+        Raises:
+            ValueError: the optimizer is unknown, refuses its options, or needs whole tensors where keys are split.
+        """
+        if spec == self.spec and self.has_updater:
+            return
+        slots = [(bucket, slot) for bucket in self._buckets.values() for slot in bucket.slots]
+        values = [bucket.values[slot.start : slot.stop] for bucket, slot in slots]
+        if not slots:
+            # Options are tried on something, so that a mistake is told now and not at the first key.
+            make_updater(spec, torch.zeros(1), [Piece(next(iter(spec.keys), ""), 0, 1, (1,))], self._allowed)
+        updaters = [
+            make_updater(spec, value, slot.updater.pieces, self._allowed)
+            for value, (_, slot) in zip(values, slots, strict=True)
+        ]
+        for updater, (_, slot) in zip(updaters, slots, strict=True):
+            slot.updater = updater
+        self.spec, self.has_updater = spec, True
+
+    def set_compression(self, params: dict[str, Any]) -> None:
+        """Set the codec of pushes.
+
+        Raises:
+            ValueError: unknown codec or parameters, or another codec is in use.
+        """
+        if self.codec is not None and params != self._codec_params:
+            raise ValueError(f"store {self.name!r} compresses with {self._codec_params} already")
+        self.codec, self._codec_params = compression.make(params), params
+
+    def map_arena(self, worker: int, request: m.MapArena) -> None:
+        """Map a worker's shared memory for the buckets of a block."""
+        mine = {index: bucket for (block, index), bucket in self._buckets.items() if block == request.block}
+        if not mine:
+            raise KeyMismatchError(f"block {request.block} of store {self.name!r} has no bucket here")
+        dtype = next(iter(mine.values())).values.dtype
+        numel = request.size_bytes // dtype.itemsize
+        ends = [request.starts[i] + b.values.numel() for i, b in mine.items() if i < len(request.starts)]
+        if len(ends) != len(mine) or max(ends) > numel:
+            raise ProtocolError(f"the arena of block {request.block} does not hold its buckets")
+        values = map_foreign(request.pid, request.value_fd, numel, dtype)
+        grads = map_foreign(request.pid, request.grad_fd, numel, dtype)
+        for index, bucket in mine.items():
+            part = slice(request.starts[index], request.starts[index] + bucket.values.numel())
+            bucket.arenas[worker] = MappedArena(values[part], grads[part])
+
+    # ---- pushes ----------------------------------------------------------------------------------------------------
+
+    def check_push(self, worker: int, push: m.Push) -> None:
+        """Refuse a push that cannot be carried out as a whole.
+
+        Raises:
+            ConfigError: the store needs an optimizer.
+            ProtocolError: entries that do not exist, or rounds that make no sense.
+            RemoteError: an earlier update failed.
+        """
+        if not self.has_updater:
+            raise ConfigError(
+                f"store {self.name!r} merges pushes as {self.policy.merge!r} and needs an optimizer where the values "
+                "are: call set_optimizer before the first push"
+            )
+        if push.coded and self.codec is None:
+            raise ProtocolError(f"a compressed push, but store {self.name!r} has no compression")
+        for entry in push.entries:
+            bucket = self.bucket(entry.block, entry.bucket)
+            self.check_entry(bucket, entry)
+            if push.shared and worker not in bucket.arenas:
+                raise ProtocolError(f"worker {worker} has not offered shared memory for block {entry.block}")
+            for slot in bucket.slots_of(entry.start, entry.length):
+                reason = slot.rule.objection(worker, entry.round, push.samples)
+                if reason:
+                    raise ProtocolError(reason)
+                if slot.broken is not None:
+                    raise RemoteError(str(slot.broken))
+
+    def check_entry(self, bucket: StoredBucket, entry: m.Entry) -> None:
+        """Refuse a stretch that lies outside its bucket."""
+        if not bucket.in_range(entry.start, entry.length):
+            raise ProtocolError(
+                f"elements {entry.start} to {entry.start + entry.length} of a bucket of {bucket.values.numel()}"
+            )
+
+    def push(
+        self, entry: m.Entry, values: torch.Tensor, push: m.Push, options: Sequence[Options], pending: Pending
+    ) -> None:
+        """Carry out one entry of a push that was checked."""
+        bucket = self.bucket(entry.block, entry.bucket)
+        for slot in bucket.slots_of(entry.start, entry.length):
+            pending.remaining += 1
+            part = values[slot.start - entry.start : slot.stop - entry.start]
+            one = Contribution(part, push.samples, options, push.shared and not push.coded)
+            known = slot.rule.pushed[pending.worker] >= entry.round
+            actions = slot.rule.push(pending.worker, entry.round, push.samples)
+            if not known or slot.rule.answered[pending.worker] < entry.round:
+                slot.pending[pending.worker] = pending
+            self._perform(bucket, slot, actions, one)
+            if known and any(isinstance(action, Repeat) for action in actions):
+                self._release(bucket, slot, pending)
+
+    def leave(self, worker: int) -> None:
+        """Take a worker out: nobody waits for it any more."""
+        self._left.add(worker)
+        for bucket in self._buckets.values():
+            bucket.arenas.pop(worker, None)
+            for slot in bucket.slots:
+                slot.pending.pop(worker, None)
+                self._perform(bucket, slot, slot.rule.leave(worker), None)
+
+    def _perform(self, bucket: StoredBucket, slot: Slot, actions: Sequence[Action], one: Contribution | None) -> None:
+        for action in actions:
+            if isinstance(action, Merge):
+                assert one is not None
+                accumulator = slot.cohorts.get(action.cohort) or self._accumulator(slot, action)
+                accumulator.add(action.worker, one, self._buffer(bucket, slot, action.worker, action.cohort))
+            elif isinstance(action, Apply):
+                self._apply(bucket, slot, action)
+            elif isinstance(action, Release):
+                self._release_all(bucket, slot, action)
+            elif isinstance(action, Refuse):
+                raise ProtocolError(action.reason)
+
+    def _accumulator(self, slot: Slot, action: Merge) -> Accumulator:
+        rule = slot.rule
+        ordered = self.policy.merge in ("all", "groups")
+        unit = rule.unit[action.worker]
+        expected = sorted(worker for worker in rule.live if ordered and rule.unit[worker] == unit)
+        master = self.spec.multi_precision and slot.updater.value.dtype.itemsize == 2
+        dtype = torch.float32 if master else slot.updater.value.dtype
+        accumulator = slot.cohorts[action.cohort] = Accumulator(expected, self.mean, dtype)
+        return accumulator
+
+    def _buffer(self, bucket: StoredBucket, slot: Slot, worker: int, cohort: int) -> torch.Tensor:
+        # Open at a time: one cohort per group, two with "first", one otherwise.
+        which = (
+            slot.rule.unit[worker]
+            if self.policy.merge == "groups"
+            else cohort % 2
+            if self.policy.merge == "first"
+            else 0
+        )
+        return bucket.buffer(slot, which, slot.cohorts[cohort].dtype)
+
+    def _apply(self, bucket: StoredBucket, slot: Slot, action: Apply) -> None:
+        if self.policy.merge == "groups" and len(self.policy.groups) > 1:
+            bucket.keep_first_version(range(len(self.policy.groups)))
+        buffer = self._buffer(bucket, slot, action.workers[0], action.cohort)
+        accumulator = slot.cohorts.pop(action.cohort)
+        result = accumulator.result(action.weight, buffer)
+        if result is None or action.weight == 0.0:
+            return
+        try:
+            slot.updater.update(*result, accumulator.options)
+        except Exception as error:  # noqa: BLE001 - a user's optimizer may raise anything; all who wait must know
+            self._break(slot, error)
+            return
+        groups = accumulator.options or self.spec.groups
+        rate = groups[0].get("lr", 1.0) if groups else 1.0
+        self.step_mass += action.weight * float(rate if isinstance(rate, int | float) else 1.0)
+
+    def _break(self, slot: Slot, error: Exception) -> None:
+        names = ", ".join(str(piece.key) for piece in slot.updater.pieces[:3])
+        logger.exception("the update of %s failed", names)
+        slot.broken = RemoteError(f"the update of {names} failed: {type(error).__name__}: {error}")
+        for pending in slot.pending.values():
+            pending.fail(slot.broken)
+        slot.pending.clear()
+
+    def _release_all(self, bucket: StoredBucket, slot: Slot, action: Release) -> None:
+        unit = slot.rule.unit[action.workers[0]]
+        if unit in bucket.snapshots:
+            bucket.snapshots[unit][slot.start : slot.stop].copy_(bucket.values[slot.start : slot.stop])
+        for worker in action.workers:
+            pending = slot.pending.pop(worker, None)
+            if pending is not None:
+                self._release(bucket, slot, pending)
+
+    def _release(self, bucket: StoredBucket, slot: Slot, pending: Pending) -> None:
+        if pending.shared and pending.want:
+            part = slice(slot.start, slot.stop)
+            bucket.arenas[pending.worker].values[part].copy_(self.visible(bucket, pending.worker)[part])
+        pending.remaining -= 1
+        if pending.remaining == 0 and not pending.failed:
+            pending.finish()
+
+    # ---- reading ---------------------------------------------------------------------------------------------------
+
+    def visible(self, bucket: StoredBucket, worker: int) -> torch.Tensor:
+        """Return a bucket's values as a worker sees them."""
+        return bucket.visible(bucket.slots[0].rule.unit[worker]) if bucket.snapshots else bucket.values
+
+    def read(self, worker: int, entry: m.Entry) -> tuple[int, torch.Tensor]:
+        """Note that a worker reads a stretch now; returns (version, values), the values not to be changed."""
+        bucket = self.bucket(entry.block, entry.bucket)
+        version = min(slot.rule.pull(worker) for slot in bucket.slots_of(entry.start, entry.length))
+        return version, self.visible(bucket, worker)[entry.start : entry.start + entry.length]
+
+    @property
+    def values_stand_still(self) -> bool:
+        """Whether values that a worker was sent cannot change before it pushes again."""
+        return self.policy.merge in ("all", "groups")
+
+    def report(self) -> dict[str, Any]:
+        """Return the counters."""
+        count = max(1, sum(len(bucket.slots) for bucket in self._buckets.values()))
+        return {
+            "slots": count,
+            "updates": self.stats.updates,
+            "staleness": {str(age): number for age, number in sorted(self.stats.staleness.items())},
+            "weight_sum": self.stats.weight_sum,
+            "step_mass": self.step_mass,
+            "data_mass": {str(worker): mass for worker, mass in sorted(self.stats.data_mass.items())},
+        }
+
+
+def _pieces(spec: m.BucketSpec) -> list[Piece]:
+    pieces, position = [], 0
+    if not len(spec.keys) == len(spec.lengths) == len(spec.shapes):
+        raise ProtocolError("a bucket lists different numbers of keys, lengths and shapes")
+    for key, length, shape in zip(spec.keys, spec.lengths, spec.shapes, strict=True):
+        pieces.append(Piece(key, position, length, tuple(shape)))
+        position += length
+    if position != spec.length:
+        raise ProtocolError(f"keys of {position} elements in a bucket of {spec.length}")
+    return pieces

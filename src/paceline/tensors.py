@@ -1,0 +1,80 @@
+"""Tensors and bytes: the element types that travel, and views without copies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.errors import ProtocolError
+
+_DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_STATE_DTYPES = _DTYPES | {"int64": torch.int64, "int32": torch.int32, "bool": torch.bool, "uint8": torch.uint8}
+_STATE_NAMES = {dtype: name for name, dtype in _STATE_DTYPES.items()}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name under which an element type travels.
+
+    Raises:
+        TypeError: a store does not hold such elements.
+    """
+    if dtype not in _NAMES:
+        raise TypeError(f"a distributed store holds {', '.join(_DTYPES)}, not {str(dtype).removeprefix('torch.')}")
+    return _NAMES[dtype]
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """Return the element type of a name.
+
+    Raises:
+        ProtocolError: unknown name.
+    """
+    if name not in _DTYPES:
+        raise ProtocolError(f"unknown element type {name!r}")
+    return _DTYPES[name]
+
+
+def state_dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of an element type of optimizer state."""
+    return _STATE_NAMES[dtype]
+
+
+def state_from_frame(frame: Any, name: str, shape: list[int]) -> torch.Tensor:
+    """Return a tensor of optimizer state, copied from a frame.
+
+    Raises:
+        ProtocolError: unknown type, or the sizes differ.
+    """
+    if name not in _STATE_DTYPES:
+        raise ProtocolError(f"unknown element type {name!r} of optimizer state")
+    numel = int(np.prod(shape, dtype=np.int64))
+    return from_frame(frame, _STATE_DTYPES[name], numel).clone().view(shape)
+
+
+def from_frame(frame: Any, dtype: torch.dtype, numel: int) -> torch.Tensor:
+    """Return a flat tensor over the memory of a received frame, without a copy.
+
+    Raises:
+        ProtocolError: the frame has another size.
+    """
+    buffer = memoryview(frame)
+    if buffer.nbytes != numel * dtype.itemsize:
+        raise ProtocolError(f"a frame of {buffer.nbytes} bytes for {numel} elements of {dtype.itemsize} bytes")
+    if numel == 0:
+        return torch.empty(0, dtype=dtype)
+    if buffer.readonly:
+        buffer = memoryview(bytearray(buffer))
+    return torch.frombuffer(buffer, dtype=dtype)
+
+
+def to_frame(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return the bytes of a contiguous CPU tensor, without a copy."""
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy()
