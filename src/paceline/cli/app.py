@@ -1,0 +1,86 @@
+"""The ``paceline`` command: pick a subcommand, import only that one, say what went wrong in one line."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+
+from paceline.cli.options import UsageError
+from paceline.errors import ConfigError, PacelineError
+from paceline.launch.naming import suggestion
+from paceline.launch.preflight import CommandNotFoundError
+
+#: Subcommand: its module, which has ``run(name, words) -> int``, and what it does.
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "launch": ("paceline.cli.launch", "start a job: scheduler, servers and workers"),
+    "scheduler": ("paceline.cli.roles", "be the scheduler of a job"),
+    "server": ("paceline.cli.roles", "be a server of a job"),
+}
+
+USAGE_CODE = 2
+NOT_FOUND_CODE = 127
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code.
+
+    Args:
+        words: the arguments without the program's name; those of this process by default.
+    """
+    words = sys.argv[1:] if words is None else list(words)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0
+    if words[0] == "--version":
+        print(version())
+        return 0
+    return _run(words[0], words[1:])
+
+
+def overview() -> str:
+    """Return the list of subcommands."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:{width}}  {summary}" for name, (_, summary) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: paceline COMMAND [options]",
+            "",
+            "Data-parallel training of PyTorch models on machines that are not alike.",
+            "",
+            *lines,
+            "",
+            "paceline COMMAND --help tells more; paceline --version prints the version.",
+        ]
+    )
+
+
+def version() -> str:
+    """Return the program's name and version."""
+    from importlib import metadata  # only here: it is slow to import
+
+    try:
+        return f"paceline {metadata.version('paceline')}"
+    except metadata.PackageNotFoundError:
+        return "paceline, not installed"
+
+
+def _run(name: str, words: Sequence[str]) -> int:
+    try:
+        if name not in COMMANDS:
+            raise UsageError(f"unknown command {name!r}{suggestion(name, COMMANDS)}")
+        return int(importlib.import_module(COMMANDS[name][0]).run(name, words))
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except (UsageError, PacelineError) as error:
+        known = f" {name}" if name in COMMANDS else ""
+        more = f"\ntry: paceline{known} --help" if isinstance(error, UsageError) else ""
+        print(f"paceline{known}: {error}{more}", file=sys.stderr)
+        return _code(error)
+
+
+def _code(error: Exception) -> int:
+    if isinstance(error, UsageError | ConfigError):
+        return USAGE_CODE
+    return NOT_FOUND_CODE if isinstance(error, CommandNotFoundError) else 1

@@ -1,0 +1,124 @@
+"""``paceline launch``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+from collections.abc import Sequence
+
+from paceline import config
+from paceline.cli.options import Option, Parser, UsageError, split_command
+from paceline.launch import BACKENDS, Graces, JobSpec, Machine, backend, describe, make_plan
+from paceline.launch.preflight import readable_file
+
+OPTIONS = (
+    Option(("-n", "--num-workers"), "number of workers", "N", int),
+    Option(("-s", "--num-servers"), "number of servers (default: as many as workers; 0: workers only)", "S", int),
+    Option(("--launcher",), f"where processes run: {', '.join(BACKENDS)} (default: local)", "NAME", default="local"),
+    Option(("--env",), "set a variable in every process; may be repeated", "NAME=VALUE", repeat=True),
+    Option(("--staleness",), "rounds a worker may be ahead of the slowest (dist_ssync, dist_gsync)", "ROUNDS"),
+    Option(("--groups",), "groups file of dist_gsync", "FILE"),
+    Option(
+        ("--weighting",), "what a stale update counts: none, inverse, normalised, cutoff or a registered one", "NAME"
+    ),
+    Option(("--insecure",), "no key: for a network that nobody else can reach"),
+    Option(("--timeout",), "how long any request may take (default: 300)", "SECONDS", float),
+    Option(("--start-timeout",), "how long to wait for all processes to join (default: 60)", "SECONDS", float),
+    Option(("--grace",), "how long the others may go on after a failure (default: 6)", "SECONDS", float),
+    Option(("--dry-run",), "print the processes and their environment, start nothing"),
+)
+
+USAGE = "paceline launch -n N [options] [--] command ..."
+
+DESCRIPTION = """\
+Start a job on this machine: one scheduler, S servers, and N workers that each run the command. All output appears
+here, every line behind the role and rank that printed it. The job ends when all workers are done, and with the first
+process that fails; nothing is left running, whichever way it ends."""
+
+EPILOG = """\
+examples:
+  paceline launch -n 4 -- python train.py --lr 0.1
+  paceline launch -n 4 -s 1 --env PACELINE_ALLOW_OPTIMIZER=mylib.optim:Lion -- python train.py
+  paceline launch -n 2 --dry-run -- python train.py
+
+exit code:
+  0 when all workers are done, otherwise that of the process that failed first (128 + n for signal n);
+  130 after Ctrl-C, 143 after SIGTERM, 2 for a wrong command line, 127 for a command that does not exist.
+
+ports:
+  The scheduler binds a free port itself. MASTER_PORT of torch.distributed is a port that was free when the workers
+  started; another program can take it before worker 0 binds it. To choose it yourself: MASTER_PORT=29500 paceline
+  launch ..., or --env MASTER_PORT=29500."""
+
+
+def run(name: str, words: Sequence[str]) -> int:
+    """Run ``paceline launch`` and return the job's exit code.
+
+    Raises:
+        UsageError: the command line is wrong.
+        paceline.errors.PacelineError: a setting makes no sense, or the job cannot be started.
+    """
+    ours, command = split_command(words, OPTIONS)
+    options = Parser(name, OPTIONS, USAGE, DESCRIPTION, EPILOG).parse(ours)
+    try:
+        chosen = backend(options.launcher)
+        plan = make_plan(job_spec(options, command), Machine.here())
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    chosen.check(plan)
+    if options.dry_run:
+        print(describe(plan), end="")
+        return 0
+    return chosen.run(plan)
+
+
+def job_spec(options: argparse.Namespace, command: Sequence[str]) -> JobSpec:
+    """Turn parsed options into a job.
+
+    Raises:
+        UsageError: the number of workers is missing, or a variable has no value.
+        ValueError: see :class:`~paceline.launch.JobSpec`.
+        paceline.errors.PacelineError: the groups file cannot be read, or a setting makes no sense.
+    """
+    if options.num_workers is None:
+        raise UsageError("how many workers? Say it with -n, as in: paceline launch -n 2 -- python train.py")
+    return JobSpec(
+        command=tuple(command),
+        num_workers=options.num_workers,
+        num_servers=options.num_servers,
+        job_id=secrets.token_hex(4),
+        env=dict(_variable(text) for text in options.env),
+        settings=_settings(options),
+        graces=_graces(options),
+    )
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise UsageError(f"--env {text!r} is not NAME=VALUE; variables of this shell reach all processes by themselves")
+    return name, value
+
+
+def _settings(options: argparse.Namespace) -> dict[str, str]:
+    groups = None if options.groups is None else readable_file(options.groups, "the groups file")
+    given = {
+        "staleness": options.staleness,
+        "groups": groups,
+        "weighting": options.weighting,
+        "insecure": "1" if options.insecure else None,
+        "timeout_s": options.timeout,
+        "start_timeout_s": options.start_timeout,
+    }
+    return {name: str(value) for name, value in given.items() if value is not None}
+
+
+def _graces(options: argparse.Namespace) -> Graces:
+    graces = Graces()
+    name = config.variable("start_timeout_s")
+    text = str(options.start_timeout) if options.start_timeout is not None else os.environ.get(name)
+    return Graces(
+        start_s=config.parse("start_timeout_s", text, name) if text else graces.start_s,
+        survivors_s=graces.survivors_s if options.grace is None else options.grace,
+    )

@@ -1,0 +1,93 @@
+"""Tables of options: one row is one option, for the parser as well as for finding where the user's command begins."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from paceline.launch.naming import suggestion
+
+
+class UsageError(Exception):
+    """The command line is wrong. The text says how, and what would be right."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option; without a metavar it is a switch."""
+
+    flags: tuple[str, ...]
+    help: str
+    metavar: str | None = None
+    type: type[int] | type[float] | type[str] = str
+    repeat: bool = False
+    default: Any = None
+
+    @property
+    def name(self) -> str:
+        """The name under which the parsed value is found."""
+        return self.flags[-1].removeprefix("--").replace("-", "_")
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that raises :class:`UsageError` and suggests an option for an unknown one."""
+
+    def __init__(self, name: str, options: Sequence[Option], usage: str, description: str, epilog: str = "") -> None:
+        super().__init__(
+            prog=f"paceline {name}",
+            usage=usage,
+            description=description,
+            epilog=epilog,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        self._flags = [flag for option in options for flag in option.flags]
+        for option in options:
+            self._add(option)
+
+    def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        """Parse words that are options only.
+
+        Raises:
+            UsageError: an option is unknown, lacks its value, or has one of the wrong type.
+        """
+        parsed, rest = self.parse_known_args(words)
+        for word in rest:
+            if word.startswith("-"):
+                raise UsageError(f"unknown option {word!r}{suggestion(word.partition('=')[0], self._flags)}")
+            raise UsageError(f"{word!r} is one word too many")
+        return parsed
+
+    def error(self, message: str) -> NoReturn:
+        """Raise :class:`UsageError` instead of leaving the process."""
+        raise UsageError(message)
+
+    def _add(self, option: Option) -> None:
+        if option.metavar is None:
+            self.add_argument(*option.flags, help=option.help, action="store_true")
+        else:
+            action = "append" if option.repeat else "store"
+            self.add_argument(
+                *option.flags,
+                help=option.help,
+                metavar=option.metavar,
+                type=option.type,
+                action=action,
+                default=[] if option.repeat else option.default,
+            )
+
+
+def split_command(words: Sequence[str], options: Sequence[Option]) -> tuple[list[str], list[str]]:
+    """Split into our options and the user's command: what follows ``--``, or begins with the first non-option word."""
+    takes_value = {flag for option in options if option.metavar is not None for flag in option.flags}
+    index = 0
+    while index < len(words):
+        word = words[index]
+        if word == "--":
+            return list(words[:index]), list(words[index + 1 :])
+        if not word.startswith("-"):
+            break
+        index += 2 if word in takes_value else 1
+    return list(words[:index]), list(words[index:])

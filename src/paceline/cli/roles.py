@@ -1,0 +1,86 @@
+"""``paceline scheduler`` and ``paceline server``: be one role of a job."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline import config
+from paceline.cli.options import Option, Parser, UsageError
+
+#: Settings that can be given as an option, by the option's name where it is not the field's.
+_COMMON = (
+    Option(("--scheduler",), "where the scheduler listens", "tcp://HOST:PORT"),
+    Option(("--num-workers",), "number of workers of the job", "N"),
+    Option(("--num-servers",), "number of servers of the job", "S"),
+    Option(("--job-id",), "name of the job, for logs", "NAME"),
+    Option(
+        ("--host",), "address to bind and to tell the others (default: the one that reaches the scheduler)", "ADDRESS"
+    ),
+    Option(("--interface",), "network interface whose address to use", "NAME"),
+    Option(("--insecure",), "no key: for a network that nobody else can reach"),
+    Option(("--timeout",), "how long any request may take (default: 300)", "SECONDS"),
+    Option(("--start-timeout",), "how long to wait for all processes to join (default: 60)", "SECONDS"),
+    Option(("--log-level",), "DEBUG, INFO, WARNING or ERROR (default: WARNING)", "LEVEL"),
+)
+
+OPTIONS: Mapping[str, tuple[Option, ...]] = {
+    "scheduler": _COMMON,
+    "server": (
+        *_COMMON,
+        Option(("--rank",), "rank of this server (default: the scheduler chooses)", "RANK"),
+        Option(("--server-threads",), "threads that work on this server's shards (default: 1)", "N"),
+        Option(
+            ("--allow-optimizer",),
+            "an optimizer that workers may ask for beside those of torch.optim; may be repeated",
+            "pkg.mod:Class",
+            repeat=True,
+        ),
+    ),
+}
+
+_FIELDS = {"timeout": "timeout_s", "start_timeout": "start_timeout_s"}
+
+_EPILOG = """\
+Every option is also a variable: --num-workers is PACELINE_NUM_WORKERS. The job's key is only a variable,
+PACELINE_JOB_KEY, because everybody on a machine can read command lines. paceline launch sets all of them."""
+
+
+def run(name: str, words: Sequence[str]) -> int:
+    """Run a role until its job is over and return its exit code.
+
+    Raises:
+        UsageError: the command line is wrong, or nobody said where the scheduler listens.
+        paceline.errors.PacelineError: a setting makes no sense, or the role failed.
+    """
+    options = Parser(name, OPTIONS[name], f"paceline {name} [options]", f"Be the {name} of a job.", _EPILOG).parse(
+        words
+    )
+    settings = config.from_environment(role=name, **arguments(options))
+    if not settings.scheduler:
+        raise UsageError("where does the scheduler listen? Give --scheduler tcp://HOST:PORT or PACELINE_SCHEDULER")
+    role = importlib.import_module(f"paceline.roles.{name}")  # not before: it imports torch
+    return int(role.main(settings))
+
+
+def arguments(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings that were given as options.
+
+    Raises:
+        paceline.errors.ConfigError: a text does not fit its setting.
+    """
+    given = {name: value for name, value in vars(options).items() if value not in (None, False, [])}
+    return {
+        _FIELDS.get(name, name): config.parse(_FIELDS.get(name, name), _text(value), _flag(name))
+        for name, value in given.items()
+    }
+
+
+def _text(value: str | bool | list[str]) -> str:
+    return ",".join(value) if isinstance(value, list) else str(value)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

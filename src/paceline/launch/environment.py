@@ -1,0 +1,73 @@
+"""The variables that every process of a job gets: paceline's own, torchrun's and MXNet's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from paceline import config
+from paceline.launch.plan import Late, Value
+from paceline.launch.spec import JobSpec
+
+#: Variables that give a process its identity. Nobody else may set them.
+OWNED = frozenset(
+    config.variable(field)
+    for field in ("role", "job_id", "job_key", "scheduler", "num_workers", "num_servers", "rank", "local_rank")
+) | {"PACELINE_READY_FD", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}
+
+
+def identity(spec: JobSpec, role: str, rank: int, local_rank: int) -> dict[str, Value]:
+    """Return who the process is and, in a job with a scheduler, how it joins.
+
+    A job without servers has no scheduler either; its workers do not see one and are not part of a paceline job.
+    """
+    fields: dict[str, Value] = {"role": role, "job_id": spec.job_id, "num_workers": str(spec.num_workers)}
+    fields |= {"rank": str(rank), "local_rank": str(local_rank)}
+    if spec.servers:
+        fields["num_servers"] = str(spec.servers)
+        fields["scheduler"] = Late.BIND if role == "scheduler" else Late.SCHEDULER
+        if not spec.insecure:
+            fields["job_key"] = Late.JOB_KEY
+    env = {config.variable(name): value for name, value in fields.items()}
+    return env | {"PACELINE_READY_FD": Late.READY_FD} if role == "scheduler" else env
+
+
+def settings(spec: JobSpec) -> dict[str, Value]:
+    """Return the settings that the user gave for the whole job."""
+    return {config.variable(name): text for name, text in spec.settings.items()}
+
+
+def torchrun(spec: JobSpec, rank: int, local_rank: int, local_size: int) -> dict[str, Value]:
+    """Return what ``torch.distributed.init_process_group`` reads, except the address of its master."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(spec.num_workers),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(local_size),
+    }
+
+
+def master(spec: JobSpec, environ: Mapping[str, str]) -> dict[str, Value]:
+    """Return where worker 0 opens the store of ``torch.distributed``.
+
+    The backend picks a port that is free at that moment, but worker 0 binds it only later: another program can take it
+    in between. Who needs a certain port sets MASTER_PORT in the launcher's environment or with ``--env``.
+    """
+    return {"MASTER_ADDR": spec.hosts[0], "MASTER_PORT": environ.get("MASTER_PORT") or Late.MASTER_PORT}
+
+
+def mxnet(spec: JobSpec) -> dict[str, Value]:
+    """Return the names under which MXNet scripts look for the same facts."""
+    if not spec.servers:
+        return {}
+    return {
+        "DMLC_ROLE": "worker",
+        "DMLC_NUM_WORKER": str(spec.num_workers),
+        "DMLC_NUM_SERVER": str(spec.servers),
+        "DMLC_PS_ROOT_URI": Late.SCHEDULER_HOST,
+        "DMLC_PS_ROOT_PORT": Late.SCHEDULER_PORT,
+    }
+
+
+def unbuffered(environ: Mapping[str, str]) -> dict[str, Value]:
+    """Return what makes Python print at once: the last words of a killed process would be lost in its buffer."""
+    return {"PYTHONUNBUFFERED": environ.get("PYTHONUNBUFFERED") or "1"}

@@ -1,0 +1,97 @@
+"""From what the user asks for to the processes of a job: pure, printable, the same for every backend."""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+from paceline.launch.spec import LOCALHOST, Graces
+
+
+class Late(enum.Enum):
+    """A value that a backend knows only while it starts the job. Its own value is how it is printed."""
+
+    JOB_KEY = "***"
+    BIND = "<where the scheduler binds>"
+    READY_FD = "<pipe on which the scheduler says where it listens>"
+    SCHEDULER = "<where the scheduler listens>"
+    SCHEDULER_HOST = "<host of the scheduler>"
+    SCHEDULER_PORT = "<port of the scheduler>"
+    MASTER_PORT = "<free port>"
+
+
+Value: TypeAlias = str | Late
+
+
+class Member(NamedTuple):
+    """Who a process is: its role and its launch index within the role."""
+
+    role: str
+    rank: int
+
+    def __str__(self) -> str:
+        return self.role if self.role == "scheduler" else f"{self.role} {self.rank}"
+
+
+@dataclass(frozen=True)
+class ProcessSpec:
+    """One process: who it is, what it runs, and the variables it gets on top of the backend's own environment."""
+
+    role: str
+    rank: int
+    argv: tuple[str, ...]
+    env: Mapping[str, Value] = field(default_factory=dict)
+    host: str = LOCALHOST
+
+    @property
+    def member(self) -> Member:
+        """Who the process is."""
+        return Member(self.role, self.rank)
+
+    def environment(self, known: Mapping[Late, str]) -> dict[str, str]:
+        """Return ``env`` with every late value filled in.
+
+        Raises:
+            KeyError: a value is not known yet.
+        """
+        return {name: known[value] if isinstance(value, Late) else value for name, value in self.env.items()}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The processes of a job in the order they start: scheduler (at most one), servers, workers.
+
+    Raises:
+        ValueError: no worker, two schedulers, or two processes with one role and rank.
+    """
+
+    processes: tuple[ProcessSpec, ...]
+    job_id: str = "job"
+    graces: Graces = field(default_factory=Graces)
+    notes: tuple[str, ...] = ()
+    """Choices the plan made that the user may want to make otherwise."""
+
+    def __post_init__(self) -> None:
+        roles = Counter(process.role for process in self.processes)
+        if not roles["worker"]:
+            raise ValueError("a plan has at least one worker")
+        if roles["scheduler"] > 1:
+            raise ValueError(f"a plan has one scheduler, not {roles['scheduler']}")
+        for member, count in Counter(process.member for process in self.processes).items():
+            if count > 1:
+                raise ValueError(f"{member} is in the plan {count} times")
+
+    def __iter__(self) -> Iterator[ProcessSpec]:
+        return iter(self.processes)
+
+    @property
+    def scheduler(self) -> ProcessSpec | None:
+        """The scheduler's process, if the job has one."""
+        return next((process for process in self if process.role == "scheduler"), None)
+
+    def needs(self, value: Late) -> bool:
+        """Tell whether any process waits for a late value."""
+        return any(value in process.env.values() for process in self)

@@ -1,0 +1,57 @@
+"""Find a user's mistakes before anything has started."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from paceline.errors import LaunchError
+
+
+class CommandNotFoundError(LaunchError):
+    """The workers' command does not exist on this machine."""
+
+
+def check_command(argv: Sequence[str], env: Mapping[str, str]) -> None:
+    """Make sure that a command can be found the way a shell would.
+
+    Raises:
+        CommandNotFoundError: with what was probably meant.
+    """
+    word = argv[0]
+    if shutil.which(word, path=env.get("PATH", os.defpath)) is None:
+        raise CommandNotFoundError(f"{_why(word)}{_hint(argv)}")
+
+
+def _why(word: str) -> str:
+    if Path(word).is_dir():
+        return f"the command {word!r} is a directory"
+    if Path(word).exists() and os.sep in word:
+        return f"the command {word!r} is not an executable file"
+    where = "does not exist" if os.sep in word else "is not on the PATH"
+    return f"the command {word!r} {where}"
+
+
+def _hint(argv: Sequence[str]) -> str:
+    word = argv[0]
+    if " " in word:
+        return "; give the command as words, not as one quoted string"
+    if word.endswith(".py"):
+        return f"; did you mean: python {' '.join(argv)}"
+    return ""
+
+
+def readable_file(path: str, what: str) -> str:
+    """Return the absolute path of a file that this process can read.
+
+    Raises:
+        LaunchError: it cannot be read; the message says why.
+    """
+    try:
+        with open(path, "rb") as file:
+            file.read(1)
+    except OSError as error:
+        raise LaunchError(f"{what} {path!r} cannot be read: {error.strerror}") from error
+    return str(Path(path).absolute())

@@ -1,0 +1,90 @@
+"""What the user asks for: a command, how many processes, on which hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from paceline import config
+from paceline.errors import ConfigError
+
+LOCALHOST = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Graces:
+    """How long the parts of starting and ending a job may take, in seconds."""
+
+    start_s: float = 60.0
+    """Until the scheduler has said where it listens."""
+    survivors_s: float = 6.0
+    """For the others to leave by themselves after a failure or an interrupt, before they are terminated."""
+    leave_s: float = 10.0
+    """For servers and scheduler to leave after the last worker, and for workers to end after the first of them."""
+    terminate_s: float = 5.0
+    """Between SIGTERM and SIGKILL."""
+    kill_s: float = 5.0
+    """For the kernel to end a killed process."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not value > 0:
+                raise ValueError(f"{name} is {value}; every wait needs a deadline above 0 seconds")
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """A job as the user describes it; :func:`paceline.launch.make_plan` turns it into processes.
+
+    Raises:
+        ValueError: no command, no worker, no host, a negative number of servers, or a variable without a name.
+        paceline.errors.ConfigError: a setting does not exist or its text does not fit.
+    """
+
+    command: tuple[str, ...]
+    """What every worker runs."""
+    num_workers: int
+    num_servers: int | None = None
+    """None means as many as workers; 0 starts workers only, for scripts that need no parameter server."""
+    job_id: str = "job"
+    hosts: tuple[str, ...] = (LOCALHOST,)
+    """Where processes go, in turn; a host named twice gets twice as many."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Variables for every process, weaker than ``settings``."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Fields of :class:`paceline.config.Settings` for every process, as text."""
+    graces: Graces = field(default_factory=Graces)
+
+    def __post_init__(self) -> None:
+        if not self.command or not self.command[0]:
+            raise ValueError(
+                "there is no command to run; give it after --, as in: paceline launch -n 2 -- python train.py"
+            )
+        if self.num_workers < 1:
+            raise ValueError(f"number of workers is {self.num_workers}; a job has at least 1 worker")
+        if self.servers < 0:
+            raise ValueError(f"number of servers is {self.num_servers}; it is 0 or more")
+        if not self.hosts:
+            raise ValueError("there is no host to run on")
+        for name in self.env:
+            if not name or "=" in name or "\0" in name:
+                raise ValueError(f"{name!r} is not the name of an environment variable")
+        _check_settings(self.settings)
+
+    @property
+    def servers(self) -> int:
+        """How many servers the job has."""
+        return self.num_workers if self.num_servers is None else self.num_servers
+
+    @property
+    def insecure(self) -> bool:
+        """Whether the job runs without a key."""
+        return bool(config.parse("insecure", self.settings.get("insecure", "0"), "insecure"))
+
+
+def _check_settings(settings: Mapping[str, str]) -> None:
+    for name in settings:
+        if name not in config.Settings.__dataclass_fields__:
+            raise ConfigError(f"{name!r} is not a setting of paceline")
+    values = {name: config.parse(name, text, name) for name, text in settings.items()}
+    config.check(config.Settings(**values))

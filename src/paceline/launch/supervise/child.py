@@ -1,0 +1,96 @@
+"""Start one process of a job, in a session of its own that cannot outlive the launcher."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+
+from paceline.errors import LaunchError
+from paceline.launch.supervise import signals
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class Child:
+    """A process, and the pipes on which it prints.
+
+    Its exit is observed without reaping it: as long as the launcher lives, the zombie keeps the id of the session
+    from being given to an unrelated process that a later signal would hit.
+
+    Raises:
+        LaunchError: the command cannot be run; the message has the system's reason.
+    """
+
+    def __init__(
+        self, argv: Sequence[str], env: Mapping[str, str], register: Callable[[], None], pass_fds: Sequence[int] = ()
+    ) -> None:
+        launcher = os.getpid()
+        with signals.held() as mask:
+
+            def prepare() -> None:
+                register()
+                _die_with(launcher)
+                signals.restore_in_child(mask)
+
+            self._process = _popen(argv, env, prepare, pass_fds)
+        self.code: int | None = None
+        """The exit code, 128 + n after signal n; None while it runs."""
+
+    @property
+    def pid(self) -> int:
+        """The process id, which is the id of its session and first process group as well."""
+        return self._process.pid
+
+    def pipes(self) -> tuple[int, int]:
+        """Return the descriptors from which its stdout and stderr are read, non-blocking."""
+        streams = self._process.stdout, self._process.stderr
+        fds = [stream.fileno() for stream in streams if stream is not None]
+        for fd in fds:
+            os.set_blocking(fd, False)
+        return fds[0], fds[1]
+
+    def ended(self) -> bool:
+        """Tell whether the process has ended, and note its exit code."""
+        if self.code is None:
+            status = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if status is not None:
+                self.code = status.si_status if status.si_code == os.CLD_EXITED else 128 + status.si_status
+        return self.code is not None
+
+    def release(self) -> None:
+        """Close the pipes and reap the process if it has ended."""
+        for stream in (self._process.stdout, self._process.stderr):
+            if stream is not None:
+                stream.close()
+        self._process.poll()
+
+
+def _popen(
+    argv: Sequence[str], env: Mapping[str, str], prepare: Callable[[], None], pass_fds: Sequence[int]
+) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            argv,
+            env=env,
+            bufsize=0,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            pass_fds=pass_fds,
+            preexec_fn=prepare,  # noqa: PLW1509 - the launcher has one thread
+        )
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise LaunchError(f"{argv[0]!r} cannot be run: {reason}") from error
+
+
+def _die_with(launcher: int) -> None:
+    """Ask the kernel to kill this process when the launcher dies; the guardian sees to what it starts."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != launcher:
+        os._exit(1)  # it died before the kernel was asked

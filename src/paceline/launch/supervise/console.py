@@ -1,0 +1,95 @@
+"""Show what the processes of a job print: every line says who printed it."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Mapping
+
+from paceline.launch.plan import Member
+from paceline.launch.supervise.lines import Line, LineSplitter, Tail
+
+OUT, ERR = 1, 2
+
+_COLOURS = {"scheduler": b"35", "server": b"34", "worker": b"32", "launch": b"33"}
+_ERASE_REST = b"\x1b[K"
+_LEADER = Member("worker", 0)
+
+
+class Console:
+    """Writes to the launcher's own stdout and stderr.
+
+    On a terminal prefixes are coloured and only worker 0's progress bars are shown while they move, because all bars
+    share one row; elsewhere every byte is passed on.
+
+    Args:
+        fds: where the children's stdout (:data:`OUT`) and stderr (:data:`ERR`) go.
+        environ: NO_COLOR and TERM=dumb switch colours off.
+    """
+
+    def __init__(self, fds: Mapping[int, int] | None = None, environ: Mapping[str, str] | None = None) -> None:
+        environ = os.environ if environ is None else environ
+        self._fds = {OUT: 1, ERR: 2} if fds is None else dict(fds)
+        self._terminal = {stream: os.isatty(fd) for stream, fd in self._fds.items()}
+        self._colour = not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
+        self._splitters: dict[tuple[Member, int], LineSplitter] = {}
+        self._tails: dict[Member, Tail] = {}
+        self._gone: set[int] = set()
+
+    @property
+    def broken(self) -> bool:
+        """Whether a reader has gone away (``paceline launch … | head``)."""
+        return bool(self._gone)
+
+    def feed(self, member: Member, stream: int, data: bytes) -> None:
+        """Show the bytes that a process wrote, line by line."""
+        splitter = self._splitters.setdefault((member, stream), LineSplitter())
+        self._show(member, stream, splitter.feed(data))
+        if self._terminal[stream] and member == _LEADER and splitter.preview():
+            self._write(stream, self._format(member, stream, Line(splitter.preview(), b"\r")))
+
+    def close(self, member: Member, stream: int) -> None:
+        """Show the last line of a stream that has ended."""
+        self._show(member, stream, self._splitters.pop((member, stream), LineSplitter()).close())
+
+    def say(self, text: str) -> None:
+        """Show a line of the launcher itself."""
+        self._write(ERR, self._format(None, ERR, Line(text.encode(errors="surrogateescape"), b"\n")))
+
+    def block(self, data: bytes) -> None:
+        """Show a block of whole lines on stderr as it is."""
+        self._write(ERR, _ERASE_REST + data if self._terminal[ERR] else data)
+
+    def tail(self, member: Member) -> list[bytes]:
+        """Return the last lines of a process, stdout and stderr together."""
+        return self._tails[member].lines() if member in self._tails else []
+
+    def _show(self, member: Member, stream: int, lines: list[Line]) -> None:
+        tail = self._tails.setdefault(member, Tail())
+        shown = b""
+        for line in lines:
+            tail.add(line)
+            if line.end == b"\n" or self._moves(member, stream, line):
+                shown += self._format(member, stream, line)
+        self._write(stream, shown)
+
+    def _moves(self, member: Member, stream: int, line: Line) -> bool:
+        return bool(line.text.strip()) and (member == _LEADER or not self._terminal[stream])
+
+    def _format(self, member: Member | None, stream: int, line: Line) -> bytes:
+        prefix = b"[%s] " % (str(member) if member else "launch").encode()
+        if not self._terminal[stream]:
+            return prefix + line.text + line.end
+        if self._colour:
+            prefix = b"\x1b[%sm%s\x1b[0m" % (_COLOURS.get(member.role if member else "launch", b"36"), prefix)
+        return prefix + line.text + _ERASE_REST + line.end
+
+    def _write(self, stream: int, data: bytes) -> None:
+        fd, rest = self._fds[stream], memoryview(data)
+        while rest and stream not in self._gone:
+            try:
+                rest = rest[os.write(fd, rest) :]
+            except BlockingIOError:  # whoever shares this descriptor made it non-blocking
+                select.select([], [fd], [])
+            except OSError:
+                self._gone.add(stream)

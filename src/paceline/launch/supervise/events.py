@@ -1,0 +1,83 @@
+"""What happens to a job, and what its lifecycle wants done about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from paceline.launch.plan import Member
+
+
+@dataclass(frozen=True)
+class Started:
+    """A process runs."""
+
+    member: Member
+
+
+@dataclass(frozen=True)
+class NotStarted:
+    """A process could not be started."""
+
+    member: Member
+    reason: str
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The scheduler listens."""
+
+
+@dataclass(frozen=True)
+class Exited:
+    """A process ended; ``code`` is its exit code, 128 + n after signal n."""
+
+    member: Member
+    code: int
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """The launcher got a signal."""
+
+    signum: int
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed."""
+
+
+Event: TypeAlias = Started | NotStarted | Ready | Exited | Interrupted | Tick
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start these processes, in order, until one cannot be started."""
+
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True)
+class Signal:
+    """Send a signal to these processes and everything they started."""
+
+    signum: int
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True)
+class Warn:
+    """Tell the user."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The job is over."""
+
+    code: int
+
+
+Action: TypeAlias = Start | Signal | Warn | Finish

@@ -1,0 +1,82 @@
+"""A process that outlives the launcher just long enough to end what the launcher started.
+
+``kill -9`` gives the launcher no chance to clean up. The guardian reads a pipe whose write end only the launcher
+holds. A child writes its session's id there before it becomes the user's command, so there is no moment in which
+something runs that the guardian does not know: while the child still holds the write end itself, the guardian cannot
+see the end of the pipe. When it does see it, it kills all those sessions. The launcher ends every job in the same way,
+by closing the pipe, so this is not a path that only runs in an emergency.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from paceline.launch.supervise import sessions
+
+_TRIES = 100
+_PAUSE_S = 0.02
+
+
+class Guardian:
+    """The launcher's end: fork the guardian, register sessions with it, release it.
+
+    Fork it first, while the process holds nothing that the guardian should not keep open.
+    """
+
+    def __init__(self) -> None:
+        read_fd, self.fd = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            _main(read_fd, self.fd)
+        os.close(read_fd)
+
+    def register(self) -> None:
+        """Register the calling process, which leads its session. Called between fork and exec."""
+        os.write(self.fd, b"%d\n" % os.getpid())
+
+    def close(self) -> None:
+        """Have everything that is registered killed, and wait until that is done. Idempotent."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+            os.waitpid(self._pid, 0)
+
+
+def _main(read_fd: int, write_fd: int) -> None:
+    """Be the guardian. Never returns, whatever happens: this is a copy of the launcher."""
+    try:
+        os.close(write_fd)
+        _detach(read_fd)
+        sweep(_read_sessions(read_fd))
+    finally:
+        os._exit(0)
+
+
+def _detach(read_fd: int) -> None:
+    """Leave the launcher's terminal, signals and open files, or a pipe of the launcher would never be seen closed."""
+    os.setsid()
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
+        signal.signal(signum, signal.SIG_IGN)
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    os.closerange(3, read_fd)
+    os.closerange(read_fd + 1, os.sysconf("SC_OPEN_MAX"))
+
+
+def _read_sessions(read_fd: int) -> set[int]:
+    text = b""
+    while chunk := os.read(read_fd, 4096):
+        text += chunk
+    return {int(line) for line in text.split()}
+
+
+def sweep(registered: set[int]) -> None:
+    """Kill every process of the given sessions, and look again until none is left (for at most 2 s)."""
+    for _ in range(_TRIES):
+        if not sessions.living(registered):
+            return
+        sessions.send(signal.SIGKILL, registered)
+        time.sleep(_PAUSE_S)

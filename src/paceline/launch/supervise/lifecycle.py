@@ -1,0 +1,227 @@
+"""When a job starts, fails and is over: a machine without processes, pipes or clock.
+
+A job goes ``STARTING`` (only the scheduler runs) → ``RUNNING`` → ``LEAVING`` (all workers are done) → ``OVER``. A
+failure leads to ``FAILING``, where the others have a moment to say what they saw, an interrupt to ``INTERRUPTED``;
+both, and a ``LEAVING`` that takes too long, go on to ``TERMINATING`` (SIGTERM sent) and ``KILLING`` (SIGKILL sent).
+Every phase but ``RUNNING`` has a deadline, so no job can hang on its way out.
+"""
+
+from __future__ import annotations
+
+import enum
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.launch.plan import Member
+from paceline.launch.spec import Graces
+from paceline.launch.supervise.events import (
+    Action,
+    Event,
+    Exited,
+    Finish,
+    Interrupted,
+    NotStarted,
+    Ready,
+    Signal,
+    Start,
+    Started,
+    Tick,
+    Warn,
+)
+
+
+class Phase(enum.Enum):
+    """Where the job is; see the module's text."""
+
+    STARTING = enum.auto()
+    RUNNING = enum.auto()
+    LEAVING = enum.auto()
+    FAILING = enum.auto()
+    INTERRUPTED = enum.auto()
+    TERMINATING = enum.auto()
+    KILLING = enum.auto()
+    OVER = enum.auto()
+
+
+_GOING_WELL = frozenset({Phase.STARTING, Phase.RUNNING, Phase.LEAVING})
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The first thing that went wrong: who, the job's exit code, what happened, and how long after the start."""
+
+    member: Member
+    code: int
+    reason: str
+    after_s: float
+
+
+class Lifecycle:
+    """The state of one job.
+
+    Args:
+        members: every process of the plan, in the order they start.
+        graces: how long each phase may take.
+        now: the time of the start, in seconds; later times are on the same clock.
+    """
+
+    def __init__(self, members: Sequence[Member], graces: Graces, now: float) -> None:
+        self.members = tuple(members)
+        self.graces = graces
+        self.phase = Phase.STARTING
+        self.deadline: float | None = None
+        """When a :class:`Tick` is due, if one is."""
+        self.failure: Failure | None = None
+        self.aftermath: dict[Member, int] = {}
+        """Exit codes of those who left by themselves after the failure, in order."""
+        self.alive: dict[Member, None] = {}
+        """Who runs, in the order of starting."""
+        self._started: list[Member] = []
+        self._unfinished = {member for member in members if member.role == "worker"}
+        self._departed: list[Member] = []
+        self._signum = 0
+        self._began = now
+
+    def begin(self) -> list[Action]:
+        """Return the first actions: the scheduler alone if there is one, because the others need its address."""
+        scheduler = tuple(member for member in self.members if member.role == "scheduler")
+        if not scheduler:
+            self.phase = Phase.RUNNING
+            return [Start(self.members)]
+        self.deadline = self._began + self.graces.start_s
+        return [Start(scheduler)]
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """Take in what happened and return what to do, in order."""
+        if self.phase is Phase.OVER:
+            return []
+        match event:
+            case Started(member):
+                self.alive[member] = None
+                self._started.append(member)
+                return []
+            case Ready():
+                return self._ready()
+            case NotStarted(member, reason):
+                return self._fail(member, 1, reason, now) + self._finish_if_empty()
+            case Exited(member, code):
+                return self._exited(member, code, now)
+            case Interrupted(signum):
+                return self._interrupted(signum, now)
+            case Tick():
+                return self._late(now) if self.deadline is not None and now >= self.deadline else []
+
+    @property
+    def code(self) -> int:
+        """The exit code of the job as things stand."""
+        if self.failure is not None:
+            return self.failure.code
+        return 128 + self._signum if self._signum else 0
+
+    def check(self) -> None:
+        """Assert what is always true."""
+        assert set(self.alive) <= set(self._started) <= set(self.members)
+        assert (self.deadline is None) <= (self.phase in (Phase.RUNNING, Phase.OVER))
+        assert (self.failure is None) or self.phase not in _GOING_WELL
+        assert self.phase is not Phase.LEAVING or not self._unfinished
+
+    def _ready(self) -> list[Action]:
+        if self.phase is not Phase.STARTING:
+            return []
+        self.phase, self.deadline = Phase.RUNNING, None
+        return [Start(tuple(member for member in self.members if member.role != "scheduler"))]
+
+    def _exited(self, member: Member, code: int, now: float) -> list[Action]:
+        self.alive.pop(member, None)
+        if self.phase is Phase.FAILING:
+            self.aftermath[member] = code
+        elif self.phase in _GOING_WELL:
+            self._judge(member, code, now)
+        actions = self._finish_if_empty()
+        if not actions and self.phase is Phase.INTERRUPTED and not self._workers():
+            return self._terminate(now)  # servers and scheduler have nobody left to work for
+        return actions
+
+    def _judge(self, member: Member, code: int, now: float) -> None:
+        if code != 0:
+            self._fail(member, code, describe_code(code), now)
+        elif self.phase is Phase.STARTING:
+            self._fail(member, 1, "left before it said where it listens", now)
+        elif member.role == "worker":
+            self._unfinished.discard(member)
+            if not self._unfinished:
+                self.phase, self.deadline = Phase.LEAVING, now + self.graces.leave_s
+        elif self._unfinished:
+            # A worker says goodbye to its servers before its own process ends, so they may well be gone a moment
+            # earlier than it. Only a worker that goes on without them is a failure.
+            self._departed.append(member)
+            self.deadline = now + self.graces.leave_s if self.deadline is None else self.deadline
+
+    def _fail(self, member: Member, code: int, reason: str, now: float) -> list[Action]:
+        if self.phase in _GOING_WELL:
+            self.failure = Failure(member, code, reason, now - self._began)
+            self.phase, self.deadline = Phase.FAILING, now + self.graces.survivors_s
+        return []
+
+    def _interrupted(self, signum: int, now: float) -> list[Action]:
+        if self.phase in (Phase.INTERRUPTED, Phase.TERMINATING, Phase.KILLING):
+            return self._kill(now)
+        if self.phase in _GOING_WELL:
+            self._signum = signum
+            self.phase, self.deadline = Phase.INTERRUPTED, now + self.graces.survivors_s
+        workers = self._workers()
+        if self.phase is Phase.FAILING or not workers:
+            return self._terminate(now) if self.alive else self._finish_if_empty()
+        return [Signal(signal.SIGTERM if signum == signal.SIGPIPE else signum, workers)]
+
+    def _late(self, now: float) -> list[Action]:
+        match self.phase:
+            case Phase.STARTING:
+                reason = f"did not say within {self.graces.start_s:g} s where it listens"
+                return self._fail(self._started[0], 1, reason, now) + self._terminate(now)
+            case Phase.RUNNING:
+                waiting = ", ".join(str(member) for member in self._workers())
+                reason = f"left {self.graces.leave_s:g} s ago, while {waiting} still ran"
+                return self._fail(self._departed[0], 1, reason, now) + self._finish_if_empty()
+            case Phase.LEAVING:
+                warning = f"all workers are done but {self._names()} did not leave within {self.graces.leave_s:g} s"
+                return [Warn(warning), *self._terminate(now)]
+            case Phase.FAILING | Phase.INTERRUPTED:
+                warning = f"{self._names()} did not leave within {self.graces.survivors_s:g} s"
+                return [Warn(warning), *self._terminate(now)]
+            case Phase.TERMINATING:
+                return self._kill(now)
+            case _:
+                return [Warn(f"{self._names()} cannot be killed (waiting in the kernel?)"), self._over()]
+
+    def _terminate(self, now: float) -> list[Action]:
+        self.phase, self.deadline = Phase.TERMINATING, now + self.graces.terminate_s
+        return [Signal(signal.SIGTERM, tuple(self._started))]
+
+    def _kill(self, now: float) -> list[Action]:
+        self.phase, self.deadline = Phase.KILLING, now + self.graces.kill_s
+        return [Signal(signal.SIGKILL, tuple(self._started))]
+
+    def _finish_if_empty(self) -> list[Action]:
+        return [] if self.alive or self.phase in (Phase.STARTING, Phase.RUNNING) else [self._over()]
+
+    def _over(self) -> Finish:
+        self.phase, self.deadline = Phase.OVER, None
+        return Finish(self.code)
+
+    def _workers(self) -> tuple[Member, ...]:
+        return tuple(member for member in self.alive if member.role == "worker")
+
+    def _names(self) -> str:
+        return ", ".join(str(member) for member in self.alive)
+
+
+def describe_code(code: int) -> str:
+    """Say in words how a process ended."""
+    if code <= 128:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(code - 128).name} (exit code {code})"
+    except ValueError:
+        return f"exit code {code}"

@@ -1,0 +1,30 @@
+"""The last thing a user reads when a job failed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from paceline.launch.plan import Member
+from paceline.launch.supervise.lifecycle import Failure, describe_code
+
+_RULE = b"-" * 78
+
+
+def failure_block(failure: Failure, tail: Sequence[bytes], aftermath: Mapping[Member, int]) -> bytes:
+    """Say who failed first, how, after how long, what it printed last, and how the others left.
+
+    Args:
+        failure: the first failure.
+        tail: the last lines of the process that failed, as it printed them.
+        aftermath: exit codes of those who left by themselves afterwards.
+    """
+    lines = [_RULE, f"{failure.member} failed: {failure.reason}, {failure.after_s:.1f} s after the start".encode()]
+    lines += [_hint(failure)] if failure.code == 137 else []
+    lines += [b"its last lines:", *(b"    " + line for line in tail)] if tail else [b"it printed nothing"]
+    others = [f"{member} ({describe_code(code)})" for member, code in aftermath.items()]
+    lines += [b"then left: " + ", ".join(others).encode()] if others else []
+    return b"\n".join([*lines, _RULE, b""])
+
+
+def _hint(failure: Failure) -> bytes:
+    return b"something outside the job killed it; if the machine ran out of memory, dmesg says so"

@@ -1,0 +1,281 @@
+from __future__ import annotations
+
+import signal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.launch import Graces, Member
+from paceline.launch.supervise.events import (
+    Action,
+    Event,
+    Exited,
+    Finish,
+    Interrupted,
+    NotStarted,
+    Ready,
+    Signal,
+    Start,
+    Started,
+    Tick,
+    Warn,
+)
+from paceline.launch.supervise.lifecycle import Lifecycle, Phase, describe_code
+
+SCHEDULER, SERVER, W0, W1 = Member("scheduler", 0), Member("server", 0), Member("worker", 0), Member("worker", 1)
+ALL = (SCHEDULER, SERVER, W0, W1)
+GRACES = Graces(start_s=60, survivors_s=6, leave_s=10, terminate_s=5, kill_s=5)
+
+
+class World:
+    """Plays the processes and the clock for a lifecycle."""
+
+    def __init__(self, members: tuple[Member, ...] = ALL, unstartable: Member | None = None) -> None:
+        self.now = 0.0
+        self.unstartable = unstartable
+        self.finished: list[int] = []
+        self.signals: list[tuple[int, tuple[Member, ...]]] = []
+        self.warnings: list[str] = []
+        self.cycle = Lifecycle(members, GRACES, self.now)
+        self._do(self.cycle.begin())
+
+    def tell(self, event: Event) -> None:
+        self._do(self.cycle.handle(event, self.now))
+        self.cycle.check()
+
+    def wait(self) -> None:
+        assert self.cycle.deadline is not None
+        self.now = self.cycle.deadline
+        self.tell(Tick())
+
+    def _do(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Start(members):
+                    self._start(members)
+                case Signal(signum, members):
+                    self.signals.append((signum, members))
+                case Warn(text):
+                    self.warnings.append(text)
+                case Finish(code):
+                    self.finished.append(code)
+
+    def _start(self, members: tuple[Member, ...]) -> None:
+        for member in members:
+            if member == self.unstartable:
+                self.tell(NotStarted(member, "cannot be run: too many processes"))
+                return
+            self.tell(Started(member))
+
+
+@pytest.fixture
+def world() -> World:
+    made = World()
+    made.tell(Ready())
+    return made
+
+
+def test_others_wait_for_the_scheduler() -> None:
+    world = World()
+    assert list(world.cycle.alive) == [SCHEDULER]
+    world.tell(Ready())
+    assert list(world.cycle.alive) == list(ALL)
+    assert world.cycle.deadline is None
+
+
+def test_job_without_scheduler_starts_at_once() -> None:
+    world = World((W0, W1))
+    assert list(world.cycle.alive) == [W0, W1]
+    world.tell(Exited(W1, 0))
+    world.tell(Exited(W0, 0))
+    assert world.finished == [0]
+
+
+def test_silent_scheduler_is_terminated_at_the_deadline() -> None:
+    world = World()
+    world.wait()
+    assert world.now == 60
+    assert world.cycle.failure is not None
+    assert world.cycle.failure.reason == "did not say within 60 s where it listens"
+    assert world.signals == [(signal.SIGTERM, (SCHEDULER,))]
+    world.tell(Exited(SCHEDULER, 143))
+    assert world.finished == [1]
+
+
+@pytest.mark.parametrize(("code", "expected"), [(7, 7), (0, 1)])
+def test_scheduler_that_leaves_before_it_is_ready_fails_the_job(code: int, expected: int) -> None:
+    world = World()
+    world.tell(Exited(SCHEDULER, code))
+    assert world.finished == [expected]
+
+
+def test_job_is_done_when_all_workers_are_and_the_others_left(world: World) -> None:
+    for member in (W1, W0, SERVER):
+        world.tell(Exited(member, 0))
+        assert world.finished == []
+    world.tell(Exited(SCHEDULER, 0))
+    assert world.finished == [0]
+    assert world.signals == []
+
+
+def test_server_that_stays_is_terminated_with_a_warning_and_does_not_fail_the_job(world: World) -> None:
+    for member in (W0, W1, SCHEDULER):
+        world.tell(Exited(member, 0))
+    world.wait()
+    assert world.now == 10
+    assert world.warnings == ["all workers are done but server 0 did not leave within 10 s"]
+    assert [signum for signum, _ in world.signals] == [signal.SIGTERM]
+    world.tell(Exited(SERVER, 143))
+    assert world.finished == [0]
+
+
+def test_server_that_fails_after_the_last_worker_fails_the_job(world: World) -> None:
+    for member, code in ((W0, 0), (W1, 0), (SCHEDULER, 0), (SERVER, 9)):
+        world.tell(Exited(member, code))
+    assert world.finished == [9]
+
+
+def test_first_failure_gives_the_code_and_the_others_time_to_leave(world: World) -> None:
+    world.now = 3.0
+    world.tell(Exited(W1, 137))
+    assert world.signals == []
+    for member, code in ((W0, 1), (SERVER, 2), (SCHEDULER, 3)):
+        world.tell(Exited(member, code))
+    assert world.finished == [137]
+    failure = world.cycle.failure
+    assert failure is not None
+    assert (failure.member, failure.reason, failure.after_s) == (W1, "killed by SIGKILL (exit code 137)", 3.0)
+    assert list(world.cycle.aftermath.items()) == [(W0, 1), (SERVER, 2), (SCHEDULER, 3)]
+
+
+def test_survivors_are_terminated_then_killed_then_given_up(world: World) -> None:
+    world.tell(Exited(SERVER, 1))
+    world.wait()
+    assert world.now == 6
+    world.wait()
+    assert world.now == 11
+    assert world.signals == [(signal.SIGTERM, ALL), (signal.SIGKILL, ALL)]  # SERVER may have left something behind
+    world.wait()
+    assert world.finished == [1]
+    assert "scheduler, worker 0, worker 1 cannot be killed" in world.warnings[-1]
+
+
+def test_process_that_ends_by_our_signal_is_not_blamed(world: World) -> None:
+    world.tell(Exited(W1, 5))
+    world.wait()
+    for member in (SCHEDULER, SERVER, W0):
+        world.tell(Exited(member, 143))
+    assert world.finished == [5]
+    assert world.cycle.aftermath == {}
+
+
+def test_server_may_be_gone_a_moment_before_its_last_worker(world: World) -> None:
+    world.tell(Exited(W0, 0))
+    world.tell(Exited(SERVER, 0))
+    world.tell(Exited(SCHEDULER, 0))
+    world.now += 9.9
+    world.tell(Tick())
+    world.tell(Exited(W1, 0))
+    assert world.finished == [0]
+
+
+def test_server_that_leaves_while_workers_go_on_fails_the_job(world: World) -> None:
+    world.tell(Exited(SERVER, 0))
+    world.wait()
+    assert world.cycle.failure is not None
+    assert world.cycle.failure.member == SERVER
+    assert world.cycle.failure.reason == "left 10 s ago, while worker 0, worker 1 still ran"
+    assert world.cycle.code == 1
+
+
+def test_process_that_cannot_be_started_fails_the_job() -> None:
+    world = World(unstartable=W0)
+    world.tell(Ready())
+    assert list(world.cycle.alive) == [SCHEDULER, SERVER]
+    world.wait()
+    for member in (SCHEDULER, SERVER):
+        world.tell(Exited(member, 143))
+    assert world.finished == [1]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_interrupt_reaches_the_workers_first(world: World, signum: int) -> None:
+    world.tell(Interrupted(signum))
+    assert world.signals == [(signum, (W0, W1))]
+    world.tell(Exited(W0, 1))
+    world.tell(Exited(W1, 0))
+    assert world.signals[1:] == [(signal.SIGTERM, ALL)]
+    world.tell(Exited(SERVER, 143))
+    world.tell(Exited(SCHEDULER, 143))
+    assert world.finished == [128 + signum]
+    assert world.cycle.failure is None
+
+
+def test_second_interrupt_kills(world: World) -> None:
+    world.tell(Interrupted(signal.SIGINT))
+    world.tell(Interrupted(signal.SIGINT))
+    assert world.signals[-1] == (signal.SIGKILL, ALL)
+
+
+def test_interrupt_after_a_failure_ends_the_wait_for_survivors(world: World) -> None:
+    world.tell(Exited(W0, 4))
+    world.tell(Interrupted(signal.SIGINT))
+    assert world.signals == [(signal.SIGTERM, ALL)]
+    assert world.cycle.code == 4
+
+
+def test_interrupt_before_the_workers_run_terminates_the_scheduler() -> None:
+    world = World()
+    world.tell(Interrupted(signal.SIGTERM))
+    assert world.signals == [(signal.SIGTERM, (SCHEDULER,))]
+    world.tell(Ready())
+    assert list(world.cycle.alive) == [SCHEDULER]
+    world.tell(Exited(SCHEDULER, 143))
+    assert world.finished == [143]
+
+
+def test_reader_that_went_away_ends_the_job_by_sigterm(world: World) -> None:
+    world.tell(Interrupted(signal.SIGPIPE))
+    assert world.signals == [(signal.SIGTERM, (W0, W1))]
+    assert world.cycle.code == 141
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.sampled_from([0, 0, 0, 1, 137]))), st.booleans())
+def test_every_job_ends_once_and_only_a_good_one_with_zero(steps: list[tuple[int, int, int]], killable: bool) -> None:
+    world = World()
+    spoilt, done = False, set[Member]()
+    for kind, index, code in steps:
+        if kind == 0:
+            spoilt |= not world.finished
+            world.tell(Interrupted(signal.SIGINT))
+        elif kind == 1 and world.cycle.deadline is not None:
+            world.wait()
+        elif kind == 2:
+            world.tell(Ready())
+        elif world.cycle.alive and not world.finished:
+            member = list(world.cycle.alive)[index % len(world.cycle.alive)]
+            done |= {member} if code == 0 else set()
+            world.tell(Exited(member, code))
+    for _ in range(10):
+        if world.cycle.phase is Phase.RUNNING and world.cycle.deadline is None:
+            member = next(member for member in world.cycle.alive if member.role == "worker")
+            done.add(member)
+            world.tell(Exited(member, 0))
+        elif world.cycle.phase is Phase.KILLING and killable:
+            for member in list(world.cycle.alive):
+                world.tell(Exited(member, 137))
+        elif not world.finished:
+            world.wait()
+    assert len(world.finished) == 1
+    if world.finished == [0]:
+        assert {W0, W1} <= done
+        assert not spoilt
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [(3, "exit code 3"), (139, "killed by SIGSEGV (exit code 139)"), (255, "exit code 255")],
+)
+def test_exit_code_is_put_into_words(code: int, text: str) -> None:
+    assert describe_code(code) == text

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline import config
+from paceline.launch import JobSpec, Late, Machine, Plan, make_plan
+from paceline.launch.planner import places
+
+MACHINE = Machine("/usr/bin/python", {"127.0.0.1": 8})
+
+
+def plan(machine: Machine = MACHINE, **arguments: object) -> Plan:
+    return make_plan(JobSpec(**({"command": ("train", "-x"), "num_workers": 2, "num_servers": 1} | arguments)), machine)  # type: ignore[arg-type]
+
+
+def env(made: Plan, role: str, rank: int = 0) -> dict[str, object]:
+    return next(dict(process.env) for process in made if (process.role, process.rank) == (role, rank))
+
+
+def test_plan_starts_scheduler_then_servers_then_workers() -> None:
+    made = plan()
+    assert [str(process.member) for process in made] == ["scheduler", "server 0", "worker 0", "worker 1"]
+    assert made.processes[0].argv == ("/usr/bin/python", "-m", "paceline", "scheduler")
+    assert made.processes[1].argv == ("/usr/bin/python", "-m", "paceline", "server")
+    assert made.processes[2].argv == ("train", "-x")
+
+
+def test_every_process_can_resolve_its_settings() -> None:
+    made = plan(settings={"staleness": "3", "weighting": "inverse", "timeout_s": "7"})
+    known = {late: "tcp://127.0.0.1:1" for late in Late}
+    for process in made:
+        settings = config.from_environment(process.environment(known))
+        assert (settings.role, settings.rank, settings.local_rank) == (process.role, process.rank, process.rank)
+        assert (settings.num_workers, settings.num_servers, settings.job_id) == (2, 1, "job")
+        assert (settings.staleness, settings.weighting, settings.timeout_s) == (3, "inverse", 7.0)
+        assert settings.scheduler == "tcp://127.0.0.1:1"
+        assert settings.job_key
+
+
+def test_insecure_job_has_no_key() -> None:
+    made = plan(settings={"insecure": "1"})
+    assert not made.needs(Late.JOB_KEY)
+    known = {late: "tcp://127.0.0.1:1" for late in Late}
+    assert all(config.from_environment(process.environment(known)).insecure for process in made)
+
+
+def test_only_the_scheduler_binds_and_reports() -> None:
+    made = plan()
+    assert env(made, "scheduler")["PACELINE_SCHEDULER"] is Late.BIND
+    assert env(made, "scheduler")["PACELINE_READY_FD"] is Late.READY_FD
+    for role in ("server", "worker"):
+        assert env(made, role)["PACELINE_SCHEDULER"] is Late.SCHEDULER
+        assert "PACELINE_READY_FD" not in env(made, role)
+
+
+def test_workers_get_the_variables_of_torchrun_and_mxnet() -> None:
+    worker = env(plan(), "worker", 1)
+    assert (worker["RANK"], worker["WORLD_SIZE"], worker["LOCAL_RANK"], worker["LOCAL_WORLD_SIZE"]) == (
+        "1",
+        "2",
+        "1",
+        "2",
+    )
+    assert (worker["MASTER_ADDR"], worker["MASTER_PORT"]) == ("127.0.0.1", Late.MASTER_PORT)
+    assert (worker["DMLC_ROLE"], worker["DMLC_NUM_WORKER"], worker["DMLC_NUM_SERVER"]) == ("worker", "2", "1")
+    assert (worker["DMLC_PS_ROOT_URI"], worker["DMLC_PS_ROOT_PORT"]) == (Late.SCHEDULER_HOST, Late.SCHEDULER_PORT)
+    assert not {"RANK", "DMLC_ROLE", "MASTER_PORT"} & set(env(plan(), "server"))
+
+
+def test_job_without_servers_has_workers_only() -> None:
+    made = plan(num_servers=0)
+    assert [process.role for process in made] == ["worker", "worker"]
+    settings = config.from_environment(made.processes[0].environment({Late.MASTER_PORT: "1"}))
+    assert settings.scheduler == ""
+    assert not made.needs(Late.JOB_KEY)
+
+
+def test_workers_share_the_cores() -> None:
+    made = plan(num_workers=3)
+    assert env(made, "worker")["OMP_NUM_THREADS"] == "2"
+    assert "OMP_NUM_THREADS=2" in made.notes[0]
+    assert "OMP_NUM_THREADS" not in env(made, "server")
+    assert env(plan(num_workers=20), "worker")["OMP_NUM_THREADS"] == "1"
+
+
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "MASTER_PORT", "PYTHONUNBUFFERED"])
+def test_users_own_value_wins_over_a_default(name: str) -> None:
+    environ = Machine("python", {"127.0.0.1": 8}, {name: "5"})
+    assert env(plan(environ), "worker")[name] == "5"
+    assert env(plan(environ, env={name: "6"}), "worker")[name] == "6"
+    assert env(plan(env={name: "7"}), "worker")[name] == "7"
+
+
+def test_chosen_number_of_threads_needs_no_note() -> None:
+    assert plan(env={"OMP_NUM_THREADS": "5"}).notes == ()
+    assert plan(Machine("python", {"127.0.0.1": 8}, {"OMP_NUM_THREADS": "5"})).notes == ()
+
+
+def test_option_is_stronger_than_variable() -> None:
+    made = plan(settings={"staleness": "3"}, env={"PACELINE_STALENESS": "4", "PACELINE_LOG_LEVEL": "INFO"})
+    assert {process.env["PACELINE_STALENESS"] for process in made} == {"3"}
+    assert {process.env["PACELINE_LOG_LEVEL"] for process in made} == {"INFO"}
+
+
+@pytest.mark.parametrize("name", ["PACELINE_RANK", "PACELINE_JOB_KEY", "RANK", "PACELINE_READY_FD"])
+def test_identity_of_a_process_cannot_be_given(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} is set by the launcher"):
+        plan(env={name: "1"})
+
+
+def test_processes_are_dealt_to_hosts_in_turn() -> None:
+    made = plan(num_workers=3, num_servers=2, hosts=("a", "b"))
+    assert [process.host for process in made] == ["a", "a", "b", "a", "b", "a"]
+    assert [env(made, "worker", rank)["LOCAL_RANK"] for rank in range(3)] == ["0", "0", "1"]
+    assert [env(made, "worker", rank)["LOCAL_WORLD_SIZE"] for rank in range(3)] == ["2", "1", "2"]
+    assert env(made, "worker", 2)["MASTER_ADDR"] == "a"
+    assert "OMP_NUM_THREADS" not in env(made, "worker")
+
+
+@given(st.lists(st.sampled_from("abc"), min_size=1, max_size=6), st.integers(0, 20))
+def test_local_ranks_number_the_processes_of_each_host(hosts: list[str], count: int) -> None:
+    dealt = places(tuple(hosts), count)
+    sizes = Counter(place.host for place in dealt)
+    for host, size in sizes.items():
+        assert [place.local_rank for place in dealt if place.host == host] == list(range(size))
+        assert {place.local_size for place in dealt if place.host == host} == {size}
+    assert sum(sizes.values()) == count
