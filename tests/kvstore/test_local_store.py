@@ -281,6 +281,48 @@ def test_states_need_an_optimizer(store, tmp_path):
         store.save_optimizer_states(tmp_path / "states")
 
 
+# --- compression ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["push", "pushpull"])
+def test_two_bit_pushes_keep_the_rest_for_later(store, verb):
+    store.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+    store.init("w", torch.zeros(3))
+    seen = []
+    for _ in range(3):
+        grads = [torch.tensor([0.3, 2.0, -0.1]) for _ in range(2)]
+        getattr(store, verb)("w", grads)
+        seen.append(pulled(store, "w", grads[0]).tolist())
+    assert seen == [[0.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 1.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    "params", [{"type": "fp16"}, {"type": "randomk", "ratio": 0.5}, {"type": "topk", "ratio": 0.5}]
+)
+def test_every_kind_of_codec_trains(store, params):
+    torch.manual_seed(0)
+    target = torch.randn(20)
+    store.set_gradient_compression(params)
+    store.set_optimizer("sgd", lr=0.05)
+    weight = torch.zeros(20)
+    store.init("w", weight)
+    for _ in range(200):
+        store.pushpull("w", [weight - target, weight - target], out=weight)
+    assert torch.allclose(weight, target, atol=0.05)
+
+
+def test_compression_is_refused_after_the_first_push(store):
+    store.init("w", torch.zeros(2))
+    store.push("w", torch.ones(2))
+    with pytest.raises(ValueError, match="before the first push"):
+        store.set_gradient_compression({"type": "2bit"})
+
+
+def test_unknown_compression_is_refused(store):
+    with pytest.raises(ValueError, match="2bit"):
+        store.set_gradient_compression({"type": "2bits"})
+
+
 # --- row-sparse values ---------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,10 @@ from paceline.kvstore._local_rows import sum_rows
 from paceline.kvstore.base import Key
 
 if TYPE_CHECKING:
-    from paceline.compression import Codec
+    from paceline.compression import Codec, State
+
+
+_COMPRESSIBLE = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Merger:
@@ -24,13 +27,14 @@ class Merger:
     def __init__(self) -> None:
         self._buffers: dict[Key, torch.Tensor] = {}
         self._codec: Codec | None = None
-        self._residuals: dict[tuple[Key, int], Any] = {}
+        self._residuals: dict[tuple[Key, int], State] = {}
+        self._rounds: dict[tuple[Key, int], int] = {}
 
     def set_codec(self, params: Mapping[str, Any]) -> None:
-        """Compress every device's dense floating-point values from now on."""
+        """Compress every device's dense values of 16 or 32 bits from now on."""
         from paceline import compression  # compiles kernels: only for those who compress
 
-        self._codec = compression.make(params)
+        self._codec = compression.make(dict(params))
 
     def merge(self, key: Key, values: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
         """Return the sum of ``values`` on ``device``. It belongs to the merger and is never a caller's tensor.
@@ -40,7 +44,7 @@ class Merger:
         if all(one.is_sparse for one in values):
             return sum_rows(values, device)
         dense = [one.detach().to_dense() if one.is_sparse else one.detach() for one in values]
-        if self._codec is not None and dense[0].is_floating_point():
+        if self._codec is not None and dense[0].dtype in _COMPRESSIBLE:
             dense = [self._compressed(key, index, one) for index, one in enumerate(dense)]
         return self._sum(key, dense, device)
 
@@ -72,10 +76,12 @@ class Merger:
         flat = value.reshape(-1).cpu()
         if (key, index) not in self._residuals:
             self._residuals[key, index] = self._codec.new_state(flat.numel())
-        payload = self._codec.encode(flat, self._residuals[key, index])
-        out = torch.empty_like(flat)
+            self._rounds[key, index] = 0
+        payload = self._codec.encode(flat, self._residuals[key, index], round=self._rounds[key, index])
+        self._rounds[key, index] += 1
+        out = torch.empty(flat.numel(), dtype=torch.float32)
         self._codec.decode(payload, out)
-        return out.view(value.shape)
+        return out.view(value.shape).to(value.dtype)
 
 
 def _distinct_gpus(values: Sequence[torch.Tensor]) -> bool:
