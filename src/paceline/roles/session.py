@@ -112,6 +112,11 @@ class Session:
         """What this process shares with processes that can map its memory."""
         return self._lifeline.me.host_id
 
+    @property
+    def pid(self) -> int:
+        """This process."""
+        return self._lifeline.me.pid
+
     def deaths(self) -> list[m.Death]:
         """Return the members that the job has lost."""
         return list(self._lifeline.deaths)
@@ -291,7 +296,7 @@ def current_session() -> Session:
             settings = from_environment()
             if not settings.scheduler or settings.role != "worker":
                 raise ConfigError(
-                    "a distributed store needs a job: start the script with `paceline launch -n 2 -- python script.py`, "
+                    "a distributed store needs a job: start the script with `paceline launch -n 2 -- python script.py` "
                     "or set PACELINE_SCHEDULER, PACELINE_JOB_KEY and the other PACELINE_* variables"
                 )
             security = Security.of(settings)

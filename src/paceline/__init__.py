@@ -1,0 +1,54 @@
+"""paceline: data-parallel training of PyTorch models on machines that are not alike.
+
+Importing paceline starts nothing, and imports nothing before it is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from paceline import compression, data, gluon, kvstore
+    from paceline.context import Context, cpu, gpu, num_gpus
+    from paceline.gluon.module import Module
+    from paceline.optim import DistributedOptimizer
+
+_MODULES = ("compression", "data", "gluon", "kvstore", "optim", "errors")
+
+_NAMES = {
+    "Context": "paceline.context",
+    "DistributedOptimizer": "paceline.optim",
+    "Module": "paceline.gluon.module",
+    "cpu": "paceline.context",
+    "gpu": "paceline.context",
+    "num_gpus": "paceline.context",
+}
+
+__all__ = [
+    "Context",
+    "DistributedOptimizer",
+    "Module",
+    "__version__",
+    "compression",
+    "cpu",
+    "data",
+    "gluon",
+    "gpu",
+    "kvstore",
+    "num_gpus",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"paceline.{name}")
+    if name in _NAMES:
+        return getattr(importlib.import_module(_NAMES[name]), name)
+    raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_MODULES, *_NAMES])

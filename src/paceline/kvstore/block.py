@@ -1,0 +1,207 @@
+"""What a worker holds of the keys that one call initialised: the arena, and how far each stretch has come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from paceline.compression import Codec, State
+from paceline.placement import KeySize, Layout, place
+from paceline.roles.session import Ticket
+from paceline.tensors import dtype_of
+from paceline.transport.shared import SharedTensor
+from paceline.wire import messages as m
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A part of a key, or several neighbouring ones, inside one bucket."""
+
+    bucket: int
+    start: int
+    length: int
+
+
+@dataclass
+class _Segment:
+    start: int
+    length: int
+    round: int
+
+
+class Rounds:
+    """How many rounds of each stretch of a bucket were pushed. Stretches are cut as they are pushed. Pure."""
+
+    def __init__(self, length: int) -> None:
+        self._segments = [_Segment(0, length, 0)]
+
+    def next(self, start: int, length: int) -> list[tuple[int, int, int]]:
+        """Count a push; returns the (start, length, round) that it is made of."""
+        if len(self._segments) == 1 and start == 0 and length == self._segments[0].length:
+            self._segments[0].round += 1
+            return [(0, length, self._segments[0].round)]
+        self._cut(start)
+        self._cut(start + length)
+        pushed: list[tuple[int, int, int]] = []
+        for segment in self._segments:
+            if start <= segment.start < start + length:
+                segment.round += 1
+                if pushed and pushed[-1][2] == segment.round:
+                    pushed[-1] = (pushed[-1][0], pushed[-1][1] + segment.length, segment.round)
+                else:
+                    pushed.append((segment.start, segment.length, segment.round))
+        return pushed
+
+    def _cut(self, at: int) -> None:
+        for index, one in enumerate(self._segments):
+            if one.start < at < one.start + one.length:
+                left = _Segment(one.start, at - one.start, one.round)
+                right = _Segment(at, one.start + one.length - at, one.round)
+                self._segments[index : index + 1] = [left, right]
+                return
+
+
+@dataclass
+class _Sending:
+    start: int
+    stop: int
+    ticket: Ticket
+
+
+@dataclass
+class BucketSide:
+    """The worker's side of one bucket."""
+
+    rounds: Rounds
+    sending: list[_Sending] = field(default_factory=list)
+    """Requests whose answers are still to come."""
+    codec_states: dict[tuple[int, int], State] = field(default_factory=dict)
+    """What the codec remembers, per stretch."""
+
+
+class WorkerBlock:
+    """The keys of one dtype that one ``init`` call brought, in one flat arena.
+
+    Args:
+        spec: as published by rank 0.
+        num_servers: of the job.
+        shared: lay the arena in shared memory.
+
+    Attributes:
+        values: flat; what the store holds, as far as this worker has read it.
+        grads: flat; what this worker pushes.
+    """
+
+    def __init__(self, spec: m.BlockSpec, num_servers: int, shared: bool) -> None:
+        self.spec = spec
+        self.dtype = dtype_of(spec.dtype)
+        self.layout = layout_of(spec, num_servers)
+        self.key_index = {key.name: index for index, key in enumerate(spec.keys)}
+        self.files: tuple[SharedTensor, SharedTensor] | None = None
+        if shared:
+            self.files = SharedTensor(self.layout.numel, self.dtype), SharedTensor(self.layout.numel, self.dtype)
+            self.values, self.grads = (one.tensor for one in self.files)
+        else:
+            self.values = torch.zeros(self.layout.numel, dtype=self.dtype)
+            self.grads = torch.zeros(self.layout.numel, dtype=self.dtype)
+        self.buckets = [BucketSide(Rounds(bucket.length)) for bucket in self.layout.buckets]
+        self.mapped: set[int] = set()
+        """Servers that read and write the arena in place."""
+        self.fresh = [False] * len(spec.keys)
+        """Keys whose stretch of ``values`` is what the store would answer."""
+        self._stretches: list[list[Stretch]] = [[] for _ in spec.keys]
+        for index, bucket in enumerate(self.layout.buckets):
+            for part in bucket.parts:
+                self._stretches[part.key].append(Stretch(index, part.start, part.length))
+
+    def numel(self, key: int) -> int:
+        """Return the number of elements of a key."""
+        return _numel(self.spec.keys[key].shape)
+
+    def _view(self, arena: torch.Tensor, key: int) -> torch.Tensor:
+        start = self.layout.key_starts[key]
+        return arena[start : start + self.numel(key)].view(self.spec.keys[key].shape)
+
+    def value_of(self, key: int) -> torch.Tensor:
+        """Return the arena's view of a key's value, in its shape."""
+        return self._view(self.values, key)
+
+    def grad_of(self, key: int) -> torch.Tensor:
+        """Return the arena's view of a key's gradient, in its shape."""
+        return self._view(self.grads, key)
+
+    def stretches(self, keys: Sequence[int]) -> list[Stretch]:
+        """Return where keys lie, neighbours in one bucket joined."""
+        joined: list[Stretch] = []
+        for one in sorted((s for key in keys for s in self._stretches[key]), key=lambda s: (s.bucket, s.start)):
+            last = joined[-1] if joined else None
+            if last is not None and last.bucket == one.bucket and last.start + last.length == one.start:
+                joined[-1] = Stretch(last.bucket, last.start, last.length + one.length)
+            else:
+                joined.append(one)
+        return joined
+
+    def arena_slice(self, bucket: int, start: int, length: int) -> slice:
+        """Return where a stretch of a bucket lies in the arena."""
+        first = self.layout.buckets[bucket].start + start
+        return slice(first, first + length)
+
+    def codec_state(self, codec: Codec, bucket: int, start: int, length: int) -> State:
+        """Return what the codec remembers of a stretch."""
+        states = self.buckets[bucket].codec_states
+        if (start, length) not in states:
+            states[start, length] = codec.new_state(length)
+        return states[start, length]
+
+    def outstanding(self, stretches: Sequence[Stretch]) -> list[Ticket]:
+        """Return the requests on these stretches that are not answered yet."""
+        tickets = []
+        for one in stretches:
+            side = self.buckets[one.bucket]
+            side.sending = [sent for sent in side.sending if not sent.ticket.done or sent.ticket.error is not None]
+            tickets += [s.ticket for s in side.sending if s.start < one.start + one.length and one.start < s.stop]
+        return tickets
+
+    def note_sent(self, stretch: Stretch, ticket: Ticket) -> None:
+        """Remember a request on a stretch."""
+        self.buckets[stretch.bucket].sending.append(_Sending(stretch.start, stretch.start + stretch.length, ticket))
+
+    def close(self) -> None:
+        """Give up the shared memory."""
+        for file in self.files or ():
+            file.close()
+
+
+def layout_of(spec: m.BlockSpec, num_servers: int) -> Layout:
+    """Place the keys of a block; the same on every worker, because all of it is in the spec."""
+    keys = [KeySize(key.name, _numel(key.shape), key.tag) for key in spec.keys]
+    return place(
+        keys,
+        num_servers,
+        bound=spec.bound,
+        whole=spec.whole,
+        policy=spec.policy,  # type: ignore[arg-type]
+        loads=spec.loads,
+        speeds=spec.speeds,
+    )
+
+
+def bucket_specs(spec: m.BlockSpec, layout: Layout, server: int) -> list[m.BucketSpec]:
+    """Describe the buckets of one server to it."""
+    found = []
+    for index, bucket in enumerate(layout.buckets):
+        if bucket.server == server:
+            keys = [spec.keys[part.key] for part in bucket.parts]
+            lengths = [part.length for part in bucket.parts]
+            shapes = [key.shape if _numel(key.shape) == n else [] for key, n in zip(keys, lengths, strict=True)]
+            found.append(m.BucketSpec(index, bucket.length, [key.name for key in keys], lengths, shapes))
+    return found
+
+
+def _numel(shape: Sequence[int]) -> int:
+    numel = 1
+    for size in shape:
+        numel *= size
+    return numel

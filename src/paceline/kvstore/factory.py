@@ -1,0 +1,84 @@
+"""From a store type to a store."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from paceline.kvstore.base import KVStoreBase, suggestion
+
+_ALIASES = {
+    "local": "local",
+    "local_update_cpu": "local",
+    "local_allreduce_cpu": "local",
+    "device": "device",
+    "local_allreduce_device": "device",
+}
+
+_DIST = ("dist_sync", "dist_async", "dist_ssync", "dist_gsync", "dist_ksync")
+
+_DIST_ALIASES = {"dist": "dist_sync", "dist_device": "dist_sync"}
+for _name in _DIST:
+    _, _, _how = _name.partition("_")
+    _DIST_ALIASES |= {_name: _name, f"{_name}_device": _name, f"dist_device_{_how}": _name}
+
+_numbers = itertools.count()
+
+
+def store_types() -> list[str]:
+    """Return every type that :func:`create` knows."""
+    return [*_ALIASES, *_DIST_ALIASES, *KVStoreBase.registry]
+
+
+def create(name: str = "local", **options: Any) -> KVStoreBase:
+    """Create a store.
+
+    Args:
+        name: ``local``, ``device``, ``dist_sync``, ``dist_async``, ``dist_ssync``, ``dist_gsync``, ``dist_ksync``,
+            the ``_device`` forms in both spellings, or a registered class's name; upper or lower case.
+        **options: of distributed stores: ``staleness``, ``groups`` (lists of members, or a path), ``weighting``,
+            ``age`` (of weighting ``cutoff``), ``k`` (of ``dist_ksync``), ``mean`` (merge to the mean over samples
+            instead of the sum), ``namespace`` (default: stores match by the order in which they are created).
+
+    Raises:
+        TypeError: the name is not a string, or the type does not have an option.
+        ValueError: unknown type; the nearest is suggested.
+        ConfigError: a distributed type outside of a job.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"a store type is a string, not {type(name).__name__}")
+    kind = name.lower()
+    if kind in KVStoreBase.registry:
+        return KVStoreBase.registry[kind](**options)
+    if kind in _ALIASES:
+        return _create_local(kind, options)
+    if kind in _DIST_ALIASES:
+        return _create_dist(_DIST_ALIASES[kind], kind, options)
+    raise ValueError(f"unknown store type {name!r}{suggestion(kind, store_types())}")
+
+
+def _create_local(kind: str, options: dict[str, Any]) -> KVStoreBase:
+    from paceline.kvstore.device import DeviceStore
+    from paceline.kvstore.local import LocalStore
+
+    if options:
+        raise TypeError(f"a {kind} store has no option {', '.join(sorted(options))}")
+    return LocalStore() if _ALIASES[kind] == "local" else DeviceStore()
+
+
+_DIST_OPTIONS = frozenset({"staleness", "groups", "weighting", "age", "k", "mean", "namespace"})
+
+
+def _create_dist(store_type: str, alias: str, options: dict[str, Any]) -> KVStoreBase:
+    from paceline.kvstore.dist import DistStore, resolve_policy
+    from paceline.roles.session import current_session
+
+    unknown = sorted(set(options) - _DIST_OPTIONS)
+    if unknown:
+        raise TypeError(
+            f"a {alias} store has no option {', '.join(unknown)}; it has {', '.join(sorted(_DIST_OPTIONS))}"
+        )
+    session = current_session()
+    policy = resolve_policy(store_type, session, options)
+    namespace = options.get("namespace") or f"kv{next(_numbers)}"
+    return DistStore(store_type, alias, session, policy, namespace, bool(options.get("mean")))
