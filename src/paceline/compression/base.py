@@ -6,66 +6,18 @@ import abc
 import inspect
 import logging
 import math
-from collections.abc import Iterator, Mapping
 from typing import ClassVar, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from paceline.compression.buffers import GRADIENT_DTYPES, Bytes, Payload, check_flat
+from paceline.compression.state import State
 from paceline.errors import ProtocolError
 
 logger = logging.getLogger(__name__)
 
-Bytes: TypeAlias = NDArray[np.uint8]
-Floats: TypeAlias = NDArray[np.float32]
-Payload: TypeAlias = memoryview | bytes | bytearray | Bytes
 Params: TypeAlias = dict[str, int | float | str | bool]
-
-GRADIENT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-#: Half-precision gradients are converted this many elements at a time, which stay in the L2 cache.
-_CONVERTED_AT_ONCE = 1 << 16
-
-
-class State:
-    """What a sender keeps about one bucket from round to round. One thread uses it at a time.
-
-    Attributes:
-        numel: elements of the bucket.
-        residual: flat float32, what was not sent yet (error feedback, Seide et al. 2014), or None.
-        extra: further tensors of the codec, by name.
-        dropped: how many non-finite elements were left out so far.
-    """
-
-    def __init__(self, numel: int, residual: torch.Tensor | None = None, **extra: torch.Tensor) -> None:
-        self.numel = numel
-        self.residual = residual
-        self.extra = extra
-        self.dropped = 0
-
-    def state_tensors(self) -> dict[str, torch.Tensor]:
-        """Return the tensors to save with the optimizer's state (not copies)."""
-        residual = {} if self.residual is None else {"residual": self.residual}
-        return residual | self.extra
-
-    def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Copy saved tensors back.
-
-        Raises:
-            ValueError: names, shapes or dtypes differ from :meth:`state_tensors`; nothing is changed then.
-        """
-        own = self.state_tensors()
-        if own.keys() != tensors.keys():
-            raise ValueError(f"this codec's state has tensors {sorted(own)}, not {sorted(tensors)}")
-        for name, tensor in own.items():
-            saved = tensors[name]
-            if saved.shape != tensor.shape or saved.dtype != tensor.dtype:
-                raise ValueError(
-                    f"saved state {name!r} is {saved.dtype} {tuple(saved.shape)}, "
-                    f"but this bucket needs {tensor.dtype} {tuple(tensor.shape)}"
-                )
-        for name, tensor in own.items():
-            tensor.copy_(tensors[name])
 
 
 class Codec(abc.ABC):
@@ -209,54 +161,3 @@ class Codec(abc.ABC):
                 self.name, dropped, state.numel, round,
             )  # fmt: skip
         state.dropped += dropped
-
-
-def check_flat(tensor: torch.Tensor, name: str) -> None:
-    """Raise ValueError unless a tensor is flat, contiguous and on the CPU."""
-    if tensor.dim() != 1 or not tensor.is_contiguous() or tensor.device.type != "cpu":
-        raise ValueError(
-            f"{name} has shape {tuple(tensor.shape)} and strides {tuple(tensor.stride())} on {tensor.device}; "
-            "codecs work on flat contiguous CPU tensors"
-        )
-
-
-def float32_parts(grad: torch.Tensor, multiple_of: int = 1) -> Iterator[tuple[int, Floats]]:
-    """Yield a gradient as (start, float32 array): whole, or in converted chunks if it has half precision.
-
-    Args:
-        grad: flat gradient.
-        multiple_of: chunks other than the last have a multiple of this many elements.
-    """
-    if grad.dtype == torch.float32:
-        yield 0, grad.numpy()
-        return
-    size = max(1, _CONVERTED_AT_ONCE // multiple_of) * multiple_of
-    buffer = torch.empty(min(size, grad.numel()))
-    for start in range(0, grad.numel(), size):
-        part = grad[start : start + size]
-        yield start, buffer[: part.numel()].copy_(part).numpy()
-
-
-def residual_of(state: State) -> Floats:
-    """Return the residual of a state, which is known to have one, as an array."""
-    assert state.residual is not None
-    residual: Floats = state.residual.numpy()
-    return residual
-
-
-def floats(payload: Bytes) -> Floats:
-    """Return bytes as float32, without a copy where their address allows it."""
-    view: Floats = np.require(payload.view(np.float32), requirements="A")
-    return view
-
-
-def check_number(codec: str, field: str, value: object, low: float, high: float) -> None:
-    """Raise ValueError unless a codec's parameter is a number (not bool) in ``low`` to ``high``, both included."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise ValueError(f"{field} of codec {codec!r} is {value!r}; it must be a number in {low:g} to {high:g}")
-
-
-def check_integer(codec: str, field: str, value: object, low: int, high: int) -> None:
-    """Raise ValueError unless a codec's parameter is an int in ``low`` to ``high``, both included."""
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ValueError(f"{field} of codec {codec!r} is {value!r}; it must be an integer in {low} to {high}")

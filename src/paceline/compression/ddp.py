@@ -4,7 +4,7 @@ state = DDPState({"type": "2bit", "threshold": 0.1})
 ddp_model.register_comm_hook(state, ddp_hook)
 """
 
-# DDP compares a hook's annotations with classes: they must not be strings, so no ``from __future__ import annotations``.
+# No ``from __future__ import annotations``: DDP compares the hook's annotations with classes, not with strings.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,8 +13,9 @@ from typing import Any, TypeAlias
 import torch
 import torch.distributed as dist
 
-from paceline.compression.base import Codec, State
+from paceline.compression.base import Codec
 from paceline.compression.registry import make
+from paceline.compression.state import State
 
 #: (identity, elements) of every parameter of a bucket, in its order.
 _Layout: TypeAlias = tuple[tuple[int, int], ...]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ctypes
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import torch
 
-from paceline.compression.base import Bytes, Codec, State
+from paceline.compression.base import Codec
+from paceline.compression.buffers import Bytes
 from paceline.compression.registry import register
+from paceline.compression.state import State
 
-#: Elements that are cast at once; their copies stay in the L2 cache.
-_CHUNK = 1 << 15
+#: Elements that are cast at once; both forms stay in the L2 cache.
+_CHUNK = 1 << 16
 
 
 class _Half(Codec):
@@ -21,42 +23,45 @@ class _Half(Codec):
 
     uses_residual: ClassVar[bool] = False
     dtype: ClassVar[torch.dtype]
+    #: Bit pattern of infinity.
+    infinity: ClassVar[int]
 
     def encoded_nbytes(self, numel: int) -> int:
         """Return two bytes per element."""
         return 2 * numel
 
     def _encode(self, grad: torch.Tensor, state: State, payload: Bytes, round: int, seed: int) -> int:
-        halves = torch.from_numpy(payload.view(np.int16)).view(self.dtype)
-        for part, out in zip(torch.split(grad, _CHUNK), torch.split(halves, _CHUNK), strict=True):
-            out.copy_(self._saturated(part))
+        from paceline.compression.kernels import halves
+
+        out = torch.from_numpy(payload.view(np.int16))
+        for part, patterns in zip(torch.split(grad, _CHUNK), torch.split(out, _CHUNK), strict=True):
+            patterns.view(self.dtype).copy_(part)
+            if halves.largest_pattern(patterns.numpy()) >= self.infinity:
+                patterns.view(self.dtype).copy_(self._saturated(part))
         return 0
 
     def _saturated(self, part: torch.Tensor) -> torch.Tensor:
         largest = torch.finfo(self.dtype).max
-        if part.dtype == self.dtype:
-            return part
-        low, high = torch.aminmax(part)
-        if -largest <= low and high <= largest:
-            return part
-        return torch.where(part.isinf(), part, part.clamp(-largest, largest))
+        return torch.where(part.isinf(), part.float(), part.float().clamp(-largest, largest))
 
     def _decode(self, payload: Bytes, out: torch.Tensor) -> None:
-        for part, halves in self._parts(payload, out):
-            part.copy_(halves)
+        out.copy_(self._tensor(payload))
 
     def _decode_add(self, payload: Bytes, out: torch.Tensor, alpha: float) -> None:
         values = torch.empty(min(_CHUNK, out.numel()))
-        for part, halves in self._parts(payload, out):
+        for part, halves in zip(torch.split(out, _CHUNK), torch.split(self._tensor(payload), _CHUNK), strict=True):
             part.add_(values[: part.numel()].copy_(halves), alpha=alpha)
 
-    def _parts(self, payload: Bytes, out: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield pieces of ``out`` with their halves, copied because torch wants writable and aligned memory."""
-        buffer = np.empty(min(2 * _CHUNK, len(payload)), np.uint8)
-        halves = torch.from_numpy(buffer.view(np.int16)).view(self.dtype)
-        for start, part in zip(range(0, len(payload), 2 * _CHUNK), torch.split(out, _CHUNK), strict=True):
-            buffer[: 2 * part.numel()] = payload[start : start + 2 * part.numel()]
-            yield part, halves[: part.numel()]
+    def _tensor(self, payload: Bytes) -> torch.Tensor:
+        """Return a payload as a tensor without a copy, valid while the payload lives.
+
+        Torch has no read-only tensors and warns about read-only memory; nothing here writes to it.
+        """
+        patterns = np.require(payload.view(np.int16), requirements="A")
+        if patterns.flags.writeable:
+            return torch.from_numpy(patterns).view(self.dtype)
+        memory = (ctypes.c_int16 * len(patterns)).from_address(patterns.ctypes.data)
+        return torch.frombuffer(memory, dtype=self.dtype)
 
 
 @register
@@ -66,6 +71,7 @@ class Float16(_Half):
 
     name: ClassVar[str] = "fp16"
     dtype: ClassVar[torch.dtype] = torch.float16
+    infinity: ClassVar[int] = 0x7C00
 
 
 @register
@@ -75,3 +81,4 @@ class BFloat16(_Half):
 
     name: ClassVar[str] = "bf16"
     dtype: ClassVar[torch.dtype] = torch.bfloat16
+    infinity: ClassVar[int] = 0x7F80

@@ -9,17 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paceline.compression.base import (
-    Bytes,
-    Codec,
-    Floats,
-    State,
-    check_integer,
-    float32_parts,
-    floats,
-    residual_of,
-)
+from paceline.compression.base import Codec
+from paceline.compression.buffers import Bytes, Floats, float32_parts, floats
+from paceline.compression.parameters import check_integer
 from paceline.compression.registry import register
+from paceline.compression.state import State
 
 
 @register
@@ -55,7 +49,7 @@ class Int8(Codec):
     def _encode(self, grad: torch.Tensor, state: State, payload: Bytes, round: int, seed: int) -> int:
         from paceline.compression.kernels import int8
 
-        residual = residual_of(state)
+        residual = state.residual_array()
         scales, levels = self._split(payload, grad.numel())
         dropped = 0
         for start, part in float32_parts(grad, multiple_of=self.chunk):

@@ -9,16 +9,11 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import torch
 
-from paceline.compression.base import (
-    Bytes,
-    Codec,
-    State,
-    check_integer,
-    float32_parts,
-    floats,
-    residual_of,
-)
+from paceline.compression.base import Codec
+from paceline.compression.buffers import Bytes, Floats, float32_parts, floats
+from paceline.compression.parameters import check_integer
 from paceline.compression.registry import register
+from paceline.compression.state import State
 
 
 class _Shape(NamedTuple):
@@ -35,11 +30,11 @@ class _Shape(NamedTuple):
 
 
 class _Factors(NamedTuple):
-    """The parts of a payload: P of shape (rows, rank), Q of shape (cols, rank), and the tail."""
+    """The parts of a payload, transposed so that BLAS reads M in order: P (rank, rows), Q (rank, cols), the tail."""
 
-    p: torch.Tensor
-    q: torch.Tensor
-    tail: torch.Tensor
+    p: Floats
+    q: Floats
+    tail: Floats
 
 
 @register
@@ -53,8 +48,8 @@ class PowerSGD(Codec):
     which makes the sum of all workers rank r; here it may have rank r times the number of workers.
 
     With Q orthonormal from the round before: P = orthonormalised M Q, Q = M^T P, sent is P Q^T. Layout: float32 P
-    (rows x rank), Q (cols x rank), then the last elements that do not fill a row. A bucket that this would not make
-    smaller travels as it is.
+    and Q, column after column, then the last elements that do not fill a row. A bucket that this would not make smaller
+    travels as it is.
 
     Attributes:
         rank: columns of P and Q.
@@ -80,64 +75,74 @@ class PowerSGD(Codec):
     def new_state(self, numel: int) -> State:
         """Return a residual of 0 and the first Q: random, the same on every worker."""
         shape = self._shape(numel)
-        return State(numel, torch.zeros(numel), q=_random(shape.cols, shape.rank, seed=numel))
+        return State(numel, torch.zeros(numel), q=_random(shape.rank, shape.cols, seed=numel))
 
     def _encode(self, grad: torch.Tensor, state: State, payload: Bytes, round: int, seed: int) -> int:
         from paceline.compression.kernels import accumulate
 
-        residual = residual_of(state)
+        residual = state.residual_array()
         dropped: int = sum(
             accumulate.accumulate(part, residual[start : start + len(part)]) for start, part in float32_parts(grad)
         )
-        self._factorise(torch.from_numpy(residual), state.extra["q"], self._factors(payload, grad.numel()), round)
+        factors = self._factors(payload, len(residual))
+        if factors.p.size:
+            self._factorise(residual, state.extra["q"], factors, round)
+        tail = residual[len(residual) - len(factors.tail) :]
+        factors.tail[:] = tail
+        tail[:] = 0
         return dropped
 
-    def _factorise(self, residual: torch.Tensor, start: torch.Tensor, factors: _Factors, round: int) -> None:
-        """Fill ``factors``, take their product out of ``residual`` and leave the start of the next round."""
-        rows, cols = len(factors.p), len(factors.q)
-        tail = residual[rows * cols :]
-        factors.tail.copy_(tail)
-        tail.zero_()
-        if rows:
-            matrix = residual[: rows * cols].view(rows, cols)
-            factors.p.copy_(torch.linalg.qr(matrix @ torch.linalg.qr(start).Q).Q)
-            torch.mm(matrix.T, factors.p, out=factors.q)
-            matrix.addmm_(factors.p, factors.q.T, alpha=-1)
-            start.copy_(_without_zero_columns(factors.q, round))
+    def _factorise(self, residual: Floats, start: torch.Tensor, factors: _Factors, round: int) -> None:
+        """Fill P and Q, take their product out of ``residual`` and leave the start of the next round."""
+        p, q = torch.from_numpy(factors.p), torch.from_numpy(factors.q)
+        matrix = torch.from_numpy(_matrix(residual, factors))
+        p.copy_(_orthonormal(_orthonormal(start) @ matrix.T))
+        torch.mm(p, matrix, out=q)
+        _add_product(factors, -1.0, residual)
+        start.copy_(_without_zero_rows(q, round))
 
     def _factors(self, payload: Bytes, numel: int) -> _Factors:
         rows, cols, rank, tail = self._shape(numel)
-        whole = torch.from_numpy(floats(payload))
-        p, q, rest = torch.split(whole, [rows * rank, cols * rank, tail])
-        return _Factors(p.view(rows, rank), q.view(cols, rank), rest)
+        p, q, rest = np.split(floats(payload), [rank * rows, rank * (rows + cols)])
+        assert len(rest) == tail
+        return _Factors(p.reshape(rank, rows), q.reshape(rank, cols), rest)
 
     def _check_content(self, payload: Bytes, numel: int) -> None:
         if not np.isfinite(floats(payload)).all():
             raise self._refuse("a factor is not finite", numel)
 
     def _decode(self, payload: Bytes, out: torch.Tensor) -> None:
-        p, q, tail = self._factors(payload.copy(), out.numel())
-        matrix, rest = _matrix_and_rest(out, p, q)
-        torch.mm(p, q.T, out=matrix)
-        rest.copy_(tail)
+        factors, target = self._factors(payload, out.numel()), out.numpy()
+        _add_product(factors, 1.0, target, overwrite=True)
+        target[factors.p.shape[1] * factors.q.shape[1] :] = factors.tail
 
     def _decode_add(self, payload: Bytes, out: torch.Tensor, alpha: float) -> None:
-        p, q, tail = self._factors(payload.copy(), out.numel())
-        matrix, rest = _matrix_and_rest(out, p, q)
-        matrix.addmm_(p, q.T, alpha=alpha)
-        rest.add_(tail, alpha=alpha)
+        factors, target = self._factors(payload, out.numel()), out.numpy()
+        _add_product(factors, alpha, target)
+        target[factors.p.shape[1] * factors.q.shape[1] :] += np.float32(alpha) * factors.tail
 
 
-def _matrix_and_rest(flat: torch.Tensor, p: torch.Tensor, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    end = len(p) * len(q)
-    return flat[:end].view(len(p), len(q)), flat[end:]
+def _matrix(flat: Floats, factors: _Factors) -> Floats:
+    rows, cols = factors.p.shape[1], factors.q.shape[1]
+    return flat[: rows * cols].reshape(rows, cols)
 
 
-def _random(cols: int, rank: int, seed: int) -> torch.Tensor:
-    return torch.randn(cols, rank, generator=torch.Generator().manual_seed(seed))
+def _add_product(factors: _Factors, alpha: float, flat: Floats, *, overwrite: bool = False) -> None:
+    from paceline.compression.kernels import lowrank
+
+    lowrank.add_product(factors.p, factors.q, np.float32(alpha), overwrite, _matrix(flat, factors))
 
 
-def _without_zero_columns(q: torch.Tensor, round: int) -> torch.Tensor:
-    """Replace columns of zeros, from which power iteration might never find another direction."""
-    zero = (q == 0).all(dim=0)
-    return torch.where(zero, _random(len(q), len(zero), seed=round), q)
+def _orthonormal(rows: torch.Tensor) -> torch.Tensor:
+    columns: torch.Tensor = torch.linalg.qr(rows.T).Q
+    return columns.T
+
+
+def _random(rank: int, cols: int, seed: int) -> torch.Tensor:
+    return torch.randn(rank, cols, generator=torch.Generator().manual_seed(seed))
+
+
+def _without_zero_rows(q: torch.Tensor, round: int) -> torch.Tensor:
+    """Replace rows of zeros, from which power iteration might never find another direction."""
+    zero = (q == 0).all(dim=1, keepdim=True)
+    return torch.where(zero, _random(len(q), q.shape[1], seed=round), q)

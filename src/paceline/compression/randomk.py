@@ -9,16 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paceline.compression.base import (
-    Bytes,
-    Codec,
-    State,
-    check_number,
-    float32_parts,
-    floats,
-    residual_of,
-)
+from paceline.compression.base import Codec
+from paceline.compression.buffers import Bytes, float32_parts, floats
+from paceline.compression.parameters import check_number
 from paceline.compression.registry import register
+from paceline.compression.state import State
 from paceline.compression.topk import DEFAULT_RATIO, kept
 
 _HEADER_BYTES = 16
@@ -69,7 +64,7 @@ class RandomK(Codec):
     def _encode(self, grad: torch.Tensor, state: State, payload: Bytes, round: int, seed: int) -> int:
         from paceline.compression.kernels import accumulate, sparse
 
-        residual = residual_of(state)
+        residual = state.residual_array()
         dropped: int = sum(
             accumulate.accumulate(part, residual[start : start + len(part)]) for start, part in float32_parts(grad)
         )

@@ -6,7 +6,7 @@ import functools
 
 import numpy as np
 
-from paceline.compression.base import Floats
+from paceline.compression.buffers import Floats
 
 
 @functools.lru_cache(maxsize=64)

@@ -10,18 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paceline.compression.base import (
-    Bytes,
-    Codec,
-    Floats,
-    State,
-    check_integer,
-    check_number,
-    float32_parts,
-    floats,
-    residual_of,
-)
+from paceline.compression.base import Codec
+from paceline.compression.buffers import Bytes, Floats, float32_parts, floats
+from paceline.compression.parameters import check_integer, check_number
 from paceline.compression.registry import register
+from paceline.compression.state import State
 
 _MOST_ELEMENTS = 2**32
 DEFAULT_RATIO = 0.01
@@ -84,7 +77,7 @@ class TopK(Codec):
     def _encode(self, grad: torch.Tensor, state: State, payload: Bytes, round: int, seed: int) -> int:
         from paceline.compression.kernels import sparse
 
-        residual = residual_of(state)
+        residual = state.residual_array()
         indices, values = self._split(payload)
         high_counts = np.zeros(sparse.HIGH_BINS, np.int64)
         dropped: int = sum(

@@ -8,8 +8,11 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from paceline.compression.base import Bytes, Codec, Floats, State, check_number, float32_parts, residual_of
+from paceline.compression.base import Codec
+from paceline.compression.buffers import Bytes, Floats, float32_parts
+from paceline.compression.parameters import check_number
 from paceline.compression.registry import register
+from paceline.compression.state import State
 from paceline.compression.tables import byte_table
 
 
@@ -41,7 +44,7 @@ class TwoBit(Codec):
     def _encode(self, grad: torch.Tensor, state: State, payload: Bytes, round: int, seed: int) -> int:
         from paceline.compression.kernels import twobit
 
-        residual, threshold = residual_of(state), np.float32(self.threshold)
+        residual, threshold = state.residual_array(), np.float32(self.threshold)
         return sum(
             twobit.encode(part, residual[start : start + len(part)], threshold, payload[start // 4 :])
             for start, part in float32_parts(grad, multiple_of=4)

@@ -10,6 +10,7 @@ from numba import types
 from paceline.compression.kernels.accumulate import LARGEST, ZERO, accumulate
 from paceline.compression.kernels.jit import F32, F32_IN, I8, I8_IN, kernel
 
+_MAGNITUDE = np.int32(0x7FFFFFFF)
 _LEVELS = np.float32(127)
 #: The least scale whose reciprocal is finite. A chunk below it stays in the residual.
 _SMALLEST = np.float32(1) / LARGEST * np.float32(2)
@@ -17,25 +18,28 @@ _SMALLEST = np.float32(1) / LARGEST * np.float32(2)
 _ROUND = np.float32(12582912)
 
 
-@kernel(types.float32(F32_IN), fastmath={"nnan", "nsz"})
+@kernel(types.int32(F32_IN))
 def largest_magnitude(chunk: Any) -> Any:
-    """The largest absolute value of a chunk of finite numbers (0 when it is empty)."""
-    top = ZERO
-    for i in range(len(chunk)):
-        top = max(top, abs(chunk[i]))
+    """Return the bit pattern of the largest absolute value: unlike floats, patterns compare in vector registers."""
+    bits = chunk.view(np.int32)
+    top = np.int32(0)
+    for i in range(len(bits)):
+        top = max(top, np.int32(bits[i] & _MAGNITUDE))
     return top
 
 
 @kernel(types.int64(F32_IN, F32, types.int64, F32, I8))
 def encode(grad: Any, residual: Any, chunk: Any, scales: Any, levels: Any) -> Any:
     """Add ``grad`` to ``residual`` and take the levels of every chunk out; returns how many elements were dropped."""
+    patterns = scales.view(np.int32)
     dropped = 0
     for c in range(len(scales)):
         start = c * chunk
         r = residual[start : start + chunk]
         q = levels[start : start + chunk]
         dropped += accumulate(grad[start : start + chunk], r)
-        scale = largest_magnitude(r) / _LEVELS
+        patterns[c] = largest_magnitude(r)
+        scale = scales[c] / _LEVELS
         if scale < _SMALLEST:
             scales[c] = ZERO
             q[:] = 0
@@ -45,7 +49,7 @@ def encode(grad: Any, residual: Any, chunk: Any, scales: Any, levels: Any) -> An
         for i in range(len(r)):
             level = (r[i] * inverse + _ROUND) - _ROUND
             r[i] -= level * scale
-            q[i] = np.int8(level)
+            q[i] = np.int8(np.int32(level))  # by way of int32: no vector instruction goes from float32 to int8
     return dropped
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from numba import types
 
 from paceline.compression.kernels.accumulate import BLOCK, LARGEST, ZERO, suspicious
-from paceline.compression.kernels.jit import F32, F32_IN, TABLE_IN, U8, U8_IN, kernel
+from paceline.compression.kernels.jit import F32, F32_IN, MATRIX_IN, U8, U8_IN, kernel
 
 _ONE = np.float32(1)
 _SET = np.uint8(1)
@@ -47,7 +47,7 @@ def encode(grad: Any, residual: Any, threshold: Any, packed: Any) -> Any:
     return dropped
 
 
-@kernel(types.void(U8_IN, TABLE_IN, F32))
+@kernel(types.void(U8_IN, MATRIX_IN, F32))
 def decode(packed: Any, table: Any, out: Any) -> None:
     """Overwrite ``out`` with the eight values that ``table`` has for each byte."""
     whole = len(out) // 8
@@ -59,7 +59,7 @@ def decode(packed: Any, table: Any, out: Any) -> None:
         out[i] = table[packed[i // 8], i % 8]
 
 
-@kernel(types.void(U8_IN, TABLE_IN, F32))
+@kernel(types.void(U8_IN, MATRIX_IN, F32))
 def decode_add(packed: Any, table: Any, out: Any) -> None:
     """Add the eight values that ``table`` has for each byte to ``out``."""
     values = np.empty(BLOCK, np.float32)

@@ -12,7 +12,7 @@ import numpy as np
 from numba import types
 
 from paceline.compression.kernels.accumulate import BLOCK, LARGEST, ZERO, suspicious
-from paceline.compression.kernels.jit import F32, F32_IN, TABLE_IN, U8, U8_IN, kernel
+from paceline.compression.kernels.jit import F32, F32_IN, MATRIX_IN, U8, U8_IN, kernel
 
 _NONE = np.uint8(0b00)
 _DOWN = np.uint8(0b10)
@@ -51,7 +51,7 @@ def encode(grad: Any, residual: Any, threshold: Any, packed: Any) -> Any:
     return dropped
 
 
-@kernel(types.void(U8_IN, TABLE_IN, F32))
+@kernel(types.void(U8_IN, MATRIX_IN, F32))
 def decode(packed: Any, table: Any, out: Any) -> None:
     """Overwrite ``out`` with the four values that ``table`` has for each byte."""
     whole = len(out) // 4
@@ -66,7 +66,7 @@ def decode(packed: Any, table: Any, out: Any) -> None:
         out[i] = table[packed[i // 4], i % 4]
 
 
-@kernel(types.void(U8_IN, TABLE_IN, F32))
+@kernel(types.void(U8_IN, MATRIX_IN, F32))
 def decode_add(packed: Any, table: Any, out: Any) -> None:
     """Add the four values that ``table`` has for each byte to ``out``."""
     values = np.empty(BLOCK, np.float32)
