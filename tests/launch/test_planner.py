@@ -31,7 +31,7 @@ def test_plan_starts_scheduler_then_servers_then_workers() -> None:
 
 def test_every_process_can_resolve_its_settings() -> None:
     made = plan(settings={"staleness": "3", "weighting": "inverse", "timeout_s": "7"})
-    known = {late: "tcp://127.0.0.1:1" for late in Late}
+    known = dict.fromkeys(Late, "tcp://127.0.0.1:1")
     for process in made:
         settings = config.from_environment(process.environment(known))
         assert (settings.role, settings.rank, settings.local_rank) == (process.role, process.rank, process.rank)
@@ -44,7 +44,7 @@ def test_every_process_can_resolve_its_settings() -> None:
 def test_insecure_job_has_no_key() -> None:
     made = plan(settings={"insecure": "1"})
     assert not made.needs(Late.JOB_KEY)
-    known = {late: "tcp://127.0.0.1:1" for late in Late}
+    known = dict.fromkeys(Late, "tcp://127.0.0.1:1")
     assert all(config.from_environment(process.environment(known)).insecure for process in made)
 
 

@@ -9,6 +9,7 @@ by closing the pipe, so this is not a path that only runs in an emergency.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -62,8 +63,10 @@ def _detach(read_fd: int) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
-    os.closerange(3, read_fd)
-    os.closerange(read_fd + 1, os.sysconf("SC_OPEN_MAX"))
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in (0, 1, 2, read_fd):
+            with contextlib.suppress(OSError):  # the descriptor that listed them is gone already
+                os.close(int(name))
 
 
 def _read_sessions(read_fd: int) -> set[int]:

@@ -1,0 +1,31 @@
+"""Run the plan that argv[1] describes in JSON and exit with its code: the launcher, with roles of a test's choosing."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from paceline.launch import Graces, Late, Plan, ProcessSpec
+from paceline.launch.local import located
+from paceline.launch.plan import Value
+from paceline.launch.supervise.supervisor import Supervisor
+
+
+def environment(role: str, joined: bool) -> dict[str, Value]:
+    """Return the late values that the scripts of a role may use."""
+    if role == "scheduler":
+        return {"READY_FD": Late.READY_FD}
+    return {"PORT": Late.MASTER_PORT, **({"ADDRESS": Late.SCHEDULER} if joined else {})}
+
+
+job = json.loads(sys.argv[1])
+roles = [role for role, _, _ in job["processes"]]
+plan = Plan(
+    tuple(
+        ProcessSpec(role, rank, tuple(argv), environment(role, "scheduler" in roles))
+        for role, rank, argv in job["processes"]
+    ),
+    graces=Graces(**job["graces"]),
+)
+sys.exit(Supervisor(plan, {}, located, os.environ).run())

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import tty
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.launch import Member
+from paceline.launch.supervise.console import ERR, OUT, Console
+
+W0, W1 = Member("worker", 0), Member("worker", 1)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Iterator[dict[int, int]]:
+    fds = {stream: os.open(tmp_path / str(stream), os.O_RDWR | os.O_CREAT) for stream in (OUT, ERR)}
+    yield fds
+    for fd in fds.values():
+        os.close(fd)
+
+
+def written(fd: int) -> bytes:
+    return os.pread(fd, 1 << 20, 0)
+
+
+def test_every_line_says_who_printed_it(files: dict[int, int]) -> None:
+    console = Console(files)
+    console.feed(W0, OUT, b"one\ntw")
+    console.feed(Member("server", 1), OUT, b"x\n")
+    console.feed(W0, OUT, b"o\n")
+    console.feed(Member("scheduler", 0), ERR, b"\xff\n")
+    console.say("careful")
+    assert written(files[OUT]) == b"[worker 0] one\n[server 1] x\n[worker 0] two\n"
+    assert written(files[ERR]) == b"[scheduler] \xff\n[launch] careful\n"
+
+
+def test_last_line_is_shown_when_the_stream_ends(files: dict[int, int]) -> None:
+    console = Console(files)
+    console.feed(W0, OUT, b"partial")
+    assert written(files[OUT]) == b""
+    console.close(W0, OUT)
+    console.close(W0, OUT)
+    assert written(files[OUT]) == b"[worker 0] partial\n"
+
+
+def test_progress_bars_pass_through_to_a_file(files: dict[int, int]) -> None:
+    console = Console(files)
+    console.feed(W1, OUT, b"\r10%\r20%\n")
+    assert written(files[OUT]) == b"[worker 1] 10%\r[worker 1] 20%\n"
+
+
+def test_tail_joins_both_streams(files: dict[int, int]) -> None:
+    console = Console(files)
+    console.feed(W0, OUT, b"out\n")
+    console.feed(W0, ERR, b"err\n")
+    assert console.tail(W0) == [b"out", b"err"]
+    assert console.tail(W1) == []
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, Callable[[], bytes]]]:
+    """A terminal's descriptor, and a function that reads what it has been sent so far."""
+    master, slave = os.openpty()
+    tty.setraw(slave)
+    os.set_blocking(master, False)
+    yield slave, lambda: os.read(master, 1 << 16)
+    os.close(master)
+    os.close(slave)
+
+
+def test_terminal_gets_a_colour_for_each_role(terminal: tuple[int, Callable[[], bytes]]) -> None:
+    fd, read = terminal
+    console = Console({OUT: fd, ERR: fd}, {})
+    console.feed(W1, OUT, b"one\n")
+    console.feed(Member("server", 0), ERR, b"two\n")
+    assert read() == b"\x1b[32m[worker 1] \x1b[0mone\x1b[K\n\x1b[34m[server 0] \x1b[0mtwo\x1b[K\n"
+
+
+@pytest.mark.parametrize("environ", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_colours_can_be_switched_off(environ: dict[str, str], terminal: tuple[int, Callable[[], bytes]]) -> None:
+    fd, read = terminal
+    Console({OUT: fd, ERR: fd}, environ).feed(W1, OUT, b"one\n")
+    assert read() == b"[worker 1] one\x1b[K\n"
+
+
+def test_terminal_shows_the_moving_bar_of_worker_0_only(terminal: tuple[int, Callable[[], bytes]]) -> None:
+    fd, read = terminal
+    console = Console({OUT: fd, ERR: fd}, {"NO_COLOR": "1"})
+    console.feed(W0, ERR, b"\r10%")
+    assert read() == b"[worker 0] 10%\x1b[K\r"
+    console.feed(W1, ERR, b"\r11%\r12%")
+    console.feed(W0, ERR, b"\r20%")
+    assert read() == b"[worker 0] 10%\x1b[K\r[worker 0] 20%\x1b[K\r"
+    console.feed(W1, ERR, b"\r13%\n")
+    assert read() == b"[worker 1] 13%\x1b[K\n"
+
+
+def test_slow_reader_gets_everything() -> None:
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(write_fd, False)
+    with subprocess.Popen(["wc", "-c"], stdin=read_fd, stdout=subprocess.PIPE) as reader:
+        os.close(read_fd)
+        Console({OUT: write_fd, ERR: write_fd}).block(b"x" * (1 << 20))
+        os.close(write_fd)
+        assert int(reader.communicate(timeout=60)[0]) == 1 << 20
+
+
+def test_reader_that_went_away_is_noticed_and_the_other_stream_still_works(files: dict[int, int]) -> None:
+    read_fd, write_fd = os.pipe()
+    os.close(read_fd)
+    console = Console({OUT: write_fd, ERR: files[ERR]})
+    assert not console.broken
+    console.feed(W0, OUT, b"one\n")
+    assert console.broken
+    console.say("still here")
+    assert written(files[ERR]) == b"[launch] still here\n"
+    os.close(write_fd)

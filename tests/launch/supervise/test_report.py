@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from paceline.launch import Member
+from paceline.launch.supervise.lifecycle import Failure
+from paceline.launch.supervise.report import failure_block
+
+
+def test_block_names_who_failed_first_and_shows_its_last_words() -> None:
+    failure = Failure(Member("worker", 1), 3, "exit code 3", 12.34)
+    block = failure_block(failure, [b"loading", b"\xff boom"], {Member("worker", 0): 1, Member("server", 0): 139})
+    assert block.splitlines()[1:-1] == [
+        b"worker 1 failed: exit code 3, 12.3 s after the start",
+        b"its last lines:",
+        b"    loading",
+        b"    \xff boom",
+        b"then left: worker 0 (exit code 1), server 0 (killed by SIGSEGV (exit code 139))",
+    ]
+
+
+def test_silent_death_by_kill_gets_a_hint() -> None:
+    block = failure_block(Failure(Member("worker", 0), 137, "killed by SIGKILL (exit code 137)", 1.0), [], {})
+    assert b"out of memory" in block
+    assert b"it printed nothing" in block
