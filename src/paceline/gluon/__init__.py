@@ -6,12 +6,14 @@ from paceline.gluon.parameter import Parameter, ParameterDict
 from paceline.gluon.replicate import ReplicatedModule, replicate
 from paceline.gluon.split import split_and_load, split_data, work_load_sizes
 from paceline.gluon.sync_batch_norm import SyncBatchNorm
+from paceline.gluon.trainer import Trainer
 
 __all__ = [
     "Parameter",
     "ParameterDict",
     "ReplicatedModule",
     "SyncBatchNorm",
+    "Trainer",
     "backward",
     "clip_global_norm",
     "replicate",

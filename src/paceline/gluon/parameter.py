@@ -36,7 +36,7 @@ class Parameter:
         self.wd_mult = 1.0
         self._net = net
         self._grad_req = "write" if net.first_parameter(name).requires_grad else "null"
-        self._on_set: list[Callable[[str], None]] = []
+        self._on_set: list[Callable[[Parameter, torch.Tensor], None]] = []
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -69,13 +69,17 @@ class Parameter:
         Raises:
             PacelineError: its shape is not known before the first batch.
         """
-        params = self._net.parameters_named(self.name)
+        params = self.tensors()
         if is_lazy(params[0]):
             raise PacelineError(
                 f"parameter {self.name!r} has no shape before the first batch: call the network on a batch, "
                 "or net.infer_shapes(sample), first"
             )
         return params
+
+    def tensors(self) -> list[nn.Parameter]:
+        """Return the torch parameters there are so far, with or without a shape."""
+        return self._net.parameters_named(self.name)
 
     def list_ctx(self) -> list[Context]:
         """Return its devices."""
@@ -121,18 +125,18 @@ class Parameter:
         params = self.on_devices()
         if data.shape != params[0].shape:
             raise ValueError(f"parameter {self.name!r} has shape {tuple(params[0].shape)}, not {tuple(data.shape)}")
+        for tell in self._on_set:
+            tell(self, data)
         for param in params:
             param.copy_(data)
-        for tell in self._on_set:
-            tell(self.name)
 
-    def on_set(self, tell: Callable[[str], None]) -> None:
-        """Have ``tell(name)`` called after every ``set_data``."""
+    def on_set(self, tell: Callable[[Parameter, torch.Tensor], None]) -> None:
+        """Have ``tell(parameter, data)`` called before every ``set_data``."""
         self._on_set.append(tell)
 
     def zero_grad(self) -> None:
         """Forget the gradients on all devices."""
-        for param in self._net.parameters_named(self.name):
+        for param in self.tensors():
             param.grad = None
 
     def _index(self, ctx: ContextLike | None) -> int:

@@ -32,6 +32,10 @@ class Applier(abc.ABC):
         """Apply the merged pushes of some keys; the merged tensors may be overwritten."""
 
     @abc.abstractmethod
+    def refresh(self, key: Key) -> None:
+        """Take note that the stored value was set from outside."""
+
+    @abc.abstractmethod
     def set_options(self, groups: Sequence[Options], keys: Mapping[Key, KeyOptions] | None) -> None:
         """Set options per param group, and which key has which; empty and None keep those in force."""
 
@@ -46,6 +50,9 @@ class Applier(abc.ABC):
 
 class _Stateless(Applier):
     """Has neither options nor state."""
+
+    def refresh(self, key: Key) -> None:
+        """Do nothing: nothing is remembered."""
 
     def set_options(self, groups: Sequence[Options], keys: Mapping[Key, KeyOptions] | None) -> None:
         """Do nothing: there are no options."""

@@ -168,6 +168,19 @@ class InProcessStore(KVStore):
         self._groups = list(groups) or self._groups
         self._keys = self._keys if keys is None else dict(keys)
 
+    def assign(self, key: Key, value: torch.Tensor) -> None:
+        """Set a stored value from outside; the optimizer's state stays.
+
+        Raises:
+            KeyMismatchError: unknown key.
+            ValueError: another shape.
+        """
+        check.outputs(self._values, {key: [value]})
+        self._values[key].copy_(value.detach())
+        holder = self._holder(key)
+        if holder is not None:
+            holder.refresh(key)
+
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
         """See :meth:`KVStore.set_gradient_compression`. Row-sparse and integer values are not compressed.
 

@@ -81,6 +81,22 @@ class KeyedOptimizer(Applier):
             if self._params[key].dtype != self._values[key].dtype:
                 self._values[key].copy_(self._params[key].detach())
 
+    def refresh(self, key: Key) -> None:
+        """Copy a value that was set from outside into its float32 master, if it has one."""
+        if self._params[key].dtype != self._values[key].dtype:
+            with torch.no_grad():
+                self._params[key].copy_(self._values[key])
+
+    def value(self, key: Key) -> torch.Tensor:
+        """Return the tensor in charge."""
+        return self._values[key]
+
+    def set_value(self, key: Key, value: torch.Tensor) -> None:
+        """Set a value from outside; the state stays. Keys that are not in charge are left alone."""
+        if key in self._values:
+            self._values[key].copy_(value.detach())
+            self.refresh(key)
+
     def state(self, key: Key) -> State:
         """Return copies of the state of one key."""
         state = {

@@ -1,0 +1,66 @@
+"""Gradients of parameters that live on several devices: fresh or stale, dense or sparse."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from paceline.errors import StaleGradientError
+from paceline.gluon.parameter import Parameter
+
+_NAMED = 3
+
+
+def check_fresh(parameters: Mapping[str, Parameter]) -> None:
+    """Refuse to go on when backward has not reached a parameter on some device.
+
+    Raises:
+        StaleGradientError: names parameters and devices.
+    """
+    stale = [(key, devices) for key, one in parameters.items() if (devices := _without_gradient(one))]
+    if not stale:
+        return
+    named = "; ".join(f"{key!r} on {', '.join(devices)}" for key, devices in stale[:_NAMED])
+    more = f" and {len(stale) - _NAMED} more parameters" if len(stale) > _NAMED else ""
+    raise StaleGradientError(
+        f"backward has put no gradient since the last step into {named}{more}. Call backward on the loss of every "
+        "device before step; if these parameters are not used in this batch, pass ignore_stale_grad=True"
+    )
+
+
+def collect(parameters: Mapping[str, Parameter], everywhere: bool) -> dict[str, list[torch.Tensor]]:
+    """Return the gradients per device of every parameter that has one.
+
+    A device without a gradient counts as zero, and so does, with ``everywhere``, a parameter without any: in a
+    distributed store all workers have to push the same keys.
+    """
+    table: dict[str, list[torch.Tensor]] = {}
+    for key, one in parameters.items():
+        params = one.on_devices()
+        if not everywhere and all(param.grad is None for param in params):
+            continue
+        for param in params:
+            if param.grad is None:
+                param.grad = torch.zeros_like(param)
+        table[key] = [param.grad for param in params if param.grad is not None]
+    return table
+
+
+def densify(parameters: Mapping[str, Parameter]) -> None:
+    """Turn sparse gradients into dense ones, for stores that know nothing of rows."""
+    for one in parameters.values():
+        for param in one.on_devices():
+            if param.grad is not None and param.grad.is_sparse:
+                param.grad = param.grad.to_dense()
+
+
+def use_up(parameters: Mapping[str, Parameter]) -> None:
+    """Forget gradients that a step has used, unless they are to add up."""
+    for one in parameters.values():
+        if one.grad_req == "write":
+            one.zero_grad()
+
+
+def _without_gradient(one: Parameter) -> list[str]:
+    return [str(ctx) for ctx, param in zip(one.list_ctx(), one.on_devices(), strict=True) if param.grad is None]

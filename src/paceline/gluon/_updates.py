@@ -1,0 +1,172 @@
+"""The two places where a trainer's optimizer can run: in the store, or on every device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from paceline.context import Context
+from paceline.errors import PacelineError
+from paceline.gluon._gradients import collect, densify
+from paceline.gluon._optimizer import OptimizerPlan
+from paceline.gluon.parameter import Parameter
+from paceline.kvstore._local_base import InProcessStore
+from paceline.kvstore._local_optimizer import KeyedOptimizer, check_state
+from paceline.kvstore._local_rows import LAZY
+from paceline.kvstore._local_states import load_states, save_states
+from paceline.kvstore.base import Key, KVStore, KVStoreBase
+
+
+def _broadcast(store: KVStoreBase, parameters: Mapping[str, Parameter]) -> None:
+    """Start all devices and workers from rank 0's values, those of frozen parameters too."""
+    values = [one.list_data() for one in parameters.values()]
+    store.broadcast(list(parameters), [one[0] for one in values], values)
+
+
+def _scaled(parameter: Parameter, grads: Sequence[torch.Tensor], scale: float) -> list[torch.Tensor]:
+    """Return gradients times ``scale``: in place where they are used up anyway, else copies."""
+    return [one.mul_(scale) if parameter.grad_req == "write" else one * scale for one in grads]
+
+
+class StoreUpdates:
+    """The store runs the optimizer: gradients go in, new values come out."""
+
+    def __init__(self, plan: OptimizerPlan, store: KVStoreBase | None, contexts: Sequence[Context]) -> None:
+        assert isinstance(store, KVStore), "only a KVStore is capable of an optimizer"
+        self._plan, self._store = plan, store
+        self._keys = plan.key_options()
+
+    def start(self, everything: Mapping[str, Parameter], trained: Mapping[str, Parameter]) -> None:
+        """Send the optimizer and the first values."""
+        precision = self._plan.multi_precision
+        self._store.set_optimizer(
+            self._plan.optimizer, keys=self._keys, multi_precision=precision, **self._plan.options
+        )
+        _broadcast(self._store, everything)
+
+    def step(self, trained: Mapping[str, Parameter], scale: float, step: int, samples: float) -> None:
+        """Push all gradients and pull all values."""
+        if isinstance(self._store, InProcessStore):
+            self._store.set_step(scale, self._plan.groups_at(step), self._plan.key_options())
+            self._exchange(trained, collect(trained, everywhere=False))
+        else:
+            self._announce(step, samples)
+            densify(trained)
+            grads = collect(trained, everywhere=self._store.num_workers > 1)
+            self._exchange(trained, {key: _scaled(trained[key], one, scale) for key, one in grads.items()})
+
+    def _announce(self, step: int, samples: float) -> None:
+        """Tell a distributed store what the coming pushes mean; it gets them scaled already."""
+        if self._plan.key_options() != self._keys:
+            raise ValueError(
+                f"lr_mult and wd_mult cannot change after the first step in a {self._store.type} store; set them "
+                "before, or make the Trainer with update_on_kvstore=False"
+            )
+        groups = self._plan.groups_at(step)
+        if hasattr(self._store, "set_options"):
+            self._store.set_options(groups)
+        elif groups != self._plan.spec.groups:
+            raise ValueError(f"a {self._store.type} store cannot change options of its optimizer, such as the rate")
+        if hasattr(self._store, "samples"):
+            self._store.samples = samples
+
+    def _exchange(self, trained: Mapping[str, Parameter], grads: Mapping[str, Sequence[torch.Tensor]]) -> None:
+        rows = {key: one for key, one in grads.items() if self._by_rows(one)}
+        dense = [key for key in grads if key not in rows]
+        if dense:
+            outs = [trained[key].list_data() for key in dense]
+            self._store.pushpull(dense, [grads[key] for key in dense], out=outs)
+        for key, one in rows.items():
+            self._store.push(key, one)
+            touched = torch.cat([grad.coalesce().indices()[0].cpu() for grad in one])
+            self._store.row_sparse_pull(key, trained[key].list_data(), row_ids=touched)
+
+    def assign(self, key: str, value: torch.Tensor) -> None:
+        """Set a stored value."""
+        if not isinstance(self._store, InProcessStore):
+            raise PacelineError(
+                f"parameter {key!r} cannot be set: a {self._store.type} store holds it for all workers. Set it before "
+                "the first step, or make the Trainer with update_on_kvstore=False and set it on every worker"
+            )
+        self._store.assign(key, value)
+
+    def save(self, fname: str) -> None:
+        """Write the optimizer's state."""
+        self._store.save_optimizer_states(fname, dump_optimizer=True)
+
+    def load(self, fname: str) -> None:
+        """Read the optimizer's state."""
+        self._store.load_optimizer_states(fname)
+
+    def _by_rows(self, grads: Sequence[torch.Tensor]) -> bool:
+        """Tell whether only the rows pushed from here change, so that only they need to be pulled."""
+        alone = isinstance(self._store, InProcessStore) and self._plan.cls in LAZY
+        return alone and all(one.is_sparse for one in grads)
+
+
+class LocalUpdates:
+    """Every device runs its own optimizer on the same summed gradients."""
+
+    def __init__(self, plan: OptimizerPlan, store: KVStoreBase | None, contexts: Sequence[Context]) -> None:
+        self._plan, self._store = plan, store
+        self._optimizers: list[KeyedOptimizer] = [plan.build(plan.key_options()) for _ in contexts]
+
+    def start(self, everything: Mapping[str, Parameter], trained: Mapping[str, Parameter]) -> None:
+        """Take charge of every device's values."""
+        if self._store is not None:
+            _broadcast(self._store, everything)
+        for key, one in trained.items():
+            for optimizer, param in zip(self._optimizers, one.on_devices(), strict=True):
+                optimizer.add(key, param)
+
+    def step(self, trained: Mapping[str, Parameter], scale: float, step: int, samples: float) -> None:
+        """Sum the gradients, then update."""
+        self.allreduce(trained)
+        self.update(trained, scale, step)
+
+    def allreduce(self, trained: Mapping[str, Parameter]) -> None:
+        """Sum the gradients over devices and workers, in place."""
+        if self._store is None:
+            return
+        if not isinstance(self._store, InProcessStore):
+            densify(trained)
+        grads = collect(trained, everywhere=self._store.num_workers > 1)
+        if grads:
+            self._store.pushpull(list(grads), list(grads.values()))
+
+    def update(self, trained: Mapping[str, Parameter], scale: float, step: int) -> None:
+        """Update every device's values from its gradients."""
+        groups, keys = self._plan.groups_at(step), self._plan.key_options()
+        grads = collect(trained, everywhere=False)
+        for index, optimizer in enumerate(self._optimizers):
+            optimizer.set_options(groups, keys)
+            merged: dict[Key, torch.Tensor] = {key: one[index] for key, one in grads.items()}
+            for key in merged:
+                if key not in optimizer.keys:
+                    optimizer.add(key, trained[str(key)].on_devices()[index])
+                if trained[str(key)].grad_req == "add":
+                    merged[key] = merged[key].clone()
+            optimizer.update(merged, scale)
+
+    def assign(self, key: str, value: torch.Tensor) -> None:
+        """Take note of a value that is set from outside."""
+        for optimizer in self._optimizers:
+            optimizer.set_value(key, value)
+
+    def save(self, fname: str) -> None:
+        """Write the state of the first device, which is that of all."""
+        first, groups = self._optimizers[0], self._plan.groups()
+        save_states(fname, self._plan.spec.name, groups, {key: first.state(key) for key in first.keys})
+
+    def load(self, fname: str) -> None:
+        """Read the state into every device's optimizer."""
+        states = load_states(fname, self._plan.spec.name)
+        unknown = [key for key in states if key not in self._optimizers[0].keys]
+        if unknown:
+            raise ValueError(f"{fname!r} holds states of parameters that there are not: {', '.join(map(str, unknown))}")
+        for key, state in states.items():
+            check_state(key, self._optimizers[0].value(key), state)
+        for optimizer in self._optimizers:
+            for key, state in states.items():
+                optimizer.load_state(key, state)

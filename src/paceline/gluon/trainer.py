@@ -1,0 +1,245 @@
+"""Gluon's ``Trainer``: gradients of all devices and workers, one update."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from paceline.context import Context
+from paceline.gluon import _gradients as gradients
+from paceline.gluon._optimizer import OptimizerLike, OptimizerPlan
+from paceline.gluon._policy import choose_store, update_on_store
+from paceline.gluon._updates import LocalUpdates, StoreUpdates
+from paceline.gluon.parameter import Parameter, ParameterDict
+from paceline.gluon.replicate import ReplicatedModule
+from paceline.kvstore.base import KVStoreBase
+
+Parameters = ReplicatedModule | Mapping[str, Parameter] | Sequence[Parameter]
+
+
+class Trainer:
+    """Updates replicated parameters from the gradients of all devices, and of all workers of a distributed store.
+
+    Gradients are **sums over samples** (Gluon's contract): go backward from the sum of the losses of each slice, and
+    give ``step`` the size of the whole batch, by which the total is divided. Everything is set up at the first step,
+    when shapes are known; all replicas and workers then start from rank 0's values.
+
+    Args:
+        params: a replicated module, its ``collect_params()``, or a list or dictionary of parameters.
+        optimizer: a name (``"sgd"``), or any class or instance of ``torch.optim``. An instance must be made from the
+            parameters of the replicated module; its ``param_groups`` are read at every step, so schedulers work.
+        optimizer_params: options for a name or a class (see :class:`OptimizerPlan`).
+        kvstore: a store type, a store, or None. ``local`` and ``device`` stores are left out for a single device.
+        compression_params: ``{"type": "2bit", "threshold": 0.5}``; needs a store.
+        update_on_kvstore: run the optimizer in the store (True), on every device (False), or where it is best (None).
+
+    Raises:
+        TypeError: no parameters, or an unknown kind of optimizer, option or store.
+        ValueError: parameters of different devices or equal names, unknown names, impossible choices.
+    """
+
+    def __init__(
+        self,
+        params: Parameters,
+        optimizer: OptimizerLike,
+        optimizer_params: Mapping[str, Any] | None = None,
+        kvstore: str | KVStoreBase | None = "device",
+        compression_params: Mapping[str, Any] | None = None,
+        update_on_kvstore: bool | None = None,
+    ) -> None:
+        self._all = _by_name(params)
+        self._contexts = _same_contexts(self._all)
+        self._plan = OptimizerPlan(optimizer, optimizer_params, self._trained())
+        self._store = choose_store(kvstore, len(self._contexts), compression_params)
+        self._wanted = update_on_kvstore
+        # Impossible choices are refused here; sizes, which only matter for the default, are known at the first step.
+        update_on_store(update_on_kvstore, self._store, 0)
+        if compression_params:
+            self._set_compression(compression_params)
+        self._updates: StoreUpdates | LocalUpdates | None = None
+        self._steps = 0
+
+    @property
+    def learning_rate(self) -> float:
+        """The current learning rate (of the first param group, before ``lr_mult``)."""
+        return self._plan.learning_rate
+
+    @property
+    def optimizer(self) -> OptimizerLike:
+        """The optimizer as it was given."""
+        return self._plan.optimizer
+
+    @property
+    def kvstore(self) -> KVStoreBase | None:
+        """The store in use, or None."""
+        return self._store
+
+    @property
+    def update_on_kvstore(self) -> bool:
+        """Whether the store runs the optimizer."""
+        return isinstance(self._started(), StoreUpdates)
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Set the learning rate from the next step on, wherever the optimizer runs."""
+        self._plan.set_learning_rate(lr)
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        for one in self._all.values():
+            one.zero_grad()
+
+    def step(
+        self, batch_size: float, ignore_stale_grad: bool = False, scaler: torch.amp.GradScaler | None = None
+    ) -> None:
+        """Sum the gradients of all devices and workers, divide by ``batch_size`` and update all parameters.
+
+        The gradients are used up: the next backward starts from nothing (see ``Parameter.grad_req``).
+
+        Args:
+            batch_size: samples in the whole batch of this worker; it may change from step to step.
+            ignore_stale_grad: leave parameters alone that backward has not reached. With several workers they count
+                as zero instead, because all workers have to push the same keys.
+            scaler: a ``GradScaler`` that scaled the losses; it divides the gradients, skips the step when one of them
+                overflowed, and is updated.
+
+        Raises:
+            StaleGradientError: backward has not reached a parameter since the last step. Nothing is changed.
+            ValueError: ``batch_size`` is not above 0.
+        """
+        self._check_step(batch_size, ignore_stale_grad)
+        if scaler is None:
+            self._step(batch_size)
+        else:
+            self._scaled_step(scaler, batch_size)
+        gradients.use_up(self._trained())
+
+    def allreduce_grads(self) -> None:
+        """Sum the gradients over devices and workers, in place, without an update: for clipping and the like.
+
+        Raises:
+            ValueError: the store runs the optimizer; use ``update_on_kvstore=False``.
+        """
+        self._local("allreduce_grads").allreduce(self._trained())
+
+    def update(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
+        """Update all parameters from gradients that ``allreduce_grads`` has summed.
+
+        Raises:
+            StaleGradientError: as in :meth:`step`.
+            ValueError: as in :meth:`step`, or the store runs the optimizer.
+        """
+        updates = self._local("update")
+        self._check_step(batch_size, ignore_stale_grad)
+        updates.update(self._trained(), self._scale(batch_size), self._steps)
+        self._steps += 1
+        gradients.use_up(self._trained())
+
+    def save_states(self, fname: str | os.PathLike[str]) -> None:
+        """Write the optimizer's state (safetensors with a manifest), wherever the optimizer runs."""
+        self._started().save(os.fspath(fname))
+
+    def load_states(self, fname: str | os.PathLike[str]) -> None:
+        """Read what :meth:`save_states` wrote, with any store and any number of devices.
+
+        Raises:
+            ValueError: the states belong to another optimizer or model. Nothing is changed.
+        """
+        self._started().load(os.fspath(fname))
+
+    def _trained(self) -> dict[str, Parameter]:
+        return {key: one for key, one in self._all.items() if one.grad_req != "null"}
+
+    def _scale(self, batch_size: float) -> float:
+        return self._plan.rescale / batch_size
+
+    def _check_step(self, batch_size: float, ignore_stale_grad: bool) -> None:
+        if not 0 < batch_size < float("inf"):
+            raise ValueError(f"batch_size is {batch_size}; it is the number of samples in the whole batch, above 0")
+        self._started()
+        if not ignore_stale_grad:
+            gradients.check_fresh(self._trained())
+
+    def _step(self, batch_size: float) -> None:
+        self._started().step(self._trained(), self._scale(batch_size), self._steps, batch_size)
+        self._steps += 1
+
+    def _scaled_step(self, scaler: torch.amp.GradScaler, batch_size: float) -> None:
+        if self._store is not None and self._store.num_workers > 1:
+            raise ValueError("a GradScaler may skip steps on one worker alone; use bfloat16 with several workers")
+        scaler.step(_ForScaler(self, batch_size))  # type: ignore[arg-type]
+        scaler.update()
+
+    def _set_compression(self, params: Mapping[str, Any]) -> None:
+        setter = getattr(self._store, "set_gradient_compression", None)
+        if setter is None:
+            raise ValueError(f"a {self._store.type if self._store else None} store cannot compress gradients")
+        setter(params)
+
+    def _started(self) -> StoreUpdates | LocalUpdates:
+        """Set everything up once shapes are known."""
+        if self._updates is None:
+            largest = max((one.on_devices()[0].numel() for one in self._all.values()), default=0)
+            on_store = update_on_store(self._wanted, self._store, largest)
+            kind = StoreUpdates if on_store else LocalUpdates
+            self._updates = kind(self._plan, self._store, self._contexts)
+            self._updates.start(self._all, self._trained())
+            for one in self._all.values():
+                one.on_set(self._on_set)
+        return self._updates
+
+    def _on_set(self, parameter: Parameter, data: torch.Tensor) -> None:
+        key = next(key for key, one in self._all.items() if one is parameter)
+        self._started().assign(key, data)
+
+    def _local(self, verb: str) -> LocalUpdates:
+        updates = self._started()
+        if isinstance(updates, StoreUpdates):
+            raise ValueError(
+                f"{verb} is impossible: the {self._store.type if self._store else ''} store runs the optimizer, so "
+                "call step; or make the Trainer with update_on_kvstore=False"
+            )
+        return updates
+
+
+class _ForScaler:
+    """Shows a ``GradScaler`` all replicas as one optimizer."""
+
+    def __init__(self, trainer: Trainer, batch_size: float) -> None:
+        self.param_groups = [{"params": [p for one in trainer._trained().values() for p in one.on_devices()]}]
+        self._trainer, self._batch_size = trainer, batch_size
+
+    def step(self) -> None:
+        """Run the step that the scaler found to be sound."""
+        self._trainer._step(self._batch_size)
+
+
+def _by_name(params: Parameters) -> dict[str, Parameter]:
+    if isinstance(params, ReplicatedModule):
+        params = params.collect_params()
+    if isinstance(params, Mapping | ParameterDict):
+        table = dict(params)
+    elif isinstance(params, Sequence) and all(isinstance(one, Parameter) for one in params):
+        table = {one.name: one for one in params}
+        if len(table) < len(params):
+            raise ValueError("two parameters have the same name; pass a dictionary with distinct names")
+    else:
+        raise TypeError(
+            f"params is {type(params).__name__}; give replicate(net, devices), its collect_params(), or parts of them"
+        )
+    if not table or not all(isinstance(one, Parameter) for one in table.values()):
+        raise TypeError("params must be gluon parameters, at least one: replicate(net, devices).collect_params()")
+    return table
+
+
+def _same_contexts(params: Mapping[str, Parameter]) -> list[Context]:
+    (first, one), *others = params.items()
+    for key, other in others:
+        if other.list_ctx() != one.list_ctx():
+            raise ValueError(
+                f"all parameters of a trainer must be on the same devices, but {first!r} is on {one.list_ctx()} "
+                f"and {key!r} on {other.list_ctx()}; use one trainer for each"
+            )
+    return one.list_ctx()
