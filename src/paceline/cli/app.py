@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 
+import paceline
 from paceline.cli.options import UsageError
 from paceline.errors import ConfigError, PacelineError
 from paceline.launch.naming import suggestion
@@ -34,7 +35,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(overview())
         return 0
     if words[0] == "--version":
-        print(version())
+        print(f"paceline {paceline.__version__}")
         return 0
     return _run(words[0], words[1:])
 
@@ -54,16 +55,6 @@ def overview() -> str:
             "paceline COMMAND --help tells more; paceline --version prints the version.",
         ]
     )
-
-
-def version() -> str:
-    """Return the program's name and version."""
-    from importlib import metadata  # only here: it is slow to import
-
-    try:
-        return f"paceline {metadata.version('paceline')}"
-    except metadata.PackageNotFoundError:
-        return "paceline, not installed"
 
 
 def _run(name: str, words: Sequence[str]) -> int:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,6 +52,20 @@ def test_killed_process_group_of_the_launcher_leaves_nothing_running(make_job: M
     job = make_job().start("sleep 1000 & echo up >up; wait", scheduler=STAYS, own_group=True)
     job.wait_for_file("up")
     os.killpg(job.process.pid, signal.SIGKILL)
+    job.wait()
+    job.wait_until_nothing_is_left()
+
+
+def test_processes_die_with_the_launcher_even_without_a_guardian(make_job: MakeJob) -> None:
+    job = make_job().start("echo up >up; exec sleep 1000", scheduler=STAYS)
+    job.wait_for_file("up")
+    launcher = Path("/proc", str(job.process.pid))
+    children = (launcher / "task" / launcher.name / "children").read_text().split()
+    same = [
+        pid for pid in children if Path("/proc", pid, "cmdline").read_bytes() == (launcher / "cmdline").read_bytes()
+    ]
+    os.kill(int(same[0]), signal.SIGKILL)
+    job.send(signal.SIGKILL)
     job.wait()
     job.wait_until_nothing_is_left()
 

@@ -66,12 +66,12 @@ class Console:
 
     def _show(self, member: Member, stream: int, lines: list[Line]) -> None:
         tail = self._tails.setdefault(member, Tail())
-        shown = b""
+        shown = []
         for line in lines:
             tail.add(line)
             if line.end == b"\n" or self._moves(member, stream, line):
-                shown += self._format(member, stream, line)
-        self._write(stream, shown)
+                shown.append(self._format(member, stream, line))
+        self._write(stream, b"".join(shown))
 
     def _moves(self, member: Member, stream: int, line: Line) -> bool:
         return bool(line.text.strip()) and (member == _LEADER or not self._terminal[stream])

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.cli import main
+
+
+def paceline(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "paceline", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | env, check=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ("", 2, "how many workers? Say it with -n"),
+        ("-n 2", 2, "there is no command to run; give it after --"),
+        ("-n 2 --", 2, "there is no command to run"),
+        ("-n 0 sh", 2, "number of workers is 0; a job has at least 1 worker"),
+        ("-n -3 sh", 2, "number of workers is -3"),
+        ("-n two sh", 2, "invalid int value: 'two'"),
+        ("-n 2 -s -1 sh", 2, "number of servers is -1"),
+        ("-n 2 --launcher locla sh", 2, "unknown launcher 'locla'; did you mean 'local'?"),
+        ("-n 2 --env A sh", 2, "--env 'A' is not NAME=VALUE"),
+        ("-n 2 --env =1 sh", 2, "'' is not the name of an environment variable"),
+        ("-n 2 --env PACELINE_JOB_KEY=x sh", 2, "PACELINE_JOB_KEY is set by the launcher"),
+        ("-n 2 --staleness soon sh", 2, "staleness='soon' is not a whole number"),
+        ("-n 2 --timeout 0 sh", 2, "timeout_s is 0.0"),
+        ("-n 2 --grace 0 sh", 2, "survivors_s is 0"),
+        ("-n 2 --groups no-such-file sh", 1, "the groups file 'no-such-file' cannot be read: No such file"),
+        ("-n 2 no-such-command", 127, "the command 'no-such-command' is not on the PATH"),
+        ("-n 2 --dryrun sh", 2, "did you mean '--dry-run'?"),
+    ],
+)
+def test_mistake_is_explained_and_starts_nothing(
+    words: str, code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["launch", *words.split()]) == code
+    shown = capsys.readouterr()
+    assert shown.err.startswith("paceline launch: ")
+    assert message in shown.err
+    assert shown.out == ""
+
+
+def test_dry_run_shows_every_process_and_hides_the_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    groups = tmp_path / "groups"
+    groups.write_text("0 1\n")
+    words = ["launch", "-n", "2", "--groups", str(groups), "--staleness", "4", "--weighting", "inverse", "--insecure"]
+    assert main([*words, "--dry-run", "--", "sh", "-c", "exit 3"]) == 0
+    shown = capsys.readouterr().out
+    assert re.match(r"job [0-9a-f]{8}: 1 scheduler, 2 servers, 2 workers\n", shown)
+    for text in (f"GROUPS={groups}", "STALENESS=4", "WEIGHTING=inverse", "INSECURE=1"):
+        assert shown.count(f"    PACELINE_{text}\n") == 5
+    assert "JOB_KEY" not in shown
+    assert main(["launch", "-n", "1", "--dry-run", "sh"]) == 0
+    assert capsys.readouterr().out.count("PACELINE_JOB_KEY=***\n") == 3
+
+
+def test_times_reach_every_process(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["launch", "-n", "1", "--timeout", "9", "--start-timeout", "8", "--dry-run", "sh"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("PACELINE_TIMEOUT_S=9.0\n") == 3
+    assert shown.count("PACELINE_START_TIMEOUT_S=8.0\n") == 3
+
+
+def test_workers_run_and_their_output_says_who_they_are() -> None:
+    done = paceline("launch", "-n", "2", "-s", "0", "--env", "X=a b", "--", "sh", "-c", 'echo $RANK/$WORLD_SIZE "$X"')
+    assert sorted(done.stdout.splitlines()) == ["[worker 0] 0/2 a b", "[worker 1] 1/2 a b"]
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_exit_code_is_that_of_the_first_failure() -> None:
+    done = paceline("launch", "-n", "2", "-s", "0", "sh", "-c", "[ $RANK = 0 ] || exit 7")
+    assert done.returncode == 7
+    assert "worker 1 failed: exit code 7" in done.stderr
+
+
+def test_own_master_port_wins() -> None:
+    words = ["launch", "-n", "1", "-s", "0", "--", "sh", "-c", "echo $MASTER_ADDR:$MASTER_PORT"]
+    assert paceline(*words, MASTER_PORT="29511").stdout == "[worker 0] 127.0.0.1:29511\n"
+    assert paceline("launch", "--env", "MASTER_PORT=29512", *words[1:]).stdout == "[worker 0] 127.0.0.1:29512\n"

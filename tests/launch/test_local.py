@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+
+import pytest
+import zmq
+
+from paceline.errors import LaunchError
+from paceline.launch import JobSpec, Late, Machine, Plan, ProcessSpec, make_plan
+from paceline.launch.local import LocalBackend, free_port, located, new_job_key
+from paceline.launch.preflight import CommandNotFoundError
+
+
+def test_key_is_a_new_curve_secret_every_time() -> None:
+    keys = {new_job_key() for _ in range(3)}
+    assert len(keys) == 3
+    assert all(len(key) == 40 and zmq.curve_public(key.encode()) for key in keys)
+
+
+def test_scheduler_address_is_taken_apart_for_mxnet_scripts() -> None:
+    known = located("tcp://127.0.0.1:5555")
+    assert known[Late.SCHEDULER] == "tcp://127.0.0.1:5555"
+    assert (known[Late.SCHEDULER_HOST], known[Late.SCHEDULER_PORT]) == ("127.0.0.1", "5555")
+    assert set(located(None)) == {Late.MASTER_PORT}
+
+
+def test_master_port_can_be_bound() -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", free_port()))
+
+
+def test_process_for_another_host_is_refused() -> None:
+    plan = make_plan(JobSpec(("sh",), 1, hosts=("node7",)), Machine(sys.executable))
+    with pytest.raises(LaunchError, match="scheduler is to run on node7; launcher 'local' has this machine only"):
+        LocalBackend().check(plan)
+
+
+def test_missing_command_is_found_before_anything_starts() -> None:
+    plan = make_plan(JobSpec(("no-such-command",), 1), Machine(sys.executable))
+    with pytest.raises(CommandNotFoundError):
+        LocalBackend().run(plan)
+
+
+def test_command_is_looked_up_on_the_path_that_the_process_will_have() -> None:
+    with pytest.raises(CommandNotFoundError):
+        LocalBackend().check(Plan((ProcessSpec("worker", 0, ("sh",), {"PATH": "/nowhere"}),)))
+
+
+def test_identity_of_an_outer_job_does_not_leak_into_a_job_without_servers() -> None:
+    code = "import sys; from paceline.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = ["launch", "-n", "1", "-s", "0", "--", "sh", "-c", "env"]
+    outer = {"PACELINE_SCHEDULER": "tcp://outer:1", "PACELINE_JOB_KEY": "x" * 40, "PACELINE_READY_FD": "3"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command],
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path), "KEPT": "yes"} | outer,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    seen = dict(line.removeprefix("[worker 0] ").partition("=")[::2] for line in done.stdout.splitlines())
+    assert not set(outer) & set(seen)
+    assert (seen["KEPT"], seen["RANK"], seen["PACELINE_ROLE"]) == ("yes", "0", "worker")
