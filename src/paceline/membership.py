@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from paceline.config import Settings
+from paceline.exitcodes import PEER_FAILED
 from paceline.wire import messages as m
 
 
@@ -253,7 +254,7 @@ class Membership:
     def _fail(self, now: float) -> list[Action]:
         """Tell everybody that the job is lost, and answer all who wait."""
         self._ending = now if self._ending is None else self._ending
-        self._code = 1
+        self._code = PEER_FAILED
         actions: list[Action] = [Answer(seat.peer, 0, self._news()) for seat in self._seats.values() if seat.live]
         if not self.complete:
             actions += self._failures_for([_Waiting(s.peer, s.seq) for s in self._seats.values() if s.live])

@@ -95,12 +95,9 @@ class DistStore(KVStore):
         self.samples = 1.0
         """Samples behind the next pushes; weighs them where the store merges to the mean."""
         self._options = b""
-        bound = -1 if policy.bound is None else policy.bound
-        groups = [list(group) for group in policy.groups]
-        self._on_all_servers(
-            m.OpenStore(name, policy.merge, groups, policy.first, bound, policy.weighting, policy.age, mean),
-            f"opening store {name!r}",
-        )
+        self._mean = mean
+        self._is_open = False
+        self._siblings = 0
         session.on_close(self.close)
 
     # ---- who and what ----------------------------------------------------------------------------------------------
@@ -123,6 +120,38 @@ class DistStore(KVStore):
     def num_dead_nodes(self) -> int:
         """How many members of the job are known to be dead."""
         return len(self.session.deaths())
+
+    # ---- setting up ------------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        """Make the store known to the servers, at the first use."""
+        if self._is_open:
+            return
+        self._is_open = True
+        policy = self.policy
+        bound = -1 if policy.bound is None else policy.bound
+        groups = [list(group) for group in policy.groups]
+        body = m.OpenStore(
+            self.name, policy.merge, groups, policy.first, bound, policy.weighting, policy.age, self._mean
+        )
+        self._on_all_servers(body, f"opening store {self.name!r}")
+
+    def for_optimizer(self, mean: bool) -> DistStore:
+        """Return a store for an optimizer's parameters: this one while it is unused, else a sibling."""
+        if self._is_open:
+            return self.sibling("optimizer", mean)
+        self._mean = mean
+        return self
+
+    def sibling(self, what: str, mean: bool = False) -> DistStore:
+        """Return another store with a namespace of its own; every worker makes the same ones in the same order.
+
+        One for the ``rest`` of a model is never pushed to, so it needs no optimizer.
+        """
+        self._siblings += 1
+        policy = Policy() if what == "rest" else self.policy
+        name = f"{self.name}/{what}{self._siblings}"
+        return DistStore(self._canonical, self._alias, self.session, policy, name, mean)
 
     def _on_all_servers(self, body: m.Request, what: str) -> list[m.Body]:
         tickets = [self.session.ask_server(server, body, what) for server in range(self._num_servers)]
@@ -154,6 +183,7 @@ class DistStore(KVStore):
         self, keys: Sequence[Key], values: Sequence[torch.Tensor], tags: Sequence[int] = ()
     ) -> list[WorkerBlock]:
         """Initialise keys in one arena per dtype; keys of different tags never share a bucket. For front doors."""
+        self._open()
         if self.rank == 0:
             blocks = self._place(keys, values, tags or [0] * len(keys))
             by_dtype = {block.spec.dtype: block for block in blocks}
@@ -381,9 +411,7 @@ class DistStore(KVStore):
 
     # ---- what a push does ------------------------------------------------------------------------------------------
 
-    def set_optimizer(
-        self, optimizer: str | torch.optim.Optimizer | type[torch.optim.Optimizer], **options: Any
-    ) -> None:
+    def set_optimizer(self, optimizer: OptimizerLike, **options: Any) -> None:
         """Run an optimizer on the servers. Every worker calls it; rank 0's counts. Same again: nothing changes."""
         self.set_spec(make_spec(optimizer, **options))
 
@@ -406,6 +434,7 @@ class DistStore(KVStore):
             raise ValueError(f"a {self.type} store needs an optimizer; replacing values only makes sense in dist_sync")
         if is_whole_tensor(spec.name) and any(_is_split(block) for block in self._blocks.values()):
             raise ValueError(f"optimizer {spec.name!r} needs whole tensors, but keys are split; set it before init")
+        self._open()
         if self.rank == 0:
             self._on_all_servers(
                 m.SetUpdater(self.name, msgspec.msgpack.encode(spec)), f"setting optimizer {spec.name!r}"
@@ -424,6 +453,7 @@ class DistStore(KVStore):
             return
         if self._codec is not None and codec.params() != self._codec.params():
             raise ValueError(f"store {self.name!r} compresses with {self._codec.params()} already")
+        self._open()
         body = m.SetCompression(self.name, msgspec.msgpack.encode(codec.params()))
         self._on_all_servers(body, "setting compression")
         self._codec = codec
@@ -499,6 +529,7 @@ class DistStore(KVStore):
         Every slot of every server counts; ``updates`` and the masses are means over slots, so that one round of all
         keys counts as one.
         """
+        self._open()
         reports = [
             json.loads(answer.body)
             for answer in self._on_all_servers(m.AskStats(self.name), "counters")
@@ -522,6 +553,8 @@ class DistStore(KVStore):
         if self._closed:
             return
         self._closed = True
+        if not self._is_open:
+            return
         for block in self._blocks.values():
             self.session.wait([ticket for side in block.buckets for ticket in (one.ticket for one in side.sending)])
         self._on_all_servers(m.Leave(self.name), f"leaving store {self.name!r}")

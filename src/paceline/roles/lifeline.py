@@ -134,12 +134,12 @@ class Lifeline:
     def _take_news(self, body: m.Body) -> None:
         if not isinstance(body, m.News):
             return
-        if body.shutdown and not self.shutdown:
-            self.shutdown = True
-            self._on_news()
         if body.deaths and self.failure is None:
             self.deaths = body.deaths
             self._fail(PeerDiedError("; ".join(describe(death) for death in body.deaths)))
+        if body.shutdown and not self.shutdown:
+            self.shutdown = True
+            self._on_news()
 
     def _watch_scheduler(self, now: float, heard: float, closed_since: float | None) -> None:
         if self.failure is not None or self.shutdown:

@@ -10,6 +10,7 @@ import torch
 
 from paceline.config import Settings
 from paceline.errors import PacelineError
+from paceline.exitcodes import PEER_FAILED
 from paceline.logs import set_up_logging
 from paceline.roles.desk import Desk
 from paceline.roles.hosts import own_address, tcp
@@ -57,7 +58,7 @@ class Server:
                         self._desk.remember(peer, seq)
             if self._lifeline.failure is not None:
                 logger.error("%s", self._lifeline.failure)
-                return 1
+                return PEER_FAILED
             if self._lifeline.shutdown:
                 return 0
 

@@ -31,11 +31,11 @@ _HANDSHAKE_FAILURES = (
 )
 
 
-def _common(socket: zmq.Socket[bytes]) -> None:
+def _common(socket: zmq.Socket[bytes], addresses: Sequence[str]) -> None:
+    socket.ipv6 = any("[" in address for address in addresses)
     socket.linger = 0
     socket.sndhwm = socket.rcvhwm = 0
     socket.maxmsgsize = MAX_FRAME_BYTES
-    socket.ipv6 = True
     socket.handshake_ivl = 10_000
     socket.tcp_keepalive = 1
 
@@ -99,7 +99,7 @@ class ZmqListener:
     ) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
-        _common(self._socket)
+        _common(self._socket, addresses)
         self._socket.router_handover = True
         self._authenticator = security.protect_listener(self._socket, bulk)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) if watch else None
@@ -173,7 +173,7 @@ class _Channel:
         self, context: zmq.Context[zmq.Socket[bytes]], address: str, identity: bytes, security: Security, bulk: bool
     ):
         self.socket = context.socket(zmq.DEALER)
-        _common(self.socket)
+        _common(self.socket, [address])
         self.socket.identity = identity
         self.socket.reconnect_ivl, self.socket.reconnect_ivl_max = 50, 1000
         security.protect_channel(self.socket, bulk)

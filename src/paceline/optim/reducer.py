@@ -1,0 +1,122 @@
+"""Pushing gradients: each bucket leaves when its last gradient has appeared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+
+from paceline.errors import PacelineError
+from paceline.kvstore.block import Stretch, WorkerBlock
+from paceline.kvstore.dist import DistStore
+from paceline.optim.binding import Bound
+from paceline.roles.session import Ticket
+
+_BucketKey = tuple[int, int]
+
+
+class Reducer:
+    """Pushes the buckets of one optimizer's parameters, once each per round.
+
+    Args:
+        store: where to.
+        bound: the parameters.
+        passes: backward passes that make one round.
+        before_round: called before the first push of a round.
+    """
+
+    def __init__(self, store: DistStore, bound: Sequence[Bound], passes: int, before_round: Callable[[], None]) -> None:
+        self._store, self._bound, self._passes, self._before_round = store, bound, passes, before_round
+        self._blocks: dict[int, WorkerBlock] = {one.block.spec.block: one.block for one in bound}
+        self._members: dict[_BucketKey, list[Bound]] = {}
+        for one in bound:
+            for bucket in one.buckets:
+                self._members.setdefault((one.block.spec.block, bucket), []).append(one)
+        self.tickets: dict[_BucketKey, Ticket] = {}
+        """The pushes of the last round, by bucket."""
+        self._arrived: dict[Bound, int] = {}
+        self._missing: dict[_BucketKey, int] = {}
+        self._pushed: set[_BucketKey] = set()
+        self._new_round()
+
+    def _new_round(self) -> None:
+        self._arrived = dict.fromkeys(self._bound, 0)
+        self._missing = {key: len(members) for key, members in self._members.items()}
+        self._pushed = set()
+
+    @property
+    def started(self) -> bool:
+        """Whether a bucket of this round has left."""
+        return bool(self._pushed)
+
+    def attach(self) -> list[torch.utils.hooks.RemovableHandle]:
+        """Push from hooks that run when a gradient is complete."""
+        return [
+            one.param.register_post_accumulate_grad_hook(self._hook_of(one))  # type: ignore[no-untyped-call]
+            for one in self._bound
+        ]
+
+    def _hook_of(self, one: Bound) -> Callable[[torch.Tensor], None]:
+        return lambda param: self.arrive(one)
+
+    def arrive(self, one: Bound) -> None:
+        """Note that a parameter's gradient of one backward pass is complete.
+
+        Raises:
+            PacelineError: it was pushed already.
+        """
+        self._arrived[one] += 1
+        if self._arrived[one] > self._passes:
+            raise PacelineError(
+                f"parameter {one.name!r} got another gradient after its push; call optimizer.step() after every "
+                f"{self._passes} backward pass(es), or set backward_passes_per_step"
+            )
+        self.wait(one)
+        one.take_grad()
+        if self._arrived[one] < self._passes:
+            return
+        for bucket in one.buckets:
+            key = (one.block.spec.block, bucket)
+            self._missing[key] -= 1
+            if self._missing[key] == 0:
+                self._push(key)
+
+    def _push(self, key: _BucketKey) -> None:
+        if not self._pushed:
+            self._before_round()
+        self._pushed.add(key)
+        block = self._blocks[key[0]]
+        stretch = Stretch(key[1], 0, block.layout.buckets[key[1]].length)
+        [self.tickets[key]] = self._store.push_stretches(block, [stretch])
+
+    def finish(self) -> None:
+        """Push what has not left yet, last layer first; gradients that did not appear count as zero."""
+        for key in reversed(self._members):
+            if key not in self._pushed:
+                for one in self._members[key]:
+                    if self._arrived[one] < self._passes:
+                        self.wait(one)
+                        one.take_grad()
+                self._push(key)
+        self._new_round()
+
+    def wait(self, one: Bound) -> None:
+        """Wait for the last round's answers on one parameter: its arena is free, its value is new."""
+        self._wait_for((one.block.spec.block, bucket) for bucket in one.buckets)
+
+    def wait_all(self) -> None:
+        """Wait for all answers of the last round."""
+        self._wait_for(list(self.tickets))
+
+    def _wait_for(self, keys: Iterable[_BucketKey]) -> None:
+        keys = [key for key in keys if key in self.tickets and key not in self._pushed]
+        if not keys:
+            return
+        self._store.session.wait([self.tickets[key] for key in keys])
+        done = set()
+        for key in keys:
+            del self.tickets[key]
+            done.update(self._members[key])
+        for one in done:
+            if not any((one.block.spec.block, bucket) in self.tickets for bucket in one.buckets):
+                one.give_value()
