@@ -1,0 +1,51 @@
+# Every target does its own set-up: a machine needs Python 3.11 and make, nothing else.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+READY = $(VENV)/.ready
+
+.PHONY: help demo test check format fuzz bench clean
+
+help:
+	@echo "make demo   train LeNet on handwritten digits with 2 workers and 2 servers"
+	@echo "make test   run the tests, with coverage"
+	@echo "make check  ruff, ruff format, mypy"
+	@echo "make bench  run the benchmarks (about 5 minutes) and write docs/benchmarks.md"
+	@echo "make fuzz   one million mutated messages against a server"
+	@echo "make clean  remove what the targets above have made"
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("paceline needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(READY)
+	$(BIN)/paceline launch -n 2 -s 2 -- $(BIN)/python examples/train_mnist.py \
+	  --network lenet --kv-store dist_sync
+
+test: $(READY)
+	rm -f .coverage .coverage.*
+	$(BIN)/python -m pytest --cov=paceline --cov-branch --cov-report=
+	$(BIN)/python -m coverage report --skip-covered --sort=cover
+	$(BIN)/python -m coverage report --fail-under=100 \
+	  --include='*/consistency/*,*/placement.py,*/membership.py,*/wire/*'
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+fuzz: $(READY)
+	PACELINE_FUZZ_MESSAGES=1000000 $(BIN)/python -m pytest tests/integration -k mutated --timeout 900
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks --report docs/benchmarks.md
+
+clean:
+	rm -rf $(VENV) build dist .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
