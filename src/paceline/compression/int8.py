@@ -60,10 +60,13 @@ class Int8(Codec):
         return dropped
 
     def _check_content(self, payload: Bytes, numel: int) -> None:
-        scales, _ = self._split(payload, numel)
-        largest = np.finfo(np.float32).max / 127
-        if not np.all((scales >= 0) & (scales <= largest)):
+        scales, levels = self._split(payload, numel)
+        with np.errstate(over="ignore", invalid="ignore"):
+            usable = (scales >= 0) & np.isfinite(scales * np.float32(127))
+        if not usable.all():
             raise self._refuse("a scale is negative, too large or not a number", numel)
+        if levels.min() < -127:
+            raise self._refuse("it has level -128, which is never sent", numel)
 
     def _decode(self, payload: Bytes, out: torch.Tensor) -> None:
         from paceline.compression.kernels import int8

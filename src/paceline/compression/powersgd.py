@@ -80,24 +80,38 @@ class PowerSGD(Codec):
     def _encode(self, grad: torch.Tensor, state: State, payload: Bytes, round: int, seed: int) -> int:
         from paceline.compression.kernels import accumulate
 
+        start_of_round = self._start(state)
         residual = state.residual_array()
         dropped: int = sum(
             accumulate.accumulate(part, residual[start : start + len(part)]) for start, part in float32_parts(grad)
         )
         factors = self._factors(payload, len(residual))
         if factors.p.size:
-            self._factorise(residual, state.extra["q"], factors, round)
+            self._factorise(residual, start_of_round, factors, round)
         tail = residual[len(residual) - len(factors.tail) :]
         factors.tail[:] = tail
         tail[:] = 0
         return dropped
 
+    def _start(self, state: State) -> torch.Tensor:
+        shape, q = self._shape(state.numel), state.extra.get("q")
+        if q is None or q.shape != (shape.rank, shape.cols):
+            raise ValueError(f"the state is not from this codec's new_state: {self.params()} needs a q of other shape")
+        return q
+
     def _factorise(self, residual: Floats, start: torch.Tensor, factors: _Factors, round: int) -> None:
         """Fill P and Q, take their product out of ``residual`` and leave the start of the next round."""
+        from paceline.compression.kernels import lowrank
+
         p, q = torch.from_numpy(factors.p), torch.from_numpy(factors.q)
         matrix = torch.from_numpy(_matrix(residual, factors))
-        p.copy_(_orthonormal(_orthonormal(start) @ matrix.T))
+        lowrank.orthonormalise(start.numpy())
+        torch.mm(start, matrix.T, out=p)
+        lowrank.orthonormalise(factors.p)
         torch.mm(p, matrix, out=q)
+        if not bool(p.isfinite().all() and q.isfinite().all()):
+            p.zero_()  # the sums overflowed: everything waits in the residual
+            q.zero_()
         _add_product(factors, -1.0, residual)
         start.copy_(_without_zero_rows(q, round))
 
@@ -133,16 +147,11 @@ def _add_product(factors: _Factors, alpha: float, flat: Floats, *, overwrite: bo
     lowrank.add_product(factors.p, factors.q, np.float32(alpha), overwrite, _matrix(flat, factors))
 
 
-def _orthonormal(rows: torch.Tensor) -> torch.Tensor:
-    columns: torch.Tensor = torch.linalg.qr(rows.T).Q
-    return columns.T
-
-
 def _random(rank: int, cols: int, seed: int) -> torch.Tensor:
     return torch.randn(rank, cols, generator=torch.Generator().manual_seed(seed))
 
 
 def _without_zero_rows(q: torch.Tensor, round: int) -> torch.Tensor:
-    """Replace rows of zeros, from which power iteration might never find another direction."""
+    """Replace rows of zeros, from which power iteration would never find another direction."""
     zero = (q == 0).all(dim=1, keepdim=True)
     return torch.where(zero, _random(len(q), q.shape[1], seed=round), q)

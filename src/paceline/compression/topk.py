@@ -84,10 +84,10 @@ class TopK(Codec):
             sparse.accumulate_and_count(part, residual[start : start + len(part)], high_counts)
             for start, part in float32_parts(grad)
         )
-        high, wanted = _last_bin(high_counts, len(indices))
+        high, wanted = sparse.last_bin(high_counts, len(indices))
         low_counts = np.zeros(sparse.LOW_BINS, np.int64)
         sparse.count_low(residual, high, low_counts)
-        low, ties = _last_bin(low_counts, wanted)
+        low, ties = sparse.last_bin(low_counts, wanted)
         sparse.take_largest(residual, high << 16 | low, ties, indices, values)
         return dropped
 
@@ -109,11 +109,3 @@ class TopK(Codec):
 
         indices, values = self._split(payload)
         sparse.scatter_add(indices, values, np.float32(alpha), out.numpy())
-
-
-def _last_bin(counts: NDArray[np.int64], wanted: int) -> tuple[int, int]:
-    """Return the highest bin such that it and those above hold ``wanted`` elements, and how many of its own count."""
-    from_top = np.cumsum(counts[::-1])
-    above = int(np.searchsorted(from_top, wanted))
-    bin_ = len(counts) - 1 - above
-    return bin_, wanted - int(from_top[above] - counts[bin_])

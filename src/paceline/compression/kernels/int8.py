@@ -12,6 +12,8 @@ from paceline.compression.kernels.jit import F32, F32_IN, I8, I8_IN, kernel
 
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _LEVELS = np.float32(127)
+#: 127 times a larger scale may be infinite.
+_LARGEST = np.nextafter(LARGEST / _LEVELS, ZERO)
 #: The least scale whose reciprocal is finite. A chunk below it stays in the residual.
 _SMALLEST = np.float32(1) / LARGEST * np.float32(2)
 #: Adding and subtracting 1.5 * 2**23 rounds to the nearest integer, ties to even, and vectorises.
@@ -39,7 +41,7 @@ def encode(grad: Any, residual: Any, chunk: Any, scales: Any, levels: Any) -> An
         q = levels[start : start + chunk]
         dropped += accumulate(grad[start : start + chunk], r)
         patterns[c] = largest_magnitude(r)
-        scale = scales[c] / _LEVELS
+        scale = min(scales[c] / _LEVELS, _LARGEST)
         if scale < _SMALLEST:
             scales[c] = ZERO
             q[:] = 0

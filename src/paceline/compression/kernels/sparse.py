@@ -40,6 +40,16 @@ def count_low(residual: Any, high: Any, counts: Any) -> None:
             counts[magnitude & _LOW] += 1
 
 
+@kernel(types.Tuple((types.int64, types.int64))(I64, types.int64))
+def last_bin(counts: Any, wanted: Any) -> Any:
+    """Return the highest bin such that it and those above hold ``wanted`` elements, and how many of its own count."""
+    above = len(counts)
+    while wanted > 0:
+        above -= 1
+        wanted -= counts[above]
+    return above, wanted + counts[above]
+
+
 @kernel(types.void(F32, types.int64, types.int64, U32, F32))
 def take_largest(residual: Any, threshold: Any, ties: Any, indices: Any, values: Any) -> None:
     """Move the elements above ``threshold`` (a bit pattern) and the first ``ties`` equal to it out of ``residual``."""

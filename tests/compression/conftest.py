@@ -1,0 +1,42 @@
+"""The codecs that every test of a property common to all runs with."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.compression import Codec, make
+
+SETTINGS = [
+    {"type": "2bit", "threshold": 0.5},
+    {"type": "2bit", "threshold": 1e-3},
+    {"type": "1bit"},
+    {"type": "1bit", "threshold": -0.25},
+    {"type": "fp16"},
+    {"type": "bf16"},
+    {"type": "int8"},
+    {"type": "int8", "chunk": 37},
+    {"type": "topk"},
+    {"type": "topk", "ratio": 0.3},
+    {"type": "topk", "k": 5},
+    {"type": "randomk", "ratio": 0.25},
+    {"type": "powersgd", "rank": 1},
+    {"type": "powersgd", "rank": 4},
+]
+
+
+def _built(settings: list[dict[str, object]]) -> list[Codec]:
+    codecs = [make(one) for one in settings]
+    return [codec for codec in codecs if codec is not None]
+
+
+def _name(codec: Codec) -> str:
+    return "-".join(str(value) for value in codec.params().values())
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test with argument ``codec`` for all codecs, with ``residual_codec`` for those with error feedback."""
+    codecs = _built(SETTINGS)
+    if "codec" in metafunc.fixturenames:
+        metafunc.parametrize("codec", codecs, ids=_name)
+    if "residual_codec" in metafunc.fixturenames:
+        metafunc.parametrize("residual_codec", [one for one in codecs if one.uses_residual], ids=_name)

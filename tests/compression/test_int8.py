@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.compression.int8 import Int8
+from paceline.errors import ProtocolError
+
+
+def test_scales_come_first_and_the_largest_element_is_level_127() -> None:
+    codec = Int8(chunk=8)
+    grad = torch.tensor([127.0, 1.0, -2.0, 0.4, 0.5, 1.5, 0.0, -127.0, -254.0, 2.0])
+    payload = codec.encode(grad, codec.new_state(10))
+    assert payload[:8].view(np.float32).tolist() == [1.0, 2.0]
+    assert payload[8:].view(np.int8).tolist() == [127, 1, -2, 0, 0, 2, 0, -127, -127, 1]
+
+
+def test_error_is_at_most_half_a_level_of_its_chunk() -> None:
+    codec = Int8(chunk=64)
+    grad = torch.randn(6400, generator=torch.Generator().manual_seed(0)) * torch.logspace(-9, 9, 100).repeat_interleave(
+        64
+    )
+    state = codec.new_state(6400)
+    codec.encode(grad, state)
+    assert state.residual is not None
+    half_levels = grad.view(100, 64).abs().amax(dim=1, keepdim=True) / 254
+    assert (state.residual.view(100, 64).abs() <= half_levels * 1.0001).all()
+
+
+def test_chunk_of_zeros_and_chunk_too_small_to_scale_wait_in_the_residual() -> None:
+    codec = Int8(chunk=8)
+    grad = torch.zeros(16)
+    grad[8:] = 1e-44
+    state, out = codec.new_state(16), torch.ones(16)
+    codec.decode(codec.encode(grad, state), out)
+    assert not out.any()
+    assert state.residual is not None
+    assert torch.equal(state.residual, grad)
+
+
+def test_largest_float_survives() -> None:
+    codec = Int8(chunk=8)
+    largest = torch.finfo(torch.float32).max
+    state, out = codec.new_state(8), torch.zeros(8)
+    codec.decode(codec.encode(torch.full((8,), largest), state), out)
+    assert state.residual is not None
+    assert state.residual.isfinite().all()
+    torch.testing.assert_close(out, torch.full((8,), largest))
+
+
+@pytest.mark.parametrize("scale", [float("nan"), float("inf"), -1.0, 1e38])
+def test_impossible_scale_is_refused(scale: float) -> None:
+    codec, out = Int8(chunk=8), torch.full((9,), 5.0)
+    payload = np.array([1.0, scale], np.float32).tobytes() + bytes(9)
+    with pytest.raises(ProtocolError, match="scale"):
+        codec.decode_add(payload, out)
+    assert out.tolist() == [5.0] * 9
+
+
+def test_level_that_is_never_sent_is_refused() -> None:
+    out = torch.full((2,), 5.0)
+    with pytest.raises(ProtocolError, match="-128"):
+        Int8().decode(np.float32(1).tobytes() + bytes([1, 0x80]), out)
+    assert out.tolist() == [5.0, 5.0]
