@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.exitcodes import PEER_FAILED
 from paceline.launch import Graces, Member
 from paceline.launch.supervise.events import (
     Action,
@@ -170,14 +171,43 @@ def test_process_that_ends_by_our_signal_is_not_blamed(world: World) -> None:
     assert world.cycle.aftermath == {}
 
 
-def test_server_may_be_gone_a_moment_before_its_last_worker(world: World) -> None:
-    world.tell(Exited(W0, 0))
+def test_servers_may_be_gone_a_moment_before_the_scheduler(world: World) -> None:
     world.tell(Exited(SERVER, 0))
-    world.tell(Exited(SCHEDULER, 0))
     world.now += 9.9
     world.tell(Tick())
+    world.tell(Exited(SCHEDULER, 0))
+    assert world.cycle.deadline is None
+    assert world.cycle.phase is Phase.RUNNING
+
+
+def test_workers_may_go_on_when_all_servers_and_the_scheduler_have_left(world: World) -> None:
+    world.tell(Exited(SCHEDULER, 0))
+    world.tell(Exited(SERVER, 0))
+    world.now += 1000.0
+    world.tell(Tick())
+    world.tell(Exited(W0, 0))
     world.tell(Exited(W1, 0))
     assert world.finished == [0]
+
+
+def test_who_ends_because_of_another_is_not_the_one_to_blame(world: World) -> None:
+    for member, code in ((SERVER, PEER_FAILED), (SCHEDULER, PEER_FAILED), (W1, 9), (W0, 1)):
+        world.tell(Exited(member, code))
+    assert world.finished == [9]
+    assert world.cycle.failure is not None
+    assert world.cycle.failure.member == W1
+    assert list(world.cycle.aftermath) == [SERVER, SCHEDULER, W0]
+
+
+def test_when_nobody_else_is_to_blame_the_first_to_end_is_named(world: World) -> None:
+    world.tell(Exited(SCHEDULER, PEER_FAILED))
+    world.tell(Exited(SERVER, PEER_FAILED))
+    world.tell(Exited(W0, 0))
+    world.wait()  # worker 1 hangs
+    world.tell(Exited(W1, 143))
+    assert world.finished == [PEER_FAILED]
+    assert world.cycle.failure is not None
+    assert world.cycle.failure.member == SCHEDULER
 
 
 def test_server_that_leaves_while_workers_go_on_fails_the_job(world: World) -> None:

@@ -13,7 +13,7 @@ def test_block_names_who_failed_first_and_shows_its_last_words() -> None:
         b"its last lines:",
         b"    loading",
         b"    \xff boom",
-        b"then left: worker 0 (exit code 1), server 0 (killed by SIGSEGV (exit code 139))",
+        b"also left: worker 0 (exit code 1), server 0 (killed by SIGSEGV (exit code 139))",
     ]
 
 

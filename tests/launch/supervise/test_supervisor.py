@@ -60,7 +60,7 @@ def test_first_failure_decides_and_is_the_last_thing_on_the_screen(make_job: Mak
     block = failure(job)
     assert block[0].startswith("worker 0 failed: exit code 3, ")
     assert sorted(block[2:4]) == ["    boom", "    loading"]
-    assert block[4].startswith("then left: ")
+    assert block[4].startswith("also left: ")
     assert "worker 1 (exit code 4)" in block[4]
     assert job.left() == []
 
@@ -90,11 +90,26 @@ def test_stopped_survivor_is_ended(make_job: MakeJob) -> None:
     assert job.left() == []
 
 
-@pytest.mark.parametrize(("script", "code"), [(READY + "exit 7", 7), (READY, 1)])
-def test_scheduler_that_leaves_early_fails_the_job(script: str, code: int, make_job: MakeJob) -> None:
-    job = make_job(leave_s=0.1, survivors_s=0.1).start("exec sleep 1000", scheduler=script)
-    assert job.wait() == code
-    assert failure(job)[0].startswith("scheduler failed: " + ("exit code 7" if code == 7 else "left 0.1 s ago"))
+def test_scheduler_that_fails_ends_the_job(make_job: MakeJob) -> None:
+    job = make_job(survivors_s=0.1).start("exec sleep 1000", scheduler=READY + "exit 7")
+    assert job.wait() == 7
+    assert failure(job)[0].startswith("scheduler failed: exit code 7, ")
+
+
+def test_server_that_leaves_while_the_others_stay_fails_the_job(make_job: MakeJob) -> None:
+    job = make_job(leave_s=0.1, survivors_s=0.1).start("exec sleep 1000", scheduler=STAYS, servers=("exit 0",))
+    assert job.wait() == 1
+    assert failure(job)[0].startswith("server 0 failed: left 0.1 s ago, while worker 0 still ran, ")
+
+
+def test_worker_may_go_on_after_servers_and_scheduler_have_left(make_job: MakeJob) -> None:
+    job = make_job(leave_s=0.1).start(
+        "until grep -q ') Z' /proc/$(cat server.pid)/stat; do sleep 0.02; done 2>/dev/null; sleep 0.5; echo done",
+        scheduler=LEAVES_WHEN_TOLD,
+        servers=("echo $$ >server.pid; echo >all-done",),
+    )
+    assert job.wait() == 0
+    assert job.out() == ["[worker 0] done"]
 
 
 def test_scheduler_that_dies_before_it_is_ready_shows_its_last_words(make_job: MakeJob) -> None:

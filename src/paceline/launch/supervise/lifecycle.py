@@ -13,6 +13,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from paceline.exitcodes import PEER_FAILED
 from paceline.launch.plan import Member
 from paceline.launch.spec import Graces
 from paceline.launch.supervise.events import (
@@ -49,7 +50,7 @@ _GOING_WELL = frozenset({Phase.STARTING, Phase.RUNNING, Phase.LEAVING})
 
 @dataclass(frozen=True)
 class Failure:
-    """The first thing that went wrong: who, the job's exit code, what happened, and how long after the start."""
+    """What went wrong first: who, the job's exit code, what happened, and how long after the start."""
 
     member: Member
     code: int
@@ -74,7 +75,7 @@ class Lifecycle:
         """When a :class:`Tick` is due, if one is."""
         self.failure: Failure | None = None
         self.aftermath: dict[Member, int] = {}
-        """Exit codes of those who left by themselves after the failure, in order."""
+        """Exit codes of the others who left by themselves, in order."""
         self.alive: dict[Member, None] = {}
         """Who runs, in the order of starting."""
         self._started: list[Member] = []
@@ -104,7 +105,8 @@ class Lifecycle:
             case Ready():
                 return self._ready()
             case NotStarted(member, reason):
-                return self._fail(member, 1, reason, now) + self._finish_if_empty()
+                self._fail(member, 1, reason, now)
+                return self._finish_if_empty()
             case Exited(member, code):
                 return self._exited(member, code, now)
             case Interrupted(signum):
@@ -135,7 +137,7 @@ class Lifecycle:
     def _exited(self, member: Member, code: int, now: float) -> list[Action]:
         self.alive.pop(member, None)
         if self.phase is Phase.FAILING:
-            self.aftermath[member] = code
+            self._add_to_failure(member, code, now)
         elif self.phase in _GOING_WELL:
             self._judge(member, code, now)
         actions = self._finish_if_empty()
@@ -153,16 +155,32 @@ class Lifecycle:
             if not self._unfinished:
                 self.phase, self.deadline = Phase.LEAVING, now + self.graces.leave_s
         elif self._unfinished:
-            # A worker says goodbye to its servers before its own process ends, so they may well be gone a moment
-            # earlier than it. Only a worker that goes on without them is a failure.
             self._departed.append(member)
-            self.deadline = now + self.graces.leave_s if self.deadline is None else self.deadline
+            self.deadline = self._departure_deadline(now)
 
-    def _fail(self, member: Member, code: int, reason: str, now: float) -> list[Action]:
+    def _departure_deadline(self, now: float) -> float | None:
+        """Return until when workers may go on without a server or scheduler that left with exit code 0.
+
+        When all servers and the scheduler leave, every worker has told them that it needs them no more, and may take
+        its time to end its own process. One that leaves while others stay has left its post.
+        """
+        if len(self.alive) == len(self._workers()):
+            return None
+        return now + self.graces.leave_s if self.deadline is None else self.deadline
+
+    def _fail(self, member: Member, code: int, reason: str, now: float) -> None:
         if self.phase in _GOING_WELL:
             self.failure = Failure(member, code, reason, now - self._began)
             self.phase, self.deadline = Phase.FAILING, now + self.graces.survivors_s
-        return []
+
+    def _add_to_failure(self, member: Member, code: int, now: float) -> None:
+        """Note one more end. Who ends only because of another may do so before that other's process is gone."""
+        first = self.failure
+        if first is not None and first.code == PEER_FAILED and code not in (0, PEER_FAILED):
+            self.aftermath = {first.member: first.code, **self.aftermath}
+            self.failure = Failure(member, code, describe_code(code), now - self._began)
+        else:
+            self.aftermath[member] = code
 
     def _interrupted(self, signum: int, now: float) -> list[Action]:
         if self.phase in (Phase.INTERRUPTED, Phase.TERMINATING, Phase.KILLING):
@@ -179,11 +197,13 @@ class Lifecycle:
         match self.phase:
             case Phase.STARTING:
                 reason = f"did not say within {self.graces.start_s:g} s where it listens"
-                return self._fail(self._started[0], 1, reason, now) + self._terminate(now)
+                self._fail(self._started[0], 1, reason, now)
+                return self._terminate(now)
             case Phase.RUNNING:
                 waiting = ", ".join(str(member) for member in self._workers())
                 reason = f"left {self.graces.leave_s:g} s ago, while {waiting} still ran"
-                return self._fail(self._departed[0], 1, reason, now) + self._finish_if_empty()
+                self._fail(self._departed[0], 1, reason, now)
+                return self._finish_if_empty()
             case Phase.LEAVING:
                 warning = f"all workers are done but {self._names()} did not leave within {self.graces.leave_s:g} s"
                 return [Warn(warning), *self._terminate(now)]

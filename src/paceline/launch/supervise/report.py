@@ -22,7 +22,7 @@ def failure_block(failure: Failure, tail: Sequence[bytes], aftermath: Mapping[Me
     lines += [_hint(failure)] if failure.code == 137 else []
     lines += [b"its last lines:", *(b"    " + line for line in tail)] if tail else [b"it printed nothing"]
     others = [f"{member} ({describe_code(code)})" for member, code in aftermath.items()]
-    lines += [b"then left: " + ", ".join(others).encode()] if others else []
+    lines += [b"also left: " + ", ".join(others).encode()] if others else []
     return b"\n".join([*lines, _RULE, b""])
 
 
