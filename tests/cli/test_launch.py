@@ -81,6 +81,38 @@ def test_exit_code_is_that_of_the_first_failure() -> None:
     assert "worker 1 failed: exit code 7" in done.stderr
 
 
+WORKER = """
+import contextlib, os, torch
+from pathlib import Path
+from paceline import kvstore
+
+store = kvstore.create("dist_sync")
+store.init(0, torch.zeros(2))
+store.push(0, torch.full((2,), store.rank + 1.0))
+store.pull(0, out := torch.zeros(2))
+print(store.rank, store.num_workers, out.tolist())
+key = os.environ["PACELINE_JOB_KEY"].encode()
+lines = []
+for process in Path("/proc").glob("[0-9]*"):
+    with contextlib.suppress(OSError):  # it ended meanwhile
+        lines.append((process / "cmdline").read_bytes())
+assert any(b"paceline" in line for line in lines)
+print("key shown" if any(key in line for line in lines) else "key hidden")
+"""
+
+
+def test_job_with_real_roles_trains_and_ends_by_itself(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(WORKER)
+    done = paceline("launch", "-n", "2", "-s", "1", "--", sys.executable, str(tmp_path / "train.py"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.splitlines()) == [
+        "[worker 0] 0 2 [3.0, 3.0]",
+        "[worker 0] key hidden",
+        "[worker 1] 1 2 [3.0, 3.0]",
+        "[worker 1] key hidden",
+    ]
+
+
 def test_own_master_port_wins() -> None:
     words = ["launch", "-n", "1", "-s", "0", "--", "sh", "-c", "echo $MASTER_ADDR:$MASTER_PORT"]
     assert paceline(*words, MASTER_PORT="29511").stdout == "[worker 0] 127.0.0.1:29511\n"

@@ -233,6 +233,7 @@ def test_process_that_cannot_be_started_fails_the_job() -> None:
 def test_interrupt_reaches_the_workers_first(world: World, signum: int) -> None:
     world.tell(Interrupted(signum))
     assert world.signals == [(signum, (W0, W1))]
+    assert signal.Signals(signum).name in world.warnings[0]
     world.tell(Exited(W0, 1))
     world.tell(Exited(W1, 0))
     assert world.signals[1:] == [(signal.SIGTERM, ALL)]

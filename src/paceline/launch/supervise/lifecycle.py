@@ -185,13 +185,15 @@ class Lifecycle:
     def _interrupted(self, signum: int, now: float) -> list[Action]:
         if self.phase in (Phase.INTERRUPTED, Phase.TERMINATING, Phase.KILLING):
             return self._kill(now)
-        if self.phase in _GOING_WELL:
-            self._signum = signum
-            self.phase, self.deadline = Phase.INTERRUPTED, now + self.graces.survivors_s
+        if self.phase is Phase.FAILING:
+            return self._terminate(now)
+        self._signum = signum
+        self.phase, self.deadline = Phase.INTERRUPTED, now + self.graces.survivors_s
+        warning = Warn(f"{signal.Signals(signum).name}: ending the job; a second signal kills it")
         workers = self._workers()
-        if self.phase is Phase.FAILING or not workers:
-            return self._terminate(now) if self.alive else self._finish_if_empty()
-        return [Signal(signal.SIGTERM if signum == signal.SIGPIPE else signum, workers)]
+        if not workers:
+            return [warning, *self._terminate(now)]
+        return [warning, Signal(signal.SIGTERM if signum == signal.SIGPIPE else signum, workers)]
 
     def _late(self, now: float) -> list[Action]:
         match self.phase:
