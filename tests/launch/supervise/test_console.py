@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import tty
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -60,42 +61,54 @@ def test_tail_joins_both_streams(files: dict[int, int]) -> None:
     assert console.tail(W1) == []
 
 
+class Terminal:
+    """A terminal: ``fd`` is the console's side."""
+
+    def __init__(self) -> None:
+        self._master, self.fd = os.openpty()
+        tty.setraw(self.fd)
+
+    def shows(self, expected: bytes) -> None:
+        """Make sure that this is what comes next; the kernel hands it over when it finds the time."""
+        seen = b""
+        while len(seen) < len(expected) and select.select([self._master], [], [], 60)[0]:
+            seen += os.read(self._master, len(expected) - len(seen))
+        assert seen == expected
+
+    def close(self) -> None:
+        os.close(self._master)
+        os.close(self.fd)
+
+
 @pytest.fixture
-def terminal() -> Iterator[tuple[int, Callable[[], bytes]]]:
-    """A terminal's descriptor, and a function that reads what it has been sent so far."""
-    master, slave = os.openpty()
-    tty.setraw(slave)
-    os.set_blocking(master, False)
-    yield slave, lambda: os.read(master, 1 << 16)
-    os.close(master)
-    os.close(slave)
+def terminal() -> Iterator[Terminal]:
+    made = Terminal()
+    yield made
+    made.close()
 
 
-def test_terminal_gets_a_colour_for_each_role(terminal: tuple[int, Callable[[], bytes]]) -> None:
-    fd, read = terminal
-    console = Console({OUT: fd, ERR: fd}, {})
+def test_terminal_gets_a_colour_for_each_role(terminal: Terminal) -> None:
+    console = Console({OUT: terminal.fd, ERR: terminal.fd}, {})
     console.feed(W1, OUT, b"one\n")
     console.feed(Member("server", 0), ERR, b"two\n")
-    assert read() == b"\x1b[32m[worker 1] \x1b[0mone\x1b[K\n\x1b[34m[server 0] \x1b[0mtwo\x1b[K\n"
+    terminal.shows(b"\x1b[32m[worker 1] \x1b[0mone\x1b[K\n\x1b[34m[server 0] \x1b[0mtwo\x1b[K\n")
 
 
 @pytest.mark.parametrize("environ", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_colours_can_be_switched_off(environ: dict[str, str], terminal: tuple[int, Callable[[], bytes]]) -> None:
-    fd, read = terminal
-    Console({OUT: fd, ERR: fd}, environ).feed(W1, OUT, b"one\n")
-    assert read() == b"[worker 1] one\x1b[K\n"
+def test_colours_can_be_switched_off(environ: dict[str, str], terminal: Terminal) -> None:
+    Console({OUT: terminal.fd, ERR: terminal.fd}, environ).feed(W1, OUT, b"one\n")
+    terminal.shows(b"[worker 1] one\x1b[K\n")
 
 
-def test_terminal_shows_the_moving_bar_of_worker_0_only(terminal: tuple[int, Callable[[], bytes]]) -> None:
-    fd, read = terminal
-    console = Console({OUT: fd, ERR: fd}, {"NO_COLOR": "1"})
+def test_terminal_shows_the_moving_bar_of_worker_0_only(terminal: Terminal) -> None:
+    console = Console({OUT: terminal.fd, ERR: terminal.fd}, {"NO_COLOR": "1"})
     console.feed(W0, ERR, b"\r10%")
-    assert read() == b"[worker 0] 10%\x1b[K\r"
+    terminal.shows(b"[worker 0] 10%\x1b[K\r")
     console.feed(W1, ERR, b"\r11%\r12%")
     console.feed(W0, ERR, b"\r20%")
-    assert read() == b"[worker 0] 10%\x1b[K\r[worker 0] 20%\x1b[K\r"
+    terminal.shows(b"[worker 0] 10%\x1b[K\r[worker 0] 20%\x1b[K\r")
     console.feed(W1, ERR, b"\r13%\n")
-    assert read() == b"[worker 1] 13%\x1b[K\n"
+    terminal.shows(b"[worker 1] 13%\x1b[K\n")
 
 
 def test_slow_reader_gets_everything() -> None:
