@@ -1,4 +1,8 @@
-"""Adding a gradient to a residual, and keeping non-finite numbers out of it."""
+"""Adding a gradient to a residual, and keeping non-finite numbers out of it.
+
+Kernels of other files call these, and numba's cache looks at the file of a kernel only: whoever changes this file
+removes ``__pycache__``.
+"""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def kernel(signature: Any, **options: Any) -> Callable[[Kernel], Kernel]:
     """Compile a function for one signature at import, with the on-disk cache or, where that fails, without it.
 
     Args:
-        signature: a numba signature such as ``types.int64(F32_IN, F32)``.
+        signature: a numba signature such as ``types.int64(F32_IN, F32)``, or its text.
         options: further options of ``numba.njit``.
     """
 

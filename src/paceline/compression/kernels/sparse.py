@@ -40,7 +40,7 @@ def count_low(residual: Any, high: Any, counts: Any) -> None:
             counts[magnitude & _LOW] += 1
 
 
-@kernel(types.Tuple((types.int64, types.int64))(I64, types.int64))
+@kernel("UniTuple(int64, 2)(int64[::1], int64)")
 def last_bin(counts: Any, wanted: Any) -> Any:
     """Return the highest bin such that it and those above hold ``wanted`` elements, and how many of its own count."""
     above = len(counts)
