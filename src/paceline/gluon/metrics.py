@@ -1,0 +1,109 @@
+"""Metrics for ``Module``: names, or metrics of torchmetrics."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
+
+#: A name, a torchmetrics metric, or several of them.
+MetricLike: TypeAlias = "str | Metric | Sequence[str | Metric]"
+
+_NAMES = ("accuracy", "acc", "mse", "mae", "loss")
+
+
+class MetricSet:
+    """Some metrics that are updated together.
+
+    Args:
+        metrics: a name (``acc`` or ``accuracy``, ``mse``, ``mae``, ``loss``), a metric of torchmetrics, or a list of
+            them.
+
+    Raises:
+        ValueError: unknown name.
+        TypeError: something else.
+        ImportError: torchmetrics is not installed.
+    """
+
+    def __init__(self, metrics: MetricLike) -> None:
+        listed = [metrics] if isinstance(metrics, str) or not isinstance(metrics, Sequence) else list(metrics)
+        self._metrics: dict[str, Any] = {}
+        for one in listed:
+            name = _name(one)
+            self._metrics[name] = None if isinstance(one, str) else one
+        # Now rather than at the first batch: the import takes seconds, and it may be missing.
+        self._torchmetrics = _import() if None in self._metrics.values() else None
+
+    def update(self, output: torch.Tensor, label: torch.Tensor, mean_loss: torch.Tensor | None = None) -> None:
+        """Add one batch.
+
+        Args:
+            output: what the model returned for the batch.
+            label: what it should have returned.
+            mean_loss: mean loss of the batch, for the metric ``loss``.
+        """
+        for name in self._metrics:
+            if self._metrics[name] is None:
+                self._metrics[name] = _build(self._torchmetrics, name, output)
+            metric = self._metrics[name].to(output.device)
+            if name == "loss":
+                if mean_loss is not None:
+                    metric.update(mean_loss.detach().to(output.device), len(label))
+            else:
+                metric.update(output.detach(), label)
+
+    def get(self) -> list[tuple[str, float]]:
+        """Return names and values; a metric without any batch is NaN."""
+        return [(name, _value(one)) for name, one in self._metrics.items()]
+
+    def reset(self) -> None:
+        """Start anew."""
+        for one in self._metrics.values():
+            if one is not None:
+                one.reset()
+
+
+def _name(metric: Any) -> str:
+    if not isinstance(metric, str):
+        if not (hasattr(metric, "update") and hasattr(metric, "compute") and hasattr(metric, "reset")):
+            raise TypeError(f"{metric!r} is no metric: give a name ({', '.join(_NAMES)}) or a torchmetrics metric")
+        return type(metric).__name__
+    lower = metric.lower()
+    if lower not in _NAMES:
+        near = difflib.get_close_matches(lower, _NAMES, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(_NAMES)}"
+        raise ValueError(f"unknown metric {metric!r}; {hint} Any torchmetrics metric works too")
+    return "accuracy" if lower == "acc" else lower
+
+
+def _import() -> Any:
+    try:
+        import torchmetrics
+    except ImportError as error:
+        raise ImportError("metrics need torchmetrics: pip install 'paceline[module]'") from error
+    return torchmetrics
+
+
+def _build(torchmetrics: Any, name: str, output: torch.Tensor) -> Any:
+    if name == "accuracy":
+        binary = output.dim() == 1
+        return (
+            torchmetrics.Accuracy("binary")
+            if binary
+            else torchmetrics.Accuracy("multiclass", num_classes=output.shape[1], average="micro")
+        )
+    kinds = {
+        "mse": torchmetrics.MeanSquaredError,
+        "mae": torchmetrics.MeanAbsoluteError,
+        "loss": torchmetrics.MeanMetric,
+    }
+    return kinds[name]()
+
+
+def _value(metric: Any) -> float:
+    return float(metric.compute()) if metric is not None and metric.update_count else float("nan")
