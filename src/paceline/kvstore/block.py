@@ -143,6 +143,10 @@ class WorkerBlock:
                 joined.append(one)
         return joined
 
+    def buckets_of(self, key: int) -> set[int]:
+        """Return the buckets in which a key has elements."""
+        return {one.bucket for one in self._stretches[key]}
+
     def arena_slice(self, bucket: int, start: int, length: int) -> slice:
         """Return where a stretch of a bucket lies in the arena."""
         first = self.layout.buckets[bucket].start + start
@@ -155,14 +159,14 @@ class WorkerBlock:
             states[start, length] = codec.new_state(length)
         return states[start, length]
 
-    def outstanding(self, stretches: Sequence[Stretch]) -> list[Ticket]:
-        """Return the requests on these stretches that are not answered yet."""
-        tickets = []
-        for one in stretches:
-            side = self.buckets[one.bucket]
-            side.sending = [sent for sent in side.sending if not sent.ticket.done or sent.ticket.error is not None]
-            tickets += [s.ticket for s in side.sending if s.start < one.start + one.length and one.start < s.stop]
-        return tickets
+    def outstanding(self, stretch: Stretch) -> list[Ticket]:
+        """Return the requests on a stretch that are not answered yet."""
+        side = self.buckets[stretch.bucket]
+        if not side.sending:
+            return []
+        side.sending = [sent for sent in side.sending if not sent.ticket.done or sent.ticket.error is not None]
+        stop = stretch.start + stretch.length
+        return [sent.ticket for sent in side.sending if sent.start < stop and stretch.start < sent.stop]
 
     def note_sent(self, stretch: Stretch, ticket: Ticket) -> None:
         """Remember a request on a stretch."""

@@ -114,7 +114,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._on_store = spec.name != "assign"
         store.set_spec(spec)
         blocks = store.add_keys(names, [param.data for param in params], [group for _, _, group in self._named])
-        store.read([(block, index) for block in blocks for index in range(len(block.spec.keys))])
+        store.traffic.refresh(store.table.plan(tuple(names)))
         if codec is not None:
             store.set_gradient_compression(codec.params())
         self._bound = bind(names, params, blocks, values_in_place=self._on_store)
@@ -123,7 +123,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._on_store and self.state and store.rank == 0:
             store.set_optimizer_states(self._states_of_inner())
         self._broadcast_the_rest(store)
-        self._reducer = Reducer(store, self._bound, passes, self._before_round)
+        self._reducer = Reducer(store, self._bound, passes, self._before_round, self._on_store)
         if self._overlap:
             self._reducer.attach()
         if self._model is not None:
@@ -200,7 +200,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         assert isinstance(self.kvstore, DistStore)
         samples = self.samples if self.samples is not None else self._seen or 1.0
         # A worker that skips its step takes part without samples, so that the others need not wait for it.
-        self.kvstore.samples = 0.0 if self._skip else float(samples)
+        self.kvstore.traffic.samples = 0.0 if self._skip else float(samples)
         if self._on_store:
             self.kvstore.set_options(option_groups(self))
 

@@ -23,10 +23,19 @@ class Reducer:
         bound: the parameters.
         passes: backward passes that make one round.
         before_round: called before the first push of a round.
+        values_are_weights: what the store answers are the new weights, and not merged gradients.
     """
 
-    def __init__(self, store: DistStore, bound: Sequence[Bound], passes: int, before_round: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        store: DistStore,
+        bound: Sequence[Bound],
+        passes: int,
+        before_round: Callable[[], None],
+        values_are_weights: bool,
+    ) -> None:
         self._store, self._bound, self._passes, self._before_round = store, bound, passes, before_round
+        self._values_are_weights = values_are_weights
         self._blocks: dict[int, WorkerBlock] = {one.block.spec.block: one.block for one in bound}
         self._members: dict[_BucketKey, list[Bound]] = {}
         for one in bound:
@@ -86,8 +95,10 @@ class Reducer:
             self._before_round()
         self._pushed.add(key)
         block = self._blocks[key[0]]
-        stretch = Stretch(key[1], 0, block.layout.buckets[key[1]].length)
-        [self.tickets[key]] = self._store.push_stretches(block, [stretch])
+        bucket = block.layout.buckets[key[1]]
+        self.tickets[key] = self._store.traffic.push_stretches(
+            bucket.server, [(block, Stretch(key[1], 0, bucket.length))]
+        )
 
     def finish(self) -> None:
         """Push what has not left yet, last layer first; gradients that did not appear count as zero."""
@@ -117,6 +128,6 @@ class Reducer:
         for key in keys:
             del self.tickets[key]
             done.update(self._members[key])
-        for one in done:
+        for one in done if self._values_are_weights else ():
             if not any((one.block.spec.block, bucket) in self.tickets for bucket in one.buckets):
                 one.give_value()

@@ -1,0 +1,182 @@
+"""Where the keys of a store are: rank 0 places them, the other workers learn it from the scheduler."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import torch
+
+from paceline.errors import KeyMismatchError, RemoteError
+from paceline.kvstore.base import Key
+from paceline.kvstore.block import WorkerBlock, bucket_specs
+from paceline.kvstore.plan import Place, Plan, make_plan
+from paceline.roles.session import Session
+from paceline.tensors import dtype_name, to_frame
+from paceline.wire import messages as m
+
+logger = logging.getLogger(__name__)
+
+
+class KeyTable:
+    """The keys of one store, as one worker knows them.
+
+    Args:
+        session: this worker's part in the job.
+        store: name of the store.
+        whole: tells whether keys must not be split.
+    """
+
+    def __init__(self, session: Session, store: str, whole: Callable[[], bool]) -> None:
+        self._session, self._store, self._whole = session, store, whole
+        self._num_servers = len(session.servers)
+        self.blocks: dict[int, WorkerBlock] = {}
+        self._where: dict[Key, Place] = {}
+        self._plans: dict[tuple[Key, ...], Plan] = {}
+        self._loads = [0] * self._num_servers
+
+    @property
+    def keys(self) -> list[Key]:
+        """All keys, in the order in which they were initialised."""
+        return list(self._where)
+
+    def check_new(self, key: Key, tensor: torch.Tensor) -> None:
+        """Refuse a key that cannot be initialised.
+
+        Raises:
+            KeyMismatchError: it is initialised already.
+            TypeError: keys of two kinds, or a value that a distributed store does not hold.
+        """
+        if key in self._where:
+            raise KeyMismatchError(f"key {key!r} is initialised already")
+        if self._where and type(key) is not type(next(iter(self._where))):
+            raise TypeError("the keys of one store are all int or all str, not both")
+        if tensor.layout is not torch.strided:
+            raise TypeError(f"the value of key {key!r} is sparse; a distributed store holds dense values")
+        dtype_name(tensor.dtype)
+
+    def locate(self, keys: Sequence[Key]) -> list[Place]:
+        """Return where keys are.
+
+        Raises:
+            KeyMismatchError: a key is not initialised.
+        """
+        for key in keys:
+            if key not in self._where:
+                raise KeyMismatchError(f"key {key!r} is not initialised in store {self._store!r}; call init first")
+        return [self._where[key] for key in keys]
+
+    def plan(self, keys: tuple[Key, ...]) -> Plan:
+        """Return the plan of calls on these keys."""
+        plan = self._plans.get(keys)
+        if plan is None:
+            plan = self._plans[keys] = make_plan(self.locate(keys))
+        return plan
+
+    def known_plan(self, keys: tuple[Key, ...]) -> Plan | None:
+        """Return the plan of calls on these keys if there was such a call before."""
+        return self._plans.get(keys)
+
+    # ---- adding keys -----------------------------------------------------------------------------------------------
+
+    def add(self, keys: Sequence[Key], values: Sequence[torch.Tensor], tags: Sequence[int]) -> list[WorkerBlock]:
+        """Initialise keys with rank 0's values, in one arena per dtype.
+
+        Raises:
+            KeyMismatchError: shape or dtype differ from rank 0's.
+        """
+        if self._session.rank == 0:
+            blocks = self._place(keys, values, tags)
+            self._send_values(blocks)
+            publish = m.Publish(self._store, [block.spec for block in blocks])
+            self._session.call_scheduler(publish, "publishing keys")
+        else:
+            blocks = self._look_up(keys, values)
+        for block in blocks:
+            self._adopt(block)
+        return blocks
+
+    def _place(self, keys: Sequence[Key], values: Sequence[torch.Tensor], tags: Sequence[int]) -> list[WorkerBlock]:
+        by_dtype: dict[str, list[m.KeySpec]] = {}
+        for key, value, tag in zip(keys, values, tags, strict=True):
+            by_dtype.setdefault(dtype_name(value.dtype), []).append(m.KeySpec(key, list(value.shape), tag))
+        blocks: dict[str, WorkerBlock] = {}
+        for dtype, specs in by_dtype.items():
+            block = self._make_block(self._block_spec(len(self.blocks) + len(blocks), dtype, specs))
+            for bucket in block.layout.buckets:
+                self._loads[bucket.server] += bucket.length
+            blocks[dtype] = block
+        for key, value in zip(keys, values, strict=True):
+            block = blocks[dtype_name(value.dtype)]
+            block.value_of(block.key_index[key]).copy_(value.detach())
+        return list(blocks.values())
+
+    def _block_spec(self, number: int, dtype: str, specs: list[m.KeySpec]) -> m.BlockSpec:
+        settings = self._session.settings
+        speeds = [float(part) for part in settings.server_speeds.split(",") if part]
+        loads, bound, whole = list(self._loads), settings.bigarray_bound, self._whole()
+        return m.BlockSpec(number, dtype, specs, loads, speeds, bound, settings.placement, whole)
+
+    def _make_block(self, spec: m.BlockSpec) -> WorkerBlock:
+        near = any(server.host_id == self._session.host_id for server in self._session.servers)
+        if near and self._session.settings.shared_memory:
+            try:
+                return WorkerBlock(spec, self._num_servers, shared=True)
+            except OSError as error:
+                logger.warning(
+                    "worker %d: no shared memory for %d keys (%s); using sockets",
+                    self._session.rank, len(spec.keys), error,
+                )  # fmt: skip
+        return WorkerBlock(spec, self._num_servers, shared=False)
+
+    def _send_values(self, blocks: Sequence[WorkerBlock]) -> None:
+        tickets = []
+        for block in blocks:
+            for server in range(self._num_servers):
+                buckets = bucket_specs(block.spec, block.layout, server)
+                frames = [to_frame(block.values[block.arena_slice(one.index, 0, one.length)]) for one in buckets]
+                body = m.Init(self._store, block.spec.block, block.spec.dtype, buckets)
+                tickets.append(self._session.ask_server(server, body, "initialising keys", frames))
+        self._session.wait(tickets)
+
+    def _look_up(self, keys: Sequence[Key], values: Sequence[torch.Tensor]) -> list[WorkerBlock]:
+        """Learn from the scheduler where rank 0 has put the keys, and compare them with ours."""
+        what = f"waiting for worker 0 to initialise {', '.join(map(repr, keys[:3]))}{' ...' if len(keys) > 3 else ''}"
+        found = self._session.call_scheduler(m.Lookup(self._store, list(keys)), what)
+        assert isinstance(found, m.Found)
+        specs = {spec.name: (block.dtype, spec.shape) for block in found.blocks for spec in block.keys}
+        for key, value in zip(keys, values, strict=True):
+            ours = (dtype_name(value.dtype), list(value.shape))
+            if ours != specs[key]:
+                raise KeyMismatchError(
+                    f"key {key!r} has shape {tuple(value.shape)} and dtype {ours[0]} on worker {self._session.rank}, "
+                    f"but shape {tuple(specs[key][1])} and dtype {specs[key][0]} on worker 0; the models differ"
+                )
+        return [self.blocks.get(spec.block) or self._make_block(spec) for spec in found.blocks]
+
+    def _adopt(self, block: WorkerBlock) -> None:
+        """Make a block's keys known, and offer its arena to the servers of this host."""
+        if block.spec.block in self.blocks:
+            return
+        self.blocks[block.spec.block] = block
+        self._where |= {name: (block, index) for name, index in block.key_index.items()}
+        if block.files is not None:
+            self._offer_arena(block)
+
+    def _offer_arena(self, block: WorkerBlock) -> None:
+        assert block.files is not None
+        values, grads = block.files
+        size = block.layout.numel * block.dtype.itemsize
+        starts = [bucket.start for bucket in block.layout.buckets]
+        body = m.MapArena(self._store, block.spec.block, self._session.pid, values.fd, grads.fd, size, starts)
+        owners = {bucket.server for bucket in block.layout.buckets}
+        for server in self._session.servers:
+            if server.rank in owners and server.host_id == self._session.host_id:
+                try:
+                    self._session.call_server(server.rank, body, "offering shared memory")
+                    block.mapped.add(server.rank)
+                except (RemoteError, ValueError) as error:
+                    logger.warning(
+                        "worker %d: no shared memory with server %d (%s); using sockets",
+                        self._session.rank, server.rank, error,
+                    )  # fmt: skip

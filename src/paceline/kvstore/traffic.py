@@ -1,0 +1,140 @@
+"""Pushes and pulls of one worker: what goes to which server, and what comes back into the arena."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from paceline.compression import Codec
+from paceline.kvstore.block import Stretch, WorkerBlock
+from paceline.kvstore.plan import Plan, Step
+from paceline.roles.session import Session, Ticket
+from paceline.tensors import from_frame, to_frame
+from paceline.transport.base import Frames
+from paceline.wire import messages as m
+
+Located = tuple[WorkerBlock, Stretch]
+
+
+class Traffic:
+    """Sends what lies in the arenas' gradients, and brings new values into the arenas' values.
+
+    Args:
+        session: this worker's part in the job.
+        store: name of the store.
+        eager: values that come with the answer to a push stay valid until this worker's next push, so they always
+            come with it: one trip instead of two.
+    """
+
+    def __init__(self, session: Session, store: str, eager: bool) -> None:
+        self._session, self._store, self._eager = session, store, eager
+        self.codec: Codec | None = None
+        self.samples = 1.0
+        """Samples behind the next pushes; weighs them where the store merges to the mean."""
+        self.options = b""
+        """Encoded option groups of the optimizer, sent with every push."""
+
+    # ---- calls on lists of keys ------------------------------------------------------------------------------------
+
+    def push(self, plan: Plan, values: Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]]) -> None:
+        """Send one value, or a list of device values to be summed, per key of the plan."""
+        for step in plan.steps:
+            self.wait(step)
+            _fill(step.grads, [values[position] for position in step.positions])
+            for server, located in step.sends.items():
+                self.push_stretches(server, located)
+            step.set_fresh(self._eager)
+
+    def pull(self, plan: Plan, outs: Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]]) -> None:
+        """Copy the values of the plan's keys into one tensor, or a list of them, per key."""
+        self.refresh(plan, lambda step: _empty(step.values, [outs[position] for position in step.positions]))
+
+    def refresh(self, plan: Plan, then: Callable[[Step], None] = lambda step: None) -> None:
+        """Bring the values of keys into their arenas, step by step."""
+        for step in plan.steps:
+            self.wait(step)
+            if not all(block.fresh[index] for block, index in step.places):
+                self._session.wait([self._pull_stretches(*item) for item in step.sends.items()])
+            then(step)
+
+    def wait(self, step: Step) -> None:
+        """Wait for the answers to requests on a step's keys."""
+        tickets = [ticket for sends in step.sends.values() for block, one in sends for ticket in block.outstanding(one)]
+        if tickets:
+            self._session.wait(tickets)
+
+    # ---- messages --------------------------------------------------------------------------------------------------
+
+    def push_stretches(self, server: int, located: Sequence[Located]) -> Ticket:
+        """Push what lies in the arenas' gradients."""
+        entries = [
+            m.Entry(block.spec.block, one.bucket, *piece)
+            for block, one in located
+            for piece in block.buckets[one.bucket].rounds.next(one.start, one.length)
+        ]
+        blocks = {block.spec.block: block for block, _ in located}
+        shared = all(server in block.mapped for block in blocks.values())
+        frames = self._payload(blocks, entries, shared)
+        body = m.Push(self._store, entries, self.samples, self.options, self.codec is not None, self._eager, shared)
+        done = None if shared or not self._eager else partial(self._store_values, blocks, entries)
+        round = max(entry.round for entry in entries)
+        self._session.note_round(round)
+        ticket = self._session.ask_server(server, body, f"push of round {round}", frames, done)
+        for block, one in located:
+            block.note_sent(one, ticket)
+        return ticket
+
+    def _payload(self, blocks: dict[int, WorkerBlock], entries: Iterable[m.Entry], shared: bool) -> Frames:
+        if self.codec is None and shared:
+            return ()
+        frames = []
+        for entry in entries:
+            block = blocks[entry.block]
+            grads = block.grads[block.arena_slice(entry.bucket, entry.start, entry.length)]
+            if self.codec is None:
+                frames.append(to_frame(grads))
+            else:
+                state = block.codec_state(self.codec, entry.bucket, entry.start, entry.length)
+                frames.append(self.codec.encode(grads, state, round=entry.round))
+        return frames
+
+    def _pull_stretches(self, server: int, located: Sequence[Located]) -> Ticket:
+        entries = [m.Entry(block.spec.block, one.bucket, one.start, one.length, 0) for block, one in located]
+        blocks = {block.spec.block: block for block, _ in located}
+        shared = all(server in block.mapped for block in blocks.values())
+        done = None if shared else partial(self._store_values, blocks, entries)
+        return self._session.ask_server(server, m.Pull(self._store, entries, shared), "pull", (), done)
+
+    def _store_values(
+        self, blocks: dict[int, WorkerBlock], entries: Sequence[m.Entry], body: m.Body, frames: Frames
+    ) -> None:
+        for entry, frame in zip(entries, frames, strict=True):
+            block = blocks[entry.block]
+            part = block.arena_slice(entry.bucket, entry.start, entry.length)
+            block.values[part].copy_(from_frame(frame, block.dtype, entry.length))
+
+
+@torch.no_grad()
+def _fill(targets: list[torch.Tensor], values: list[Any]) -> None:
+    """Copy one value per target, or the sum of several."""
+    if isinstance(values[0], torch.Tensor):
+        torch._foreach_copy_(targets, values)
+        return
+    for target, devices in zip(targets, values, strict=True):
+        target.copy_(devices[0])
+        for value in devices[1:]:
+            target.add_(value.to(target.device))
+
+
+@torch.no_grad()
+def _empty(sources: list[torch.Tensor], outs: list[Any]) -> None:
+    """Copy every source to its out, or to each of several."""
+    if isinstance(outs[0], torch.Tensor):
+        torch._foreach_copy_(outs, sources)
+        return
+    for source, devices in zip(sources, outs, strict=True):
+        for out in devices:
+            out.copy_(source)
