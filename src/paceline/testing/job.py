@@ -1,0 +1,194 @@
+"""A whole job on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import os
+import select
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import paceline
+from paceline import config
+from paceline.launch.supervise.guardian import Guardian
+from paceline.launch.supervise.ready import ReadyPipe
+from paceline.testing.process import Process, Worker, WorkerFailedError
+from paceline.transport.security import new_job_key
+
+_SOURCES = str(Path(paceline.__file__).parent.parent)
+
+
+class LocalJob:
+    """A scheduler and servers as processes, and workers that run functions; all of them end with the ``with`` block.
+
+    A worker runs a function of the module level of a file in a new Python process: arguments and result are JSON.
+    Processes use one thread each, so that results do not depend on the machine. ::
+
+        with LocalJob(num_workers=2, num_servers=2) as job:
+            losses = job.run(train, "adam", 50)
+
+    Args:
+        num_workers: of the job.
+        num_servers: of the job.
+        environment: further variables for all processes.
+        **settings: fields of :class:`paceline.config.Settings` for all processes.
+
+    Attributes:
+        scheduler: the scheduler's process.
+        servers: the servers' processes, by rank.
+        workers: all workers started so far.
+        job_key: the job's key.
+        address: where the scheduler listens.
+    """
+
+    def __init__(
+        self,
+        num_workers: int = 1,
+        num_servers: int = 1,
+        *,
+        environment: Mapping[str, str] | None = None,
+        **settings: Any,
+    ) -> None:
+        self.num_workers, self.num_servers = num_workers, num_servers
+        self.job_key = new_job_key()
+        self.workers: list[Worker] = []
+        self.servers: list[Process] = []
+        self._extra = dict(environment or {})
+        self._settings = {config.variable(name): _text(value) for name, value in settings.items()}
+
+    # ---- a job's life ----------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> LocalJob:
+        self._stack = contextlib.ExitStack()
+        with self._stack:
+            self._directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline-")))
+            self._guardian = Guardian()
+            self._stack.callback(self._guardian.close)
+            self._start_scheduler()
+            for rank in range(self.num_servers):
+                self.servers.append(self._start(f"server {rank}", "server", self.environment("server", rank)))
+            self._stack = self._stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def _start_scheduler(self) -> None:
+        ready = ReadyPipe()
+        try:
+            env = self._environment("scheduler", 0, "tcp://127.0.0.1:0") | {"PACELINE_READY_FD": str(ready.write_fd)}
+            self.scheduler = self._start("scheduler", "scheduler", env, [ready.write_fd])
+            ready.close_write()
+            self.address = self._scheduler_address(ready)
+        finally:
+            ready.close()
+
+    def _scheduler_address(self, ready: ReadyPipe, timeout_s: float = 60.0) -> str:
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            select.select([ready.fd], [], [], deadline - time.monotonic())
+            address = ready.read()
+            if address == "":
+                raise RuntimeError(f"the scheduler ended at once:\n{self.scheduler.output}")
+            if address is not None:
+                return address
+        raise TimeoutError(f"the scheduler did not say where it listens within {timeout_s:g} s")
+
+    def _start(self, name: str, role: str, env: Mapping[str, str], pass_fds: Sequence[int] = ()) -> Process:
+        argv = [sys.executable, "-m", "paceline", role]
+        process = Process(name, argv, env, self._directory, self._guardian.register, pass_fds)
+        self._stack.callback(process.close)
+        return process
+
+    # ---- environment -----------------------------------------------------------------------------------------------
+
+    def environment(self, role: str, rank: int) -> dict[str, str]:
+        """Return the environment of a process of this job."""
+        return self._environment(role, rank, self.address)
+
+    def _environment(self, role: str, rank: int, scheduler: str) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PACELINE_", "DMLC_"))}
+        path = os.pathsep.join(part for part in (_SOURCES, os.environ.get("PYTHONPATH", "")) if part)
+        own = {
+            "role": role, "rank": rank, "local_rank": rank, "job_id": "test", "job_key": self.job_key,
+            "num_workers": self.num_workers, "num_servers": self.num_servers, "scheduler": scheduler,
+        }  # fmt: skip
+        env = kept | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | self._extra
+        return env | {config.variable(name): str(value) for name, value in own.items()} | self._settings
+
+    # ---- workers ---------------------------------------------------------------------------------------------------
+
+    def start(
+        self,
+        rank: int,
+        function: Callable[..., Any],
+        *arguments: Any,
+        environment: Mapping[str, str] | None = None,
+    ) -> Worker:
+        """Start one worker.
+
+        Args:
+            rank: its rank.
+            function: of the module level of a file.
+            *arguments: for the function, as JSON.
+            environment: variables that differ from :meth:`environment`; an empty text is the same as none.
+
+        Raises:
+            ValueError: the function cannot be found by its name in another process.
+        """
+        if "." in function.__qualname__ or "<" in function.__qualname__:
+            raise ValueError(f"{function.__qualname__} is not at the module level of its file; move it there")
+        number = len(self.workers)
+        task, result = self._directory / f"task-{number}.json", self._directory / f"result-{number}.json"
+        task.write_text(
+            json.dumps(
+                {
+                    "file": inspect.getfile(function),
+                    "function": function.__name__,
+                    "arguments": arguments,
+                    "result": str(result),
+                }
+            )
+        )
+        argv = [sys.executable, "-m", "paceline.testing.worker", str(task)]
+        env = self.environment("worker", rank) | dict(environment or {})
+        worker = Worker(f"worker {rank} ({number})", argv, env, self._directory, self._guardian.register, result)
+        self.workers.append(worker)
+        self._stack.callback(worker.close)
+        return worker
+
+    def start_all(self, function: Callable[..., Any], *arguments: Any) -> list[Worker]:
+        """Start all workers with the same function and arguments."""
+        return [self.start(rank, function, *arguments) for rank in range(self.num_workers)]
+
+    def run(self, function: Callable[..., Any], *arguments: Any, timeout_s: float = 120.0) -> list[Any]:
+        """Run a function in all workers and return what each returned, by rank.
+
+        Raises:
+            TimeoutError: a worker still runs.
+            WorkerFailedError: one failed; the text says which, and what the processes wrote.
+        """
+        workers = self.start_all(function, *arguments)
+        deadline = time.monotonic() + timeout_s
+        try:
+            return [worker.result(max(0.1, deadline - time.monotonic())) for worker in workers]
+        except (WorkerFailedError, TimeoutError) as error:
+            raise type(error)(f"{error}\n{self.report()}") from None
+
+    def report(self) -> str:
+        """Return the output of all processes, for messages."""
+        processes: list[Process] = [self.scheduler, *self.servers, *self.workers]
+        return "\n".join(f"---- {one.name} (exit code {one.code})\n{one.output}" for one in processes)
+
+
+def _text(value: Any) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)

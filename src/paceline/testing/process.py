@@ -1,0 +1,159 @@
+"""One process of a job under test."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.testing.channel import READ_VARIABLE, WRITE_VARIABLE, Lines, say
+
+
+class WorkerFailedError(AssertionError):
+    """A worker function raised, or its process was killed. The text ends with what it wrote to stderr."""
+
+
+class Process:
+    """A process that leads its own session.
+
+    Args:
+        name: for messages, and for the file that takes its output.
+        argv: the command.
+        env: its whole environment.
+        directory: where its output goes.
+        register: called in the process before it becomes the command.
+        pass_fds: file descriptors that it inherits.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        directory: Path,
+        register: Callable[[], None],
+        pass_fds: Sequence[int] = (),
+    ) -> None:
+        self.name = name
+        self._output = directory / f"{name.replace(' ', '-')}.txt"
+        with open(self._output, "wb") as output:
+            self._popen = subprocess.Popen(
+                list(argv),
+                env=dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=register,  # noqa: PLW1509 - it only writes to a pipe
+                pass_fds=pass_fds,
+            )
+        self.pid = self._popen.pid
+
+    @property
+    def code(self) -> int | None:
+        """Exit code (negative: the signal that ended it), None while it runs."""
+        return self._popen.poll()
+
+    @property
+    def output(self) -> str:
+        """What it has written to stdout and stderr so far."""
+        return self._output.read_text(errors="replace")
+
+    def wait(self, timeout_s: float) -> int:
+        """Wait for its end and return its exit code.
+
+        Raises:
+            TimeoutError: it still runs.
+        """
+        try:
+            return self._popen.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"{self.name} still runs after {timeout_s:g} s; it wrote:\n{self.output}") from None
+
+    def kill(self, signum: int = signal.SIGKILL) -> None:
+        """Send it a signal."""
+        if self.code is None:
+            os.kill(self.pid, signum)
+
+    def rss_bytes(self) -> int:
+        """Return its resident memory."""
+        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:"))
+
+    def close(self) -> None:
+        """Kill it if it still runs, and let go of it."""
+        self.kill()
+        self._popen.wait(10.0)
+
+
+class Worker(Process):
+    """A process that runs a worker function.
+
+    Args:
+        name: for messages.
+        argv: the command that reads the task from the file it is given.
+        env: its environment, without the ends of the pipes.
+        directory: where its output and its result go.
+        register: called in the process before it becomes the command.
+        result: the file in which its result will be.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        directory: Path,
+        register: Callable[[], None],
+        result: Path,
+    ) -> None:
+        self._result = result
+        self._from_worker, theirs_out = os.pipe()
+        theirs_in, self._to_worker = os.pipe()
+        ends = {READ_VARIABLE: str(theirs_in), WRITE_VARIABLE: str(theirs_out)}
+        try:
+            super().__init__(name, argv, {**env, **ends}, directory, register, (theirs_in, theirs_out))
+        finally:
+            os.close(theirs_in)
+            os.close(theirs_out)
+        self._lines = Lines(self._from_worker)
+
+    def heard(self, timeout_s: float = 60.0) -> Any:
+        """Return what the worker function says next with :func:`paceline.testing.tell`.
+
+        Raises:
+            TimeoutError: it said nothing in time.
+            WorkerFailedError: it ended.
+        """
+        try:
+            return self._lines.next(timeout_s)
+        except EOFError:
+            raise WorkerFailedError(f"{self.name} ended (exit code {self.wait(10.0)}):\n{self.output}") from None
+        except TimeoutError as error:
+            raise TimeoutError(f"{self.name}: {error}; it wrote:\n{self.output}") from None
+
+    def tell(self, value: Any) -> None:
+        """Say something to the worker function, which reads it with :func:`paceline.testing.listen`."""
+        say(self._to_worker, value)
+
+    def result(self, timeout_s: float = 60.0) -> Any:
+        """Wait for the worker's end and return what its function returned.
+
+        Raises:
+            TimeoutError: it still runs.
+            WorkerFailedError: it failed.
+        """
+        code = self.wait(timeout_s)
+        if code != 0 or not self._result.exists():
+            raise WorkerFailedError(f"{self.name} failed (exit code {code}):\n{self.output}")
+        return json.loads(self._result.read_text())
+
+    def close(self) -> None:
+        """Kill it if it still runs, and let go of it and its pipes."""
+        super().close()
+        os.close(self._from_worker)
+        os.close(self._to_worker)

@@ -1,0 +1,375 @@
+"""Lock-step training over real processes against one process that sees the whole batch."""
+
+import functools
+import hashlib
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline import DistributedOptimizer, kvstore
+from paceline.kvstore import checkpoint
+from paceline.optim import LAMB
+from paceline.testing import LocalJob
+
+STEPS, BATCH = 50, 64
+OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
+VARIANTS = (
+    *(f"{name} server {how}" for name in OPTIMIZERS for how in ("model", "params")),
+    "momentum worker params",
+    "adamw worker model",
+)
+FEATURES = (
+    "unequal model",
+    "unequal params",
+    "accumulation",
+    "closure",
+    "scaler",
+    "kept state",
+    "state_dict",
+    "lamb",
+    "reduction sum",
+    "buffers and frozen",
+    "unused parameter",
+)
+
+
+# ---- what runs in the workers: every scenario returns (largest difference to one process, digest of the weights) -------
+
+
+def new_model(seed):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(20, 40), torch.nn.Tanh(), torch.nn.Linear(40, 5))
+
+
+def batch(step):
+    generator = torch.Generator().manual_seed(step)
+    inputs = torch.randn(BATCH, 20, generator=generator)
+    return inputs, torch.randint(0, 5, (BATCH,), generator=generator)
+
+
+def new_optimizer(name, model):
+    if name == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=1e-3)
+    if name == "momentum":
+        return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
+    if name == "adam":
+        return torch.optim.Adam(model.parameters(), lr=3e-3)
+    if name == "lamb":
+        return LAMB(model.parameters(), lr=1e-2, weight_decay=0.01)
+    return torch.optim.AdamW(
+        [
+            {"params": list(model[0].parameters()), "lr": 1e-2, "weight_decay": 0.1},
+            {"params": list(model[2].parameters()), "lr": 2e-3, "weight_decay": 0.0},
+        ]
+    )
+
+
+def new_schedule(name, optimizer):
+    adamw = name == "adamw"
+    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS) if adamw else None
+
+
+def loss_of(model, inputs, targets):
+    return torch.nn.functional.cross_entropy(model(inputs), targets)
+
+
+def train(model, optimizer, steps, part=slice(None), schedule=None):
+    for step in steps:
+        inputs, targets = batch(step)
+        optimizer.zero_grad()
+        loss_of(model, inputs[part], targets[part]).backward()
+        optimizer.step()
+        if schedule is not None:
+            schedule.step()
+
+
+@functools.cache
+def alone(name, steps=range(STEPS)):
+    """Return a model that one process trained with whole batches."""
+    model = new_model(0)
+    optimizer = new_optimizer(name, model)
+    train(model, optimizer, steps, schedule=new_schedule(name, optimizer))
+    return model
+
+
+def compare(model, reference):
+    """Return the largest difference between the weights of two models, and a digest of the first one's."""
+    ours, theirs = (torch.cat([p.detach().reshape(-1) for p in m.parameters()]) for m in (model, reference))
+    digest = hashlib.sha256(ours.numpy().tobytes()).hexdigest()
+    return (ours - theirs).abs().max().item(), digest
+
+
+def my_part(sizes, rank):
+    start = sum(sizes[:rank])
+    return slice(start, start + sizes[rank])
+
+
+def wrapped(name, rank, sizes=(32, 32), with_model=True, on_store=True, **options):
+    """A model with this worker's own weights, in an optimizer that brings rank 0's."""
+    model = new_model(rank)
+    inner = new_optimizer(name, model)
+    if with_model:
+        options["model"] = model
+    else:
+        options["samples"] = sizes[rank]
+    return model, DistributedOptimizer(inner, "dist_sync", update_on_kvstore=on_store, **options)
+
+
+def train_variant(rank, variant):
+    name, where, how = variant.split()
+    model, optimizer = wrapped(name, rank, with_model=how == "model", on_store=where == "server")
+    train(model, optimizer, range(STEPS), my_part((32, 32), rank), new_schedule(name, optimizer))
+    optimizer.synchronize()
+    return compare(model, alone(name))
+
+
+def train_unequal(rank, how):
+    sizes = (48, 16)
+    model, optimizer = wrapped("adam", rank, sizes, with_model=how == "model")
+    train(model, optimizer, range(20), my_part(sizes, rank))
+    optimizer.synchronize()
+    return compare(model, alone("adam", range(20)))
+
+
+def train_accumulation(rank):
+    model, optimizer = wrapped("momentum", rank, backward_passes_per_step=2)
+    part = my_part((32, 32), rank)
+    for step in range(20):
+        inputs, targets = (whole[part] for whole in batch(step))
+        optimizer.zero_grad()
+        for half in (slice(0, 16), slice(16, 32)):
+            (loss_of(model, inputs[half], targets[half]) / 2).backward()
+        optimizer.step()
+    optimizer.synchronize()
+    return compare(model, alone("momentum", range(20)))
+
+
+def train_closure(rank):
+    model, optimizer = wrapped("adam", rank, with_model=False)
+    part = my_part((32, 32), rank)
+    for step in range(20):
+        inputs, targets = (whole[part] for whole in batch(step))
+
+        def closure(inputs=inputs, targets=targets):
+            optimizer.zero_grad()
+            loss = loss_of(model, inputs, targets)
+            loss.backward()
+            return loss
+
+        assert optimizer.step(closure).item() > 0
+    return compare(model, alone("adam", range(20)))
+
+
+def train_scaler(rank):
+    """Worker 1 overflows at step 3: that update is worker 0's alone."""
+    overflow = 3
+    model, optimizer = wrapped("adam", rank, overlap=False)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    part = my_part((32, 32), rank)
+    for step in range(10):
+        inputs, targets = (whole[part] for whole in batch(step))
+        optimizer.zero_grad()
+        factor = math.inf if (rank, step) == (1, overflow) else 1.0
+        scaler.scale(loss_of(model, inputs, targets) * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    optimizer.synchronize()
+    reference = new_model(0)
+    inner = new_optimizer("adam", reference)
+    for step in range(10):
+        train(reference, inner, [step], slice(0, 32) if step == overflow else slice(None))
+    return compare(model, reference)
+
+
+def train_kept_state(rank):
+    model = new_model(0)
+    inner = new_optimizer("adam", model)
+    train(model, inner, range(10))
+    optimizer = DistributedOptimizer(inner, "dist_sync", model=model, update_on_kvstore=True)
+    train(model, optimizer, range(10, 20), my_part((32, 32), rank))
+    optimizer.synchronize()
+    return compare(model, alone("adam", range(20)))
+
+
+def train_state_dict(rank):
+    """State goes to a torch optimizer and back: 10 steps here, 10 in one process, 10 here."""
+    part = my_part((32, 32), rank)
+    model, optimizer = wrapped("adam", rank)
+    train(model, optimizer, range(10), part)
+    state = optimizer.state_dict()
+    middle = new_model(0)
+    middle.load_state_dict(model.state_dict())
+    inner = new_optimizer("adam", middle)
+    inner.load_state_dict(state)
+    train(middle, inner, range(10, 20))
+    again = new_model(rank)
+    again.load_state_dict(middle.state_dict())
+    last = DistributedOptimizer(new_optimizer("adam", again), "dist_sync", model=again, update_on_kvstore=True)
+    last.load_state_dict(inner.state_dict())
+    train(again, last, range(20, 30), part)
+    last.synchronize()
+    return compare(again, alone("adam", range(30)))
+
+
+def train_lamb(rank):
+    model, optimizer = wrapped("lamb", rank)
+    train(model, optimizer, range(20), my_part((32, 32), rank))
+    optimizer.synchronize()
+    return compare(model, alone("lamb", range(20)))
+
+
+def train_reduction_sum(rank):
+    """The sum over workers of the means over 32 samples is twice the mean over 64: half the rate undoes it."""
+    model = new_model(rank)
+    inner = torch.optim.SGD(model.parameters(), lr=0.05, weight_decay=0.0)
+    optimizer = DistributedOptimizer(inner, "dist_sync", model=model, reduction="sum")
+    train(model, optimizer, range(20), my_part((32, 32), rank))
+    optimizer.synchronize()
+    reference = new_model(0)
+    train(reference, torch.optim.SGD(reference.parameters(), lr=0.1), range(20))
+    return compare(model, reference)
+
+
+def train_buffers_and_frozen(rank):
+    """Frozen parameters and buffers start as rank 0's and stay."""
+    model, reference = new_model(rank), new_model(0)
+    for index, one in ((rank, model), (0, reference)):
+        one[0].requires_grad_(False)
+        one.register_buffer("offset", torch.full((3,), float(index)))
+        one.register_buffer("count", torch.tensor(7 + index))
+    optimizer = DistributedOptimizer(torch.optim.SGD(model[2].parameters(), lr=0.1), "dist_sync", model=model)
+    assert torch.equal(model.offset, reference.offset)
+    assert int(model.count) == 7
+    train(model, optimizer, range(10), my_part((32, 32), rank))
+    optimizer.synchronize()
+    train(reference, torch.optim.SGD(reference[2].parameters(), lr=0.1), range(10))
+    return compare(model, reference)
+
+
+def train_unused_parameter(rank):
+    """A parameter that no loss depends on gets a gradient of zero and does not hold the others up."""
+    model, reference = new_model(rank), new_model(0)
+    for one in (model, reference):
+        one.unused = torch.nn.Parameter(torch.ones(3))
+        one.forward = lambda inputs, one=one: one[2](one[1](one[0](inputs)))
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), "dist_sync", model=model)
+    train(model, optimizer, range(10), my_part((32, 32), rank))
+    optimizer.synchronize()
+    train(reference, torch.optim.SGD(reference.parameters(), lr=0.1), range(10))
+    return compare(model, reference)
+
+
+FEATURE_FUNCTIONS = {
+    "unequal model": lambda rank: train_unequal(rank, "model"),
+    "unequal params": lambda rank: train_unequal(rank, "params"),
+    "accumulation": train_accumulation,
+    "closure": train_closure,
+    "scaler": train_scaler,
+    "kept state": train_kept_state,
+    "state_dict": train_state_dict,
+    "lamb": train_lamb,
+    "reduction sum": train_reduction_sum,
+    "buffers and frozen": train_buffers_and_frozen,
+    "unused parameter": train_unused_parameter,
+}
+
+
+def train_then_save(rank, folder):
+    """Ten steps of Adam; the optimizer's state and the weights go to disk."""
+    model, optimizer = wrapped("adam", rank)
+    train(model, optimizer, range(10), my_part((32, 32), rank))
+    optimizer.synchronize()
+    if rank == 0:
+        optimizer.kvstore.save_optimizer_states(f"{folder}/states", dump_optimizer=True)
+        torch.save(model.state_dict(), f"{folder}/weights")
+    optimizer.kvstore.barrier()
+
+
+def load_then_train(rank, folder):
+    model = new_model(rank)
+    model.load_state_dict(torch.load(f"{folder}/weights", weights_only=True))
+    optimizer = DistributedOptimizer(new_optimizer("adam", model), "dist_sync", model=model)
+    optimizer.kvstore.load_optimizer_states(f"{folder}/states")
+    train(model, optimizer, range(10, 20), my_part((32, 32), rank))
+    optimizer.synchronize()
+    return compare(model, alone("adam", range(20)))
+
+
+def run_on_three_servers(folder):
+    """Everything, in one job: variants and features."""
+    rank = kvstore.create("dist_sync").rank
+    found = {variant: train_variant(rank, variant) for variant in VARIANTS}
+    found |= {feature: FEATURE_FUNCTIONS[feature](rank) for feature in FEATURES}
+    train_then_save(rank, folder)
+    return found
+
+
+def run_on_one_server(folder):
+    rank = kvstore.create("dist_sync").rank
+    found = {variant: train_variant(rank, variant) for variant in SAME_BITS}
+    return found | {"loaded": load_then_train(rank, folder)}
+
+
+def run_same_bits():
+    rank = kvstore.create("dist_sync").rank
+    return {variant: train_variant(rank, variant) for variant in SAME_BITS}
+
+
+SAME_BITS = tuple(f"{name} server model" for name in OPTIMIZERS)
+
+
+# ---- the tests -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("states"))
+
+
+@pytest.fixture(scope="module")
+def three_servers(folder):
+    # A bound this low cuts the larger keys over all servers.
+    with LocalJob(2, 3, bigarray_bound=320, timeout_s=60) as job:
+        return job.run(run_on_three_servers, folder, timeout_s=150)
+
+
+@pytest.fixture(scope="module")
+def one_server(folder, three_servers):
+    with LocalJob(2, 1, bigarray_bound=320, timeout_s=60) as job:
+        return job.run(run_on_one_server, folder)
+
+
+@pytest.mark.parametrize("scenario", [*VARIANTS, *FEATURES])
+def test_two_workers_equal_one_process_with_the_whole_batch(three_servers, scenario):
+    for difference, _ in (worker[scenario] for worker in three_servers):
+        assert difference <= 1e-5
+    assert three_servers[0][scenario][1] == three_servers[1][scenario][1], "workers differ"
+
+
+def test_scenarios_do_not_all_end_with_the_same_weights(three_servers):
+    digests = {three_servers[0][f"{name} server model"][1] for name in OPTIMIZERS}
+    assert len(digests) == len(OPTIMIZERS)
+
+
+@pytest.mark.parametrize("variant", SAME_BITS)
+def test_one_and_three_servers_give_the_same_bits(three_servers, one_server, variant):
+    assert one_server[0][variant][1] == three_servers[0][variant][1]
+
+
+def test_shared_memory_and_sockets_give_the_same_bits(three_servers):
+    with LocalJob(2, 3, bigarray_bound=320, timeout_s=60, shared_memory=False) as job:
+        found = job.run(run_same_bits)
+    assert {name: one[1] for name, one in found[0].items()} == {name: three_servers[0][name][1] for name in SAME_BITS}
+    assert all(difference <= 1e-5 for worker in found for difference, _ in worker.values())
+
+
+def test_optimizer_state_of_three_servers_goes_on_at_one(one_server):
+    assert all(worker["loaded"][0] <= 1e-5 for worker in one_server)
+
+
+def test_saved_states_hold_every_key_whole(folder, three_servers):
+    states = checkpoint.load(Path(folder) / "states")
+    shapes = {name: tensor["exp_avg"].numel() for name, tensor in states.items()}
+    assert shapes == {name: parameter.numel() for name, parameter in new_model(0).named_parameters()}
