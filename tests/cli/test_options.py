@@ -34,12 +34,12 @@ def parse(*words: str) -> object:
 
 
 def test_options_are_parsed_by_their_type() -> None:
-    assert vars(parse("-n", "3", "--env", "A=1", "--env", "B=2")) == {  # type: ignore[arg-type]
+    assert vars(parse("-n", "3", "--env", "A=1", "--env", "B=2")) == {
         "number": 3,
         "env": ["A=1", "B=2"],
         "dry_run": False,
     }
-    assert vars(parse("--dry-run"))["env"] == []  # type: ignore[arg-type]
+    assert vars(parse("--dry-run"))["env"] == []
 
 
 @pytest.mark.parametrize(
