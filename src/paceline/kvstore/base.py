@@ -13,6 +13,8 @@ Key: TypeAlias = int | str
 Keys: TypeAlias = Key | Sequence[Key]
 #: One tensor, a list of device values of one key, or one of these per key.
 Values: TypeAlias = torch.Tensor | Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]]
+#: A registered name, an instance or a class.
+OptimizerLike: TypeAlias = str | torch.optim.Optimizer | type[torch.optim.Optimizer]
 Updater: TypeAlias = Callable[[Key, torch.Tensor, torch.Tensor], None]
 
 StoreClass = TypeVar("StoreClass", bound="type[KVStoreBase]")
@@ -30,18 +32,20 @@ class KVStoreBase(abc.ABC):
     registry: ClassVar[dict[str, type[KVStoreBase]]] = {}
 
     @staticmethod
-    def register(cls: StoreClass) -> StoreClass:
+    def register(store: StoreClass) -> StoreClass:
         """Make a store class available to ``kvstore.create`` under its lower-cased name (a class decorator).
 
         Raises:
             ValueError: the name is taken by another class.
         """
-        name = cls.__name__.lower()
+        name = store.__name__.lower()
         known = KVStoreBase.registry.get(name)
-        if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise ValueError(f"a store named {name!r} is registered already, by {known.__module__}.{known.__qualname__}")
-        KVStoreBase.registry[name] = cls
-        return cls
+        if known is not None and (known.__module__, known.__qualname__) != (store.__module__, store.__qualname__):
+            raise ValueError(
+                f"a store named {name!r} is registered already, by {known.__module__}.{known.__qualname__}"
+            )
+        KVStoreBase.registry[name] = store
+        return store
 
     @abc.abstractmethod
     def broadcast(self, key: Keys, value: Values, out: Values, priority: int = 0) -> None:
@@ -76,7 +80,7 @@ class KVStoreBase(abc.ABC):
         """How many workers share the store."""
         return 1
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - a store that holds nothing has nothing to do
         """Release what the store holds. Idempotent."""
 
 
@@ -105,7 +109,7 @@ class KVStore(KVStoreBase):
         """Copy stored values into ``out``, after this worker's own pushes of those keys are applied."""
 
     @abc.abstractmethod
-    def set_optimizer(self, optimizer: str | torch.optim.Optimizer | type[torch.optim.Optimizer], **options: Any) -> None:
+    def set_optimizer(self, optimizer: OptimizerLike, **options: Any) -> None:
         """Run an optimizer where the values are stored, by registered name and options, class or instance."""
 
     @abc.abstractmethod

@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 import torch
@@ -16,7 +16,7 @@ from paceline import compression
 from paceline.consistency import Policy, parse_groups, policy_of, resolve_groups
 from paceline.errors import ConfigError, KeyMismatchError
 from paceline.kvstore import checkpoint, dist_states
-from paceline.kvstore.base import Key, Keys, KVStore, Updater, Values, normalise
+from paceline.kvstore.base import Key, Keys, KVStore, OptimizerLike, Updater, Values, normalise
 from paceline.kvstore.block import WorkerBlock
 from paceline.kvstore.key_table import KeyTable
 from paceline.kvstore.plan import Plan
@@ -26,8 +26,6 @@ from paceline.updaters import Options, UpdaterSpec, is_whole_tensor, make_spec
 from paceline.wire import messages as m
 
 logger = logging.getLogger(__name__)
-
-OptimizerLike: TypeAlias = str | torch.optim.Optimizer | type[torch.optim.Optimizer]
 
 
 def resolve_policy(store_type: str, session: Session, options: Mapping[str, Any]) -> Policy:
