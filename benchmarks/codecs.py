@@ -124,7 +124,7 @@ def main() -> None:
         assert codec is not None
         results.append(measure(codec, grad, options.repeat))
     size_mb = grad.nbytes / 1e6
-    Console().print(table_of(results, f"{size_mb:.0f} MB, 1 thread, add_ pass {pass_s * 1e3:.1f} ms"))
+    Console(width=110).print(table_of(results, f"{size_mb:.0f} MB, 1 thread, add_ pass {pass_s * 1e3:.1f} ms"))
     facts = {"numel": options.numel, "pass_ms": pass_s * 1e3, "machine": platform.machine(), "torch": torch.__version__}
     print(json.dumps(facts | {"results": [asdict(one) for one in results]}))
 
