@@ -40,7 +40,9 @@ class Settings:
     scheduler: str = ""
     """Where the scheduler listens: ``tcp://host:port``. Empty means: this process is not part of a job."""
     num_workers: int = 1
+    """Workers of the job."""
     num_servers: int = 1
+    """Servers of the job."""
     rank: int = -1
     """Launch index within the role; -1 lets the scheduler choose."""
     local_rank: int = 0
@@ -72,11 +74,13 @@ class Settings:
     timeout_s: float = 300.0
     """How long any request may take, including the wait for slower workers."""
     heartbeat_interval_s: float = 0.5
+    """How often a member tells the scheduler that it lives."""
     heartbeat_timeout_s: float = 15.0
     """Silence after which a peer whose connection still looks open counts as dead."""
     disconnect_grace_s: float = 1.5
     """How long a peer whose connection closed has to come back."""
     log_level: str = "WARNING"
+    """Of the roles' processes: ``DEBUG``, ``INFO``, ``WARNING`` or ``ERROR``."""
 
     def replace(self, **changes: Any) -> Settings:
         """Return a copy with some fields changed."""

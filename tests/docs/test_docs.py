@@ -1,0 +1,57 @@
+"""The documents are true: their code runs, their tables are complete."""
+
+import dataclasses
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.config import ALIASES, Settings
+
+ROOT = Path(__file__).parents[2]
+
+
+def blocks(document: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
+
+
+def test_readme_script_trains_under_the_launcher(tmp_path: Path) -> None:
+    [script] = blocks("README.md", "python")
+    (tmp_path / "train.py").write_text(script)
+    command = [sys.executable, "-m", "paceline", "launch", "-n", "2", "-s", "1", "--", sys.executable, "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr
+    losses = [float(one) for one in re.findall(r"epoch \d: loss ([\d.]+)", done.stdout)]
+    assert len(losses) == 3
+    assert losses[-1] < losses[0]
+
+
+def test_readme_script_runs_alone_with_the_local_store(tmp_path: Path) -> None:
+    [script] = blocks("README.md", "python")
+    (tmp_path / "train.py").write_text(script.replace('"dist_sync"', '"local"'))
+    done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "epoch 2" in done.stdout
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Settings)])
+def test_every_setting_is_documented_with_its_default(field: str) -> None:
+    default = getattr(Settings, field)
+    row = f"| `{field}` | `{default!r}` | "
+    lines = [line for line in (ROOT / "docs/settings.md").read_text().splitlines() if line.startswith(row)]
+    assert len(lines) == 1, f"docs/settings.md has no row {row}"
+    assert len(lines[0]) > len(row) + 10, "a setting needs a sentence"
+
+
+@pytest.mark.parametrize("alias", sorted(ALIASES))
+def test_every_alias_is_documented(alias: str) -> None:
+    assert f"`{alias}`" in (ROOT / "docs/settings.md").read_text()
+
+
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/architecture.md"])
+def test_links_between_documents_lead_somewhere(document: str) -> None:
+    path = ROOT / document
+    for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
+        assert (path.parent / target).exists(), f"{document} links to {target}"
