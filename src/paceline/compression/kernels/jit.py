@@ -1,7 +1,7 @@
 """How kernels are compiled: one signature each, without the interpreter lock, cached on disk where that is possible.
 
-All loops run on the calling thread: the process decides how many buckets it works on at once. ``fastmath`` stays off,
-because sender and receiver must round alike.
+All loops run on the calling thread: the process decides how many buckets it works on at once. Sender and receiver must
+round alike, so ``fastmath`` is off but for sums at the sender whose order does not matter.
 """
 
 from __future__ import annotations
