@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import msgspec
 import torch
 
-from paceline.updaters.registry import check_name, name_of_class
+from paceline.updaters.registry import SIMPLE, check_name, find_class, name_of_class
 
 Option: TypeAlias = bool | int | float | str | list[float] | None
 Options: TypeAlias = dict[str, Option]
@@ -90,7 +92,7 @@ def make_spec(
 
     Raises:
         ValueError: unknown name, or an optimizer that cannot work on a server.
-        TypeError: not an optimizer, or an option that is not plain data.
+        TypeError: not an optimizer, an option that it does not have, or one that is not plain data.
     """
     if isinstance(optimizer, str):
         name = check_name(optimizer)
@@ -105,7 +107,19 @@ def make_spec(
     else:
         raise TypeError(f"{optimizer!r} is not an optimizer: give a name, a torch.optim class or an instance")
     renamed = {_RENAMED.get(key, key): plain(key, value) for key, value in options.items()}
+    _check_options(name, renamed)
     return UpdaterSpec(name, [renamed], dict(keys or {}), multi_precision)
+
+
+def _check_options(name: str, options: Options) -> None:
+    # torch takes any name into a param group, so a misspelt option would be ignored without a word.
+    if name in SIMPLE or ":" in name:
+        return
+    known = set(inspect.signature(find_class(name)).parameters) - _IMPLEMENTATION
+    for option in sorted(set(options) - known):
+        near = difflib.get_close_matches(option, known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(known))}"
+        raise TypeError(f"optimizer {name!r} has no option {option!r}; {hint}")
 
 
 _RENAMED = {"learning_rate": "lr", "wd": "weight_decay"}
