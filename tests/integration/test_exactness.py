@@ -35,7 +35,7 @@ FEATURES = (
 )
 
 
-# ---- what runs in the workers: every scenario returns (largest difference to one process, digest of the weights) -------
+# ---- what runs in the workers: every scenario returns (largest difference to one process, digest of the weights) ---
 
 
 def new_model(seed):
