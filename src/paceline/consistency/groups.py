@@ -32,7 +32,7 @@ def resolve_groups(groups: Sequence[Sequence[str]], hosts: Sequence[tuple[str, i
 
 
 def _ranks(member: str, hosts: Sequence[tuple[str, int]]) -> list[int]:
-    if member.isdigit():
+    if member.isdecimal():
         if int(member) >= len(hosts):
             raise ValueError(f"groups: rank {member} does not exist; the job has workers 0 to {len(hosts) - 1}")
         return [int(member)]
@@ -46,4 +46,4 @@ def _ranks(member: str, hosts: Sequence[tuple[str, int]]) -> list[int]:
 
 def _is_slot(member: str) -> bool:
     # An IPv6 address has several colons; host:slot has one.
-    return member.count(":") == 1 and member.rpartition(":")[2].isdigit()
+    return member.count(":") == 1 and member.rpartition(":")[2].isdecimal()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from paceline.consistency.weighting import find_weighting
 
@@ -33,6 +33,8 @@ class Policy:
             ValueError: with the setting and what would be right.
         """
         find_weighting(self.weighting, self.age)
+        if self.merge not in get_args(MergeKind):
+            raise ValueError(f"merge {self.merge!r} is unknown; known are {', '.join(get_args(MergeKind))}")
         if self.bound is not None and self.bound < 0:
             raise ValueError(f"the staleness bound is {self.bound}; it is a number of rounds, 0 or more")
         if self.merge == "first" and not 1 <= self.first <= num_workers:

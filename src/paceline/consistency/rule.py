@@ -151,14 +151,17 @@ class Rule:
         return [worker for worker in sorted(self.live) if self.pushed[worker] > self.answered[worker]]
 
     def missing_for(self, worker: int) -> list[int]:
-        """Return whom the answer to a worker's push waits for."""
-        if self.pushed[worker] <= self.answered[worker]:
+        """Return whose push the answer to a worker's push waits for."""
+        waiting = self.waiting()
+        if worker not in waiting:
             return []
-        for cohort in self._open:
-            if worker in cohort.samples:
-                return sorted(self._required(cohort) - set(cohort.samples))
+        held_by = self._held_by(worker)
+        if held_by is not None:
+            missing = self._required(held_by) - set(held_by.samples) - set(waiting)
+            if missing:
+                return sorted(missing)
         slowest = min(self.finished[other] for other in self.live)
-        return sorted(other for other in self.live if self.finished[other] == slowest)
+        return [other for other in sorted(self.live) if self.finished[other] == slowest and other not in waiting]
 
     def copy(self) -> Rule:
         """Return a rule that goes on where this one stands; the counters stay shared."""
@@ -232,13 +235,17 @@ class Rule:
                 self.read[worker] = self.version
         return [Release(tuple(workers), self.version) for workers in ready.values()]
 
-    def _may_go_on(self, worker: int) -> bool:
+    def _held_by(self, worker: int) -> _Cohort | None:
+        """Return the cohort that must be complete before the worker goes on, whatever the bound."""
         if self.policy.merge == "first":
             # One push ahead of the oldest open cohort is enough: more would need a merge buffer each.
-            held = any(worker in cohort.samples for cohort in self._open[1:])
-        else:
-            held = self.finished[worker] < self.pushed[worker]
-        if held or self.policy.bound is None:
-            return not held
+            return self._open[0] if any(worker in cohort.samples for cohort in self._open[1:]) else None
+        return next((cohort for cohort in self._open if worker in cohort.samples), None)
+
+    def _may_go_on(self, worker: int) -> bool:
+        if self._held_by(worker) is not None:
+            return False
+        if self.policy.bound is None:
+            return True
         slowest = min(self.finished[other] for other in self.live)
         return self.finished[worker] - slowest <= self.policy.bound

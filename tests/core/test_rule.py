@@ -1,0 +1,427 @@
+"""The rule under random interleavings, against a model that shares no code with it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from paceline.consistency import Action, Apply, Merge, Policy, Refuse, Release, Repeat, Rule, Stats
+
+QUICK = settings(max_examples=25, stateful_step_count=30, deadline=None)
+WEIGHTINGS = st.sampled_from(["none", "inverse", "normalised", "cutoff"])
+BOUNDS = st.none() | st.integers(0, 3)
+
+
+@st.composite
+def partitions(draw: st.DrawFn, num_workers: int) -> tuple[tuple[int, ...], ...]:
+    group_of = [draw(st.integers(0, num_workers - 1)) for _ in range(num_workers)]
+    members = [tuple(rank for rank in range(num_workers) if group_of[rank] == group) for group in range(num_workers)]
+    return tuple(group for group in members if group)
+
+
+class Model(RuleBasedStateMachine):
+    """Tracks what every worker did and got; subclasses say under which policies."""
+
+    def policy(self, data: st.DataObject, num_workers: int) -> Policy:
+        raise NotImplementedError
+
+    @initialize(num_workers=st.integers(1, 5), data=st.data())
+    def start(self, num_workers: int, data: st.DataObject) -> None:
+        self.settings = self.policy(data, num_workers)
+        self.rule = Rule(self.settings, num_workers)
+        self.live = set(range(num_workers))
+        self.unit = {rank: i for i, group in enumerate(self.settings.groups) for rank in group}
+        self.pushed = [0] * num_workers
+        self.answered = [0] * num_workers
+        self.finished = [0] * num_workers
+        self.read = [0] * num_workers
+        self.version = 0
+        self.open: dict[int, dict[int, tuple[int, float]]] = {}
+        self.applied: set[tuple[int, int]] = set()
+        self.ages: list[int] = []
+        self.weights: list[float] = []
+        self.mass: Counter[int] = Counter()
+
+    # ---- events ----------------------------------------------------------------------------------------------------
+
+    def ready(self) -> list[int]:
+        return sorted(w for w in self.live if self.pushed[w] == self.answered[w])
+
+    @precondition(lambda self: self.ready())
+    @rule(data=st.data(), samples=st.sampled_from([0.0, 1.0, 16.0, 48.0]))
+    def push_next_round(self, data: st.DataObject, samples: float) -> None:
+        worker = data.draw(st.sampled_from(self.ready()))
+        self.pushed[worker] += 1
+        self.take(self.rule.push(worker, self.pushed[worker], samples), worker, samples)
+
+    @precondition(lambda self: any(self.pushed[w] for w in self.live))
+    @rule(data=st.data())
+    def push_again(self, data: st.DataObject) -> None:
+        worker = data.draw(st.sampled_from(sorted(w for w in self.live if self.pushed[w])))
+        round = data.draw(st.integers(1, self.pushed[worker]))
+        actions = self.rule.push(worker, round, 7.0)
+        answered = round <= self.answered[worker]
+        assert actions == ([Repeat(worker, self.read[worker])] if answered else [])
+
+    @rule(data=st.data(), round=st.integers(-2, 9), samples=st.sampled_from([1.0, -1.0, float("nan"), float("inf")]))
+    def push_nonsense(self, data: st.DataObject, round: int, samples: float) -> None:
+        worker = data.draw(st.integers(-1, len(self.pushed)))
+        if worker in self.live and 0 <= samples < float("inf"):
+            next_round = self.pushed[worker] + 1
+            if 1 <= round < next_round or (round == next_round and worker in self.ready()):
+                return
+        before = repr(self.rule.__dict__)
+        (refusal,) = self.rule.push(worker, round, samples)
+        assert isinstance(refusal, Refuse)
+        assert refusal.worker == worker
+        assert refusal.reason
+        assert repr(self.rule.__dict__) == before
+
+    @rule(data=st.data())
+    def pull(self, data: st.DataObject) -> None:
+        worker = data.draw(st.sampled_from(range(len(self.pushed))))
+        if self.settings.merge != "groups":
+            self.read[worker] = self.version
+        assert self.rule.pull(worker) == self.read[worker]
+
+    @precondition(lambda self: len(self.live) > 1)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        worker = data.draw(st.sampled_from(sorted(self.live)))
+        self.live.discard(worker)
+        self.take(self.rule.leave(worker))
+
+    # ---- what must follow ------------------------------------------------------------------------------------------
+
+    def take(self, actions: list[Action], worker: int = -1, samples: float = 0.0) -> None:
+        assert sum(isinstance(action, Merge) for action in actions) == (worker >= 0)
+        for action in actions:
+            match action:
+                case Merge():
+                    assert action.worker == worker
+                    cohort = self.open.setdefault(action.cohort, {})
+                    assert worker not in cohort, "a cohort counts distinct workers"
+                    cohort[worker] = (self.pushed[worker], samples)
+                    if self.settings.merge == "first":
+                        self.finished[worker] = self.pushed[worker]
+                case Apply():
+                    self.take_update(action)
+                case Release():
+                    self.take_release(action)
+                case _:
+                    raise AssertionError(f"unexpected {action}")
+        self.check_bound([w for one in actions if isinstance(one, Release) for w in one.workers])
+
+    def take_update(self, update: Apply) -> None:
+        cohort = self.open.pop(update.cohort)
+        assert set(update.workers) == set(cohort)
+        assert len(update.workers) == len(cohort)
+        self.check_complete(set(cohort))
+        oldest = min(self.read[w] for w in cohort)
+        assert update.staleness == self.version - oldest + 1
+        self.ages.append(update.staleness)
+        assert update.weight == pytest.approx(self.weight(update.staleness))
+        self.weights.append(update.weight)
+        self.version += 1
+        assert update.version == self.version
+        assert update.samples == sum(samples for _, samples in cohort.values())
+        for w, (round, samples) in cohort.items():
+            assert (w, round) not in self.applied, "a push was applied twice"
+            self.applied.add((w, round))
+            self.mass[w] += samples * update.weight
+            if self.settings.merge != "first":
+                self.finished[w] = round
+
+    def check_complete(self, cohort: set[int]) -> None:
+        match self.settings.merge:
+            case "all":
+                assert self.live <= cohort
+            case "groups":
+                unit = {self.unit[w] for w in cohort}
+                assert len(unit) == 1
+                assert {w for w in self.live if self.unit[w] in unit} <= cohort
+            case "each":
+                assert len(cohort) == 1
+            case "first":
+                assert len(cohort) >= min(self.settings.first, len(self.live))
+                assert len(cohort) <= self.settings.first
+
+    def weight(self, age: int) -> float:
+        match self.settings.weighting:
+            case "none":
+                return 1.0
+            case "inverse":
+                return 1 / age
+            case "normalised":
+                return len(self.ages) / (age * sum(1 / one for one in self.ages))
+        return float(age <= self.settings.age + 1)
+
+    def take_release(self, release: Release) -> None:
+        assert release.version == self.version
+        for w in release.workers:
+            assert w in self.live
+            assert self.pushed[w] == self.answered[w] + 1
+            if self.settings.merge != "first":
+                assert (w, self.pushed[w]) in self.applied, "a worker goes on before its push counts"
+            self.answered[w] = self.pushed[w]
+            self.read[w] = self.version
+
+    def check_bound(self, released: list[int]) -> None:
+        if self.settings.bound is None:
+            return
+        slowest = min((self.finished[w] for w in self.live), default=0)
+        for w in released:
+            assert self.answered[w] - slowest <= self.settings.bound
+
+    @invariant()
+    def rule_is_sound(self) -> None:
+        self.rule.check()
+        assert self.rule.version == self.version
+        assert self.rule.read == self.read
+        assert self.rule.answered == self.answered
+
+    @invariant()
+    def somebody_can_always_go_on(self) -> None:
+        assert set(self.rule.waiting()) == {w for w in self.live if self.pushed[w] > self.answered[w]}
+        assert set(self.rule.waiting()) != self.live
+
+    @invariant()
+    def who_waits_is_told_for_whom(self) -> None:
+        waiting = set(self.rule.waiting())
+        for worker in range(len(self.pushed)):
+            missing = set(self.rule.missing_for(worker))
+            assert bool(missing) == (worker in waiting)
+            assert missing <= self.live - waiting, "a missing worker is one that is still computing"
+
+    @invariant()
+    def members_read_the_same_version(self) -> None:
+        for group in self.settings.groups:
+            assert len({self.read[w] for w in group if w in self.live}) <= 1
+
+    @invariant()
+    def every_push_is_applied_or_open_exactly_once(self) -> None:
+        pushed = {(w, round) for w, last in enumerate(self.pushed) for round in range(1, last + 1)}
+        open_now = [(w, round) for cohort in self.open.values() for w, (round, _) in cohort.items()]
+        assert len(open_now) == len(set(open_now))
+        assert self.applied.isdisjoint(open_now)
+        assert self.applied | set(open_now) == pushed
+
+    @invariant()
+    def counters_add_up(self) -> None:
+        stats = self.rule.stats
+        assert stats.updates == len(self.ages) == self.version
+        assert stats.staleness == Counter(self.ages)
+        assert stats.inverse_sum == pytest.approx(sum(1 / age for age in self.ages))
+        assert stats.weight_sum == pytest.approx(sum(self.weights))
+        assert all(stats.data_mass[w] == pytest.approx(mass) for w, mass in self.mass.items())
+
+    @invariant()
+    def two_cohorts_are_enough(self) -> None:
+        if self.settings.merge == "first":
+            assert len(self.open) <= 2
+
+    def teardown(self) -> None:
+        if not hasattr(self, "rule"):
+            return
+        other = self.rule.copy()
+        assert other.stats is self.rule.stats
+        for worker in self.ready():
+            before = repr(self.rule.__dict__ | {"stats": None})
+            other.push(worker, self.pushed[worker] + 1)
+            assert repr(self.rule.__dict__ | {"stats": None}) == before
+        everybody_left = [action for worker in sorted(self.live) for action in self.rule.leave(worker)]
+        assert not any(isinstance(action, Merge) for action in everybody_left)
+        self.live.clear()
+        assert all(self.rule.missing_for(worker) == [] for worker in range(len(self.pushed)))
+
+
+class All(Model):
+    def policy(self, data: st.DataObject, num_workers: int) -> Policy:
+        return Policy("all", weighting=data.draw(WEIGHTINGS))
+
+    @invariant()
+    def nothing_is_ever_stale(self) -> None:
+        assert set(self.ages) <= {1}
+
+
+class Each(Model):
+    def policy(self, data: st.DataObject, num_workers: int) -> Policy:
+        return Policy(
+            "each", bound=data.draw(BOUNDS), weighting=data.draw(WEIGHTINGS), age=data.draw(st.integers(0, 3))
+        )
+
+
+class Groups(Model):
+    def policy(self, data: st.DataObject, num_workers: int) -> Policy:
+        groups = data.draw(partitions(num_workers))
+        return Policy("groups", groups, bound=data.draw(BOUNDS), weighting=data.draw(WEIGHTINGS))
+
+
+class FirstK(Model):
+    def policy(self, data: st.DataObject, num_workers: int) -> Policy:
+        first = data.draw(st.integers(1, num_workers))
+        return Policy("first", first=first, bound=data.draw(BOUNDS), weighting=data.draw(WEIGHTINGS))
+
+
+TestAll = All.TestCase
+TestEach = Each.TestCase
+TestGroups = Groups.TestCase
+TestFirstK = FirstK.TestCase
+TestAll.settings = TestEach.settings = TestGroups.settings = TestFirstK.settings = QUICK
+
+
+# ---- by example: the table of the consistency models ----------------------------------------------------------------
+
+
+def releases(actions: list[Action]) -> list[Release]:
+    return [action for action in actions if isinstance(action, Release)]
+
+
+def updates(actions: list[Action]) -> list[Apply]:
+    return [action for action in actions if isinstance(action, Apply)]
+
+
+def test_sync_applies_once_and_releases_everybody_when_the_last_has_pushed() -> None:
+    rule = Rule(Policy("all"), 3)
+    assert rule.push(2, 1, 16) == [Merge(0, 2)]
+    assert rule.push(0, 1, 48) == [Merge(0, 0)]
+    assert rule.missing_for(2) == [1]
+    assert rule.push(1, 1, 0) == [Merge(0, 1), Apply(0, (0, 1, 2), 64.0, 1, 1.0, 1), Release((0, 1, 2), 1)]
+    assert rule.missing_for(2) == []
+
+
+def test_async_push_that_missed_three_updates_has_staleness_four() -> None:
+    rule = Rule(Policy("each", weighting="inverse"), 2)
+    for round in (1, 2, 3):
+        assert releases(rule.push(0, round)) == [Release((0,), round)]
+    assert updates(rule.push(1, 1)) == [Apply(3, (1,), 1.0, 4, 0.25, 4)]
+    assert rule.stats.staleness == {1: 3, 4: 1}
+
+
+def test_normalised_weights_have_mean_one() -> None:
+    rule = Rule(Policy("each", weighting="normalised"), 2)
+    weights = [updates(rule.push(0, 1))[0].weight, updates(rule.push(1, 1))[0].weight]
+    assert weights == pytest.approx([1.0, 2 / (2 * 1.5)])
+
+
+def test_cutoff_drops_what_is_older_than_the_age() -> None:
+    rule = Rule(Policy("each", weighting="cutoff", age=1), 3)
+    assert [updates(rule.push(worker, 1))[0].weight for worker in range(3)] == [1.0, 1.0, 0.0]
+    assert rule.stats.data_mass == {0: 1.0, 1: 1.0, 2: 0.0}
+
+
+@pytest.mark.parametrize("bound", [0, 1, 3])
+def test_ssp_worker_stops_bound_rounds_ahead_of_the_slowest(bound: int) -> None:
+    rule = Rule(Policy("each", bound=bound), 2)
+    for round in range(1, bound + 1):
+        assert releases(rule.push(0, round)), "within the bound"
+    assert not releases(rule.push(0, bound + 1))
+    assert rule.missing_for(0) == [1]
+    assert sorted(w for one in releases(rule.push(1, 1)) for w in one.workers) == [0, 1]
+
+
+def test_ssp_with_bound_zero_is_lock_step() -> None:
+    rule = Rule(Policy("each", bound=0), 3)
+    for round in (1, 2):
+        assert not releases(rule.push(1, round))
+        assert not releases(rule.push(0, round))
+        released = releases(rule.push(2, round))
+        assert [(one.workers, one.version) for one in released] == [((w,), 3 * round) for w in range(3)]
+
+
+def test_group_steps_alone_and_reads_its_own_version() -> None:
+    rule = Rule(Policy("groups", ((0, 1), (2,)), weighting="inverse"), 3)
+    assert releases(rule.push(2, 1)) == [Release((2,), 1)]
+    assert rule.push(0, 1) == [Merge(1, 0)]
+    assert rule.pull(1) == 0, "the other group's update is not seen before the own one"
+    assert rule.push(1, 1) == [Merge(1, 1), Apply(1, (0, 1), 2.0, 2, 0.5, 2), Release((0, 1), 2)]
+
+
+def test_bounded_groups_name_only_who_has_not_pushed() -> None:
+    rule = Rule(Policy("groups", ((0,), (1, 2)), bound=0), 3)
+    rule.push(0, 1)
+    rule.push(1, 1)
+    assert rule.missing_for(0) == [2]
+    assert [one.workers for one in releases(rule.push(2, 1))] == [(0,), (1, 2)]
+
+
+def test_first_k_lets_everybody_go_on_at_once_and_takes_a_second_push_into_the_next_cohort() -> None:
+    rule = Rule(Policy("first", first=2), 3)
+    assert rule.push(0, 1) == [Merge(0, 0), Release((0,), 0)]
+    assert rule.push(0, 2) == [Merge(1, 0)], "held: a third would need a third buffer"
+    assert rule.missing_for(0) == [1, 2]
+    actions = rule.push(2, 1)
+    assert updates(actions) == [Apply(0, (0, 2), 2.0, 1, 1.0, 1)]
+    assert releases(actions) == [Release((0,), 1), Release((2,), 1)]
+
+
+def test_first_k_with_a_bound_names_the_slowest() -> None:
+    rule = Rule(Policy("first", first=3, bound=1), 4)
+    rule.push(0, 1)
+    rule.push(0, 2)
+    rule.push(1, 1)
+    rule.push(2, 1)
+    assert rule.waiting() == [0]
+    assert rule.missing_for(0) == [3]
+
+
+def test_leaving_releases_those_who_waited_for_the_leaver() -> None:
+    rule = Rule(Policy("all"), 3)
+    rule.push(0, 1)
+    rule.push(1, 1)
+    assert rule.leave(2) == [Apply(0, (0, 1), 2.0, 1, 1.0, 1), Release((0, 1), 1)]
+    assert rule.push(2, 1) == [Refuse(2, "worker 2 has left")]
+
+
+def test_what_a_leaver_has_pushed_still_counts() -> None:
+    rule = Rule(Policy("all"), 2)
+    rule.push(1, 1, 5.0)
+    assert rule.leave(1) == []
+    assert updates(rule.push(0, 1, 3.0)) == [Apply(0, (0, 1), 8.0, 1, 1.0, 1)]
+
+
+def test_slowest_that_leaves_frees_the_others() -> None:
+    rule = Rule(Policy("each", bound=0), 2)
+    rule.push(0, 1)
+    assert releases(rule.leave(1)) == [Release((0,), 1)]
+
+
+@pytest.mark.parametrize(
+    ("worker", "round", "samples", "why"),
+    [
+        (3, 1, 1.0, "not part"),
+        (-1, 1, 1.0, "not part"),
+        (0, 2, 1.0, "after round 0"),
+        (0, 0, 1.0, "after round 0"),
+        (0, 1, -1.0, "samples"),
+        (0, 1, float("nan"), "samples"),
+        (1, 2, 1.0, "before round 1 was answered"),
+    ],
+)
+def test_nonsense_is_refused_with_a_reason(worker: int, round: int, samples: float, why: str) -> None:
+    rule = Rule(Policy("all"), 3)
+    rule.push(1, 1)
+    (refusal,) = rule.push(worker, round, samples)
+    assert isinstance(refusal, Refuse)
+    assert why in refusal.reason
+
+
+def test_shards_share_the_counters_of_their_store() -> None:
+    stats = Stats()
+    shards = [Rule(Policy("all"), 1, stats) for _ in range(3)]
+    for shard in shards:
+        shard.push(0, 1, 4.0)
+    assert stats.updates == 3
+    assert stats.data_mass == {0: 12.0}
+
+
+def test_damage_is_noticed_by_check() -> None:
+    rule = Rule(Policy("first", first=2), 2)
+    rule.push(0, 1)
+    rule.answered[0] = 5
+    with pytest.raises(AssertionError, match="unanswered"):
+        rule.check()
