@@ -6,7 +6,7 @@ import pytest
 
 from paceline.compression import Codec, make
 
-SETTINGS = [
+SETTINGS: list[dict[str, object]] = [
     {"type": "2bit", "threshold": 0.5},
     {"type": "2bit", "threshold": 1e-3},
     {"type": "1bit"},

@@ -48,7 +48,7 @@ def train(rank: int, state: DDPState | None) -> dict[str, Any]:
     for _ in range(STEPS):
         optimizer.zero_grad()
         loss = torch.nn.functional.mse_loss(replica(inputs), targets)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         losses.append(loss.item())
     weights = torch.cat([parameter.detach().flatten() for parameter in replica.parameters()])

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
@@ -20,7 +19,7 @@ def test_sender_continues_from_saved_state_as_if_never_stopped(codec: Codec) -> 
     resumed = codec.new_state(2001)
     resumed.load(saved)
     payloads = [codec.encode(gaussian(2001, 3), state, round=3) for state in (running, resumed)]
-    assert np.array_equal(*payloads)
+    assert payloads[0].tobytes() == payloads[1].tobytes()
 
 
 @pytest.mark.parametrize(

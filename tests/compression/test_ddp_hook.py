@@ -44,7 +44,8 @@ def weights(result: dict[str, Any], way: str) -> torch.Tensor:
 
 
 def mean_loss(ranks: list[dict[str, Any]], way: str, step: int) -> float:
-    return sum(result[way]["losses"][step] for result in ranks) / len(ranks)
+    losses: list[float] = [result[way]["losses"][step] for result in ranks]
+    return sum(losses) / len(losses)
 
 
 @pytest.mark.parametrize("way", ["uncompressed", "lossless"])
