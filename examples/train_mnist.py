@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,8 @@ import paceline
 # With more workers an update comes from more samples (dist_sync) or is staler (dist_async). A small step with little
 # momentum stands both; Adam does too, but not the coarse gradients of --gc-type 2bit.
 OPTIMIZERS = {
-    "sgd": lambda parameters, lr: torch.optim.SGD(parameters, lr or 0.03, momentum=0.5),
-    "adam": lambda parameters, lr: torch.optim.Adam(parameters, lr or 0.001),
+    "sgd": partial(torch.optim.SGD, lr=0.03, momentum=0.5),
+    "adam": partial(torch.optim.Adam, lr=0.001),
 }
 
 
@@ -73,13 +74,13 @@ def main() -> None:
     options = {} if args.staleness is None else {"staleness": args.staleness}
     store = paceline.kvstore.create(args.kv_store, **options)  # paceline: 1. join the job
 
-    load = (lambda train: paceline.data.MNIST(args.data_dir, train)) if args.data_dir else paceline.data.digits
-    train, test = load(True), load(False)
+    load = partial(paceline.data.MNIST, args.data_dir) if args.data_dir else paceline.data.digits
+    train, test = load(train=True), load(train=False)
     sampler = paceline.data.ShardedSampler(train, store.num_workers, store.rank)  # paceline: 2. train on my part
     loader = paceline.data.batches(train, sampler, args.batch_size)
 
     net = NETWORKS[args.network]()
-    optimizer = OPTIMIZERS[args.optimizer](net.parameters(), args.lr)
+    optimizer = OPTIMIZERS[args.optimizer](net.parameters(), **({} if args.lr is None else {"lr": args.lr}))
     compression = {"type": args.gc_type, "threshold": args.gc_threshold} if args.gc_type != "none" else None
     # paceline: 3. the gradient becomes the mean over all workers' samples, the weights start as rank 0's
     optimizer = paceline.DistributedOptimizer(optimizer, kvstore=store, model=net, compression=compression)
