@@ -1,0 +1,164 @@
+"""Whole jobs to measure: paceline and its peers, each a set of processes whose worker 0 prints one JSON line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is measured: keys, sizes of the job, optimizer and codec."""
+
+    shapes: str
+    workers: int = 1
+    servers: int = 1
+    optimizer: str = "sgd"
+    codec: str = "none"
+    steps: int = 20
+
+    def arguments(self) -> list[str]:
+        """Return the arguments of a worker script."""
+        return [self.shapes, self.optimizer, self.codec, str(self.steps)]
+
+
+def run(contender: str, work: Work) -> dict[str, Any]:
+    """Run one job; returns what its worker 0 measured.
+
+    Args:
+        contender: ``shm``, ``arena`` (shared memory, gradients born in the arena), ``unix``, ``tcp``, ``tcp-arena``,
+            ``mxnet`` or ``gloo``.
+        work: what to measure.
+
+    Raises:
+        ValueError: unknown contender.
+        RuntimeError: the job failed; with its output.
+    """
+    if contender == "mxnet":
+        return _mxnet(work)
+    if contender == "gloo":
+        return _gloo(work)
+    if contender not in _PACELINE:
+        raise ValueError(f"unknown contender {contender!r}; known are {', '.join([*_PACELINE, 'mxnet', 'gloo'])}")
+    return _paceline(work, contender)
+
+
+_PACELINE: dict[str, dict[str, str]] = {
+    "shm": {},
+    "arena": {"BENCHMARK_ARENA": "1"},
+    "unix": {"PACELINE_SHARED_MEMORY": "0", "PACELINE_ENCRYPT": "0"},
+    "tcp": {"PACELINE_SHARED_MEMORY": "0", "PACELINE_UNIX_SOCKETS": "0", "PACELINE_ENCRYPT": "0"},
+    "tcp-arena": {
+        "PACELINE_SHARED_MEMORY": "0", "PACELINE_UNIX_SOCKETS": "0", "PACELINE_ENCRYPT": "0", "BENCHMARK_ARENA": "1",
+    },
+    "tcp-encrypted": {"PACELINE_SHARED_MEMORY": "0", "PACELINE_UNIX_SOCKETS": "0"},
+}  # fmt: skip
+
+
+def _paceline(work: Work, contender: str) -> dict[str, Any]:
+    launch = [sys.executable, "-m", "paceline", "launch", "-n", str(work.workers), "-s", str(work.servers), "--"]
+    script = [sys.executable, str(HERE / "workers" / "paceline_worker.py"), *work.arguments()]
+    return _result(_output([*launch, *script], _PACELINE[contender]), contender)
+
+
+def _gloo(work: Work) -> dict[str, Any]:
+    script = [sys.executable, str(HERE / "workers" / "gloo_worker.py"), *work.arguments()]
+    port = str(_free_port())
+    ranks = [
+        {"RANK": str(rank), "WORLD_SIZE": str(work.workers), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        for rank in range(work.workers)
+    ]
+    return _result(_together([(script, env) for env in ranks]), "gloo")
+
+
+def _mxnet(work: Work) -> dict[str, Any]:
+    """Run MXNet 1.9.1 from a virtual environment of its own; its numpy must be older than ours."""
+    python = str(mxnet_python())
+    job = {
+        "DMLC_PS_ROOT_URI": "127.0.0.1",
+        "DMLC_PS_ROOT_PORT": str(_free_port()),
+        "DMLC_NUM_WORKER": str(work.workers),
+        "DMLC_NUM_SERVER": str(work.servers),
+        "PYTHONWARNINGS": "ignore",
+    }
+    script = [python, str(HERE / "workers" / "mxnet_worker.py"), *work.arguments()]
+    roles = ["scheduler", *["server"] * work.servers, *["worker"] * work.workers]
+    return _result(_together([(script, job | {"DMLC_ROLE": role}) for role in roles]), "mxnet")
+
+
+def mxnet_python() -> Path:
+    """Return the interpreter that has MXNet, installing it at the first call."""
+    home = Path(os.environ.get("BENCHMARK_MXNET_VENV", Path(tempfile.gettempdir()) / "paceline-benchmark-mxnet"))
+    python = home / "bin" / "python"
+    if not (home / "ready").exists():
+        venv.create(home, with_pip=True)
+        packages = ["mxnet==1.9.1", "numpy==1.23.5"]
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *packages], check=True, timeout=TIMEOUT_S)
+        (home / "ready").touch()
+    return python
+
+
+def _environment(extra: Mapping[str, str]) -> dict[str, str]:
+    clean = {name: value for name, value in os.environ.items() if not re.match("PACELINE_|DMLC_", name)}
+    return clean | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)} | dict(extra)
+
+
+def _output(command: Sequence[str], extra: Mapping[str, str]) -> str:
+    done = subprocess.run(
+        command, env=_environment(extra), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed with {done.returncode}:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def _together(commands: Sequence[tuple[Sequence[str], Mapping[str, str]]]) -> str:
+    """Run processes until the last of them, a worker, ends; returns all output."""
+    with tempfile.TemporaryFile("w+") as output:
+        processes = [
+            subprocess.Popen(command, env=_environment(env), stdout=output, stderr=subprocess.STDOUT)
+            for command, env in commands
+        ]
+        try:
+            code = processes[-1].wait(TIMEOUT_S)
+            for process in processes:
+                process.wait(30)
+        except subprocess.TimeoutExpired:
+            code = -1
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        output.seek(0)
+        text = output.read()
+    if code:
+        raise RuntimeError(f"{commands[-1][0]} failed with {code}:\n{text}")
+    return text
+
+
+def _result(output: str, contender: str) -> dict[str, Any]:
+    found = re.findall(r"\{.*\}", output)
+    if not found:
+        raise RuntimeError(f"{contender} printed no result:\n{output}")
+    result: dict[str, Any] = json.loads(found[-1])
+    return result
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,61 @@
+"""Worker of the key-value benchmark: push, optimizer, pull of all keys, by the store's verbs or out of the arena."""
+
+import json
+import os
+import statistics
+import sys
+import time
+
+import torch
+
+import paceline
+from benchmarks.shapes import shapes_of
+from paceline.kvstore.dist import DistStore
+
+
+def main() -> None:
+    shapes_name, optimizer, codec, steps = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
+    torch.set_num_threads(1)
+    store = paceline.kvstore.create("dist_sync")
+    assert isinstance(store, DistStore)
+    if optimizer == "sgd":
+        store.set_optimizer("sgd", lr=0.01, momentum=0.9)
+    if codec != "none":
+        store.set_gradient_compression({"type": codec, **({"threshold": 0.01} if codec == "2bit" else {})})
+    shapes = shapes_of(shapes_name)
+    keys = list(range(len(shapes)))
+    weights = [torch.randn(shape) * 0.01 for shape in shapes]
+    grads = [torch.randn(shape) * 0.01 for shape in shapes]
+    store.init(keys, weights)
+    step = from_arena(store, keys) if os.environ.get("BENCHMARK_ARENA") else by_verbs(store, keys, grads, weights)
+    step()
+    store.barrier()
+    times = []
+    for _ in range(steps):
+        start = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - start)
+    if store.rank == 0:
+        size_mb = sum(weight.numel() * 4 for weight in weights) / 1e6
+        print(json.dumps({"ms": statistics.median(times[2:]) * 1e3, "min_ms": min(times) * 1e3, "mb": size_mb}))
+
+
+def by_verbs(store, keys, grads, weights):
+    return lambda: store.pushpull(keys, grads, weights)
+
+
+def from_arena(store, keys):
+    """What DistributedOptimizer does: gradients are born in the arena and weights live there."""
+    plan = store.table.plan(tuple(keys))
+
+    def step():
+        for one in plan.steps:
+            for server, located in one.sends.items():
+                store.traffic.push_stretches(server, located)
+        for one in plan.steps:
+            store.traffic.wait(one)
+
+    return step
+
+
+main()
