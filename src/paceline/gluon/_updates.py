@@ -16,6 +16,7 @@ from paceline.kvstore._local_optimizer import KeyedOptimizer, check_state
 from paceline.kvstore._local_rows import LAZY
 from paceline.kvstore._local_states import load_states, save_states
 from paceline.kvstore.base import Key, KVStore, KVStoreBase
+from paceline.updaters import KeyOptions
 
 
 def _broadcast(store: KVStoreBase, parameters: Mapping[str, Parameter]) -> None:
@@ -35,15 +36,19 @@ class StoreUpdates:
     def __init__(self, plan: OptimizerPlan, store: KVStoreBase | None, contexts: Sequence[Context]) -> None:
         assert isinstance(store, KVStore), "only a KVStore is capable of an optimizer"
         self._plan, self._store = plan, store
-        self._keys = plan.key_options()
+        self._keys: dict[Key, KeyOptions] = {}
+        self._pushed = False
 
     def start(self, everything: Mapping[str, Parameter], trained: Mapping[str, Parameter]) -> None:
         """Send the optimizer and the first values."""
-        precision = self._plan.multi_precision
+        self._send_optimizer()
+        _broadcast(self._store, everything)
+
+    def _send_optimizer(self) -> None:
+        self._keys, precision = self._plan.key_options(), self._plan.multi_precision
         self._store.set_optimizer(
             self._plan.optimizer, keys=self._keys, multi_precision=precision, **self._plan.options
         )
-        _broadcast(self._store, everything)
 
     def step(self, trained: Mapping[str, Parameter], scale: float, step: int, samples: float) -> None:
         """Push all gradients and pull all values."""
@@ -58,6 +63,8 @@ class StoreUpdates:
 
     def _announce(self, step: int, samples: float) -> None:
         """Tell a distributed store what the coming pushes mean; it gets them scaled already."""
+        if self._plan.key_options() != self._keys and not self._pushed:
+            self._send_optimizer()
         if self._plan.key_options() != self._keys:
             raise ValueError(
                 f"lr_mult and wd_mult cannot change after the first step in a {self._store.type} store; set them "
@@ -70,6 +77,7 @@ class StoreUpdates:
             raise ValueError(f"a {self._store.type} store cannot change options of its optimizer, such as the rate")
         if hasattr(self._store, "samples"):
             self._store.samples = samples
+        self._pushed = True
 
     def _exchange(self, trained: Mapping[str, Parameter], grads: Mapping[str, Sequence[torch.Tensor]]) -> None:
         rows = {key: one for key, one in grads.items() if self._by_rows(one)}
@@ -87,7 +95,7 @@ class StoreUpdates:
         if not isinstance(self._store, InProcessStore):
             raise PacelineError(
                 f"parameter {key!r} cannot be set: a {self._store.type} store holds it for all workers. Set it before "
-                "the first step, or make the Trainer with update_on_kvstore=False and set it on every worker"
+                "the Trainer is made, or make it with update_on_kvstore=False and set it on every worker"
             )
         self._store.assign(key, value)
 

@@ -81,6 +81,15 @@ class Parameter:
         """Return the torch parameters there are so far, with or without a shape."""
         return self._net.parameters_named(self.name)
 
+    @property
+    def has_shape(self) -> bool:
+        """Whether its shape is known and every device has its copy."""
+        return not is_lazy(self.tensors()[0]) and len(self.tensors()) == len(self.list_ctx())
+
+    def on_shape(self, tell: Callable[[], None]) -> None:
+        """Have ``tell()`` called when its model gets its shapes."""
+        self._net.on_shapes(tell)
+
     def list_ctx(self) -> list[Context]:
         """Return its devices."""
         return list(self._net.contexts)

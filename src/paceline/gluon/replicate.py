@@ -51,6 +51,7 @@ class ReplicatedModule:
     def __init__(self, net: nn.Module, contexts: Sequence[Context]) -> None:
         self.contexts = tuple(contexts)
         self._replicas = [net]
+        self._on_shapes: list[Callable[[], None]] = []
         if not _has_lazy(net):
             self._copy_to_all()
         self._names: dict[str, list[nn.Parameter]] = {}
@@ -112,6 +113,13 @@ class ReplicatedModule:
         if lazy:
             raise ValueError(f"the first batch did not reach {', '.join(lazy)}; their shapes are still unknown")
         self._copy_to_all()
+        for tell in self._on_shapes:
+            tell()
+
+    def on_shapes(self, tell: Callable[[], None]) -> None:
+        """Have ``tell()`` called once lazy modules have got their shapes and all devices their copies."""
+        if tell not in self._on_shapes:
+            self._on_shapes.append(tell)
 
     def train(self, mode: bool = True) -> ReplicatedModule:
         """Set training mode on all replicas."""

@@ -24,8 +24,9 @@ class Trainer:
     """Updates replicated parameters from the gradients of all devices, and of all workers of a distributed store.
 
     Gradients are **sums over samples** (Gluon's contract): go backward from the sum of the losses of each slice, and
-    give ``step`` the size of the whole batch, by which the total is divided. Everything is set up at the first step,
-    when shapes are known; all replicas and workers then start from rank 0's values.
+    give ``step`` the size of the whole batch, by which the total is divided. All replicas and workers start from rank
+    0's values: with a distributed store every worker makes its trainer, and waits there for the others (or, with lazy
+    modules, at the first batch, once shapes are known).
 
     Args:
         params: a replicated module, its ``collect_params()``, or a list or dictionary of parameters.
@@ -61,6 +62,11 @@ class Trainer:
             self._set_compression(compression_params)
         self._updates: StoreUpdates | LocalUpdates | None = None
         self._steps = 0
+        # Before the first forward pass: its gradients must be those of the values that all workers start from.
+        if all(one.has_shape for one in self._all.values()):
+            self._started()
+        for one in self._all.values():
+            one.on_shape(self._start_when_ready)
 
     @property
     def learning_rate(self) -> float:
@@ -179,7 +185,7 @@ class Trainer:
         setter(params)
 
     def _started(self) -> StoreUpdates | LocalUpdates:
-        """Set everything up once shapes are known."""
+        """Set everything up, which needs shapes."""
         if self._updates is None:
             largest = max((one.on_devices()[0].numel() for one in self._all.values()), default=0)
             on_store = update_on_store(self._wanted, self._store, largest)
@@ -189,6 +195,10 @@ class Trainer:
             for one in self._all.values():
                 one.on_set(self._on_set)
         return self._updates
+
+    def _start_when_ready(self) -> None:
+        if all(one.has_shape for one in self._all.values()):
+            self._started()
 
     def _on_set(self, parameter: Parameter, data: torch.Tensor) -> None:
         key = next(key for key, one in self._all.items() if one is parameter)

@@ -1,0 +1,213 @@
+"""The trainer over real worker processes, each with two logical devices, against one process with one device."""
+
+import copy
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from paceline import kvstore
+from paceline.context import cpu
+from paceline.errors import StaleGradientError
+from paceline.gluon import Trainer, backward, replicate, split_and_load
+from paceline.testing import LocalJob
+from paceline.updaters.lamb import LAMB
+
+STEPS, BATCH = 30, 16
+OPTIMIZERS = {
+    "sgd": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}),
+    "adam": (torch.optim.Adam, {"lr": 0.01}),
+    "lamb": (LAMB, {"lr": 0.02, "weight_decay": 0.01}),
+}
+SCENARIOS = (
+    *(f"{name} {where}" for name in OPTIMIZERS for where in ("store", "device")),
+    "lazy",
+    "rates",
+    "embedding",
+    "resumed",
+    "compressed",
+    "stale",
+)
+
+# ---- what runs in the workers -------------------------------------------------------------------------------------
+
+
+def mlp(seed=1):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1), nn.Flatten(0))
+
+
+class Ids(nn.Module):
+    def __init__(self, sparse):
+        super().__init__()
+        torch.manual_seed(1)
+        self.embed, self.out = nn.Embedding(12, 6, sparse=sparse), nn.Linear(6, 1)
+
+    def forward(self, x):
+        return self.out(self.embed(x).mean(1)).flatten()
+
+
+def batch(step, ids=False):
+    chance = torch.Generator().manual_seed(step)
+    data = torch.randint(0, 12, (BATCH, 3), generator=chance) if ids else torch.randn(BATCH, 6, generator=chance)
+    return data, torch.randn(BATCH, generator=chance)
+
+
+def plain_step(net, optimizer, step, ids=False):
+    data, label = batch(step, ids)
+    optimizer.zero_grad()
+    (net(data) - label).square().mean().backward()
+    optimizer.step()
+
+
+def my_gradients(net, store, step, ids=False):
+    """Go backward on this worker's part of the batch; returns how many samples are in the whole batch."""
+    data, label = (one.chunk(store.num_workers)[store.rank] for one in batch(step, ids))
+    outputs, labels = net(split_and_load(data, net.contexts)), split_and_load(label, net.contexts)
+    backward([(out - want).square().sum() for out, want in zip(outputs, labels, strict=True)])
+    return BATCH
+
+
+def difference(net, reference):
+    replicas = [value for replica in net.replicas for value in replica.parameters()]
+    wanted = [*reference.parameters()] * len(net.replicas)
+    return max(float((one - other).detach().abs().max()) for one, other in zip(replicas, wanted, strict=True))
+
+
+def two_replicas(net):
+    return replicate(net, [cpu(0), cpu(1)])
+
+
+def train(name, where, store):
+    cls, options = OPTIMIZERS[name]
+    reference = mlp()
+    # Every worker starts from other weights: the store has to hand out those of rank 0.
+    net = two_replicas(copy.deepcopy(reference) if store.rank == 0 else mlp(seed=7))
+    trainer = Trainer(net, name, options, store, update_on_kvstore=where == "store")
+    optimizer = cls(reference.parameters(), **options)
+    for step in range(STEPS):
+        trainer.step(my_gradients(net, store, step))
+        plain_step(reference, optimizer, step)
+    assert trainer.update_on_kvstore is (where == "store")
+    return difference(net, reference)
+
+
+def lazy(store):
+    """The first gradients of a lazy network too must be those of rank 0's weights."""
+    torch.manual_seed(1 + store.rank)
+    net = two_replicas(nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(1), nn.Flatten(0)))
+    trainer = Trainer(net, "sgd", {"lr": 0.1}, store)
+    net.infer_shapes(batch(0)[0])
+    reference = copy.deepcopy(net.replicas[0])
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
+    for step in range(STEPS):
+        trainer.step(my_gradients(net, store, step))
+        plain_step(reference, optimizer, step)
+    return difference(net, reference)
+
+
+def rates(store):
+    reference, net = mlp(), two_replicas(mlp())
+    net.collect_params()["0.weight"].lr_mult = 0.5
+    trainer = Trainer(net, "sgd", {"lr": 0.1, "momentum": 0.9}, store)
+    optimizer = torch.optim.SGD([{"params": [one]} for one in reference.parameters()], lr=0.1, momentum=0.9)
+    for step in range(STEPS):
+        rate = 0.1 if step < 10 else 0.02
+        trainer.set_learning_rate(rate)
+        for index, group in enumerate(optimizer.param_groups):
+            group["lr"] = rate * (0.5 if index == 0 else 1.0)
+        trainer.step(my_gradients(net, store, step) * (1 + step % 2))
+        data, label = batch(step)
+        optimizer.zero_grad()
+        ((reference(data) - label).square().mean() / (1 + step % 2)).backward()
+        optimizer.step()
+    return difference(net, reference)
+
+
+def embedding(store):
+    reference, net = Ids(sparse=False), two_replicas(Ids(sparse=True))
+    trainer = Trainer(net, "sgd", {"lr": 0.1}, store)
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
+    for step in range(STEPS):
+        trainer.step(my_gradients(net, store, step, ids=True))
+        plain_step(reference, optimizer, step, ids=True)
+    return difference(net, reference)
+
+
+def resumed(store):
+    reference, net = mlp(), two_replicas(mlp())
+    optimizer = torch.optim.Adam(reference.parameters(), lr=0.01)
+    trainer = Trainer(net, "adam", {"lr": 0.01}, store)
+    with tempfile.TemporaryDirectory() as folder:
+        for step in range(STEPS):
+            plain_step(reference, optimizer, step)
+            trainer.step(my_gradients(net, store, step))
+            if step == 10:
+                path = Path(folder) / "states"
+                trainer.save_states(path)
+                store.barrier()
+                store = kvstore.create("dist_sync")
+                net = two_replicas(copy.deepcopy(net.replicas[0]))
+                trainer = Trainer(net, "adam", {"lr": 0.01}, store)
+                trainer.load_states(path)
+    return difference(net, reference)
+
+
+def compressed(store):
+    """How far from the solution of a linear problem training ends, starting from a distance of 3."""
+    solution, data = torch.tensor([1.0, -2.0, 0.5, 3.0]), torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+    net = two_replicas(nn.Linear(4, 1, bias=False))
+    trainer = Trainer(net, "sgd", {"lr": 0.05}, store, compression_params={"type": "2bit", "threshold": 0.5})
+    for _ in range(150):
+        points = split_and_load(data.chunk(store.num_workers)[store.rank], net.contexts)
+        outputs = [
+            (out.flatten() - part @ solution).square().sum() for out, part in zip(net(points), points, strict=True)
+        ]
+        backward(outputs)
+        trainer.step(64)
+    return float((net.replicas[1].weight.flatten() - solution).abs().max().detach())
+
+
+def stale(store):
+    net = two_replicas(mlp())
+    trainer = Trainer(net, "sgd", {"lr": 0.05}, store)
+    trainer.step(my_gradients(net, store, 0))
+    try:
+        trainer.step(BATCH)
+    except StaleGradientError as error:
+        return str(error)
+    return "no error"
+
+
+def run_scenarios():
+    results = {}
+    for scenario in SCENARIOS:
+        name, _, where = scenario.partition(" ")
+        store = kvstore.create("dist_sync")
+        results[scenario] = train(name, where, store) if where else globals()[name](store)
+    return results
+
+
+# ---- the tests ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def results(request):
+    with LocalJob(num_workers=request.param, num_servers=2) as job:
+        return job.run(run_scenarios)
+
+
+@pytest.mark.parametrize("scenario", [one for one in SCENARIOS if one not in ("compressed", "stale")])
+def test_workers_with_two_devices_train_like_one_device(results, scenario):
+    for result in results:
+        assert result[scenario] < 1e-5
+
+
+def test_compression_trains_over_workers(results):
+    assert all(result["compressed"] < 0.2 for result in results)
+
+
+def test_stale_gradients_are_found_before_anything_is_sent(results):
+    assert all("no gradient since the last step" in result["stale"] for result in results)
