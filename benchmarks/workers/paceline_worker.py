@@ -51,7 +51,7 @@ def from_arena(store, keys):
     def step():
         for one in plan.steps:
             for server, located in one.sends.items():
-                store.traffic.push_stretches(server, located)
+                store.traffic.push_stretches(server, located, want=True)
         for one in plan.steps:
             store.traffic.wait(one)
 

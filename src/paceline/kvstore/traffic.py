@@ -45,7 +45,7 @@ class Traffic:
             self.wait(step)
             _fill(step.grads, [values[position] for position in step.positions])
             for server, located in step.sends.items():
-                self.push_stretches(server, located)
+                self.push_stretches(server, located, want=self._eager)
             step.set_fresh(self._eager)
 
     def pull(self, plan: Plan, outs: Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]]) -> None:
@@ -68,8 +68,14 @@ class Traffic:
 
     # ---- messages --------------------------------------------------------------------------------------------------
 
-    def push_stretches(self, server: int, located: Sequence[Located]) -> Ticket:
-        """Push what lies in the arenas' gradients."""
+    def push_stretches(self, server: int, located: Sequence[Located], want: bool) -> Ticket:
+        """Push what lies in the arenas' gradients.
+
+        Args:
+            server: that owns the stretches.
+            located: what to push.
+            want: bring the new values into the arenas' values with the answer.
+        """
         entries = [
             m.Entry(block.spec.block, one.bucket, *piece)
             for block, one in located
@@ -78,8 +84,8 @@ class Traffic:
         blocks = {block.spec.block: block for block, _ in located}
         shared = all(server in block.mapped for block in blocks.values())
         frames = self._payload(blocks, entries, shared)
-        body = m.Push(self._store, entries, self.samples, self.options, self.codec is not None, self._eager, shared)
-        done = None if shared or not self._eager else partial(self._store_values, blocks, entries)
+        body = m.Push(self._store, entries, self.samples, self.options, self.codec is not None, want, shared)
+        done = partial(self._store_values, blocks, entries) if want and not shared else None
         round = max(entry.round for entry in entries)
         self._session.note_round(round)
         ticket = self._session.ask_server(server, body, f"push of round {round}", frames, done)

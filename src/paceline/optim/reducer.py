@@ -96,9 +96,8 @@ class Reducer:
         self._pushed.add(key)
         block = self._blocks[key[0]]
         bucket = block.layout.buckets[key[1]]
-        self.tickets[key] = self._store.traffic.push_stretches(
-            bucket.server, [(block, Stretch(key[1], 0, bucket.length))]
-        )
+        whole = Stretch(key[1], 0, bucket.length)
+        self.tickets[key] = self._store.traffic.push_stretches(bucket.server, [(block, whole)], want=True)
 
     def finish(self) -> None:
         """Push what has not left yet, last layer first; gradients that did not appear count as zero."""
