@@ -116,6 +116,9 @@ class Membership:
                 return self._failures_for([waiting]) or self._found(body.store)
             case m.AskStatus():
                 return [Answer(peer, seq, self.status(now))]
+            case m.AskAbsent():
+                inside = self._barriers.get(body.barrier, {})
+                return [Answer(peer, seq, m.Missing(sorted(rank for _, rank in self._expected() - set(inside))))]
         return [_refuse(peer, seq, f"the scheduler does not take {type(body).__name__}")]
 
     def is_member(self, peer: bytes) -> bool:
@@ -189,9 +192,13 @@ class Membership:
         self._barriers.setdefault(name, {})[key] = waiting
         return self._failures_for([waiting]) or self._opened()
 
+    def _expected(self) -> set[MemberKey]:
+        """Return the workers that a barrier waits for."""
+        return {key for key, seat in self._seats.items() if key[0] == "worker" and not seat.left}
+
     def _opened(self) -> list[Action]:
         """Open the barriers that every live worker has entered."""
-        wanted = {key for key, seat in self._seats.items() if key[0] == "worker" and not seat.left}
+        wanted = self._expected()
         actions: list[Action] = []
         for name in [name for name, inside in self._barriers.items() if wanted <= set(inside)]:
             actions += [Answer(one.peer, one.seq, m.Done()) for one in self._barriers.pop(name).values()]

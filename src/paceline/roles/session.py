@@ -230,11 +230,15 @@ class Session:
         )
 
     def _whom_it_waits_for(self, ticket: Ticket) -> str:
-        """Ask who holds a push up; returns text for the error."""
+        """Ask who holds a push or a barrier up; returns text for the error."""
         sent = ticket.link.sent(ticket.seq)
-        if sent is None or not isinstance(sent.body, m.Push):
+        question: m.Request
+        if sent is not None and isinstance(sent.body, m.Push):
+            question = m.AskMissing(sent.body.store, sent.body.entries[0])
+        elif sent is not None and isinstance(sent.body, m.Enter):
+            question = m.AskAbsent(sent.body.barrier)
+        else:
             return ""
-        question = m.AskMissing(sent.body.store, sent.body.entries[0])
         try:
             asked = self._submit(ticket.link, question, (), "asking who is missing", None)
             status = self.ask_scheduler(m.AskStatus(), "asking for the status")

@@ -164,6 +164,12 @@ class Status(Message, tag=12):
     deaths: list[Death]
 
 
+class AskAbsent(Message, tag=13):
+    """Ask who has not entered a barrier yet; answered with :class:`Missing`."""
+
+    barrier: Name
+
+
 # ---- data: workers and servers ------------------------------------------------------------------------------------
 
 
@@ -333,7 +339,7 @@ class AskMissing(Message, tag=35):
 
 
 class Missing(Message, tag=36):
-    """Workers that have not pushed."""
+    """Workers that have not pushed, or not entered a barrier."""
 
     workers: list[Rank]
 
@@ -371,7 +377,7 @@ class Unknown(Message, tag=53):
 
 
 Request: TypeAlias = (
-    Hello | Heartbeat | Bye | Claim | Enter | Publish | Lookup | AskStatus
+    Hello | Heartbeat | Bye | Claim | Enter | Publish | Lookup | AskStatus | AskAbsent
     | OpenStore | Init | SetUpdater | SetCompression | Push | Pull | MapArena | GetState | SetState
     | Command | AskStats | AskMissing | Leave | Probe
 )  # fmt: skip
