@@ -52,9 +52,10 @@ class ReplicatedModule:
         self.contexts = tuple(contexts)
         self._replicas = [net]
         self._on_shapes: list[Callable[[], None]] = []
+        self._names: dict[str, list[nn.Parameter]] = {}
+        self._complete = False
         if not _has_lazy(net):
             self._copy_to_all()
-        self._names: dict[str, list[nn.Parameter]] = {}
         self._params = ParameterDict([Parameter(name, self) for name, _ in net.named_parameters()])
 
     @property
@@ -99,7 +100,7 @@ class ReplicatedModule:
 
         Does nothing when all shapes are known. Running statistics are left as they were.
         """
-        if len(self._replicas) == len(self.contexts) and not _has_lazy(self._replicas[0]):
+        if self._complete:
             return
         net, saved = self._replicas[0], _Buffers()
         hooks = [module.register_forward_pre_hook(saved.save) for module in net.modules()]
@@ -112,9 +113,7 @@ class ReplicatedModule:
         lazy = [name for name, param in net.named_parameters() if is_lazy(param)]
         if lazy:
             raise ValueError(f"the first batch did not reach {', '.join(lazy)}; their shapes are still unknown")
-        self._copy_to_all()
-        for tell in self._on_shapes:
-            tell()
+        self._became_complete()
 
     def on_shapes(self, tell: Callable[[], None]) -> None:
         """Have ``tell()`` called once lazy modules have got their shapes and all devices their copies."""
@@ -148,8 +147,8 @@ class ReplicatedModule:
         """Set the state of all replicas, and the values in the store of a trainer that updates them there."""
         for replica in self._replicas:
             replica.load_state_dict(state)
-        if len(self._replicas) < len(self.contexts) and not _has_lazy(self._replicas[0]):
-            self._copy_to_all()
+        if not self._complete and not _has_lazy(self._replicas[0]):
+            self._became_complete()
         for param in self._params.values():
             param.set_data(param.data())
 
@@ -159,7 +158,7 @@ class ReplicatedModule:
 
     def parameters_named(self, name: str) -> list[nn.Parameter]:
         """Return a parameter of every replica there is, in device order."""
-        if name not in self._names or self._names[name][0] is not self.first_parameter(name):
+        if name not in self._names:
             self._names[name] = [replica.get_parameter(name) for replica in self._replicas]
         return self._names[name]
 
@@ -170,10 +169,15 @@ class ReplicatedModule:
             if not wanted:
                 param.grad = None
 
+    def _became_complete(self) -> None:
+        self._copy_to_all()
+        for tell in self._on_shapes:
+            tell()
+
     def _copy_to_all(self) -> None:
         net = self._replicas[0]
         self._replicas = [net, *(copy.deepcopy(net).to(one.device) for one in self.contexts[1:])]
-        self._names = {}
+        self._names, self._complete = {}, True
 
     def _per_replica(self, inputs: Sequence[Any]) -> list[tuple[Any, ...]]:
         for index, one in enumerate(inputs):
