@@ -94,16 +94,13 @@ class Desk:
             logger.warning("refused a message of peer %r (%d refused so far): %s", peer, self.refused, error)
 
     def answer(self, peer: bytes, seq: int, body: m.Reply, frames: _MakeFrames = _no_frames) -> None:
-        """Answer a request, or send news with number 0."""
-        inbox = self._inboxes.get(peer)
-        if inbox is not None and seq:
+        """Answer a request, or send news with number 0.
+
+        The answer that makes a stranger a member is the first that is remembered: it can be given again.
+        """
+        if seq and self._is_member(peer):
+            inbox = self._inboxes.setdefault(peer, Inbox())
+            if not inbox.knows(seq):
+                inbox.arrive(seq, 0)
             inbox.finish(seq, _Result(body, frames))
         self._listener.send(peer, [encode(seq, 0, body), *frames()])
-
-    def remember(self, peer: bytes, seq: int) -> None:
-        """Begin to remember a peer that has just become a member by request ``seq``."""
-        self._inboxes.setdefault(peer, Inbox()).arrive(seq, seq - 1)
-
-    def forget(self, peer: bytes) -> None:
-        """Drop what is known of a peer that is gone."""
-        self._inboxes.pop(peer, None)

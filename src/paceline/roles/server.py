@@ -52,10 +52,7 @@ class Server:
                 request = self._desk.take(peer, frames)
                 if request is not None:
                     seq, body, payload = request
-                    stranger = not self._service.is_member(peer)
                     self._service.handle(peer, seq, body, payload)
-                    if stranger and self._service.is_member(peer):
-                        self._desk.remember(peer, seq)
             if self._lifeline.failure is not None:
                 logger.error("%s", self._lifeline.failure)
                 return PEER_FAILED

@@ -1,0 +1,192 @@
+"""Messages to frames and back; whatever is damaged is refused as damaged."""
+
+from __future__ import annotations
+
+import random
+import typing
+
+import msgspec
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from paceline.wire import FramingError, decode, encode, framing
+from paceline.wire import messages as m
+from paceline.wire.limits import MAX_FRAMES, MAX_HEADER_BYTES, MAX_NUMEL, MAX_RANK
+
+quick = settings(max_examples=60, deadline=None)
+KINDS: tuple[type[m.Message], ...] = typing.get_args(m.Body)
+REQUESTS = set(typing.get_args(m.Request))
+
+
+def values_of(kind: msgspec.inspect.Type) -> st.SearchStrategy[object]:
+    """Everything that fits a field, from the field's own type."""
+    info = msgspec.inspect
+    match kind:
+        case info.BoolType():
+            return st.booleans()
+        case info.IntType():
+            return st.integers(-(2**63) if kind.ge is None else kind.ge, 2**63 - 1 if kind.le is None else kind.le)
+        case info.FloatType():
+            return st.floats(allow_nan=False)
+        case info.StrType(pattern=str()):
+            return st.sampled_from(["worker", "server", "scheduler"])
+        case info.StrType():
+            return st.text(max_size=20)
+        case info.BytesType():
+            return st.binary(max_size=20)
+        case info.ListType():
+            return st.lists(values_of(kind.item_type), max_size=3)
+        case info.UnionType():
+            return st.one_of([values_of(one) for one in kind.types])
+        case info.StructType():
+            return structs(kind.cls)
+    raise AssertionError(f"no values for {kind}")
+
+
+def structs(cls: type[msgspec.Struct]) -> st.SearchStrategy[msgspec.Struct]:
+    described = msgspec.inspect.type_info(cls)
+    assert isinstance(described, msgspec.inspect.StructType)
+    return st.builds(cls, **{field.name: values_of(field.type) for field in described.fields})
+
+
+BODIES = st.sampled_from(KINDS).flatmap(structs)
+
+
+def test_every_message_has_its_own_tag() -> None:
+    tags = [cls.__struct_config__.tag for cls in KINDS]
+    assert len(set(tags)) == len(tags)
+    assert all(isinstance(tag, int) for tag in tags)
+
+
+def test_body_is_a_request_or_a_reply() -> None:
+    assert REQUESTS.isdisjoint(typing.get_args(m.Reply))
+    tagged = [
+        cls for cls in vars(m).values() if isinstance(cls, type) and issubclass(cls, m.Message) and cls is not m.Message
+    ]
+    assert {cls for cls in tagged if cls.__struct_config__.tag is not None} == set(KINDS)
+
+
+@pytest.mark.parametrize("cls", KINDS)
+@settings(max_examples=6, deadline=None)
+@given(data=st.data(), seq=st.integers(0, 2**63 - 1), acked=st.integers(0, 2**63 - 1))
+def test_every_message_comes_back_as_it_was(cls: type[m.Message], data: st.DataObject, seq: int, acked: int) -> None:
+    body = data.draw(structs(cls))
+    frames = [encode(seq, acked, body), b"payload", bytearray(3)]  # type: ignore[arg-type]
+    envelope, payload = decode(frames)
+    assert envelope == m.Envelope(seq, acked, body)  # type: ignore[arg-type]
+    assert type(envelope.body) is cls
+    assert list(payload) == frames[1:]
+
+
+@quick
+@given(BODIES, st.data())
+def test_truncated_message_is_refused(body: m.Body, data: st.DataObject) -> None:
+    header = encode(1, 0, body)
+    with pytest.raises(FramingError):
+        decode([header[: data.draw(st.integers(0, len(header) - 1))]])
+
+
+@quick
+@given(BODIES, st.binary(min_size=1, max_size=9))
+def test_trailing_bytes_are_refused(body: m.Body, tail: bytes) -> None:
+    with pytest.raises(FramingError):
+        decode([encode(1, 0, body) + tail])
+
+
+@quick
+@given(BODIES, st.integers(0, 2**32))
+def test_mutated_message_is_refused_or_another_message(body: m.Body, seed: int) -> None:
+    chance = random.Random(seed)
+    header = bytearray(encode(1, 0, body))
+    for _ in range(60):
+        damaged = bytearray(header)
+        for _ in range(chance.randint(1, 4)):
+            damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+        try:
+            envelope, _ = decode([damaged])
+        except FramingError:
+            continue
+        assert isinstance(envelope.body, KINDS)
+
+
+@quick
+@given(st.lists(st.binary(max_size=200), max_size=4))
+def test_noise_is_refused(frames: list[bytes]) -> None:
+    with pytest.raises(FramingError):
+        decode(frames)
+
+
+@quick
+@given(st.integers(5_000, 200_000))
+def test_deep_nesting_is_refused(depth: int) -> None:
+    with pytest.raises(FramingError):
+        decode([b"\x93\x01\x00" + b"\x91" * depth])
+
+
+def test_length_that_promises_gigabytes_is_refused_at_once() -> None:
+    with pytest.raises(FramingError):
+        decode([b"\x93\x01\x00\x98\x18\xa1s\xdd\xff\xff\xff\xff"])
+    with pytest.raises(FramingError):
+        decode([b"\x93\x01\x00\x92\x0b\xdb\xff\xff\xff\xff"])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        m.Heartbeat(-1),
+        m.Heartbeat(2**63),
+        m.Claim("king", 0, b""),
+        m.Claim("worker", -2, b""),
+        m.Claim("worker", MAX_RANK + 1, b""),
+        m.Claim("worker", 0, b"x" * 65),
+        m.Enter("x" * 1025),
+        m.Bye("x" * 65_537),
+        m.SetUpdater("s", b"x" * ((1 << 20) + 1)),
+        m.Pull("s", [m.Entry(0, 0, 0, MAX_NUMEL + 1, 0)], False),
+        m.Lookup("s", ["x" * 1025]),
+        m.Probe(list(range(65_537))),
+    ],
+    ids=lambda body: type(body).__name__,
+)
+def test_field_beyond_its_limit_makes_the_message_refused(body: m.Body) -> None:
+    try:
+        header = encode(1, 0, body)
+    except OverflowError:
+        return
+    with pytest.raises(FramingError, match="not a message"):
+        decode([header])
+
+
+def test_unknown_tag_and_extra_fields_are_refused() -> None:
+    for raw in ([1, 0, [99]], [1, 0, [50, 1]], [1, 0, [50], 4], [1, 0], {}, 7, None, [1, 0, 50]):
+        with pytest.raises(FramingError):
+            decode([msgspec.msgpack.encode(raw)])
+
+
+def test_number_of_frames_is_limited() -> None:
+    header = encode(1, 0, m.Done())
+    with pytest.raises(FramingError, match="0 frames"):
+        decode([])
+    assert len(decode([header, *[b""] * MAX_FRAMES])[1]) == MAX_FRAMES
+    with pytest.raises(FramingError, match="frames"):
+        decode([header, *[b""] * (MAX_FRAMES + 1)])
+
+
+def test_size_of_frames_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(FramingError, match="a header of"):
+        decode([bytes(MAX_HEADER_BYTES + 1)])
+    monkeypatch.setattr(framing, "MAX_FRAME_BYTES", 8)
+    decode([encode(1, 0, m.Done()), bytes(8)])
+    with pytest.raises(FramingError, match="a frame of 9 bytes"):
+        decode([encode(1, 0, m.Done()), bytes(9)])
+
+
+@quick
+@given(BODIES)
+def test_number_that_does_not_fit_is_refused(body: m.Body) -> None:
+    raw = msgspec.msgpack.decode(encode(1, 0, body))
+    assume(raw[2])
+    for bad in ([-1, 0, raw[2]], [1, "0", raw[2]], [1.5, 0, raw[2]]):
+        with pytest.raises(FramingError):
+            decode([msgspec.msgpack.encode(bad)])
