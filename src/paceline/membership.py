@@ -126,8 +126,9 @@ class Membership:
         return peer in self._peers
 
     def _hello(self, peer: bytes, seq: int, hello: m.Hello, now: float) -> list[Action]:
-        if self._peers.get(peer) is not None:
-            return []
+        known = self._peers.get(peer)
+        if known is not None:
+            return self._hello_again(peer, seq, known)
         reason = self._objection(hello)
         if reason:
             return [Answer(peer, seq, m.Failed("RendezvousError", reason))]
@@ -140,7 +141,16 @@ class Membership:
         if len(self._seats) < self._settings.num_workers + self._settings.num_servers:
             return []
         self.complete = True
-        return [Answer(seat.peer, seat.seq, self._welcome(key)) for key, seat in self._seats.items()]
+        welcomes = [Answer(seat.peer, seat.seq, self._welcome(key)) for key, seat in self._seats.items()]
+        return [*welcomes, *self._opened()]
+
+    def _hello_again(self, peer: bytes, seq: int, key: MemberKey) -> list[Action]:
+        """Answer a member whose first answer may have got lost."""
+        seat = self._seats[key]
+        if seat.peer != peer:
+            return [_refuse(peer, seq, f"this connection is not the lifeline of {seat}")]
+        seat.seq = seq
+        return [Answer(peer, seq, self._welcome(key))] if self.complete else self._failures_for([_Waiting(peer, seq)])
 
     def _objection(self, hello: m.Hello) -> str:
         """Return why a process cannot join, or an empty string."""
@@ -197,7 +207,9 @@ class Membership:
         return {key for key, seat in self._seats.items() if key[0] == "worker" and not seat.left}
 
     def _opened(self) -> list[Action]:
-        """Open the barriers that every live worker has entered."""
+        """Open the barriers that every live worker has entered, once everybody has joined."""
+        if not self.complete:
+            return []
         wanted = self._expected()
         actions: list[Action] = []
         for name in [name for name, inside in self._barriers.items() if wanted <= set(inside)]:
@@ -261,7 +273,8 @@ class Membership:
     def _fail(self, now: float) -> list[Action]:
         """Tell everybody that the job is lost, and answer all who wait."""
         self._ending = now if self._ending is None else self._ending
-        self._code = PEER_FAILED
+        # Those who go home after a failed start are no failure of their own.
+        self._code = self._code or PEER_FAILED
         actions: list[Action] = [Answer(seat.peer, 0, self._news()) for seat in self._seats.values() if seat.live]
         if not self.complete:
             actions += self._failures_for([_Waiting(s.peer, s.seq) for s in self._seats.values() if s.live])
