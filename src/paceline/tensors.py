@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -55,8 +56,11 @@ def state_from_frame(frame: Any, name: str, shape: list[int]) -> torch.Tensor:
     """
     if name not in _STATE_DTYPES:
         raise ProtocolError(f"unknown element type {name!r} of optimizer state")
-    numel = int(np.prod(shape, dtype=np.int64))
-    return from_frame(frame, _STATE_DTYPES[name], numel).clone().view(shape)
+    flat = from_frame(frame, _STATE_DTYPES[name], math.prod(shape))
+    try:
+        return flat.clone().view(shape)
+    except (RuntimeError, TypeError) as error:
+        raise ProtocolError(f"{len(shape)} dimensions of optimizer state that no tensor can have") from error
 
 
 def from_frame(frame: Any, dtype: torch.dtype, numel: int) -> torch.Tensor:

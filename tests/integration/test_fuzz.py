@@ -74,6 +74,7 @@ def valid_messages(store, member, shared):
         (m.Pull(store, parts, True), []),
         (m.GetState(store, [entry]), []),
         (m.SetState(store, [state]), [values]),
+        (m.SetState(store, [msgspec.structs.replace(state, shape=[2**47, 2**47, 0])]), [b""]),
         (m.Command("ping", "hello"), []),
         (m.AskStats(store), []),
         (m.AskMissing(store, entry), []),

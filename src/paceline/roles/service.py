@@ -112,6 +112,10 @@ class Service:
                 self._other(peer, seq, body, frames)
         except (PacelineError, ValueError, TypeError, OverflowError, msgspec.MsgspecError) as error:
             self._reply(peer, seq, failed(error))
+        except Exception as error:
+            # A mistake of ours must not end the job of all: who asked is told, and the log has the rest.
+            logger.exception("a %s of peer %r failed", type(body).__name__, peer)
+            self._reply(peer, seq, m.Failed("RemoteError", f"{type(error).__name__}: {error}"[:4000]))
 
     def _reply(self, peer: bytes, seq: int, body: m.Reply, frames: Frames = ()) -> None:
         self._answer(peer, seq, body, lambda: frames)
