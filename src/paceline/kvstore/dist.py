@@ -307,7 +307,7 @@ class DistStore(KVStore):
             for answer in self._on_all_servers(m.AskStats(self.name), "counters")
             if isinstance(answer, m.StatsAre)
         ]
-        slots = sum(report["slots"] for report in reports)
+        slots = max(1, sum(report["slots"] for report in reports))
         staleness: Counter[int] = Counter()
         data_mass: Counter[int] = Counter()
         for report in reports:

@@ -282,7 +282,7 @@ class ServerStore:
 
     def report(self) -> dict[str, Any]:
         """Return the counters."""
-        count = max(1, sum(len(bucket.slots) for bucket in self._buckets.values()))
+        count = sum(len(bucket.slots) for bucket in self._buckets.values())
         return {
             "slots": count,
             "updates": self.stats.updates,
