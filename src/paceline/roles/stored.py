@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -43,6 +44,7 @@ class ServerStore:
         self._num_workers, self._allowed = num_workers, allowed
         self._buckets: dict[tuple[int, int], StoredBucket] = {}
         self._left: set[int] = set()
+        self._paused: set[int] = set()
 
     # ---- setting up ------------------------------------------------------------------------------------------------
 
@@ -73,6 +75,8 @@ class ServerStore:
             rule = Rule(self.policy, self._num_workers, self.stats)
             for worker in self._left:
                 rule.leave(worker)
+            for worker in self._paused:
+                rule.pause(worker)
             made[block, spec.index] = StoredBucket(
                 own, pieces, rule, make_updater(self.spec, own, pieces, self._allowed)
             )
@@ -142,6 +146,7 @@ class ServerStore:
             )
         if push.coded and self.codec is None:
             raise ProtocolError(f"a compressed push, but store {self.name!r} has no compression")
+        _check_distinct(push.entries)
         for entry in push.entries:
             bucket = self.bucket(entry.block, entry.bucket)
             self.check_entry(bucket, entry)
@@ -169,7 +174,11 @@ class ServerStore:
         for slot in bucket.slots_of(entry.start, entry.length):
             pending.remaining += 1
             part = values[slot.start - entry.start : slot.stop - entry.start]
-            one = Contribution(part, push.samples, options, push.shared and not push.coded)
+            borrowed = push.shared and not push.coded
+            if borrowed and self.policy.merge == "first":
+                # The worker goes on before its push is merged, and writes its next gradients over these.
+                part, borrowed = part.clone(), False
+            one = Contribution(part, push.samples, options, borrowed)
             known = slot.rule.pushed[pending.worker] >= entry.round
             actions = slot.rule.push(pending.worker, entry.round, push.samples)
             if not known or slot.rule.answered[pending.worker] < entry.round:
@@ -181,11 +190,25 @@ class ServerStore:
     def leave(self, worker: int) -> None:
         """Take a worker out: nobody waits for it any more."""
         self._left.add(worker)
+        self._note_paused(worker, False)
         for bucket in self._buckets.values():
             bucket.arenas.pop(worker, None)
             for slot in bucket.slots:
                 slot.pending.pop(worker, None)
                 self._perform(bucket, slot, slot.rule.leave(worker), None)
+
+    def pause(self, worker: int) -> None:
+        """Note that a worker enters a barrier: until all have, nobody waits for its pushes."""
+        self._note_paused(worker, True)
+        for bucket in self._buckets.values():
+            for slot in bucket.slots:
+                self._perform(bucket, slot, slot.rule.pause(worker), None)
+
+    def _note_paused(self, worker: int, paused: bool) -> None:
+        """Remember who waits at the barrier, for buckets that are still to come."""
+        self._paused = self._paused | {worker} if paused else self._paused - {worker}
+        if len(self._paused | self._left) == self._num_workers:
+            self._paused = set()
 
     def _perform(self, bucket: StoredBucket, slot: Slot, actions: Sequence[Action], one: Contribution | None) -> None:
         for action in actions:
@@ -291,6 +314,13 @@ class ServerStore:
             "step_mass": self.step_mass,
             "data_mass": {str(worker): mass for worker, mass in sorted(self.stats.data_mass.items())},
         }
+
+
+def _check_distinct(entries: Sequence[m.Entry]) -> None:
+    spans = sorted((entry.block, entry.bucket, entry.start, max(1, entry.length)) for entry in entries)
+    for (*bucket, start, length), (*next_bucket, next_start, _) in pairwise(spans):
+        if bucket == next_bucket and next_start < start + length:
+            raise ProtocolError(f"element {next_start} of bucket {bucket[1]} is pushed more than once by one request")
 
 
 def _pieces(spec: m.BucketSpec) -> list[Piece]:

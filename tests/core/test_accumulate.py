@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.roles.accumulate import Accumulator, Contribution
+
+F32 = torch.float32
+
+
+def values(worker: int, numel: int = 33) -> torch.Tensor:
+    return torch.randn(numel, generator=torch.Generator().manual_seed(worker)) * 10.0 ** (worker % 5)
+
+
+def merged(
+    order: list[int], samples: dict[int, float], mean: bool, expected: list[int], weight: float = 1.0
+) -> torch.Tensor | None:
+    buffer = torch.empty(33)
+    accumulator = Accumulator(expected, mean, F32)
+    for worker in order:
+        accumulator.add(worker, Contribution(values(worker), samples[worker], (), borrowed=False), buffer)
+    result = accumulator.result(weight, buffer)
+    return None if result is None else result[0] * result[1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.permutations(range(5)), st.booleans(), st.lists(st.sampled_from([0.0, 1.0, 16.0, 48.0]), min_size=5, max_size=5)
+)
+def test_sum_is_the_same_bit_for_bit_in_any_order_of_arrival(order: list[int], mean: bool, counts: list[float]) -> None:
+    samples = dict(enumerate(counts))
+    in_order = merged(list(range(5)), samples, mean, list(range(5)))
+    shuffled = merged(order, samples, mean, list(range(5)))
+    if in_order is None or shuffled is None:
+        assert shuffled is in_order
+        assert not any(counts)
+    else:
+        assert torch.equal(in_order, shuffled)
+
+
+@pytest.mark.parametrize("present", [[0, 2], [2, 0], [1], [2, 1]])
+def test_sum_without_those_who_left_is_still_in_the_order_of_ranks(present: list[int]) -> None:
+    got = merged(present, dict.fromkeys(range(3), 1.0), False, [0, 1, 2])
+    expected = torch.stack([values(worker) for worker in sorted(present)]).cumsum(0)[-1]
+    assert got is not None
+    assert torch.equal(got, expected)
+
+
+def test_mean_of_48_and_16_samples_counts_them_three_to_one() -> None:
+    for order in ([0, 1], [1, 0]):
+        got = merged(order, {0: 16.0, 1: 48.0}, True, [0, 1])
+        assert got is not None
+        torch.testing.assert_close(got, 0.25 * values(0) + 0.75 * values(1))
+
+
+def test_mean_of_whole_numbers_is_exact() -> None:
+    buffer = torch.empty(3)
+    accumulator = Accumulator([0, 1], True, F32)
+    accumulator.add(1, Contribution(torch.tensor([4.0, 8.0, -4.0]), 48.0, (), False), buffer)
+    accumulator.add(0, Contribution(torch.tensor([8.0, 0.0, 4.0]), 16.0, (), False), buffer)
+    result = accumulator.result(1.0, buffer)
+    assert result is not None
+    assert (result[0] * result[1]).tolist() == [5.0, 6.0, -2.0]
+
+
+def test_weight_of_a_stale_update_scales_the_result() -> None:
+    whole, half = (merged([0, 1], {0: 16.0, 1: 48.0}, True, [], weight=w) for w in (1.0, 0.5))
+    assert whole is not None
+    assert half is not None
+    torch.testing.assert_close(half, 0.5 * whole)
+
+
+def test_worker_without_samples_adds_nothing_and_nobody_with_samples_is_no_update() -> None:
+    alone = merged([0], {0: 16.0}, True, [0])
+    beside = merged([1, 0, 2], {0: 16.0, 1: 0.0, 2: 0.0}, True, [0, 1, 2])
+    assert alone is not None
+    assert beside is not None
+    assert torch.equal(alone, beside)
+    assert merged([0, 1], {0: 0.0, 1: 0.0}, True, [0, 1]) is None
+    assert merged([0, 1], {0: 0.0, 1: 0.0}, False, [0, 1]) is None
+
+
+def test_values_of_a_worker_without_samples_may_be_anything() -> None:
+    buffer = torch.empty(2)
+    accumulator = Accumulator([0, 1], True, F32)
+    accumulator.add(0, Contribution(torch.tensor([float("nan"), 0.0]), 0.0, (), False), buffer)
+    accumulator.add(1, Contribution(torch.tensor([1.0, 2.0]), 4.0, (), False), buffer)
+    result = accumulator.result(1.0, buffer)
+    assert result is not None
+    assert (result[0] * result[1]).tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("mean", [False, True])
+@pytest.mark.parametrize("weight", [1.0, 0.5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_borrowed_memory_is_read_and_never_written(workers: int, mean: bool, weight: float, dtype: torch.dtype) -> None:
+    owned = [values(worker).to(dtype) for worker in range(workers)]
+    kept = [one.clone() for one in owned]
+    buffer = torch.empty(33)
+    accumulator = Accumulator(list(range(workers)), mean, F32)
+    for worker, one in enumerate(owned):
+        accumulator.add(worker, Contribution(one, 1.0 + worker, (), borrowed=True), buffer)
+    result = accumulator.result(weight, buffer)
+    assert result is not None
+    if result[1] != 1.0:
+        # Whoever applies a scale may do it in place.
+        result[0].mul_(result[1])
+    assert all(torch.equal(one, before) for one, before in zip(owned, kept, strict=True))
+    assert result[0].dtype == F32
+
+
+def test_options_are_those_of_the_first_that_brings_some() -> None:
+    buffer = torch.empty(1)
+    accumulator = Accumulator([0, 1], False, F32)
+    accumulator.add(1, Contribution(torch.ones(1), 1.0, [{"lr": 2.0}], False), buffer)
+    accumulator.add(0, Contribution(torch.ones(1), 1.0, (), False), buffer)
+    assert accumulator.options == [{"lr": 2.0}]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.permutations(range(4)), st.integers(0, 4), st.integers(1, 32), st.booleans(), st.booleans())
+def test_cut_in_the_middle_of_a_cohort_changes_no_bit(
+    order: list[int], before: int, at: int, mean: bool, ordered: bool
+) -> None:
+    expected = list(range(4)) if ordered else []
+    samples = {worker: 1.0 + worker for worker in range(4)}
+    whole = merged(order, samples, mean, expected)
+    buffer = torch.empty(33)
+    accumulator = Accumulator(expected, mean, F32)
+    for worker in order[:before]:
+        accumulator.add(worker, Contribution(values(worker), samples[worker], (), False), buffer)
+    halves = zip(accumulator.split(at), (slice(None, at), slice(at, None)), strict=True)
+    parts = []
+    for half, part in halves:
+        for worker in order[before:]:
+            half.add(worker, Contribution(values(worker)[part], samples[worker], (), False), buffer[part])
+        result = half.result(1.0, buffer[part])
+        assert result is not None
+        parts.append(result[0] * result[1])
+    assert whole is not None
+    assert torch.equal(torch.cat(parts), whole)
