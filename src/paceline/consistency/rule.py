@@ -89,6 +89,8 @@ class Rule:
         self.stats = Stats() if stats is None else stats
         self.version = 0
         self.live = set(range(num_workers))
+        self.paused: set[int] = set()
+        """Live workers that wait at a barrier; nobody waits for them."""
         self.unit = policy.unit_of(num_workers)
         self.pushed = [0] * num_workers
         """Last round that arrived, per worker."""
@@ -111,6 +113,7 @@ class Rule:
             answered = round <= self.answered[worker]
             return [Repeat(worker, self.read[worker])] if answered else []
         self.pushed[worker] = round
+        self.paused.discard(worker)
         cohort = self._cohort_for(worker)
         cohort.samples[worker] = samples
         actions: list[Action] = [Merge(cohort.number, worker)]
@@ -135,7 +138,26 @@ class Rule:
     def leave(self, worker: int) -> list[Action]:
         """Take a worker out: nobody waits for it any more. What it has pushed still counts."""
         self.live.discard(worker)
-        return self._settle()
+        self.paused.discard(worker)
+        return self._resume_all() + self._settle()
+
+    def pause(self, worker: int) -> list[Action]:
+        """Note that a worker enters a barrier: until all have, nobody waits for its pushes.
+
+        Workers need not push equally often between barriers; without this, those that push more would wait at the
+        rule for those that wait at the barrier.
+        """
+        if worker in self.live:
+            self.paused.add(worker)
+        return self._resume_all() + self._settle()
+
+    def _resume_all(self) -> list[Action]:
+        """When all live workers have come to the barrier it opens, and everybody is waited for again."""
+        if not self.live <= self.paused:
+            return []
+        actions = self._settle()
+        self.paused.clear()
+        return actions
 
     def pull(self, worker: int) -> int:
         """Note that a worker reads now; returns the version that it must get.
@@ -194,14 +216,14 @@ class Rule:
 
     def _required(self, cohort: _Cohort) -> set[int]:
         if self.policy.merge in ("all", "groups"):
-            return {worker for worker in self.live if self.unit[worker] == cohort.unit}
-        return set(self.live)
+            return {worker for worker in self._active if self.unit[worker] == cohort.unit}
+        return self._active
 
     def _is_complete(self, cohort: _Cohort) -> bool:
         if self.policy.merge == "each":
             return True
         if self.policy.merge == "first":
-            return len(cohort.samples) >= min(self.policy.first, len(self.live))
+            return len(cohort.samples) >= min(self.policy.first, len(self._active))
         return self._required(cohort) <= set(cohort.samples)
 
     def _settle(self) -> list[Action]:
@@ -247,5 +269,13 @@ class Rule:
             return False
         if self.policy.bound is None:
             return True
-        slowest = min(self.finished[other] for other in self.live)
-        return self.finished[worker] - slowest <= self.policy.bound
+        return self.finished[worker] - self._slowest(worker) <= self.policy.bound
+
+    @property
+    def _active(self) -> set[int]:
+        """The workers that others wait for."""
+        return self.live - self.paused
+
+    def _slowest(self, worker: int) -> int:
+        """Return the rounds that the slowest active worker has finished, this one included."""
+        return min(self.finished[other] for other in self._active | {worker})

@@ -286,8 +286,10 @@ class DistStore(KVStore):
     # ---- the rest --------------------------------------------------------------------------------------------------
 
     def barrier(self) -> None:
-        """Wait until all workers have come here."""
+        """Wait until all workers have come here. Until then nobody waits for the pushes of those who have."""
         self._barriers += 1
+        if self._is_open:
+            self._on_all_servers(m.Pause(self.name), "entering a barrier")
         self.session.barrier(f"{self.name}/{self._barriers}")
 
     def send_command_to_servers(self, head: str, body: str = "") -> list[str]:

@@ -86,6 +86,7 @@ class Service:
             m.AskStats: self._stats,
             m.AskMissing: self._missing,
             m.Leave: self._leave,
+            m.Pause: self._pause,
         }
 
     def admit(self, members: Sequence[m.Member]) -> None:
@@ -278,6 +279,10 @@ class Service:
 
     def _leave(self, worker: int, body: m.Leave, frames: Frames) -> m.Reply:
         self._store(body.store).leave(worker)
+        return m.Done()
+
+    def _pause(self, worker: int, body: m.Pause, frames: Frames) -> m.Reply:
+        self._store(body.store).pause(worker)
         return m.Done()
 
 

@@ -350,6 +350,12 @@ class Leave(Message, tag=37):
     store: Name
 
 
+class Pause(Message, tag=38):
+    """A worker enters a barrier of a store; until all have, nobody waits for its pushes."""
+
+    store: Name
+
+
 # ---- common --------------------------------------------------------------------------------------------------------
 
 
@@ -379,7 +385,7 @@ class Unknown(Message, tag=53):
 Request: TypeAlias = (
     Hello | Heartbeat | Bye | Claim | Enter | Publish | Lookup | AskStatus | AskAbsent
     | OpenStore | Init | SetUpdater | SetCompression | Push | Pull | MapArena | GetState | SetState
-    | Command | AskStats | AskMissing | Leave | Probe
+    | Command | AskStats | AskMissing | Leave | Pause | Probe
 )  # fmt: skip
 
 Reply: TypeAlias = (
