@@ -65,6 +65,8 @@ class Settings:
     """Relative speeds of the servers for ``layered`` placement, comma separated; empty means equal."""
     shared_memory: bool = True
     """Exchange tensors through shared memory with servers of the same host."""
+    unix_sockets: bool = True
+    """Talk to servers of the same host through unix sockets instead of TCP."""
     server_threads: int = 1
     """Threads with which a server works on its shards."""
     allow_optimizer: str = ""

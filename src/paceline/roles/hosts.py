@@ -5,12 +5,14 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import secrets
 import socket
 import struct
 from urllib.parse import urlsplit
 
 from paceline.config import Settings
 from paceline.errors import ConfigError
+from paceline.wire import messages as m
 
 _SIOCGIFADDR = 0x8915
 
@@ -52,6 +54,21 @@ def own_address(settings: Settings) -> str:
 def tcp(host: str, port: int | str) -> str:
     """Return the ZeroMQ address of a host, which may be an IPv6 address."""
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+def server_addresses(settings: Settings) -> list[str]:
+    """Return where a server listens: TCP, and an abstract unix socket, which leaves no file behind."""
+    addresses = [tcp(own_address(settings), "*")]
+    if settings.unix_sockets:
+        addresses.append(f"ipc://@paceline-{secrets.token_hex(16)}")
+    return addresses
+
+
+def address_for(member: m.Member, own_host_id: str, unix_sockets: bool) -> str:
+    """Return the best of a server's addresses for a process on the host ``own_host_id``."""
+    addresses = member.address.split()
+    near = [one for one in addresses if one.startswith("ipc:") and unix_sockets and member.host_id == own_host_id]
+    return (near or addresses)[0]
 
 
 def bind_address(scheduler: str) -> str:

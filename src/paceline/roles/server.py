@@ -13,7 +13,7 @@ from paceline.errors import PacelineError
 from paceline.exitcodes import PEER_FAILED
 from paceline.logs import set_up_logging
 from paceline.roles.desk import Desk
-from paceline.roles.hosts import own_address, tcp
+from paceline.roles.hosts import server_addresses
 from paceline.roles.lifeline import Lifeline
 from paceline.roles.service import Service
 from paceline.transport import Listener, Security
@@ -66,11 +66,11 @@ def main(settings: Settings) -> int:
     torch.set_num_threads(settings.server_threads)
     security = Security.of(settings)
     try:
-        listener = ZmqListener([tcp(own_address(settings), "*")], security, bulk=True)
+        listener = ZmqListener(server_addresses(settings), security, bulk=True)
     except (PacelineError, OSError) as error:
         logger.error("server %d cannot start: %s", settings.rank, error)
         return 1
-    lifeline = Lifeline(settings, ZmqHub(security), listener.addresses[0], listener.wake)
+    lifeline = Lifeline(settings, ZmqHub(security), " ".join(listener.addresses), listener.wake)
     try:
         lifeline.join()
         logger.info("server %d serves at %s, pid %d", lifeline.rank, listener.addresses[0], os.getpid())

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from paceline.config import Settings, from_environment
 from paceline.errors import ConfigError, DeadlineError, PacelineError
 from paceline.roles.errors_by_name import rebuild
+from paceline.roles.hosts import address_for
 from paceline.roles.lifeline import Lifeline, identity, raise_if_refused
 from paceline.roles.link import Link
 from paceline.transport import Hub, Security
@@ -76,7 +77,8 @@ class Session:
             self._lifeline.join()
             self._links = [self._open(settings.scheduler, f"scheduler at {settings.scheduler}", False)]
             for server in self.servers:
-                self._links.append(self._open(server.address, f"server {server.rank} on {server.host}", True))
+                address = address_for(server, self.host_id, settings.unix_sockets)
+                self._links.append(self._open(address, f"server {server.rank} on {server.host}", True))
             self.wait([self._claim(link) for link in self._links], settings.start_timeout_s)
         except BaseException:
             self._lifeline.leave("it could not connect")
