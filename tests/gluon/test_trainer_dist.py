@@ -12,6 +12,7 @@ from paceline import kvstore
 from paceline.context import cpu
 from paceline.errors import StaleGradientError
 from paceline.gluon import Trainer, backward, replicate, split_and_load
+from paceline.gluon.module import Module
 from paceline.testing import LocalJob
 from paceline.updaters.lamb import LAMB
 
@@ -27,6 +28,7 @@ SCENARIOS = (
     "rates",
     "embedding",
     "resumed",
+    "module",
     "compressed",
     "stale",
 )
@@ -155,12 +157,28 @@ def resumed(store):
     return difference(net, reference)
 
 
+def module(store):
+    """Module divides by the samples of all workers, whose batches together are the batch of one process."""
+
+    def squared(output, label):
+        return (output - label).square()
+
+    options = {"optimizer": "adam", "optimizer_params": {"learning_rate": 0.01}, "eval_metric": (), "num_epoch": 3}
+    whole = [batch(step) for step in range(10)]
+    mine = [tuple(one.chunk(store.num_workers)[store.rank] for one in pair) for pair in whole]
+    together = Module(mlp(seed=1 + store.rank), [cpu(0), cpu(1)], [3, 1], loss=squared)
+    together.fit(mine, kvstore=store, **options)
+    alone = Module(mlp(), loss=squared)
+    alone.fit(whole, kvstore=None, **options)
+    return difference(together.net, alone.net.replicas[0])
+
+
 def compressed(store):
     """How far from the solution of a linear problem training ends, starting from a distance of 3."""
     solution, data = torch.tensor([1.0, -2.0, 0.5, 3.0]), torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
     net = two_replicas(nn.Linear(4, 1, bias=False))
-    trainer = Trainer(net, "sgd", {"lr": 0.05}, store, compression_params={"type": "2bit", "threshold": 0.5})
-    for _ in range(150):
+    trainer = Trainer(net, "sgd", {"lr": 0.02}, store, compression_params={"type": "2bit", "threshold": 2.0})
+    for _ in range(200):
         points = split_and_load(data.chunk(store.num_workers)[store.rank], net.contexts)
         outputs = [
             (out.flatten() - part @ solution).square().sum() for out, part in zip(net(points), points, strict=True)
