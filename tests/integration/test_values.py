@@ -137,6 +137,18 @@ def multipliers_and_rates():
     return seen
 
 
+def counters():
+    """Three rounds of the one key of a store: a server without keys does not count."""
+    store = kvstore.create("dist_sync")
+    store.set_optimizer("sgd", learning_rate=0.5)
+    store.init("x", torch.zeros(3))
+    for _ in range(3):
+        store.pushpull("x", torch.ones(3))
+    store.barrier()
+    stats = store.stats()
+    return [stats["updates"], stats["step_mass"], sorted(stats["data_mass"].values())]
+
+
 def errors():
     """Refusals of wrong calls: [type, text], by what is wrong; the store works on afterwards."""
     store = kvstore.create("dist_sync")
@@ -177,7 +189,7 @@ def run_all():
     found["arrival"] = [arrival(list(order)) for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0))]
     found["2bit push"], found["2bit pushpull"] = compressed(False), compressed(True)
     found["master"], found["no master"] = master_weights(True), master_weights(False)
-    found["errors"] = errors()
+    found["counters"], found["errors"] = counters(), errors()
     return found
 
 
@@ -240,6 +252,10 @@ def test_master_weights_keep_what_half_precision_loses(found):
     for worker in found:
         assert worker["master"] == pytest.approx([1 + 16 * 2.0**-12] * 8, abs=2.0**-11)
         assert worker["no master"] == [1.0] * 8
+
+
+def test_counters_are_per_key_however_many_servers_there_are(found):
+    assert all(worker["counters"] == [3.0, 1.5, [3.0] * WORKERS] for worker in found)
 
 
 def test_a_new_rate_counts_from_the_next_round_on(found):

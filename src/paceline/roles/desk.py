@@ -65,8 +65,15 @@ class Desk:
         assert isinstance(envelope.body, m.Request)
         return envelope.seq, envelope.body, payload
 
+    def _inbox(self, peer: bytes) -> Inbox[_Result]:
+        """Return a member's inbox. New ones are rare: a good moment to forget who is no member any more."""
+        if peer not in self._inboxes:
+            self._inboxes = {one: inbox for one, inbox in self._inboxes.items() if self._is_member(one)}
+            self._inboxes[peer] = Inbox()
+        return self._inboxes[peer]
+
     def _is_new(self, peer: bytes, envelope: m.Envelope) -> bool:
-        inbox = self._inboxes.setdefault(peer, Inbox())
+        inbox = self._inbox(peer)
         if isinstance(envelope.body, m.Probe):
             self._look_after(peer, inbox, envelope.seq, envelope.body)
             return False
@@ -99,7 +106,7 @@ class Desk:
         The answer that makes a stranger a member is the first that is remembered: it can be given again.
         """
         if seq and self._is_member(peer):
-            inbox = self._inboxes.setdefault(peer, Inbox())
+            inbox = self._inbox(peer)
             if not inbox.knows(seq):
                 inbox.arrive(seq, 0)
             inbox.finish(seq, _Result(body, frames))

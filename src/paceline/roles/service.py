@@ -131,6 +131,8 @@ class Service:
     def _claim(self, peer: bytes, claim: m.Claim) -> None:
         if claim.role != "worker" or self._tokens.get(claim.rank, b"") != claim.token or not claim.token:
             raise ProtocolError(f"the claim to be {claim.role} {claim.rank} has the wrong token")
+        # A worker has one connection: a new one takes the place of the last, so that nobody can pile them up.
+        self._workers = {other: rank for other, rank in self._workers.items() if rank != claim.rank}
         self._workers[peer] = claim.rank
 
     def _store(self, name: str) -> ServerStore:
@@ -222,7 +224,7 @@ class Service:
         if push.want and not push.shared:
             self._send_values(peer, seq, worker, store, push.entries)
         else:
-            self._reply(peer, seq, m.Values([]))
+            self._reply(peer, seq, m.Values())
 
     def _push_failed(self, peer: bytes, seq: int, error: Exception) -> None:
         self._reply(peer, seq, failed(error))
@@ -234,24 +236,22 @@ class Service:
         if not pull.shared:
             self._send_values(peer, seq, worker, store, pull.entries)
             return
-        versions = []
         for entry in pull.entries:
-            version, values = store.read(worker, entry)
+            values = store.read(worker, entry)
             arena = store.bucket(entry.block, entry.bucket).arenas.get(worker)
             if arena is None:
                 raise ProtocolError(f"worker {worker} has not offered shared memory for block {entry.block}")
             arena.values[entry.start : entry.start + entry.length].copy_(values)
-            versions.append(version)
-        self._reply(peer, seq, m.Values(versions))
+        self._reply(peer, seq, m.Values())
 
     def _send_values(self, peer: bytes, seq: int, worker: int, store: ServerStore, entries: Sequence[m.Entry]) -> None:
         """Answer with values, as they are at the moment of sending, also when the answer is given again."""
 
         def frames() -> Frames:
-            values = [store.read(worker, entry)[1] for entry in entries]
+            values = [store.read(worker, entry) for entry in entries]
             return [to_frame(value if store.values_stand_still else value.clone()) for value in values]
 
-        self._answer(peer, seq, m.Values([store.read(worker, entry)[0] for entry in entries]), frames)
+        self._answer(peer, seq, m.Values(), frames)
 
     # ---- the rest --------------------------------------------------------------------------------------------------
 
