@@ -247,11 +247,14 @@ class Service:
     def _send_values(self, peer: bytes, seq: int, worker: int, store: ServerStore, entries: Sequence[m.Entry]) -> None:
         """Answer with values, as they are at the moment of sending, also when the answer is given again."""
 
-        def frames() -> Frames:
-            values = [store.read(worker, entry) for entry in entries]
-            return [to_frame(value if store.values_stand_still else value.clone()) for value in values]
+        def read() -> tuple[list[int], list[Any]]:
+            found = [store.read(worker, entry) for entry in entries]
+            copied = [values if store.values_stand_still else values.clone() for _, values in found]
+            return [version for version, _ in found], [to_frame(values) for values in copied]
 
-        self._answer(peer, seq, m.Values(), frames)
+        versions, frames = read()
+        first = [frames]
+        self._answer(peer, seq, m.Values(versions), lambda: first.pop() if first else read()[1])
 
     # ---- the rest --------------------------------------------------------------------------------------------------
 
