@@ -224,7 +224,7 @@ class Service:
         if push.want and not push.shared:
             self._send_values(peer, seq, worker, store, push.entries)
         else:
-            self._reply(peer, seq, m.Values())
+            self._reply(peer, seq, m.Values([]))
 
     def _push_failed(self, peer: bytes, seq: int, error: Exception) -> None:
         self._reply(peer, seq, failed(error))
@@ -236,13 +236,15 @@ class Service:
         if not pull.shared:
             self._send_values(peer, seq, worker, store, pull.entries)
             return
+        versions = []
         for entry in pull.entries:
-            values = store.read(worker, entry)
+            version, values = store.read(worker, entry)
             arena = store.bucket(entry.block, entry.bucket).arenas.get(worker)
             if arena is None:
                 raise ProtocolError(f"worker {worker} has not offered shared memory for block {entry.block}")
             arena.values[entry.start : entry.start + entry.length].copy_(values)
-        self._reply(peer, seq, m.Values())
+            versions.append(version)
+        self._reply(peer, seq, m.Values(versions))
 
     def _send_values(self, peer: bytes, seq: int, worker: int, store: ServerStore, entries: Sequence[m.Entry]) -> None:
         """Answer with values, as they are at the moment of sending, also when the answer is given again."""
