@@ -187,6 +187,17 @@ def test_updates_equal_torch(store, name, options, cls):
         assert torch.allclose(param, value, atol=1e-6)
 
 
+def test_scaled_double_precision_stays_double(store):
+    store.set_optimizer("sgd", lr=1.0)
+    store.set_step(scale=1 / 3)
+    store.init("w", torch.zeros(2, dtype=torch.float64))
+    store.push("w", torch.ones(2, dtype=torch.float64))
+    assert (pulled(store, "w", torch.zeros(2, dtype=torch.float64)) + 1 / 3).abs().max() < 1e-15
+    store.set_step(scale=0.3)
+    store.push("w", torch.ones(2, dtype=torch.float64))
+    assert (pulled(store, "w", torch.zeros(2, dtype=torch.float64)) + 1 / 3 + 0.3).abs().max() < 1e-15
+
+
 def test_class_that_cannot_be_imported_works(store):
     class HalfStep(torch.optim.SGD):
         pass
