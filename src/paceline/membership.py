@@ -111,9 +111,7 @@ class Membership:
             case m.Publish():
                 return [Answer(peer, seq, m.Done()), *self._publish(body)]
             case m.Lookup():
-                waiting = _Waiting(peer, seq, frozenset(body.keys))
-                self._lookups.setdefault(body.store, []).append(waiting)
-                return self._failures_for([waiting]) or self._found(body.store)
+                return self._look_up(_Waiting(peer, seq, frozenset(body.keys)), body.store)
             case m.AskStatus():
                 return [Answer(peer, seq, self.status(now))]
             case m.AskAbsent():
@@ -199,8 +197,10 @@ class Membership:
     # ---- barriers and keys -----------------------------------------------------------------------------------------
 
     def _enter(self, key: MemberKey, waiting: _Waiting, name: str) -> list[Action]:
+        if self.deaths:
+            return self._failures_for([waiting])
         self._barriers.setdefault(name, {})[key] = waiting
-        return self._failures_for([waiting]) or self._opened()
+        return self._opened()
 
     def _expected(self) -> set[MemberKey]:
         """Return the workers that a barrier waits for."""
@@ -221,6 +221,12 @@ class Membership:
         numbers = {spec.block for spec in known}
         known.extend(spec for spec in body.blocks if spec.block not in numbers)
         return self._found(body.store)
+
+    def _look_up(self, waiting: _Waiting, store: str) -> list[Action]:
+        if self.deaths:
+            return self._failures_for([waiting])
+        self._lookups.setdefault(store, []).append(waiting)
+        return self._found(store)
 
     def _found(self, store: str) -> list[Action]:
         blocks = self._blocks.get(store, [])

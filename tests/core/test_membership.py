@@ -352,6 +352,7 @@ class Job(RuleBasedStateMachine):
         self.inside: dict[str, set[int]] = {}
         self.published = False
         self.live = set(SEATS)
+        self.gone: set[bytes] = set()
         for seat in order:
             self.ask(seat, hello(*seat))
 
@@ -367,7 +368,7 @@ class Job(RuleBasedStateMachine):
             elif action.seq == 0:
                 assert isinstance(action.body, m.News)
                 self.news[action.peer] = action.body
-            else:
+            elif action.peer not in self.gone:
                 assert self.asked.pop((action.peer, action.seq), None), "an answer that nobody waits for"
 
     def somebody(self, data: st.DataObject, role: str = "") -> tuple[str, int]:
@@ -398,6 +399,7 @@ class Job(RuleBasedStateMachine):
         seat = self.somebody(data)
         self.live.discard(seat)
         self.ask(seat, m.Bye(reason))
+        self.gone.add(peer_of(*seat))
         self.asked = {asked: kind for asked, kind in self.asked.items() if asked[0] != peer_of(*seat)}
 
     @precondition(lambda self: self.live)
@@ -414,8 +416,8 @@ class Job(RuleBasedStateMachine):
         self.take(self.members.tick(self.now))
         dead = {(one.role, one.rank) for one in self.members.deaths}
         self.live -= dead
-        gone = {peer_of(*seat) for seat in dead}
-        self.asked = {asked: kind for asked, kind in self.asked.items() if asked[0] not in gone}
+        self.gone |= {peer_of(*seat) for seat in dead}
+        self.asked = {asked: kind for asked, kind in self.asked.items() if asked[0] not in self.gone}
 
     @invariant()
     def machine_is_sound(self) -> None:
