@@ -135,7 +135,7 @@ def parse(field: str, text: str, source: str) -> Any:
 def _from_file(path: str) -> dict[str, Any]:
     try:
         table = tomllib.loads(Path(path).read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:  # not there, not UTF-8, not TOML
         raise ConfigError(f"PACELINE_CONFIG={path}: {error}") from error
     unknown = sorted(set(table) - set(_TYPES))
     if unknown:
