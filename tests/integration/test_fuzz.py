@@ -89,7 +89,7 @@ def valid_messages(store, member, shared):
         (m.Lookup(store, ["a"]), []),
         (m.AskStatus(), []),
         (m.Done(), []),
-        (m.Values([1]), [values]),
+        (m.Unknown([1]), [values]),
     ]
 
 
