@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -94,7 +95,7 @@ class Driver:
     def push(self, rank: int, round: int, cuts: Sequence[int]) -> None:
         values = torch.randn(NUMEL, generator=torch.Generator().manual_seed(100 * rank + round))
         edges = [0, *sorted(set(cuts)), NUMEL]
-        for start, stop in zip(edges, edges[1:], strict=False):
+        for start, stop in pairwise(edges):
             if stop > start:
                 entries = self.rounds[rank].next(start, stop - start)
                 seq = self.server.push(rank, entries, values, samples=1.0 + rank)
@@ -109,7 +110,7 @@ SPECS = {
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(data=st.data(), optimizer=st.sampled_from(sorted(SPECS)))
 def test_pushes_in_any_pieces_give_the_values_of_whole_pushes(name: str, data: st.DataObject, optimizer: str) -> None:
     whole, cut = (Driver(POLICIES[name], SPECS[optimizer]) for _ in range(2))

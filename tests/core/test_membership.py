@@ -209,6 +209,14 @@ def test_barrier_counts_identities_not_requests() -> None:
     members.check()
 
 
+def test_who_has_not_come_to_a_barrier_can_be_asked() -> None:
+    members = joined()
+    members.handle(b"worker-0", 2, m.Enter("b"), 1.0)
+    for barrier, missing in (("b", [1]), ("other", [0, 1])):
+        asked = members.handle(b"worker-0", 3, m.AskAbsent(barrier), 1.0)
+        assert asked == [Answer(b"worker-0", 3, m.Missing(missing))]
+
+
 def test_barrier_does_not_wait_for_who_has_left() -> None:
     members = joined()
     members.handle(b"worker-0", 2, m.Enter("b"), 1.0)

@@ -26,6 +26,8 @@ def partitions(draw: st.DrawFn, num_workers: int) -> tuple[tuple[int, ...], ...]
 class Model(RuleBasedStateMachine):
     """Tracks what every worker did and got; subclasses say under which policies."""
 
+    with_barriers = False
+
     def policy(self, data: st.DataObject, num_workers: int) -> Policy:
         raise NotImplementedError
 
@@ -34,10 +36,12 @@ class Model(RuleBasedStateMachine):
         self.settings = self.policy(data, num_workers)
         self.rule = Rule(self.settings, num_workers)
         self.live = set(range(num_workers))
+        self.paused: set[int] = set()
         self.unit = {rank: i for i, group in enumerate(self.settings.groups) for rank in group}
         self.pushed = [0] * num_workers
         self.answered = [0] * num_workers
         self.finished = [0] * num_workers
+        self.level = [0] * num_workers
         self.read = [0] * num_workers
         self.version = 0
         self.open: dict[int, dict[int, tuple[int, float]]] = {}
@@ -49,7 +53,11 @@ class Model(RuleBasedStateMachine):
     # ---- events ----------------------------------------------------------------------------------------------------
 
     def ready(self) -> list[int]:
-        return sorted(w for w in self.live if self.pushed[w] == self.answered[w])
+        return sorted(w for w in self.active if self.pushed[w] == self.answered[w])
+
+    @property
+    def active(self) -> set[int]:
+        return self.live - self.paused
 
     @precondition(lambda self: self.ready())
     @rule(data=st.data(), samples=st.sampled_from([0.0, 1.0, 16.0, 48.0]))
@@ -72,7 +80,7 @@ class Model(RuleBasedStateMachine):
         worker = data.draw(st.integers(-1, len(self.pushed)))
         if worker in self.live and 0 <= samples < float("inf"):
             next_round = self.pushed[worker] + 1
-            if 1 <= round < next_round or (round == next_round and worker in self.ready()):
+            if 1 <= round < next_round or (round == next_round and self.pushed[worker] == self.answered[worker]):
                 return
         before = repr(self.rule.__dict__)
         (refusal,) = self.rule.push(worker, round, samples)
@@ -93,7 +101,24 @@ class Model(RuleBasedStateMachine):
     def leave(self, data: st.DataObject) -> None:
         worker = data.draw(st.sampled_from(sorted(self.live)))
         self.live.discard(worker)
+        self.paused.discard(worker)
         self.take(self.rule.leave(worker))
+        self.open_barrier()
+
+    @precondition(lambda self: self.with_barriers)
+    @rule(data=st.data())
+    def enter_barrier(self, data: st.DataObject) -> None:
+        worker = data.draw(st.sampled_from(range(len(self.pushed))))
+        self.paused |= {worker} & self.live
+        self.take(self.rule.pause(worker))
+        self.open_barrier()
+
+    def open_barrier(self) -> None:
+        if self.live <= self.paused:
+            assert not self.open, "what was pushed before a barrier is applied when it opens"
+            assert not self.rule.waiting()
+            self.paused.clear()
+            self.level = list(self.finished)
 
     # ---- what must follow ------------------------------------------------------------------------------------------
 
@@ -139,15 +164,15 @@ class Model(RuleBasedStateMachine):
     def check_complete(self, cohort: set[int]) -> None:
         match self.settings.merge:
             case "all":
-                assert self.live <= cohort
+                assert self.active <= cohort
             case "groups":
                 unit = {self.unit[w] for w in cohort}
                 assert len(unit) == 1
-                assert {w for w in self.live if self.unit[w] in unit} <= cohort
+                assert {w for w in self.active if self.unit[w] in unit} <= cohort
             case "each":
                 assert len(cohort) == 1
             case "first":
-                assert len(cohort) >= min(self.settings.first, len(self.live))
+                assert len(cohort) >= min(self.settings.first, len(self.active))
                 assert len(cohort) <= self.settings.first
 
     def weight(self, age: int) -> float:
@@ -173,9 +198,9 @@ class Model(RuleBasedStateMachine):
     def check_bound(self, released: list[int]) -> None:
         if self.settings.bound is None:
             return
-        slowest = min((self.finished[w] for w in self.live), default=0)
         for w in released:
-            assert self.answered[w] - slowest <= self.settings.bound
+            slowest = min(self.finished[other] - self.level[other] for other in self.active | {w})
+            assert self.answered[w] - self.level[w] - slowest <= self.settings.bound
 
     @invariant()
     def rule_is_sound(self) -> None:
@@ -187,7 +212,7 @@ class Model(RuleBasedStateMachine):
     @invariant()
     def somebody_can_always_go_on(self) -> None:
         assert set(self.rule.waiting()) == {w for w in self.live if self.pushed[w] > self.answered[w]}
-        assert set(self.rule.waiting()) != self.live
+        assert not self.active or not self.active <= set(self.rule.waiting())
 
     @invariant()
     def who_waits_is_told_for_whom(self) -> None:
@@ -195,11 +220,11 @@ class Model(RuleBasedStateMachine):
         for worker in range(len(self.pushed)):
             missing = set(self.rule.missing_for(worker))
             assert bool(missing) == (worker in waiting)
-            assert missing <= self.live - waiting, "a missing worker is one that is still computing"
+            assert missing <= self.active - waiting, "a missing worker is one that is still computing"
 
     @invariant()
     def members_read_the_same_version(self) -> None:
-        for group in self.settings.groups:
+        for group in self.settings.groups if not self.with_barriers else ():
             assert len({self.read[w] for w in group if w in self.live}) <= 1
 
     @invariant()
@@ -267,11 +292,22 @@ class FirstK(Model):
         return Policy("first", first=first, bound=data.draw(BOUNDS), weighting=data.draw(WEIGHTINGS))
 
 
+class Barriers(Model):
+    """Workers that wait at a barrier hold up nobody, so rounds need not be even."""
+
+    with_barriers = True
+
+    def policy(self, data: st.DataObject, num_workers: int) -> Policy:
+        return data.draw(st.sampled_from([All, Each, Groups, FirstK])).policy(self, data, num_workers)  # type: ignore[arg-type]
+
+
 TestAll = All.TestCase
 TestEach = Each.TestCase
 TestGroups = Groups.TestCase
 TestFirstK = FirstK.TestCase
+TestBarriers = Barriers.TestCase
 TestAll.settings = TestEach.settings = TestGroups.settings = TestFirstK.settings = QUICK
+TestBarriers.settings = settings(QUICK, max_examples=60)
 
 
 # ---- by example: the table of the consistency models ----------------------------------------------------------------
@@ -408,6 +444,35 @@ def test_nonsense_is_refused_with_a_reason(worker: int, round: int, samples: flo
     (refusal,) = rule.push(worker, round, samples)
     assert isinstance(refusal, Refuse)
     assert why in refusal.reason
+
+
+def test_worker_at_a_barrier_holds_up_nobody() -> None:
+    rule = Rule(Policy("all"), 2)
+    assert rule.pause(1) == []
+    assert releases(rule.push(0, 1)) == [Release((0,), 1)]
+    assert rule.pause(0) == [], "the barrier opens, and everybody counts again"
+    assert releases(rule.push(0, 2)) == []
+    assert rule.missing_for(0) == [1]
+
+
+@pytest.mark.parametrize("policy", [Policy("each", bound=0), Policy("first", first=2, bound=0)], ids=["ssp", "first k"])
+def test_everybody_is_level_again_after_a_barrier(policy: Policy) -> None:
+    rule = Rule(policy, 2)
+    rule.pause(1)
+    for round in (1, 2, 3):
+        assert releases(rule.push(0, round))
+    rule.pause(0)
+    assert not releases(rule.push(0, 4))
+    assert [one.workers for one in releases(rule.push(1, 1))] == [(0,), (1,)]
+
+
+def test_who_waits_is_released_when_the_slowest_enters_a_barrier() -> None:
+    rule = Rule(Policy("each", bound=0), 3)
+    rule.push(0, 1)
+    assert rule.missing_for(0) == [1, 2]
+    assert rule.pause(1) == []
+    assert rule.missing_for(0) == [2]
+    assert releases(rule.pause(2)) == [Release((0,), 1)]
 
 
 def test_shards_share_the_counters_of_their_store() -> None:

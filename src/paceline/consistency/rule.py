@@ -100,6 +100,7 @@ class Rule:
         """Last round that was answered, per worker."""
         self.read = [0] * num_workers
         """Version that the worker got last."""
+        self._level = [0] * num_workers
         self._weight = find_weighting(policy.weighting, policy.age)
         self._open: list[_Cohort] = []
         self._next_cohort = 0
@@ -157,6 +158,8 @@ class Rule:
             return []
         actions = self._settle()
         self.paused.clear()
+        # Whoever pushed less before the barrier has nothing to catch up with.
+        self._level = list(self.finished)
         return actions
 
     def pull(self, worker: int) -> int:
@@ -179,11 +182,9 @@ class Rule:
             return []
         held_by = self._held_by(worker)
         if held_by is not None:
-            missing = self._required(held_by) - set(held_by.samples) - set(waiting)
-            if missing:
-                return sorted(missing)
-        slowest = min(self.finished[other] for other in self.live)
-        return [other for other in sorted(self.live) if self.finished[other] == slowest and other not in waiting]
+            return sorted(self._required(held_by) - set(held_by.samples) - set(waiting))
+        slowest = self._slowest(worker)
+        return [other for other in sorted(self._active) if self._ahead(other) == slowest and other not in waiting]
 
     def copy(self) -> Rule:
         """Return a rule that goes on where this one stands; the counters stay shared."""
@@ -269,13 +270,17 @@ class Rule:
             return False
         if self.policy.bound is None:
             return True
-        return self.finished[worker] - self._slowest(worker) <= self.policy.bound
+        return self._ahead(worker) - self._slowest(worker) <= self.policy.bound
 
     @property
     def _active(self) -> set[int]:
         """The workers that others wait for."""
         return self.live - self.paused
 
+    def _ahead(self, worker: int) -> int:
+        """Return the rounds that a worker has finished since the last barrier."""
+        return self.finished[worker] - self._level[worker]
+
     def _slowest(self, worker: int) -> int:
-        """Return the rounds that the slowest active worker has finished, this one included."""
-        return min(self.finished[other] for other in self._active | {worker})
+        """Return the rounds that the slowest active worker has finished since the last barrier, this one included."""
+        return min(self._ahead(other) for other in self._active | {worker})
