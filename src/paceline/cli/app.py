@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 import paceline
 from paceline.cli.options import UsageError
 from paceline.errors import ConfigError, PacelineError
-from paceline.launch.naming import suggestion
 from paceline.launch.preflight import CommandNotFoundError
+from paceline.naming import suggestion
 
 #: Subcommand: its module, which has ``run(name, words) -> int``, and what it does.
 COMMANDS: Mapping[str, tuple[str, str]] = {

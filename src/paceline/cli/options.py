@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from paceline.launch.naming import suggestion
+from paceline.naming import suggestion
 
 
 class UsageError(Exception):

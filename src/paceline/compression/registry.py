@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from paceline.compression.base import Codec
+from paceline.naming import suggestion
 
 NONE = "none"
 CodecClass = TypeVar("CodecClass", bound=type[Codec])
@@ -62,7 +62,7 @@ def make(params: Mapping[str, Any] | str | None) -> Codec | None:
         return None
     cls = _codecs.get(name) if isinstance(name, str) else None
     if cls is None:
-        raise ValueError(f"unknown compression type {name!r}; {_suggestion(str(name))}")
+        raise ValueError(f"unknown compression type {name!r}{suggestion(str(name).lower(), known_codecs())}")
     _check_names(name, options, list(inspect.signature(cls).parameters))
     return _built(cls, options)
 
@@ -79,8 +79,3 @@ def _check_names(codec: str, options: Mapping[str, Any], known: list[str]) -> No
     if unknown:
         allowed = ", ".join(known) if known else "none"
         raise ValueError(f"codec {codec!r} has no parameter {', '.join(unknown)}; its parameters are: {allowed}")
-
-
-def _suggestion(name: str) -> str:
-    near = difflib.get_close_matches(name.lower(), known_codecs(), n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known_codecs())}"

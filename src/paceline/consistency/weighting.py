@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
+
+from paceline.naming import suggestion
 
 #: ``weight(staleness, history)``: staleness is 1 for a fresh update; history is (updates, sum of 1/staleness) so far,
 #: this update included.
@@ -66,7 +67,5 @@ def find_weighting(name: str, age: int, registry: Mapping[str, Weighting] = _REG
     if name == "cutoff":
         return cutoff(age)
     if name not in registry:
-        near = difflib.get_close_matches(name, weighting_names(), n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(weighting_names())}"
-        raise ValueError(f"unknown weighting {name!r}; {hint}")
+        raise ValueError(f"unknown weighting {name!r}{suggestion(name, weighting_names())}")
     return registry[name]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
+
+from paceline.naming import suggestion
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -75,9 +76,8 @@ def _name(metric: Any) -> str:
         return type(metric).__name__
     lower = metric.lower()
     if lower not in _NAMES:
-        near = difflib.get_close_matches(lower, _NAMES, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(_NAMES)}"
-        raise ValueError(f"unknown metric {metric!r}; {hint} Any torchmetrics metric works too")
+        hint = suggestion(lower, _NAMES)
+        raise ValueError(f"unknown metric {metric!r}{hint} Any torchmetrics metric works too")
     return "accuracy" if lower == "acc" else lower
 
 

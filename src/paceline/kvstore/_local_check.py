@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 
 from paceline.errors import KeyMismatchError
-from paceline.kvstore.base import Key, suggestion
+from paceline.kvstore.base import Key
+from paceline.naming import suggestion
 
 
 def same_kind(keys: Collection[Key], known: Collection[Key]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
@@ -193,10 +192,3 @@ def _device_values(key: Key, value: Any) -> list[torch.Tensor]:
         if not isinstance(one, torch.Tensor):
             raise TypeError(f"the value of key {key!r} is {type(one).__name__}, not a tensor")
     return result
-
-
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return ``; did you mean 'x'?`` for the nearest known name, or the list of all known names."""
-    names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(names)}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from paceline.kvstore.base import KVStoreBase, suggestion
+from paceline.kvstore.base import KVStoreBase
+from paceline.naming import suggestion
 
 _ALIASES = {
     "local": "local",

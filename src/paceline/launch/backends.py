@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Protocol, cast
 
-from paceline.launch.naming import suggestion
 from paceline.launch.plan import Plan
+from paceline.naming import suggestion
 
 #: Backend by name: the module and class that implement it, imported when asked for.
 BACKENDS: dict[str, str] = {"local": "paceline.launch.local:LocalBackend"}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Collection
 
 import torch
 
+from paceline.naming import suggestion
 from paceline.updaters.lamb import LAMB, LARS
 
 Optimizer = torch.optim.Optimizer
@@ -64,9 +64,7 @@ def check_name(name: str) -> str:
     if lower in _IMPOSSIBLE:
         raise ValueError(f"optimizer {name!r} cannot run where the values are stored: {_IMPOSSIBLE[lower]}")
     if lower not in known_names():
-        near = difflib.get_close_matches(lower, known_names(), n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known_names())}"
-        raise ValueError(f"unknown optimizer {name!r}; {hint}")
+        raise ValueError(f"unknown optimizer {name!r}{suggestion(lower, known_names())}")
     return lower
 
 

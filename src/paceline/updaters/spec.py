@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Mapping
 from typing import Any, TypeAlias
@@ -10,6 +9,7 @@ from typing import Any, TypeAlias
 import msgspec
 import torch
 
+from paceline.naming import suggestion
 from paceline.updaters.registry import SIMPLE, check_name, find_class, name_of_class
 
 Option: TypeAlias = bool | int | float | str | list[float] | None
@@ -117,9 +117,7 @@ def _check_options(name: str, options: Options) -> None:
         return
     known = set(inspect.signature(find_class(name)).parameters) - _IMPLEMENTATION
     for option in sorted(set(options) - known):
-        near = difflib.get_close_matches(option, known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(known))}"
-        raise TypeError(f"optimizer {name!r} has no option {option!r}; {hint}")
+        raise TypeError(f"optimizer {name!r} has no option {option!r}{suggestion(option, known)}")
 
 
 _RENAMED = {"learning_rate": "lr", "wd": "weight_decay"}
