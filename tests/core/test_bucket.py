@@ -122,7 +122,8 @@ def test_pushes_in_any_pieces_give_the_values_of_whole_pushes(name: str, data: s
         round_of[rank] += 1
         whole.push(rank, round_of[rank], [])
         cut.push(rank, round_of[rank], data.draw(st.lists(st.integers(1, NUMEL - 1), max_size=2)))
-        torch.testing.assert_close(cut.server.values, whole.server.values, rtol=1e-6, atol=1e-7)
+        # Vector and scalar code round differently, and a cut moves elements from one to the other.
+        torch.testing.assert_close(cut.server.values, whole.server.values, rtol=1e-4, atol=1e-5)
     for slot in cut.server.bucket.slots:
         slot.rule.check()
     assert sum(slot.length for slot in cut.server.bucket.slots) == NUMEL

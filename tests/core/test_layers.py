@@ -15,7 +15,7 @@ import paceline
 ROOT = Path(paceline.__file__).parent
 #: From the lowest; a module imports its own layer and those below.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "config", "exitcodes", "context", "logs"),
+    ("errors", "config", "exitcodes", "context", "logs", "naming"),
     ("consistency", "placement", "membership", "wire"),
     ("updaters", "tensors", "compression", "transport"),
     ("roles",),
