@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 import pytest
 from hypothesis import settings
@@ -48,7 +48,7 @@ class Model(RuleBasedStateMachine):
         self.applied: set[tuple[int, int]] = set()
         self.ages: list[int] = []
         self.weights: list[float] = []
-        self.mass: Counter[int] = Counter()
+        self.mass: defaultdict[int, float] = defaultdict(float)
 
     # ---- events ----------------------------------------------------------------------------------------------------
 
@@ -298,7 +298,7 @@ class Barriers(Model):
     with_barriers = True
 
     def policy(self, data: st.DataObject, num_workers: int) -> Policy:
-        return data.draw(st.sampled_from([All, Each, Groups, FirstK])).policy(self, data, num_workers)  # type: ignore[arg-type]
+        return data.draw(st.sampled_from([All, Each, Groups, FirstK])).policy(self, data, num_workers)
 
 
 TestAll = All.TestCase

@@ -23,7 +23,7 @@ from paceline.updaters import (
 )
 from paceline.updaters.registry import ELEMENTWISE, WHOLE_TENSOR, check_name, find_class, name_of_class
 
-SHAPES = {"conv": (4, 3), "bias": (5,), 7: (2, 2, 3)}
+SHAPES: dict[str | int, tuple[int, ...]] = {"conv": (4, 3), "bias": (5,), 7: (2, 2, 3)}
 NUMEL = 29
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *[(name, {"lr": 0.05}) for name in ELEMENTWISE],
@@ -181,11 +181,12 @@ def test_learning_rate_changes_at_the_step_it_is_set_also_after_a_cut() -> None:
 
 
 def test_simple_updaters_assign_and_add() -> None:
-    for name, options, expected in (
+    cases: tuple[tuple[str, dict[str, Any], float], ...] = (
         ("assign", {}, 1.0),
         ("add", {"rate": 0.5}, 3.5),
         ("test", {"rescale_grad": 2.0}, 5.0),
-    ):
+    )
+    for name, options, expected in cases:
         value = torch.full((6,), 3.0)
         parts = split_at(make_updater(make_spec(name, **options), value, [Piece("w", 0, 6)]), [2])
         for _, part in parts:
@@ -318,9 +319,8 @@ def test_class_and_name_are_the_same_spec(name: str) -> None:
 
 def test_instance_brings_its_param_groups() -> None:
     model = torch.nn.Linear(2, 1)
-    optimizer = torch.optim.AdamW(
-        [{"params": [model.weight]}, {"params": [model.bias], "lr": torch.tensor(0.5)}], lr=0.1
-    )
+    groups: list[dict[str, Any]] = [{"params": [model.weight]}, {"params": [model.bias], "lr": torch.tensor(0.5)}]
+    optimizer = torch.optim.AdamW(groups, lr=0.1)
     spec = make_spec(optimizer)
     assert spec.name == "adamw"
     assert [group["lr"] for group in spec.groups] == [0.1, 0.5]
