@@ -69,19 +69,26 @@ _PACELINE: dict[str, dict[str, str]] = {
 
 
 def _paceline(work: Work, contender: str) -> dict[str, Any]:
-    launch = [sys.executable, "-m", "paceline", "launch", "-n", str(work.workers), "-s", str(work.servers), "--"]
-    script = [sys.executable, str(HERE / "workers" / "paceline_worker.py"), *work.arguments()]
-    return _result(_output([*launch, *script], _PACELINE[contender]), contender)
+    return launched("paceline_worker.py", work.arguments(), work.workers, work.servers, _PACELINE[contender])
 
 
 def _gloo(work: Work) -> dict[str, Any]:
-    script = [sys.executable, str(HERE / "workers" / "gloo_worker.py"), *work.arguments()]
-    port = str(_free_port())
-    ranks = [
-        {"RANK": str(rank), "WORLD_SIZE": str(work.workers), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        for rank in range(work.workers)
-    ]
-    return _result(_together([(script, env) for env in ranks]), "gloo")
+    return together("gloo_worker.py", work.arguments(), work.workers)
+
+
+def launched(
+    script: str, arguments: Sequence[str], workers: int, servers: int, extra: Mapping[str, str]
+) -> dict[str, Any]:
+    """Run a worker script under ``paceline launch``; returns what its worker 0 printed."""
+    launch = [sys.executable, "-m", "paceline", "launch", "-n", str(workers), "-s", str(servers), "--"]
+    return _result(_output([*launch, sys.executable, str(HERE / "workers" / script), *arguments], extra), script)
+
+
+def together(script: str, arguments: Sequence[str], workers: int) -> dict[str, Any]:
+    """Run a worker script in as many processes as torchrun would; returns what its rank 0 printed."""
+    command = [sys.executable, str(HERE / "workers" / script), *arguments]
+    job = {"WORLD_SIZE": str(workers), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    return _result(_together([(command, job | {"RANK": str(rank)}) for rank in range(workers)]), script)
 
 
 def _mxnet(work: Work) -> dict[str, Any]:

@@ -1,0 +1,103 @@
+"""A selection of the benchmarks in about five minutes, written down with a plot: ``make bench``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+from datetime import date
+from pathlib import Path
+
+from rich.progress import Progress
+
+from benchmarks import training
+from benchmarks.contenders import Work
+from benchmarks.kvstore import measure
+
+STORE = [
+    ("resnet50 keys, 1 worker, 1 server", Work("resnet50"), ["arena", "shm", "tcp", "mxnet"]),
+    ("resnet50 keys, 2 workers, 2 servers", Work("resnet50", 2, 2), ["arena", "shm", "tcp", "mxnet"]),
+    ("resnet50 keys, 2 workers, 1 server", Work("resnet50", 2, 1), ["arena", "shm", "gloo", "mxnet"]),
+    ("resnet50 keys, 2bit, 2 workers, 2 servers", Work("resnet50", 2, 2, codec="2bit"), ["shm", "tcp", "mxnet"]),
+    ("161 keys of one element", Work("tiny-161", steps=200), ["shm", "tcp", "mxnet"]),
+    ("1 key of one element", Work("tiny-1", steps=500), ["shm", "tcp", "mxnet"]),
+    ("5,000 keys of the size of resnet50", Work("split-5000"), ["arena", "shm"]),
+]
+
+WHAT = """
+`arena` is what `DistributedOptimizer` does (gradients are born in shared memory, weights live there), `shm` the store's
+verbs on the caller's own tensors through shared memory, `tcp` the same over loopback TCP without shared memory and
+without encryption; `mxnet` is MXNet 1.9.1 `dist_sync` (unencrypted TCP), `gloo` an all-reduce and a fused SGD in every
+process. SGD has momentum 0.9. Figures are medians of one run in which contenders took turns.
+"""
+
+
+def store_rows(repeats: int, progress: Progress) -> dict[str, dict[str, float]]:
+    """Measure the stores; returns milliseconds by work and contender."""
+    task = progress.add_task("stores", total=len(STORE))
+    rows = {}
+    for title, work, contenders in STORE:
+        rows[title] = measure(work, contenders, repeats)
+        progress.advance(task)
+    return rows
+
+
+def report(rows: dict[str, dict[str, float]], trained: dict[str, dict[str, float]], picture: str) -> str:
+    """Write the tables as Markdown."""
+    machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+    lines = ["# Benchmarks", "", f"`make bench` on {date.today().isoformat()}: {machine}.", WHAT, f"![]({picture})", ""]
+    names = ["arena", "shm", "tcp", "gloo", "mxnet"]
+    lines += ["| ms per step | " + " | ".join(names) + " | best against last |", "|---|" + "---|" * (len(names) + 1)]
+    for title, times in rows.items():
+        last = list(times.values())[-1]
+        cells = [f"{times[name]:.2f}" if name in times else "" for name in names]
+        lines.append(f"| {title} | " + " | ".join(cells) + f" | {last / min(times.values()):.1f} x |")
+    lines += ["", "| training, ms per step | paceline | ddp (Gloo) | alone | against ddp |", "|---|---|---|---|---|"]
+    for title, times in trained.items():
+        cells = " | ".join(f"{times[name]:.1f}" for name in ("paceline", "ddp", "alone"))
+        lines.append(f"| {title} | {cells} | {times['ddp'] / times['paceline']:.2f} x |")
+    return "\n".join(lines) + "\n"
+
+
+def plot(rows: dict[str, dict[str, float]], path: Path) -> None:
+    """Draw milliseconds per step, one bar per contender, as a fraction of the slowest."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9, 5))
+    names = ["arena", "shm", "tcp", "gloo", "mxnet"]
+    for offset, name in enumerate(names):
+        bars = [(i + offset * 0.15, t[name] / max(t.values())) for i, t in enumerate(rows.values()) if name in t]
+        axes.barh([at for at, _ in bars], [length for _, length in bars], height=0.14, label=name)
+    axes.set_yticks([i + 0.3 for i in range(len(rows))], list(rows))
+    axes.invert_yaxis()
+    axes.set_xlabel("time per step, against the slowest of the row")
+    axes.legend(loc="lower right")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--report", type=Path, default=Path("docs/benchmarks.md"))
+    parser.add_argument("--repeats", type=int, default=1)
+    args = parser.parse_args()
+    with Progress() as progress:
+        rows = store_rows(args.repeats, progress)
+        task = progress.add_task("training", total=2)
+        trained = {}
+        for network, steps in (("lenet", 40), ("resnet18", 8)):
+            trained[f"{network}, 2 workers"] = training.measure(network, 2, 1, 64, steps, args.repeats)
+            progress.advance(task)
+    picture = args.report.with_suffix(".png")
+    plot(rows, picture)
+    args.report.write_text(report(rows, trained, picture.name))
+    print(args.report.read_text())
+    print(json.dumps({"stores": rows, "training": trained}))
+
+
+if __name__ == "__main__":
+    main()

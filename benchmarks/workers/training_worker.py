@@ -1,0 +1,49 @@
+"""Worker of the training benchmark: the same loop under paceline, under DDP over Gloo, and alone."""
+
+import json
+import statistics
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+import paceline
+from examples.networks import NETWORKS
+
+SHAPES = {"mlp": (1, 28, 28), "lenet": (1, 28, 28), "resnet18": (3, 32, 32)}
+
+
+def main() -> None:
+    how, name, batch, steps = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    net = NETWORKS[name]()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, fused=how != "paceline")
+    rank = 0
+    if how == "paceline":
+        store = paceline.kvstore.create("dist_sync")
+        rank = store.rank
+        optimizer = paceline.DistributedOptimizer(optimizer, kvstore=store, model=net)
+    elif how == "ddp":
+        dist.init_process_group("gloo")
+        rank = dist.get_rank()
+        net = DistributedDataParallel(net)
+    images, labels = torch.randn(batch, *SHAPES[name]), torch.randint(10, (batch,))
+    times = []
+    for _ in range(steps + 2):
+        start = time.perf_counter()
+        optimizer.zero_grad()
+        cross_entropy(net(images), labels).backward()
+        optimizer.step()
+        times.append(time.perf_counter() - start)
+    if how == "ddp":
+        dist.destroy_process_group()
+    if rank == 0:
+        ms = statistics.median(times[2:]) * 1e3
+        print(json.dumps({"ms": ms, "samples_per_s": batch / ms * 1e3}), flush=True)
+
+
+main()
