@@ -1,27 +1,29 @@
 """Train LeNet or a multi-layer perceptron on handwritten digits, on one machine or on many that are not alike.
 
     python examples/train_mnist.py
+    python examples/train_mnist.py --gpus 0,2 --kv-store device
     paceline launch -n 4 -s 2 -- python examples/train_mnist.py --kv-store dist_sync
     paceline launch -n 4 -s 2 -- python examples/train_mnist.py --kv-store dist_async --gc-type 2bit
 
-A plain PyTorch loop; the lines that paceline adds are marked ``# paceline:``. Without ``--data-dir`` it trains on the
-1,797 digits that scikit-learn carries, so it needs no download.
+A plain PyTorch loop; the lines that paceline adds are marked ``# paceline:``. With several devices (``--gpus 0,2``, or
+``--cpus 2`` to try it anywhere) a step is that of ``devices.py``. Without ``--data-dir`` it trains on the 1,797 digits
+that scikit-learn carries, so it needs no download.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import devices
 import torch
 from networks import NETWORKS
+from reporting import accuracy, report
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 from torch import nn
 from torch.nn import functional as F
 
@@ -37,6 +39,7 @@ OPTIMIZERS = {
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    devices.add_arguments(parser)
     parser.add_argument("--network", choices=["lenet", "mlp"], default="lenet")
     parser.add_argument("--kv-store", default="local", help="local, dist_sync, dist_async, dist_ssync, dist_gsync, ...")
     parser.add_argument("--staleness", type=int, help="rounds a worker may run ahead in dist_ssync and dist_gsync")
@@ -52,38 +55,40 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-@torch.no_grad()
-def accuracy(net: nn.Module, test: paceline.data.ArrayDataset) -> float:
-    loader = paceline.data.batches(test, batch_size=500)
-    return sum(int((net(images).argmax(1) == labels).sum()) for images, labels in loader) / len(test)
+def step_on_one(net: nn.Module, optimizer: Any, store: Any, compression: Any, device: torch.device) -> devices.Step:
+    """Return a function that trains ``net`` on one batch."""
+    # paceline: 3. the gradient becomes the mean over all workers' samples, the weights start as rank 0's
+    optimizer = paceline.DistributedOptimizer(optimizer, kvstore=store, model=net, compression=compression)
 
+    def step(images: torch.Tensor, labels: torch.Tensor) -> None:
+        F.cross_entropy(net(images.to(device)), labels.to(device)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
-def report(console: Console, result: dict[str, Any], file: Path | None) -> None:
-    table = Table(title=f"Trained {result['network']}", show_header=False)
-    for name, value in {**result, **result["stats"], "accuracy": result["accuracy"][-1]}.items():
-        if name != "stats":
-            table.add_row(name, f"{value:.4g}" if isinstance(value, float) else str(value))
-    console.print(table)
-    if file:
-        file.write_text(json.dumps(result, indent=2))
+    return step
 
 
 def main() -> None:
     args = parse_arguments()
     torch.manual_seed(args.seed)
+    where = devices.named(args)
     options = {} if args.staleness is None else {"staleness": args.staleness}
+    options |= devices.store_options(args.kv_store, where)
     store = paceline.kvstore.create(args.kv_store, **options)  # paceline: 1. join the job
 
     load = partial(paceline.data.MNIST, args.data_dir) if args.data_dir else paceline.data.digits
     train, test = load(train=True), load(train=False)
     sampler = paceline.data.ShardedSampler(train, store.num_workers, store.rank)  # paceline: 2. train on my part
-    loader = paceline.data.batches(train, sampler, args.batch_size)
+    # drop_last: a last batch of fewer samples than devices could not be split.
+    loader = paceline.data.batches(train, sampler, args.batch_size, drop_last=len(where) > 1)
 
-    net = NETWORKS[args.network]()
+    net = NETWORKS[args.network]().to(where[0].device)
     optimizer = OPTIMIZERS[args.optimizer](net.parameters(), **({} if args.lr is None else {"lr": args.lr}))
-    compression = {"type": args.gc_type, "threshold": args.gc_threshold} if args.gc_type != "none" else None
-    # paceline: 3. the gradient becomes the mean over all workers' samples, the weights start as rank 0's
-    optimizer = paceline.DistributedOptimizer(optimizer, kvstore=store, model=net, compression=compression)
+    compression = devices.compression(args, where)
+    if len(where) > 1:
+        step = devices.step_on_all(net, optimizer, store, compression, where)
+    else:
+        step = step_on_one(net, optimizer, store, compression, where[0].device)
 
     console = Console(quiet=store.rank != 0)
     accuracies, seconds = [], 0.0
@@ -92,20 +97,19 @@ def main() -> None:
         for epoch in range(args.num_epochs):
             start = time.perf_counter()
             for images, labels in loader:
-                F.cross_entropy(net(images), labels).backward()
-                optimizer.step()
-                optimizer.zero_grad()
+                step(images, labels)
                 progress.advance(bar)
             elapsed = time.perf_counter() - start
             seconds += elapsed
             if store.rank == 0:
                 speed = len(sampler) / elapsed
-                accuracies.append(accuracy(net, test))
+                accuracies.append(accuracy(net, test, where[0].device))
                 console.print(f"epoch {epoch}: {speed:.0f} samples/s per worker, accuracy {accuracies[-1]:.4f}")
 
     store.barrier()  # so that the counters are those of all workers
     if store.rank == 0:
         about = {"network": args.network, "kv_store": store.type, "num_workers": store.num_workers}
+        about["devices"] = ", ".join(map(str, where))
         speed = {"seconds": round(seconds, 3), "samples_per_s": round(args.num_epochs * len(sampler) / seconds, 1)}
         result = about | {"gc_type": args.gc_type} | speed | {"accuracy": accuracies, "stats": store.stats()}
         report(console, result, args.result)

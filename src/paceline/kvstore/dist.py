@@ -250,6 +250,15 @@ class DistStore(KVStore):
         """Set the optimizer's options per param group; they travel with every push from now on."""
         self.traffic.options = msgspec.msgpack.encode(groups)
 
+    @property
+    def samples(self) -> float:
+        """Samples behind the next pushes: their weight in a store that merges to the mean, and in the counters."""
+        return self.traffic.samples
+
+    @samples.setter
+    def samples(self, samples: float) -> None:
+        self.traffic.samples = samples
+
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
         """Compress pushes: ``{"type": "2bit", "threshold": 0.5}``. Every worker calls it, before its first push."""
         codec = compression.make(compression_params)
