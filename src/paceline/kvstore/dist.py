@@ -295,11 +295,17 @@ class DistStore(KVStore):
     # ---- the rest --------------------------------------------------------------------------------------------------
 
     def barrier(self) -> None:
-        """Wait until all workers have come here. Until then nobody waits for the pushes of those who have."""
+        """Wait until all workers have come here. Until then nobody waits for the pushes of those who have.
+
+        Workers that pushed fewer rounds than others have older values after it, and get the new ones with their next
+        ``pull``.
+        """
         self._barriers += 1
         if self._is_open:
             self._on_all_servers(m.Pause(self.name), "entering a barrier")
         self.session.barrier(f"{self.name}/{self._barriers}")
+        for block in self.table.blocks.values():
+            block.fresh = [False] * len(block.fresh)
 
     def send_command_to_servers(self, head: str, body: str = "") -> list[str]:
         """Run a registered server command on every server and return the answers in server order."""

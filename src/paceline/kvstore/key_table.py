@@ -51,6 +51,8 @@ class KeyTable:
             raise KeyMismatchError(f"key {key!r} is initialised already")
         if self._where and type(key) is not type(next(iter(self._where))):
             raise TypeError("the keys of one store are all int or all str, not both")
+        if isinstance(key, int) and not -(2**63) <= key < 2**63:
+            raise ValueError(f"key {key} does not fit into 64 bits; use a string")
         if tensor.layout is not torch.strided:
             raise TypeError(f"the value of key {key!r} is sparse; a distributed store holds dense values")
         dtype_name(tensor.dtype)
