@@ -67,18 +67,24 @@ def _create_local(kind: str, options: dict[str, Any]) -> KVStoreBase:
     return LocalStore() if _ALIASES[kind] == "local" else DeviceStore()
 
 
-_DIST_OPTIONS = frozenset({"staleness", "groups", "weighting", "age", "k", "mean", "namespace"})
+_COMMON_OPTIONS = frozenset({"mean", "namespace"})
+_OPTIONS = {
+    "dist_sync": _COMMON_OPTIONS,
+    "dist_async": _COMMON_OPTIONS | {"weighting", "age"},
+    "dist_ssync": _COMMON_OPTIONS | {"weighting", "age", "staleness"},
+    "dist_gsync": _COMMON_OPTIONS | {"weighting", "age", "staleness", "groups"},
+    "dist_ksync": _COMMON_OPTIONS | {"weighting", "age", "staleness", "k"},
+}
 
 
 def _create_dist(store_type: str, alias: str, options: dict[str, Any]) -> KVStoreBase:
     from paceline.kvstore.dist import DistStore, resolve_policy
     from paceline.roles.session import current_session
 
-    unknown = sorted(set(options) - _DIST_OPTIONS)
+    known = _OPTIONS[store_type]
+    unknown = sorted(set(options) - known)
     if unknown:
-        raise TypeError(
-            f"a {alias} store has no option {', '.join(unknown)}; it has {', '.join(sorted(_DIST_OPTIONS))}"
-        )
+        raise TypeError(f"a {alias} store has no option {', '.join(unknown)}; it has {', '.join(sorted(known))}")
     session = current_session()
     policy = resolve_policy(store_type, session, options)
     namespace = options.get("namespace") or f"kv{next(_numbers)}"

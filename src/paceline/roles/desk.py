@@ -83,7 +83,7 @@ class Desk:
         return False
 
     def _look_after(self, peer: bytes, inbox: Inbox[_Result], seq: int, probe: m.Probe) -> None:
-        for asked in probe.seqs:
+        for asked in set(probe.seqs):
             self._again(peer, inbox, asked)
         unknown = [asked for asked in probe.seqs if not inbox.knows(asked)]
         self._listener.send(peer, [encode(seq, 0, m.Unknown(unknown))])
