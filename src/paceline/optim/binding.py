@@ -24,6 +24,8 @@ class Bound:
     grad: torch.Tensor
     in_place: bool
     """``param.data`` is the arena's view."""
+    version: int
+    """Counts in-place changes of the parameter; neither the arena nor autograd moves it."""
 
     def take_grad(self) -> None:
         """Bring the gradient into the arena, unless it is there; after this ``param.grad`` is the arena's view."""
@@ -44,11 +46,17 @@ class Bound:
                 self.param.copy_(self.value)
 
     def check(self) -> None:
-        """Raise if the parameter was moved away from the arena.
+        """Raise if the parameter was moved away from the arena, or changed where the servers do not see it.
 
         Raises:
             PacelineError: with what to do.
         """
+        if self.in_place and self.param._version != self.version:
+            raise PacelineError(
+                f"parameter {self.name!r} was changed in place after it was given to DistributedOptimizer; the servers "
+                "hold the weights and would overwrite it. Load weights before wrapping the optimizer, or let it run in "
+                "the workers (update_on_kvstore=False)"
+            )
         if self.in_place and self.param.data_ptr() != self.value.data_ptr():
             raise PacelineError(
                 f"parameter {self.name!r} was moved or converted after it was given to DistributedOptimizer; "
@@ -73,8 +81,9 @@ def bind(
         index = block.key_index[name]
         buckets = tuple(stretch.bucket for stretch in block.stretches([index]))
         in_place = values_in_place and param.device.type == "cpu"
-        one = Bound(name, param, block, index, buckets, block.value_of(index), block.grad_of(index), in_place)
+        one = Bound(name, param, block, index, buckets, block.value_of(index), block.grad_of(index), in_place, 0)
         if in_place:
             param.data = one.value
+        one.version = param._version
         bound.append(one)
     return bound

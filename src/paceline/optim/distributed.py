@@ -233,7 +233,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return loss
 
     def _store_step(self, reducer: Reducer) -> None:
-        for one in self._bound[:1]:
+        for one in self._bound:
             one.check()
         self._skip = self._unscale(reducer)
         reducer.finish()
