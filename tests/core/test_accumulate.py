@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.roles.accumulate import Accumulator, Contribution
+from paceline.updaters import StepOptions
 
 F32 = torch.float32
 
@@ -20,7 +21,7 @@ def merged(
     buffer = torch.empty(33)
     accumulator = Accumulator(expected, mean, F32)
     for worker in order:
-        accumulator.add(worker, Contribution(values(worker), samples[worker], (), borrowed=False), buffer)
+        accumulator.add(worker, Contribution(values(worker), samples[worker], None, borrowed=False), buffer)
     result = accumulator.result(weight, buffer)
     return None if result is None else result[0] * result[1]
 
@@ -58,8 +59,8 @@ def test_mean_of_48_and_16_samples_counts_them_three_to_one() -> None:
 def test_mean_of_whole_numbers_is_exact() -> None:
     buffer = torch.empty(3)
     accumulator = Accumulator([0, 1], True, F32)
-    accumulator.add(1, Contribution(torch.tensor([4.0, 8.0, -4.0]), 48.0, (), False), buffer)
-    accumulator.add(0, Contribution(torch.tensor([8.0, 0.0, 4.0]), 16.0, (), False), buffer)
+    accumulator.add(1, Contribution(torch.tensor([4.0, 8.0, -4.0]), 48.0, None, False), buffer)
+    accumulator.add(0, Contribution(torch.tensor([8.0, 0.0, 4.0]), 16.0, None, False), buffer)
     result = accumulator.result(1.0, buffer)
     assert result is not None
     assert (result[0] * result[1]).tolist() == [5.0, 6.0, -2.0]
@@ -85,8 +86,8 @@ def test_worker_without_samples_adds_nothing_and_nobody_with_samples_is_no_updat
 def test_values_of_a_worker_without_samples_may_be_anything() -> None:
     buffer = torch.empty(2)
     accumulator = Accumulator([0, 1], True, F32)
-    accumulator.add(0, Contribution(torch.tensor([float("nan"), 0.0]), 0.0, (), False), buffer)
-    accumulator.add(1, Contribution(torch.tensor([1.0, 2.0]), 4.0, (), False), buffer)
+    accumulator.add(0, Contribution(torch.tensor([float("nan"), 0.0]), 0.0, None, False), buffer)
+    accumulator.add(1, Contribution(torch.tensor([1.0, 2.0]), 4.0, None, False), buffer)
     result = accumulator.result(1.0, buffer)
     assert result is not None
     assert (result[0] * result[1]).tolist() == [1.0, 2.0]
@@ -102,7 +103,7 @@ def test_borrowed_memory_is_read_and_never_written(workers: int, mean: bool, wei
     buffer = torch.empty(33)
     accumulator = Accumulator(list(range(workers)), mean, F32)
     for worker, one in enumerate(owned):
-        accumulator.add(worker, Contribution(one, 1.0 + worker, (), borrowed=True), buffer)
+        accumulator.add(worker, Contribution(one, 1.0 + worker, None, borrowed=True), buffer)
     result = accumulator.result(weight, buffer)
     assert result is not None
     if result[1] != 1.0:
@@ -115,9 +116,9 @@ def test_borrowed_memory_is_read_and_never_written(workers: int, mean: bool, wei
 def test_options_are_those_of_the_first_that_brings_some() -> None:
     buffer = torch.empty(1)
     accumulator = Accumulator([0, 1], False, F32)
-    accumulator.add(1, Contribution(torch.ones(1), 1.0, [{"lr": 2.0}], False), buffer)
-    accumulator.add(0, Contribution(torch.ones(1), 1.0, (), False), buffer)
-    assert accumulator.options == [{"lr": 2.0}]
+    accumulator.add(1, Contribution(torch.ones(1), 1.0, StepOptions([{"lr": 2.0}]), False), buffer)
+    accumulator.add(0, Contribution(torch.ones(1), 1.0, None, False), buffer)
+    assert accumulator.options == StepOptions([{"lr": 2.0}])
 
 
 @settings(max_examples=60, deadline=None)
@@ -131,12 +132,12 @@ def test_cut_in_the_middle_of_a_cohort_changes_no_bit(
     buffer = torch.empty(33)
     accumulator = Accumulator(expected, mean, F32)
     for worker in order[:before]:
-        accumulator.add(worker, Contribution(values(worker), samples[worker], (), False), buffer)
+        accumulator.add(worker, Contribution(values(worker), samples[worker], None, False), buffer)
     halves = zip(accumulator.split(at), (slice(None, at), slice(at, None)), strict=True)
     parts = []
     for half, part in halves:
         for worker in order[before:]:
-            half.add(worker, Contribution(values(worker)[part], samples[worker], (), False), buffer[part])
+            half.add(worker, Contribution(values(worker)[part], samples[worker], None, False), buffer[part])
         result = half.result(1.0, buffer[part])
         assert result is not None
         parts.append(result[0] * result[1])

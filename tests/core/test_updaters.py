@@ -13,6 +13,7 @@ from paceline.updaters import (
     FlatUpdater,
     KeyOptions,
     Piece,
+    StepOptions,
     TorchUpdater,
     UpdaterSpec,
     is_whole_tensor,
@@ -74,11 +75,13 @@ def split_at(updater: FlatUpdater, cuts: list[int]) -> list[tuple[int, FlatUpdat
     return parts
 
 
-def run(parts: list[tuple[int, FlatUpdater]], steps: range, scale: float = 1.0, groups: Any = ()) -> None:
+def run(
+    parts: list[tuple[int, FlatUpdater]], steps: range, scale: float = 1.0, options: StepOptions | None = None
+) -> None:
     for step in steps:
         for begin, part in parts:
             merged = gradient(step, part.value.dtype)[begin : begin + part.value.numel()].clone()
-            part.update(merged / scale, scale, groups)
+            part.update(merged / scale, scale, options)
 
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS, ids=lambda x: x if isinstance(x, str) else "-".join(x))
@@ -106,27 +109,29 @@ def test_whole_tensor_optimizer_sees_every_key_in_its_shape(name: str) -> None:
         for param, piece in zip(params, listed, strict=True):
             param.grad = gradient(step)[piece.start : piece.start + piece.length].view(piece.shape).clone()
         optimizer.step()
-        updater.update(gradient(step)[: value.numel()], 1.0, ())
+        updater.update(gradient(step)[: value.numel()], 1.0, None)
     torch.testing.assert_close(value, torch.cat([param.detach().view(-1) for param in params]))
 
 
 def test_lars_scales_the_step_by_the_ratio_of_norms() -> None:
     value = torch.tensor([3.0, 4.0])
     spec = make_spec("lars", lr=1.0, momentum=0.0, trust_coefficient=0.1)
-    make_updater(spec, value, [Piece("w", 0, 2, (2,))]).update(torch.tensor([0.0, 2.0]), 1.0, ())
+    make_updater(spec, value, [Piece("w", 0, 2, (2,))]).update(torch.tensor([0.0, 2.0]), 1.0, None)
     torch.testing.assert_close(value, torch.tensor([3.0, 4.0 - 0.1 * 5.0]))
 
 
 def test_first_step_of_lamb_has_the_length_of_the_weights() -> None:
     value = torch.tensor([3.0, 4.0])
-    make_updater(make_spec("lamb", lr=0.1), value, [Piece("w", 0, 2, (2,))]).update(torch.tensor([5.0, -2.0]), 1.0, ())
+    make_updater(make_spec("lamb", lr=0.1), value, [Piece("w", 0, 2, (2,))]).update(
+        torch.tensor([5.0, -2.0]), 1.0, None
+    )
     torch.testing.assert_close((value - torch.tensor([3.0, 4.0])).norm(), torch.tensor(0.1 * 5.0), rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("name", ["lamb", "lars"])
 def test_layer_wise_optimizer_moves_weights_that_are_zero(name: str) -> None:
     value = torch.zeros(2)
-    make_updater(make_spec(name, lr=0.1), value, [Piece("w", 0, 2, (2,))]).update(torch.ones(2), 1.0, ())
+    make_updater(make_spec(name, lr=0.1), value, [Piece("w", 0, 2, (2,))]).update(torch.ones(2), 1.0, None)
     assert (value < 0).all()
 
 
@@ -146,7 +151,7 @@ def test_param_groups_and_multipliers_reach_their_keys() -> None:
     keys: dict[str | int, KeyOptions] = {"bias": KeyOptions(1), 7: KeyOptions(0, lr_mult=0.5, wd_mult=0.0)}
     spec = UpdaterSpec("sgd", [{"lr": 0.1, "weight_decay": 0.2}, {"lr": 0.01}], keys)
     value, before = start(), start()
-    make_updater(spec, value, pieces()).update(gradient(0), 1.0, ())
+    make_updater(spec, value, pieces()).update(gradient(0), 1.0, None)
     conv, bias, seven = (slice(p.start, p.start + p.length) for p in pieces())
     grad = gradient(0)
     torch.testing.assert_close(value[conv], before[conv] - 0.1 * (grad[conv] + 0.2 * before[conv]))
@@ -157,11 +162,54 @@ def test_param_groups_and_multipliers_reach_their_keys() -> None:
 def test_multiplier_of_an_option_that_is_not_given_multiplies_the_default() -> None:
     spec = UpdaterSpec("adamw", [{}], {"conv": KeyOptions(lr_mult=2.0, wd_mult=0.0)})
     value = start()[:12]
-    make_updater(spec, value, [Piece("conv", 0, 12, (4, 3))]).update(gradient(0)[:12], 1.0, ())
+    make_updater(spec, value, [Piece("conv", 0, 12, (4, 3))]).update(gradient(0)[:12], 1.0, None)
     param = torch.nn.Parameter(start()[:12])
     param.grad = gradient(0)[:12]
     torch.optim.AdamW([param], lr=2e-3, weight_decay=0.0).step()
     torch.testing.assert_close(value, param.detach())
+
+
+MULTIPLIED = {name: {"lr": 0.05} for name in [*ELEMENTWISE, "lamb", "lars"]} | {"adamw": {"weight_decay": 0.1}}
+
+
+@pytest.mark.parametrize("name", MULTIPLIED)
+@settings(max_examples=5, deadline=None)
+@given(data=st.data())
+def test_multipliers_change_at_any_step_and_the_state_goes_on_also_after_a_cut(name: str, data: st.DataObject) -> None:
+    options: dict[str, Any] = MULTIPLIED[name]
+    classes: dict[str, Any] = ELEMENTWISE | WHOLE_TENSOR
+    factors = st.sampled_from([0.0, 0.5, 1.0, 2.0])
+    value = start()
+    updater = make_updater(make_spec(name, **options), value, pieces())
+    params = [torch.nn.Parameter(start()[p.start : p.start + p.length].view(p.shape).clone()) for p in pieces()]
+    optimizer = classes[name]([{"params": [param]} for param in params], **options)
+    usual = dict(optimizer.param_groups[0])
+    parts, cut_after = [(0, updater)], data.draw(st.integers(0, 4)) if name in ELEMENTWISE else 5
+    for step in range(5):
+        keys = {piece.key: KeyOptions(0, data.draw(factors), data.draw(factors)) for piece in pieces()}
+        told = data.draw(st.sampled_from([StepOptions([options], keys), StepOptions([], keys), StepOptions()]))
+        for param, group, piece in zip(params, optimizer.param_groups, pieces(), strict=True):
+            mine = keys[piece.key] if told.keys is not None else KeyOptions()
+            group["lr"] = usual["lr"] * mine.lr_mult
+            if "weight_decay" in usual:
+                group["weight_decay"] = usual["weight_decay"] * mine.wd_mult
+            param.grad = gradient(step)[piece.start : piece.start + piece.length].view(piece.shape).clone()
+        optimizer.step()
+        run(parts, range(step, step + 1), options=told)
+        if step == cut_after:
+            parts = split_at(updater, [data.draw(st.integers(1, NUMEL - 1))])
+    expected = torch.cat([param.detach().view(-1) for param in params])
+    torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_options_that_make_no_sense_leave_the_last_ones_in_force() -> None:
+    value = start()
+    updater = make_updater(make_spec("sgd", lr=0.1), value, pieces())
+    with pytest.raises(ValueError, match="param group 3 does not exist"):
+        updater.update(gradient(0), 1.0, StepOptions([{"lr": 9.0}], {"bias": KeyOptions(3)}))
+    assert torch.equal(value, start())
+    updater.update(gradient(0), 1.0, None)
+    torch.testing.assert_close(value, start() - 0.1 * gradient(0))
 
 
 def test_group_that_does_not_exist_is_refused() -> None:
@@ -172,9 +220,9 @@ def test_group_that_does_not_exist_is_refused() -> None:
 def test_learning_rate_changes_at_the_step_it_is_set_also_after_a_cut() -> None:
     value = start()
     updater = make_updater(make_spec("sgd", lr=0.1), value, pieces())
-    faster = [{"lr": 0.5}]
+    faster = StepOptions([{"lr": 0.5}])
     run([(0, updater)], range(1))
-    run([(0, updater)], range(1, 2), groups=faster)
+    run([(0, updater)], range(1, 2), options=faster)
     run(split_at(updater, [13]), range(2, 3))
     expected = start() - 0.1 * gradient(0) - 0.5 * gradient(1) - 0.5 * gradient(2)
     torch.testing.assert_close(value, expected)
@@ -190,14 +238,14 @@ def test_simple_updaters_assign_and_add() -> None:
         value = torch.full((6,), 3.0)
         parts = split_at(make_updater(make_spec(name, **options), value, [Piece("w", 0, 6)]), [2])
         for _, part in parts:
-            part.update(torch.full_like(part.value, 4.0), 0.25, ())
+            part.update(torch.full_like(part.value, 4.0), 0.25, None)
             assert part.state(part.pieces[0]) == {}
         assert value.tolist() == [expected] * 6
 
 
 def test_assign_without_a_scale_copies() -> None:
     value = torch.zeros(2)
-    make_updater(make_spec("assign"), value, [Piece("w", 0, 2)]).update(torch.tensor([1.0, 2.0]), 1.0, ())
+    make_updater(make_spec("assign"), value, [Piece("w", 0, 2)]).update(torch.tensor([1.0, 2.0]), 1.0, None)
     assert value.tolist() == [1.0, 2.0]
 
 

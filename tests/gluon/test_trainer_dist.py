@@ -26,6 +26,8 @@ SCENARIOS = (
     *(f"{name} {where}" for name in OPTIMIZERS for where in ("store", "device")),
     "lazy",
     "rates",
+    "multipliers",
+    "uneven",
     "embedding",
     "resumed",
     "module",
@@ -125,6 +127,38 @@ def rates(store):
         optimizer.zero_grad()
         ((reference(data) - label).square().mean() / (1 + step % 2)).backward()
         optimizer.step()
+    return difference(net, reference)
+
+
+def multipliers(store):
+    """Multipliers that change before the first step, between steps and back again count from the next step on."""
+    reference, net = mlp(), two_replicas(mlp())
+    trainer = Trainer(net, "adam", {"lr": 0.02, "weight_decay": 0.1}, store)
+    groups = [{"params": [one]} for one in reference.parameters()]
+    optimizer = torch.optim.Adam(groups, lr=0.02, weight_decay=0.1)
+    weight, bias = net.collect_params()["0.weight"], net.collect_params()["2.bias"]
+    for step in range(STEPS):
+        if step in (0, 10, 20):
+            weight.lr_mult, bias.wd_mult = {0: (0.5, 1.0), 10: (1.0, 0.0), 20: (1.0, 1.0)}[step]
+        for group, one in zip(optimizer.param_groups, net.collect_params().values(), strict=True):
+            group["lr"], group["weight_decay"] = 0.02 * one.lr_mult, 0.1 * one.wd_mult
+        trainer.step(my_gradients(net, store, step))
+        plain_step(reference, optimizer, step)
+    assert trainer.update_on_kvstore
+    return difference(net, reference)
+
+
+def uneven(store):
+    """With a store that merges to the mean, workers with 12 and 4 samples make the mean over all 16."""
+    reference, net = mlp(), two_replicas(mlp())
+    trainer = Trainer(net, "sgd", {"lr": 0.1}, kvstore.create("dist_sync", mean=True))
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
+    for step in range(STEPS):
+        data, label = (one.split([12, 4] if store.num_workers == 2 else [16])[store.rank] for one in batch(step))
+        outputs, labels = net(split_and_load(data, net.contexts)), split_and_load(label, net.contexts)
+        backward([(out - want).square().sum() for out, want in zip(outputs, labels, strict=True)])
+        trainer.step(len(label))
+        plain_step(reference, optimizer, step)
     return difference(net, reference)
 
 

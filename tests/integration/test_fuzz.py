@@ -19,7 +19,7 @@ from paceline.testing import LocalJob, listen, tell
 from paceline.transport import Security
 from paceline.transport.shared import SharedTensor
 from paceline.transport.zeromq import ZmqHub
-from paceline.updaters import make_spec
+from paceline.updaters import KeyOptions, StepOptions, make_spec
 from paceline.wire import decode, encode
 from paceline.wire import messages as m
 
@@ -50,7 +50,7 @@ def valid_messages(store, member, shared):
     open_store = m.OpenStore(store, "each", [], 0, -1, "none", 0, False)
     bucket = m.BucketSpec(0, NUMEL, ["a", 7], [400, 600], [[400], [20, 30]])
     spec = msgspec.msgpack.encode(make_spec("adam", lr=0.1))
-    options = msgspec.msgpack.encode([{"lr": 0.05}])
+    options = msgspec.msgpack.encode(StepOptions([{"lr": 0.05}], {"a": KeyOptions(0, 0.5)}))
     fds = [file.fd for file in shared]
 
     def push(round, entries, frames, coded=False, in_place=False, want=True):

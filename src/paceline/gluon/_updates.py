@@ -37,7 +37,6 @@ class StoreUpdates:
         assert isinstance(store, KVStore), "only a KVStore is capable of an optimizer"
         self._plan, self._store = plan, store
         self._keys: dict[Key, KeyOptions] = {}
-        self._pushed = False
 
     def start(self, everything: Mapping[str, Parameter], trained: Mapping[str, Parameter]) -> None:
         """Send the optimizer and the first values."""
@@ -63,21 +62,16 @@ class StoreUpdates:
 
     def _announce(self, step: int, samples: float) -> None:
         """Tell a distributed store what the coming pushes mean; it gets them scaled already."""
-        if self._plan.key_options() != self._keys and not self._pushed:
-            self._send_optimizer()
-        if self._plan.key_options() != self._keys:
-            raise ValueError(
-                f"lr_mult and wd_mult cannot change after the first step in a {self._store.type} store; set them "
-                "before, or make the Trainer with update_on_kvstore=False"
-            )
-        groups = self._plan.groups_at(step)
+        groups, keys = self._plan.groups_at(step), self._plan.key_options()
         if hasattr(self._store, "set_options"):
-            self._store.set_options(groups)
-        elif groups != self._plan.spec.groups:
-            raise ValueError(f"a {self._store.type} store cannot change options of its optimizer, such as the rate")
+            self._store.set_options(groups, None if keys == self._keys else keys)
+        elif (groups, keys) != (self._plan.spec.groups, self._keys):
+            raise ValueError(
+                f"a {self._store.type} store cannot change options of its optimizer, such as rates and multipliers; "
+                "make the Trainer with update_on_kvstore=False"
+            )
         if hasattr(self._store, "samples"):
             self._store.samples = samples
-        self._pushed = True
 
     def _exchange(self, trained: Mapping[str, Parameter], grads: Mapping[str, Sequence[torch.Tensor]]) -> None:
         rows = {key: one for key, one in grads.items() if self._by_rows(one)}

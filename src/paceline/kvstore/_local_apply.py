@@ -86,7 +86,7 @@ class SimpleApplier(_Stateless):
         """See :class:`Applier`."""
         for key, value in merged.items():
             dense = value.to_dense() if value.is_sparse else value
-            self._updaters[key].update(dense.reshape(-1), scale, ())
+            self._updaters[key].update(dense.reshape(-1), scale, None)
 
 
 class CallableApplier(_Stateless):

@@ -22,7 +22,7 @@ from paceline.kvstore.key_table import KeyTable
 from paceline.kvstore.plan import Plan
 from paceline.kvstore.traffic import Traffic
 from paceline.roles.session import Session
-from paceline.updaters import Options, UpdaterSpec, is_whole_tensor, make_spec
+from paceline.updaters import KeyOptions, Options, StepOptions, UpdaterSpec, is_whole_tensor, make_spec
 from paceline.wire import messages as m
 
 logger = logging.getLogger(__name__)
@@ -246,9 +246,14 @@ class DistStore(KVStore):
         self._spec = spec
         self.barrier()
 
-    def set_options(self, groups: Sequence[Options]) -> None:
-        """Set the optimizer's options per param group; they travel with every push from now on."""
-        self.traffic.options = msgspec.msgpack.encode(groups)
+    def set_options(self, groups: Sequence[Options], keys: Mapping[Key, KeyOptions] | None = None) -> None:
+        """Set the optimizer's options; they travel with every push from now on, and count from it on.
+
+        Args:
+            groups: options per param group.
+            keys: param group and multipliers of keys that differ from group 0 and 1.0; None: those of the spec.
+        """
+        self.traffic.options = msgspec.msgpack.encode(StepOptions(list(groups), None if keys is None else dict(keys)))
 
     @property
     def samples(self) -> float:

@@ -35,7 +35,7 @@ class Traffic:
         self.samples = 1.0
         """Samples behind the next pushes; weighs them where the store merges to the mean."""
         self.options = b""
-        """Encoded option groups of the optimizer, sent with every push."""
+        """Encoded options of the optimizer, sent with every push."""
 
     # ---- calls on lists of keys ------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.updaters import Options
+from paceline.updaters import StepOptions
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Contribution:
     values: torch.Tensor
     """Flat; not ours to change when ``borrowed``."""
     samples: float
-    options: Sequence[Options]
+    options: StepOptions | None
     borrowed: bool
     """The values lie in the worker's own memory."""
 
@@ -43,7 +43,7 @@ class Accumulator:
         self._first: Contribution | None = None
         self._sum: torch.Tensor | None = None
         self._samples = 0.0
-        self.options: Sequence[Options] = ()
+        self.options: StepOptions | None = None
 
     def add(self, worker: int, contribution: Contribution, buffer: torch.Tensor) -> None:
         """Take one worker's values; ``buffer`` is where sums go."""

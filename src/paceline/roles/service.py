@@ -20,7 +20,7 @@ from paceline.roles.state import get_state, set_state
 from paceline.roles.stored import ServerStore
 from paceline.tensors import dtype_of, from_frame, to_frame
 from paceline.transport.base import Frames
-from paceline.updaters import Options, UpdaterSpec
+from paceline.updaters import StepOptions, UpdaterSpec
 from paceline.wire import messages as m
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ AnswerFn: TypeAlias = Callable[[bytes, int, m.Reply, Callable[[], Frames]], None
 CommandFn: TypeAlias = Callable[["Service", str], str]
 
 _COMMANDS: dict[str, CommandFn] = {}
-_options_decoder = msgspec.msgpack.Decoder(list[Options])
+_options_decoder = msgspec.msgpack.Decoder(StepOptions)
 _spec_decoder = msgspec.msgpack.Decoder(UpdaterSpec)
 
 
@@ -55,9 +55,9 @@ register_command("log_level", _set_log_level)
 
 
 @lru_cache(maxsize=1024)
-def _options(encoded: bytes) -> tuple[Options, ...]:
-    """Decode option groups; the same bytes give the same object, so that a change is seen by identity."""
-    return tuple(_options_decoder.decode(encoded)) if encoded else ()
+def _options(encoded: bytes) -> StepOptions | None:
+    """Decode options; the same bytes give the same object, so that a change is seen by identity."""
+    return _options_decoder.decode(encoded) if encoded else None
 
 
 class Service:

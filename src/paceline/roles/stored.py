@@ -16,7 +16,7 @@ from paceline.errors import ConfigError, KeyMismatchError, ProtocolError, Remote
 from paceline.roles.accumulate import Accumulator, Contribution
 from paceline.roles.bucket import Pending, Slot, StoredBucket
 from paceline.transport.shared import MappedArena, map_foreign
-from paceline.updaters import Options, Piece, UpdaterSpec, make_updater
+from paceline.updaters import Piece, StepOptions, UpdaterSpec, make_updater
 from paceline.wire import messages as m
 
 logger = logging.getLogger(__name__)
@@ -167,7 +167,7 @@ class ServerStore:
             )
 
     def push(
-        self, entry: m.Entry, values: torch.Tensor, push: m.Push, options: Sequence[Options], pending: Pending
+        self, entry: m.Entry, values: torch.Tensor, push: m.Push, options: StepOptions | None, pending: Pending
     ) -> None:
         """Carry out one entry of a push that was checked."""
         bucket = self.bucket(entry.block, entry.bucket)
@@ -257,7 +257,7 @@ class ServerStore:
         except Exception as error:  # noqa: BLE001 - a user's optimizer may raise anything; all who wait must know
             self._break(slot, error)
             return
-        groups = accumulator.options or self.spec.groups
+        groups = (accumulator.options and accumulator.options.groups) or self.spec.groups
         rate = groups[0].get("lr", 1.0) if groups else 1.0
         self.step_mass += action.weight * float(rate if isinstance(rate, int | float) else 1.0)
 

@@ -3,7 +3,7 @@
 from paceline.updaters.flat import FlatUpdater, Piece
 from paceline.updaters.registry import is_whole_tensor, known_names
 from paceline.updaters.simple import AddUpdater, AssignUpdater
-from paceline.updaters.spec import KeyOptions, Option, Options, UpdaterSpec, make_spec, option_groups
+from paceline.updaters.spec import KeyOptions, Option, Options, StepOptions, UpdaterSpec, make_spec, option_groups
 from paceline.updaters.torch_updater import TorchUpdater, make_updater
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Option",
     "Options",
     "Piece",
+    "StepOptions",
     "TorchUpdater",
     "UpdaterSpec",
     "is_whole_tensor",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.updaters.spec import Options
+from paceline.updaters.spec import StepOptions
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,13 @@ class FlatUpdater(abc.ABC):
         self.pieces = tuple(pieces)
 
     @abc.abstractmethod
-    def update(self, merged: torch.Tensor, scale: float, groups: Sequence[Options]) -> None:
+    def update(self, merged: torch.Tensor, scale: float, options: StepOptions | None) -> None:
         """Apply one merged push.
 
         Args:
             merged: 1-D tensor like the value; its content may be overwritten.
             scale: factor that turns ``merged`` into the gradient.
-            groups: options per param group at this step; empty means those of the spec.
+            options: options at this step; None means those of the last one.
         """
 
     @abc.abstractmethod

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 
 from paceline.updaters.flat import FlatUpdater
-from paceline.updaters.spec import Options
+from paceline.updaters.spec import StepOptions
 
 
 class AssignUpdater(FlatUpdater):
     """Replace the stored value by the merged one: a store without an optimizer."""
 
-    def update(self, merged: torch.Tensor, scale: float, groups: Sequence[Options]) -> None:
+    def update(self, merged: torch.Tensor, scale: float, options: StepOptions | None) -> None:
         """Set the value to ``scale * merged``."""
         if scale == 1.0:
             self.value.copy_(merged)
@@ -39,7 +39,7 @@ class AddUpdater(FlatUpdater):
         super().__init__(value, pieces)  # type: ignore[arg-type]
         self._rate = rate
 
-    def update(self, merged: torch.Tensor, scale: float, groups: Sequence[Options]) -> None:
+    def update(self, merged: torch.Tensor, scale: float, options: StepOptions | None) -> None:
         """Add ``rate * scale * merged`` to the value."""
         self.value.add_(merged, alpha=self._rate * scale)
 

@@ -27,6 +27,15 @@ class KeyOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     wd_mult: float = 1.0
 
 
+class StepOptions(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The options of an optimizer at one step; they travel with every push."""
+
+    groups: list[Options] = []
+    """Options per param group; empty: those of the spec."""
+    keys: dict[str | int, KeyOptions] | None = None
+    """Keys that are not in group 0 with multipliers 1; None: those of the spec."""
+
+
 class UpdaterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An optimizer or updater by name, with one dictionary of options per param group."""
 

@@ -12,7 +12,7 @@ import torch
 from paceline.updaters.flat import FlatUpdater, Piece, State
 from paceline.updaters.registry import check_name, find_class, is_whole_tensor
 from paceline.updaters.simple import AddUpdater, AssignUpdater
-from paceline.updaters.spec import KeyOptions, Options, UpdaterSpec
+from paceline.updaters.spec import KeyOptions, Options, StepOptions, UpdaterSpec
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,16 @@ class _Run:
     options: KeyOptions
 
 
-def _runs(pieces: Sequence[Piece], spec: UpdaterSpec, whole: bool) -> list[_Run]:
+def _runs(
+    pieces: Sequence[Piece], keys: Mapping[str | int, KeyOptions], whole: bool, apart: Collection[int] = ()
+) -> list[_Run]:
+    """Join neighbours with equal options, except at the positions ``apart``."""
     runs: list[_Run] = []
     for piece in pieces:
-        options = spec.of_key(piece.key)
+        options = keys.get(piece.key, KeyOptions())
         last = runs[-1] if runs else None
-        if not whole and last is not None and last.options == options and last.start + last.length == piece.start:
+        joins = not whole and piece.start not in apart
+        if joins and last is not None and last.options == options and last.start + last.length == piece.start:
             runs[-1] = _Run(last.start, last.length + piece.length, (), options)
         else:
             runs.append(_Run(piece.start, piece.length, piece.shape if whole else (), options))
@@ -57,19 +61,23 @@ class TorchUpdater(FlatUpdater):
         self._spec, self._cls = spec, cls
         self._whole = is_whole_tensor(spec.name)
         self._master = _master(value, spec)
-        self._runs = _runs(pieces, spec, self._whole)
-        self._params = [torch.nn.Parameter(_view(self._master, run), requires_grad=True) for run in self._runs]
         # Only with float32: torch's fused SGD is wrong for half types on CPUs (2.13), and grad_scale is a float32.
         self._fused = self._master.dtype == torch.float32 and not self._whole and "fused" in _parameters(cls)
-        extra: dict[str, Any] = {"fused": True} if self._fused else {}
-        table = [
-            {"params": [param]} | self._options(run, spec.groups)
-            for param, run in zip(self._params, self._runs, strict=True)
-        ]
-        self._optimizer = cls(table, **extra)
         # Torch wraps every step for its profiler and for hooks, which nobody sets here: 60 of 100 us on small slots.
         self._raw_step: Callable[[torch.optim.Optimizer], Any] = inspect.unwrap(cls.step)
-        self._applied: Sequence[Options] = spec.groups
+        self._groups: Sequence[Options] = spec.groups
+        self._applied: StepOptions | None = None
+        self._build(_runs(pieces, spec.keys, self._whole))
+
+    def _build(self, runs: list[_Run]) -> None:
+        self._runs = runs
+        self._params = [torch.nn.Parameter(_view(self._master, run), requires_grad=True) for run in runs]
+        extra: dict[str, Any] = {"fused": True} if self._fused else {}
+        table = [
+            {"params": [param]} | self._options(run, self._groups)
+            for param, run in zip(self._params, runs, strict=True)
+        ]
+        self._optimizer = self._cls(table, **extra)
 
     def _options(self, run: _Run, groups: Sequence[Options]) -> dict[str, Any]:
         if run.options.group >= len(groups):
@@ -84,16 +92,31 @@ class TorchUpdater(FlatUpdater):
         parameter = _parameters(self._cls).get(name)
         return float(parameter.default) if parameter is not None else 0.0
 
-    def _set_options(self, groups: Sequence[Options]) -> None:
-        if not groups or groups is self._applied:
+    def _set_options(self, options: StepOptions | None) -> None:
+        if options is None or options is self._applied:
             return
-        for run, group in zip(self._runs, self._optimizer.param_groups, strict=True):
-            group.update(self._options(run, groups))
-        self._applied = groups
+        keys = self._spec.keys if options.keys is None else options.keys
+        # Keys that have been apart stay so: some state (ASGD's eta) is one number for all of a run.
+        runs = _runs(self.pieces, keys, self._whole, apart=[run.start for run in self._runs])
+        groups = options.groups or self._spec.groups
+        table = [self._options(run, groups) for run in runs]
+        self._groups = groups
+        if runs != self._runs:
+            self._rebuild(runs)
+        for group, changed in zip(self._optimizer.param_groups, table, strict=True):
+            group.update(changed)
+        self._applied = options
 
-    def update(self, merged: torch.Tensor, scale: float, groups: Sequence[Options]) -> None:
+    def _rebuild(self, runs: list[_Run]) -> None:
+        """Part keys whose options have become unequal; the state stays."""
+        states = [self.state(piece) for piece in self.pieces]
+        self._build(runs)
+        for piece, state in zip(self.pieces, states, strict=True):
+            self.load_state(piece, state)
+
+    def update(self, merged: torch.Tensor, scale: float, options: StepOptions | None) -> None:
         """Run one optimizer step on ``scale * merged``."""
-        self._set_options(groups)
+        self._set_options(options)
         merged = merged if merged.dtype == self._master.dtype else merged.to(self._master.dtype)
         if self._fused:
             # torch's fused kernels divide by grad_scale (made for GradScaler): the scaling costs no pass of its own.
@@ -116,6 +139,7 @@ class TorchUpdater(FlatUpdater):
             half = TorchUpdater(self.value[start:stop], pieces, self._spec, self._cls)
             if self._master is not self.value:
                 half._master.copy_(self._master[start:stop])
+            half._build(_runs(pieces, self._spec.keys, self._whole, [run.start - start for run in self._runs]))
             half._set_options(self._applied)
             for piece in pieces:
                 here = Piece(piece.key, piece.start + start, piece.length, piece.shape)

@@ -239,7 +239,7 @@ class Push(Message, tag=24):
     entries: list[Entry]
     samples: float
     options: Blob
-    """Encoded option groups of the optimizer at this step; empty: unchanged."""
+    """Encoded StepOptions of the optimizer; empty: unchanged."""
     coded: bool
     want: bool
     """Send the new values with the answer."""
