@@ -22,7 +22,7 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)
 	$(BIN)/paceline launch -n 2 -s 2 -- $(BIN)/python examples/train_mnist.py \
-	  --network lenet --kv-store dist_sync
+	  --network lenet --kv-store dist_sync --lr 0.05
 
 test: $(READY)
 	rm -f .coverage .coverage.*
