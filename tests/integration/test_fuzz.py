@@ -46,6 +46,7 @@ def valid_messages(store, member, shared):
     coded = bytes(codec.encode(torch.ones(NUMEL), codec.new_state(NUMEL), round=1))
     entry = m.Entry(0, 0, 0, NUMEL, 0)
     parts = [m.Entry(0, 0, 0, 400, 0), m.Entry(0, 0, 400, 600, 0)]
+    rows, ids = m.Entry(1, 0, 0, NUMEL, 0), np.array([3, 17]).tobytes()
     state = m.StateItem(0, 0, 0, NUMEL, "exp_avg", "float32", [NUMEL])
     open_store = m.OpenStore(store, "each", [], 0, -1, "none", 0, False)
     bucket = m.BucketSpec(0, NUMEL, ["a", 7], [400, 600], [[400], [20, 30]])
@@ -70,6 +71,9 @@ def valid_messages(store, member, shared):
         push(3, [entry], [], in_place=True),
         push(4, parts, [values[:1600], values[1600:]]),
         push(5, parts, [], in_place=True, want=False),
+        (m.Init(store, 1, "float32", [m.BucketSpec(0, NUMEL, ["rows"], [NUMEL], [[20, 50]])]), [values]),
+        (msgspec.structs.replace(push(1, [rows], [])[0], want=False, rows=True), [ids, values[:400]]),
+        (m.PullRows(store, rows), [ids]),
         (m.Pull(store, [entry], False), []),
         (m.Pull(store, parts, True), []),
         (m.GetState(store, [entry]), []),

@@ -13,10 +13,10 @@ from paceline.gluon._optimizer import OptimizerPlan
 from paceline.gluon.parameter import Parameter
 from paceline.kvstore._local_base import InProcessStore
 from paceline.kvstore._local_optimizer import KeyedOptimizer, check_state
-from paceline.kvstore._local_rows import LAZY
 from paceline.kvstore._local_states import load_states, save_states
 from paceline.kvstore.base import Key, KVStore, KVStoreBase
 from paceline.updaters import KeyOptions
+from paceline.updaters.rows import LAZY
 
 
 def _broadcast(store: KVStoreBase, parameters: Mapping[str, Parameter]) -> None:

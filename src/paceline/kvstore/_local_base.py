@@ -13,11 +13,11 @@ from paceline.kvstore import _local_check as check
 from paceline.kvstore._local_apply import Applier, CallableApplier, SimpleApplier, State
 from paceline.kvstore._local_merge import Merger
 from paceline.kvstore._local_optimizer import KeyedOptimizer, check_options, check_state
-from paceline.kvstore._local_rows import copy_rows
 from paceline.kvstore._local_states import load_states, save_states
 from paceline.kvstore.base import Key, Keys, KVStore, Updater, Values, normalise
 from paceline.updaters import KeyOptions, Options, UpdaterSpec, make_spec
 from paceline.updaters.registry import SIMPLE, find_class
+from paceline.updaters.rows import copy_rows
 
 
 class InProcessStore(KVStore):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.cuda import comm
 
-from paceline.kvstore._local_rows import sum_rows
 from paceline.kvstore.base import Key
+from paceline.updaters.rows import sum_rows
 
 if TYPE_CHECKING:
     from paceline.compression import Codec, State

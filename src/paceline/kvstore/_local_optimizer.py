@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from paceline.kvstore._local_apply import Applier, State
-from paceline.kvstore._local_rows import LAZY, lazy_update
 from paceline.kvstore.base import Key
 from paceline.updaters import KeyOptions, Options, UpdaterSpec
+from paceline.updaters.rows import LAZY, lazy_update
 
 _FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 _FUSED_DTYPES = (torch.float32, torch.float64)

@@ -15,14 +15,17 @@ import torch
 from paceline import compression
 from paceline.consistency import Policy, parse_groups, policy_of, resolve_groups
 from paceline.errors import ConfigError, KeyMismatchError
+from paceline.kvstore import _local_check as check
 from paceline.kvstore import checkpoint, dist_states
 from paceline.kvstore.base import Key, Keys, KVStore, OptimizerLike, Updater, Values, normalise
 from paceline.kvstore.block import WorkerBlock
 from paceline.kvstore.key_table import KeyTable
 from paceline.kvstore.plan import Plan
+from paceline.kvstore.row_traffic import RowTraffic, own_bucket
 from paceline.kvstore.traffic import Traffic
 from paceline.roles.session import Session
 from paceline.updaters import KeyOptions, Options, StepOptions, UpdaterSpec, is_whole_tensor, make_spec
+from paceline.updaters.rows import put_rows
 from paceline.wire import messages as m
 
 logger = logging.getLogger(__name__)
@@ -86,6 +89,7 @@ class DistStore(KVStore):
         self._spec = UpdaterSpec()
         self.table = KeyTable(session, name, lambda: is_whole_tensor(self._spec.name))
         self.traffic = Traffic(session, name, eager=policy.merge in ("all", "groups"))
+        self._rows = RowTraffic(session, name, self.traffic)
         self._barriers = self._siblings = 0
         self._is_open = self._closed = False
         session.on_close(self.close)
@@ -173,19 +177,32 @@ class DistStore(KVStore):
 
         ``priority`` orders nothing here: what is pushed leaves at once.
         """
-        self.traffic.push(*self._planned(key, value))
+        by_rows: dict[Key, list[torch.Tensor]] = {}
+        dense = self._planned(key, value, by_rows)
+        for place, devices in zip(self.table.locate(list(by_rows)), by_rows.values(), strict=True):
+            self._rows.push(place, devices)
+        self.traffic.push(*dense)
 
     def pull(self, key: Keys, out: Values, priority: int = 0, ignore_sparse: bool = True) -> None:
         """Copy stored values into ``out``, after this worker's own pushes of those keys are applied."""
         self.traffic.pull(*self._planned(key, out))
 
-    def _planned(self, key: Keys, values: Values) -> tuple[Plan, Any]:
-        """Return the plan of a call and its values, one tensor or several per key, after checking them."""
+    def _planned(
+        self, key: Keys, values: Values, by_rows: dict[Key, list[torch.Tensor]] | None = None
+    ) -> tuple[Plan, Any]:
+        """Return the plan of a call and its values, one tensor or several per key, after checking them.
+
+        Keys with row-sparse values are put into ``by_rows`` instead.
+        """
         if isinstance(key, list) and isinstance(values, list) and all(map(_is_dense, values)):
             plan = self.table.known_plan(tuple(key))
             if plan is not None and [one.shape for one in values] == plan.shapes:
                 return plan, values
         keys, devices = normalise(key, values)
+        if by_rows is not None:
+            by_rows |= self._row_sparse(keys, devices)
+            devices = [tensors for one, tensors in zip(keys, devices, strict=True) if one not in by_rows]
+            keys = [one for one in keys if one not in by_rows]
         plan = self.table.plan(tuple(keys))
         for one, shape, tensors in zip(keys, plan.shapes, devices, strict=True):
             for tensor in tensors:
@@ -194,15 +211,26 @@ class DistStore(KVStore):
                         f"key {one!r} was initialised with shape {tuple(shape)}, not {tuple(tensor.shape)}"
                     )
                 if tensor.layout is not torch.strided:
-                    raise TypeError(f"the value of key {one!r} is sparse; {self.type} holds dense values")
+                    raise TypeError(f"the tensor for key {one!r} is sparse; use row_sparse_pull for some of its rows")
         if all(len(tensors) == 1 for tensors in devices):
             return plan, [tensors[0] for tensors in devices]
         return plan, devices
 
+    def _row_sparse(self, keys: Sequence[Key], values: Sequence[list[torch.Tensor]]) -> dict[Key, list[torch.Tensor]]:
+        """Return the keys all of whose values are row-sparse, after checking them."""
+        found = {one: tensors for one, tensors in zip(keys, values, strict=True) if all(t.is_sparse for t in tensors)}
+        for one, place in zip(found, self.table.locate(list(found)), strict=True):
+            value = place[0].value_of(place[1])
+            check.pushes({one: value}, {one: found[one]})
+            if own_bucket(place) is None:
+                raise ValueError(f"key {one!r} has no place of its own for rows: initialise it with a sparse value")
+        return found
+
     def pushpull(self, key: Keys, value: Values, out: Values | None = None, priority: int = 0) -> None:
         """Push, then pull into ``out`` (into ``value`` itself when ``out`` is None)."""
+        outs = self._planned(key, value if out is None else out)
         self.push(key, value, priority)
-        self.pull(key, value if out is None else out, priority)
+        self.traffic.pull(*outs)
 
     def broadcast(self, key: Keys, value: Values, out: Values, priority: int = 0) -> None:
         """Initialise keys with rank 0's values and copy them into ``out``."""
@@ -210,8 +238,31 @@ class DistStore(KVStore):
         self.pull(key, out, priority)
 
     def row_sparse_pull(self, key: Keys, out: Values, priority: int = 0, row_ids: Values | None = None) -> None:
-        """Pull only some rows; distributed stores hold dense values."""
-        raise TypeError(f"a {self.type} store holds dense values; use pull")
+        """Pull only some rows of keys that were initialised with sparse values, after this worker's own pushes.
+
+        Args:
+            key: such keys.
+            out: a sparse target holds the asked rows afterwards and nothing else; in a dense target of the key's shape
+                the asked rows are refreshed and the others stay.
+            priority: ignored here.
+            row_ids: row numbers of any integer dtype and shape, one tensor per key or per target; repeats are allowed.
+
+        Raises:
+            ValueError: no ``row_ids``, numbers outside of the value, another shape, or a key that is not row-sparse.
+        """
+        if row_ids is None:
+            raise ValueError("row_sparse_pull needs row_ids: the numbers of the rows to pull")
+        outs, ids = (dict(zip(*normalise(key, one), strict=True)) for one in (out, row_ids))
+        places = dict(zip(outs, self.table.locate(list(outs)), strict=True))
+        values = {one: block.value_of(index) for one, (block, index) in places.items()}
+        check.outputs(values, outs)
+        chosen = {one: check.row_ids(one, values[one], ids[one], len(targets)) for one, targets in outs.items()}
+        for one, place in places.items():
+            if own_bucket(place) is None:
+                raise ValueError(f"key {one!r} has no place of its own for rows: initialise it with a sparse value")
+        for one, targets in outs.items():
+            for target, rows in zip(targets, chosen[one], strict=True):
+                put_rows(self._rows.pull(places[one], rows), rows, target)
 
     # ---- what a push does ------------------------------------------------------------------------------------------
 

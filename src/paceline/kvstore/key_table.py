@@ -53,8 +53,8 @@ class KeyTable:
             raise TypeError("the keys of one store are all int or all str, not both")
         if isinstance(key, int) and not -(2**63) <= key < 2**63:
             raise ValueError(f"key {key} does not fit into 64 bits; use a string")
-        if tensor.layout is not torch.strided:
-            raise TypeError(f"the value of key {key!r} is sparse; a distributed store holds dense values")
+        if tensor.layout is not torch.strided and not _has_sparse_rows(tensor):
+            raise TypeError(f"the value of key {key!r} is sparse, but not in its rows alone (one sparse dimension)")
         dtype_name(tensor.dtype)
 
     def locate(self, keys: Sequence[Key]) -> list[Place]:
@@ -99,24 +99,27 @@ class KeyTable:
         return blocks
 
     def _place(self, keys: Sequence[Key], values: Sequence[torch.Tensor], tags: Sequence[int]) -> list[WorkerBlock]:
-        by_dtype: dict[str, list[m.KeySpec]] = {}
-        for key, value, tag in zip(keys, values, tags, strict=True):
-            by_dtype.setdefault(dtype_name(value.dtype), []).append(m.KeySpec(key, list(value.shape), tag))
-        blocks: dict[str, WorkerBlock] = {}
-        for dtype, specs in by_dtype.items():
-            block = self._make_block(self._block_spec(len(self.blocks) + len(blocks), dtype, specs))
+        kinds = [(dtype_name(value.dtype), value.is_sparse) for value in values]
+        found: dict[tuple[str, bool], list[m.KeySpec]] = {}
+        for key, value, tag, kind in zip(keys, values, tags, kinds, strict=True):
+            specs = found.setdefault(kind, [])
+            # A tag of its own gives a row-sparse key a bucket for itself.
+            specs.append(m.KeySpec(key, list(value.shape), len(specs) if value.is_sparse else tag))
+        blocks: dict[tuple[str, bool], WorkerBlock] = {}
+        for (dtype, by_rows), specs in found.items():
+            block = self._make_block(self._block_spec(len(self.blocks) + len(blocks), dtype, specs, by_rows))
             for bucket in block.layout.buckets:
                 self._loads[bucket.server] += bucket.length
-            blocks[dtype] = block
-        for key, value in zip(keys, values, strict=True):
-            block = blocks[dtype_name(value.dtype)]
-            block.value_of(block.key_index[key]).copy_(value.detach())
+            blocks[dtype, by_rows] = block
+        for key, value, kind in zip(keys, values, kinds, strict=True):
+            block = blocks[kind]
+            block.value_of(block.key_index[key]).copy_(value.detach().to_dense())
         return list(blocks.values())
 
-    def _block_spec(self, number: int, dtype: str, specs: list[m.KeySpec]) -> m.BlockSpec:
+    def _block_spec(self, number: int, dtype: str, specs: list[m.KeySpec], whole: bool) -> m.BlockSpec:
         settings = self._session.settings
         speeds = [float(part) for part in settings.server_speeds.split(",") if part]
-        loads, bound, whole = list(self._loads), settings.bigarray_bound, self._whole()
+        loads, bound, whole = list(self._loads), settings.bigarray_bound, whole or self._whole()
         return m.BlockSpec(number, dtype, specs, loads, speeds, bound, settings.placement, whole)
 
     def _make_block(self, spec: m.BlockSpec) -> WorkerBlock:
@@ -182,3 +185,7 @@ class KeyTable:
                         "worker %d: no shared memory with server %d (%s); using sockets",
                         self._session.rank, server.rank, error,
                     )  # fmt: skip
+
+
+def _has_sparse_rows(tensor: torch.Tensor) -> bool:
+    return tensor.is_sparse and tensor.sparse_dim() == 1 and tensor.dim() > 1

@@ -15,7 +15,7 @@ class Contribution:
     """One worker's push of one slot."""
 
     values: torch.Tensor
-    """Flat; not ours to change when ``borrowed``."""
+    """Flat, or some rows of a key (sparse); not ours to change when ``borrowed``."""
     samples: float
     options: StepOptions | None
     borrowed: bool
@@ -62,10 +62,8 @@ class Accumulator:
             self._first = one
             return
         factor = one.samples / self._first.samples if self._mean else 1.0
-        if self._sum is None:
-            self._sum = torch.add(self._converted(self._first), self._converted(one), alpha=factor, out=buffer)
-        else:
-            self._sum.add_(self._converted(one), alpha=factor)
+        so_far = self._converted(self._first) if self._sum is None else self._sum
+        self._sum = _added(so_far, self._converted(one), factor, buffer)
 
     def _converted(self, one: Contribution) -> torch.Tensor:
         return one.values if one.values.dtype == self.dtype else one.values.to(self.dtype)
@@ -79,7 +77,7 @@ class Accumulator:
             return None
         scale = weight * (self._first.samples / self._samples if self._mean else 1.0)
         if self._sum is not None:
-            return self._sum, scale
+            return self._sum.coalesce() if self._sum.is_sparse else self._sum, scale
         values = self._converted(self._first)
         if self._first.borrowed and scale != 1.0 and values is self._first.values:
             values = buffer.copy_(values)
@@ -93,10 +91,21 @@ class Accumulator:
         other = Accumulator(self._expected, self._mean, self.dtype)
         other._held = {worker: _cut(one, part) for worker, one in self._held.items()}
         other._first = None if self._first is None else _cut(self._first, part)
-        other._sum = None if self._sum is None else self._sum[part]
+        other._sum = None if self._sum is None else _flat(self._sum)[part]
         other._samples, other.options = self._samples, self.options
         return other
 
 
+def _added(so_far: torch.Tensor, one: torch.Tensor, factor: float, buffer: torch.Tensor) -> torch.Tensor:
+    """Return the sum: of rows while all contributions are rows, else flat in the buffer."""
+    if so_far.is_sparse and one.is_sparse:
+        return so_far + (one if factor == 1.0 else one * factor)
+    return torch.add(_flat(so_far), _flat(one), alpha=factor, out=buffer)
+
+
+def _flat(values: torch.Tensor) -> torch.Tensor:
+    return values.to_dense().view(-1) if values.is_sparse else values
+
+
 def _cut(one: Contribution, part: slice) -> Contribution:
-    return Contribution(one.values[part], one.samples, one.options, one.borrowed)
+    return Contribution(_flat(one.values)[part], one.samples, one.options, one.borrowed)

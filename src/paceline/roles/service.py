@@ -14,6 +14,7 @@ import torch
 from paceline.config import Settings
 from paceline.consistency import Policy
 from paceline.errors import KeyMismatchError, PacelineError, ProtocolError
+from paceline.roles import rows
 from paceline.roles.bucket import Pending
 from paceline.roles.errors_by_name import failed
 from paceline.roles.state import get_state, set_state
@@ -87,6 +88,7 @@ class Service:
             m.AskMissing: self._missing,
             m.Leave: self._leave,
             m.Pause: self._pause,
+            m.PullRows: self._pull_rows,
         }
 
     def admit(self, members: Sequence[m.Member]) -> None:
@@ -205,7 +207,9 @@ class Service:
     def _with_frames(self, push: m.Push, frames: Frames) -> list[tuple[m.Entry, Any]]:
         if push.shared and not push.coded:
             return [(entry, None) for entry in push.entries]
-        if len(frames) != len(push.entries):
+        if push.rows and len(frames) == 2 * len(push.entries):
+            return list(zip(push.entries, zip(frames[::2], frames[1::2], strict=True), strict=True))
+        if push.rows or len(frames) != len(push.entries):
             raise ProtocolError(f"{len(push.entries)} entries with {len(frames)} frames of values")
         return list(zip(push.entries, frames, strict=True))
 
@@ -213,6 +217,8 @@ class Service:
         bucket = store.bucket(entry.block, entry.bucket)
         if frame is None:
             return bucket.arenas[worker].grads[entry.start : entry.start + entry.length]
+        if push.rows:
+            return rows.pushed(bucket, entry, frame)
         if push.coded:
             assert store.codec is not None
             decoded = torch.empty(entry.length)
@@ -245,6 +251,15 @@ class Service:
             arena.values[entry.start : entry.start + entry.length].copy_(values)
             versions.append(version)
         self._reply(peer, seq, m.Values(versions))
+
+    def _pull_rows(self, worker: int, body: m.PullRows, frames: Frames) -> tuple[m.Reply, Frames]:
+        store, entry = self._store(body.store), body.entry
+        bucket = store.bucket(entry.block, entry.bucket)
+        if len(frames) != 1:
+            raise ProtocolError(f"one frame of row numbers is needed, not {len(frames)}")
+        chosen = rows.numbers(bucket, entry, frames[0])
+        version, values = store.read(worker, entry)
+        return m.Values([version]), [to_frame(values.view(rows.shape_of(bucket, entry))[chosen])]
 
     def _send_values(self, peer: bytes, seq: int, worker: int, store: ServerStore, entries: Sequence[m.Entry]) -> None:
         """Answer with values, as they are at the moment of sending, also when the answer is given again."""

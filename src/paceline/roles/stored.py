@@ -13,6 +13,7 @@ from paceline import compression
 from paceline.consistency import Apply, Merge, Policy, Refuse, Release, Repeat, Rule, Stats
 from paceline.consistency.rule import Action
 from paceline.errors import ConfigError, KeyMismatchError, ProtocolError, RemoteError
+from paceline.roles import rows
 from paceline.roles.accumulate import Accumulator, Contribution
 from paceline.roles.bucket import Pending, Slot, StoredBucket
 from paceline.transport.shared import MappedArena, map_foreign
@@ -144,12 +145,16 @@ class ServerStore:
                 f"store {self.name!r} merges pushes as {self.policy.merge!r} and needs an optimizer where the values "
                 "are: call set_optimizer before the first push"
             )
+        if push.rows and (push.coded or push.shared or push.want):
+            raise ProtocolError("rows travel as they are, and are pulled by themselves")
         if push.coded and self.codec is None:
             raise ProtocolError(f"a compressed push, but store {self.name!r} has no compression")
         _check_distinct(push.entries)
         for entry in push.entries:
             bucket = self.bucket(entry.block, entry.bucket)
             self.check_entry(bucket, entry)
+            if push.rows:
+                rows.shape_of(bucket, entry)
             if push.shared and worker not in bucket.arenas:
                 raise ProtocolError(f"worker {worker} has not offered shared memory for block {entry.block}")
             for slot in bucket.slots_of(entry.start, entry.length):
@@ -173,7 +178,7 @@ class ServerStore:
         bucket = self.bucket(entry.block, entry.bucket)
         for slot in bucket.slots_of(entry.start, entry.length):
             pending.remaining += 1
-            part = values[slot.start - entry.start : slot.stop - entry.start]
+            part = values if push.rows else values[slot.start - entry.start : slot.stop - entry.start]
             borrowed = push.shared and not push.coded
             if borrowed and self.policy.merge == "first":
                 # The worker goes on before its push is merged, and writes its next gradients over these.
@@ -253,7 +258,8 @@ class ServerStore:
         if result is None or action.weight == 0.0:
             return
         try:
-            slot.updater.update(*result, accumulator.options)
+            update = slot.updater.update_rows if result[0].is_sparse else slot.updater.update
+            update(*result, accumulator.options)
         except Exception as error:  # noqa: BLE001 - a user's optimizer may raise anything; all who wait must know
             self._break(slot, error)
             return

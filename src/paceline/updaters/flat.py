@@ -56,6 +56,16 @@ class FlatUpdater(abc.ABC):
             options: options at this step; None means those of the last one.
         """
 
+    def update_rows(self, merged: torch.Tensor, scale: float, options: StepOptions | None) -> None:
+        """Apply one merged push of some rows of the one key that is stored; by default the other rows count as zero.
+
+        Args:
+            merged: row-sparse, [rows, elements of a row], coalesced.
+            scale: as in :meth:`update`.
+            options: as in :meth:`update`.
+        """
+        self.update(merged.to_dense().view(-1), scale, options)
+
     @abc.abstractmethod
     def split(self, at: int) -> tuple[FlatUpdater, FlatUpdater]:
         """Return updaters of ``value[:at]`` and ``value[at:]`` that go on where this one stands, sharing memory."""

@@ -11,6 +11,7 @@ import torch
 
 from paceline.updaters.flat import FlatUpdater, Piece, State
 from paceline.updaters.registry import check_name, find_class, is_whole_tensor
+from paceline.updaters.rows import LAZY, step_rows
 from paceline.updaters.simple import AddUpdater, AssignUpdater
 from paceline.updaters.spec import KeyOptions, Options, StepOptions, UpdaterSpec
 
@@ -132,6 +133,21 @@ class TorchUpdater(FlatUpdater):
         if self._master is not self.value:
             self.value.copy_(self._master)
 
+    def update_rows(self, merged: torch.Tensor, scale: float, options: StepOptions | None) -> None:
+        """Run one optimizer step on the touched rows and their state alone, where the optimizer has such a form."""
+        if self._cls not in LAZY:
+            super().update_rows(merged, scale, options)
+            return
+        self._set_options(options)
+        [param], [group] = self._params, self._optimizer.param_groups
+        state, shape = self._optimizer.state[param], merged.shape
+        shaped = {name: _in_shape(value, param.shape, shape) for name, value in state.items()}
+        step_rows(self._cls, param.detach().view(shape), shaped, group, merged.to(self._master.dtype), scale)
+        state.update({name: _in_shape(value, shape, param.shape) for name, value in shaped.items()})
+        if self._master is not self.value:
+            rows = merged.indices()[0]
+            self.value.view(shape).index_copy_(0, rows, self._master.view(shape)[rows].to(self.value.dtype))
+
     def split(self, at: int) -> tuple[FlatUpdater, FlatUpdater]:
         """Return updaters of both halves, with the state so far."""
         halves = []
@@ -218,6 +234,10 @@ def _tuples(options: Mapping[str, Any]) -> dict[str, Any]:
 def _master(value: torch.Tensor, spec: UpdaterSpec) -> torch.Tensor:
     half = value.dtype in (torch.float16, torch.bfloat16)
     return value.to(torch.float32) if half and spec.multi_precision else value
+
+
+def _in_shape(value: Any, before: torch.Size, after: torch.Size) -> Any:
+    return value.view(after) if isinstance(value, torch.Tensor) and value.shape == before else value
 
 
 def _view(flat: torch.Tensor, run: _Run) -> torch.Tensor:

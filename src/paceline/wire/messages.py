@@ -245,6 +245,8 @@ class Push(Message, tag=24):
     """Send the new values with the answer."""
     shared: bool
     """Values are read from and written to shared memory."""
+    rows: bool = False
+    """Two frames per entry: ascending row numbers (int64) and those rows; the entry is a whole key with a bucket."""
 
 
 class Pull(Message, tag=25):
@@ -356,6 +358,13 @@ class Pause(Message, tag=38):
     store: Name
 
 
+class PullRows(Message, tag=39):
+    """Ask for some rows of a key that has a bucket for itself; one frame of ascending row numbers (int64)."""
+
+    store: Name
+    entry: Entry
+
+
 # ---- common --------------------------------------------------------------------------------------------------------
 
 
@@ -385,7 +394,7 @@ class Unknown(Message, tag=53):
 Request: TypeAlias = (
     Hello | Heartbeat | Bye | Claim | Enter | Publish | Lookup | AskStatus | AskAbsent
     | OpenStore | Init | SetUpdater | SetCompression | Push | Pull | MapArena | GetState | SetState
-    | Command | AskStats | AskMissing | Leave | Pause | Probe
+    | Command | AskStats | AskMissing | Leave | Pause | PullRows | Probe
 )  # fmt: skip
 
 Reply: TypeAlias = (

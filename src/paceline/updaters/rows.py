@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -28,10 +28,17 @@ def copy_rows(value: torch.Tensor, rows: torch.Tensor, target: torch.Tensor) -> 
         rows: distinct row numbers, sorted.
         target: sparse (holds just these rows afterwards) or dense (its other rows stay).
     """
-    rows = rows.to(value.device)
-    picked = value.detach()[rows].to(target.device, target.dtype)
+    put_rows(value.detach()[rows.to(value.device)], rows, target)
+
+
+@torch.no_grad()
+def put_rows(picked: torch.Tensor, rows: torch.Tensor, target: torch.Tensor) -> None:
+    """Put values of rows, as :func:`copy_rows` does, into a target."""
+    picked = picked.to(target.device, target.dtype)
     if target.is_sparse:
-        sparse = torch.sparse_coo_tensor(rows.to(target.device)[None], picked, value.shape, is_coalesced=True)
+        sparse = torch.sparse_coo_tensor(
+            rows.to(target.device)[None], picked, target.shape, is_coalesced=True, check_invariants=False
+        )
         target.copy_(sparse)
     else:
         target.index_copy_(0, rows.to(target.device), picked)
@@ -47,8 +54,6 @@ def lazy_update(
 ) -> None:
     """Run one optimizer step on the rows of ``param`` that ``grad`` touches, and on their state.
 
-    The touched rows and their state are gathered into a small dense problem, which the same optimizer class solves.
-
     Args:
         optimizer: holds the state of ``param``.
         param: the whole value.
@@ -56,12 +61,36 @@ def lazy_update(
         grad: row-sparse gradient: one sparse dimension, coalesced.
         scale: factor that turns ``grad`` into the gradient.
     """
-    rows, state = grad.indices()[0], optimizer.state[param]
+    step_rows(type(optimizer), param.detach(), optimizer.state[param], group, grad, scale)
+
+
+@torch.no_grad()
+def step_rows(
+    cls: type[torch.optim.Optimizer],
+    param: torch.Tensor,
+    state: MutableMapping[str, Any],
+    group: Mapping[str, Any],
+    grad: torch.Tensor,
+    scale: float,
+) -> None:
+    """Run one step of an optimizer class on some rows of a value and of its state, in place.
+
+    The touched rows and their state are gathered into a small dense problem, which the same optimizer class solves.
+
+    Args:
+        cls: the class.
+        param: the whole value.
+        state: its state, in its shape.
+        group: its options.
+        grad: row-sparse gradient: one sparse dimension, coalesced.
+        scale: factor that turns ``grad`` into the gradient.
+    """
+    rows = grad.indices()[0]
     if rows.numel() == 0:
         return
-    small = torch.nn.Parameter(param.detach()[rows])
+    small = torch.nn.Parameter(param[rows])
     options = {name: value for name, value in group.items() if name not in ("params", "fused", "key_options")}
-    solver = type(optimizer)([{"params": [small], **options}])  # type: ignore[call-arg]  # subclasses have defaults
+    solver = cls([{"params": [small], **options}])  # type: ignore[call-arg]  # subclasses have defaults
     solver.state[small] |= {name: _take(value, rows, param) for name, value in state.items() if value is not None}
     small.grad = grad.values().to(small.dtype) * scale
     with torch.enable_grad():
