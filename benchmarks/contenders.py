@@ -120,7 +120,7 @@ def mxnet_python() -> Path:
 
 def _environment(extra: Mapping[str, str]) -> dict[str, str]:
     clean = {name: value for name, value in os.environ.items() if not re.match("PACELINE_|DMLC_", name)}
-    return clean | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)} | dict(extra)
+    return clean | {"PYTHONPATH": str(HERE.parent)} | dict(extra)
 
 
 def _output(command: Sequence[str], extra: Mapping[str, str]) -> str:
