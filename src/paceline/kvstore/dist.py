@@ -330,11 +330,18 @@ class DistStore(KVStore):
     # ---- state -----------------------------------------------------------------------------------------------------
 
     def optimizer_states(self) -> dict[Key, dict[str, torch.Tensor]]:
-        """Return the optimizer's state of every key, whole, from wherever it is."""
+        """Return the optimizer's state of every key, whole, after this worker's own pushes are applied."""
+        self._wait_for_all()
         return dist_states.gather(self.session, self.name, self.table)
 
+    def _wait_for_all(self) -> None:
+        """Wait for the answers to everything that was asked about keys."""
+        sides = [side for block in self.table.blocks.values() for side in block.buckets]
+        self.session.wait([sent.ticket for side in sides for sent in side.sending])
+
     def set_optimizer_states(self, states: Mapping[Key, Mapping[str, torch.Tensor]]) -> None:
-        """Set the optimizer's state of keys on the servers."""
+        """Set the optimizer's state of keys on the servers, after this worker's own pushes are applied."""
+        self._wait_for_all()
         dist_states.spread(self.session, self.name, self.table, states)
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
@@ -400,10 +407,9 @@ class DistStore(KVStore):
         self._closed = True
         if not self._is_open:
             return
-        blocks = list(self.table.blocks.values())
-        self.session.wait([sent.ticket for block in blocks for side in block.buckets for sent in side.sending])
+        self._wait_for_all()
         self._on_all_servers(m.Leave(self.name), f"leaving store {self.name!r}")
-        for block in blocks:
+        for block in self.table.blocks.values():
             block.close()
 
 
