@@ -64,7 +64,7 @@ class TorchUpdater(FlatUpdater):
         self._master = _master(value, spec)
         # Only with float32: torch's fused SGD is wrong for half types on CPUs (2.13), and grad_scale is a float32.
         self._fused = self._master.dtype == torch.float32 and not self._whole and "fused" in _parameters(cls)
-        # Torch wraps every step for its profiler and for hooks, which nobody sets here: half of the time on small slots.
+        # Torch wraps every step for its profiler and for hooks, which nobody sets here: half the time on small slots.
         self._raw_step: Callable[[torch.optim.Optimizer], Any] = inspect.unwrap(cls.step)
         self._groups: Sequence[Options] = spec.groups
         self._applied: StepOptions | None = None
