@@ -24,7 +24,7 @@ class Pending:
     """Called when the last slot has released the worker."""
     fail: Callable[[Exception], None]
     remaining: int = 0
-    failed: bool = False
+    """Slots that have not released the worker; one that broke never does, so that ``finish`` is not called."""
 
 
 @dataclass(eq=False)

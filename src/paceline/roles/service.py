@@ -201,7 +201,7 @@ class Service:
         for entry, value in zip(push.entries, values, strict=True):
             store.push(entry, value, push, options, pending)
         pending.remaining -= 1
-        if pending.remaining == 0 and not pending.failed:
+        if pending.remaining == 0:
             pending.finish()
 
     def _with_frames(self, push: m.Push, frames: Frames) -> list[tuple[m.Entry, Any]]:
@@ -238,16 +238,17 @@ class Service:
     def _pull(self, peer: bytes, seq: int, pull: m.Pull) -> None:
         worker, store = self._workers[peer], self._store(pull.store)
         for entry in pull.entries:
-            store.check_entry(store.bucket(entry.block, entry.bucket), entry)
+            bucket = store.bucket(entry.block, entry.bucket)
+            store.check_entry(bucket, entry)
+            if pull.shared and worker not in bucket.arenas:
+                raise ProtocolError(f"worker {worker} has not offered shared memory for block {entry.block}")
         if not pull.shared:
             self._send_values(peer, seq, worker, store, pull.entries)
             return
         versions = []
         for entry in pull.entries:
             version, values = store.read(worker, entry)
-            arena = store.bucket(entry.block, entry.bucket).arenas.get(worker)
-            if arena is None:
-                raise ProtocolError(f"worker {worker} has not offered shared memory for block {entry.block}")
+            arena = store.bucket(entry.block, entry.bucket).arenas[worker]
             arena.values[entry.start : entry.start + entry.length].copy_(values)
             versions.append(version)
         self._reply(peer, seq, m.Values(versions))

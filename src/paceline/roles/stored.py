@@ -289,7 +289,7 @@ class ServerStore:
             part = slice(slot.start, slot.stop)
             bucket.arenas[pending.worker].values[part].copy_(self.visible(bucket, pending.worker)[part])
         pending.remaining -= 1
-        if pending.remaining == 0 and not pending.failed:
+        if pending.remaining == 0:
             pending.finish()
 
     # ---- reading ---------------------------------------------------------------------------------------------------

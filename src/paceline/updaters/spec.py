@@ -46,13 +46,6 @@ class UpdaterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     multi_precision: bool = False
     """Keep a float32 master of float16 and bfloat16 values."""
 
-    def of_key(self, key: str | int) -> KeyOptions:
-        """Return the options of one key."""
-        return self.keys.get(key, _DEFAULT)
-
-
-_DEFAULT = KeyOptions()
-
 
 def plain(name: str, value: Any) -> Option:
     """Convert one option to plain data.
