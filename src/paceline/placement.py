@@ -14,8 +14,9 @@ from typing import Literal, get_args
 
 PlacementPolicy = Literal["balanced", "layered", "hash"]
 
-#: Buckets start at multiples of this many elements, so that every slice starts on a cache line.
-ALIGNMENT = 64
+#: Buckets start at multiples of this many elements: on a page of 4 KiB with elements of 2 bytes and more, so that each
+#: can be mapped by itself.
+ALIGNMENT = 2048
 
 
 @dataclass(frozen=True)

@@ -65,10 +65,13 @@ def test_balanced_loads_differ_by_at_most_the_largest_bucket(keys: list[KeySize]
 
 
 @quick
-@given(KEYS, SERVERS, st.integers(ALIGNMENT, 1500))
-def test_buckets_begin_on_a_cache_line_unless_a_key_runs_on(keys: list[KeySize], servers: int, bound: int) -> None:
-    for bucket in place(keys, servers, bound=bound).buckets:
-        assert bucket.start % ALIGNMENT == 0
+@given(KEYS, SERVERS, st.integers(ALIGNMENT, 4 * ALIGNMENT))
+def test_buckets_begin_on_a_page(keys: list[KeySize], servers: int, bound: int) -> None:
+    large = [*keys, KeySize("large", 30_000)]
+    layout = place(large, servers, bound=bound)
+    check_layout(layout, large)
+    for bucket in layout.buckets:
+        assert bucket.start * 2 % 4096 == 0
 
 
 @quick
@@ -100,8 +103,8 @@ def test_parts_of_a_large_key_go_round_the_servers() -> None:
 
 
 def test_large_key_is_cut_into_equal_parts_for_all_servers() -> None:
-    layout = place([KeySize("w", 4096)], 4, bound=2048)
-    assert [(b.server, b.start, b.length) for b in layout.buckets] == [(s, 1024 * s, 1024) for s in range(4)]
+    layout = place([KeySize("w", 4 * ALIGNMENT)], 4, bound=2 * ALIGNMENT)
+    assert [(b.server, b.start, b.length) for b in layout.buckets] == [(s, ALIGNMENT * s, ALIGNMENT) for s in range(4)]
 
 
 def test_small_keys_travel_together() -> None:

@@ -66,6 +66,7 @@ def valid_messages(store, member, shared):
         (m.SetUpdater(store, spec), []),
         (m.SetCompression(store, msgspec.msgpack.encode(codec.params())), []),
         (m.MapArena(store, 0, member.pid, *fds, 4 * NUMEL, [0]), []),
+        (m.AskValues(store, 0), []),
         push(1, [entry], [values]),
         push(2, [entry], [coded], coded=True),
         push(3, [entry], [], in_place=True),

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from paceline.compression import Codec, State
+from paceline.errors import ProtocolError
 from paceline.placement import KeySize, Layout, place
 from paceline.roles.session import Ticket
 from paceline.tensors import dtype_of
-from paceline.transport.shared import SharedTensor
+from paceline.transport.shared import Patchwork, SharedTensor, open_foreign
 from paceline.wire import messages as m
 
 
@@ -87,25 +89,32 @@ class WorkerBlock:
     Args:
         spec: as published by rank 0.
         num_servers: of the job.
-        shared: lay the arena in shared memory.
+        shared: let servers of this host read gradients in place.
+        still: values change only after this worker has pushed, so it may look at those of servers of this host in
+            place; else they write new ones into this worker's memory.
 
     Attributes:
         values: flat; what the store holds, as far as this worker has read it.
         grads: flat; what this worker pushes.
     """
 
-    def __init__(self, spec: m.BlockSpec, num_servers: int, shared: bool) -> None:
+    def __init__(self, spec: m.BlockSpec, num_servers: int, shared: bool, still: bool) -> None:
         self.spec = spec
         self.dtype = dtype_of(spec.dtype)
         self.layout = layout_of(spec, num_servers)
         self.key_index = {key.name: index for index, key in enumerate(spec.keys)}
-        self.files: tuple[SharedTensor, SharedTensor] | None = None
+        self.patchwork = Patchwork(self.layout.numel, self.dtype)
+        self.values = self.patchwork.tensor
+        self.value_file: SharedTensor | None = None
+        self.grad_file: SharedTensor | None = None
         if shared:
-            self.files = SharedTensor(self.layout.numel, self.dtype), SharedTensor(self.layout.numel, self.dtype)
-            self.values, self.grads = (one.tensor for one in self.files)
-        else:
-            self.values = torch.zeros(self.layout.numel, dtype=self.dtype)
-            self.grads = torch.zeros(self.layout.numel, dtype=self.dtype)
+            self.grad_file = SharedTensor(self.layout.numel, self.dtype)
+            if not still or not all(self.patchwork.can_patch(bucket.start) for bucket in self.layout.buckets):
+                self.value_file = SharedTensor(self.layout.numel, self.dtype)
+                self.values = self.value_file.tensor
+        self.grads = (
+            torch.zeros(self.layout.numel, dtype=self.dtype) if self.grad_file is None else self.grad_file.tensor
+        )
         self.buckets = [BucketSide(Rounds(bucket.length)) for bucket in self.layout.buckets]
         self.mapped: set[int] = set()
         """Servers that read and write the arena in place."""
@@ -172,10 +181,33 @@ class WorkerBlock:
         """Remember a request on a stretch."""
         self.buckets[stretch.bucket].sending.append(_Sending(stretch.start, stretch.start + stretch.length, ticket))
 
+    def look_at(self, server: int, found: m.ValuesAt) -> None:
+        """Put a server's own values in the place of its buckets.
+
+        Raises:
+            OSError: they cannot be mapped.
+            ProtocolError: they are not there.
+        """
+        buckets = [bucket for bucket in self.layout.buckets if bucket.server == server]
+        if len(buckets) != len(found.starts):
+            raise ProtocolError(f"server {server} has {len(found.starts)} of {len(buckets)} buckets in shared memory")
+        ends = [start + bucket.length for start, bucket in zip(found.starts, buckets, strict=True)]
+        file = open_foreign(found.pid, found.fd, max(ends) * self.dtype.itemsize)
+        try:
+            for start, bucket in zip(found.starts, buckets, strict=True):
+                self.patchwork.patch(bucket.start, bucket.length, file, start)
+        finally:
+            os.close(file)
+
+    def detach(self) -> None:
+        """Go on with a copy of the values that does not change any more."""
+        self.patchwork.detach()
+
     def close(self) -> None:
         """Give up the shared memory."""
-        for file in self.files or ():
-            file.close()
+        for file in (self.value_file, self.grad_file):
+            if file is not None:
+                file.close()
 
 
 def layout_of(spec: m.BlockSpec, num_servers: int) -> Layout:

@@ -87,7 +87,7 @@ class DistStore(KVStore):
         self._canonical, self._alias, self.session, self.policy, self.name = store_type, alias, session, policy, name
         self._mean = mean
         self._spec = UpdaterSpec()
-        self.table = KeyTable(session, name, lambda: is_whole_tensor(self._spec.name))
+        self.table = KeyTable(session, name, lambda: is_whole_tensor(self._spec.name), still=policy.merge == "all")
         self.traffic = Traffic(session, name, eager=policy.merge in ("all", "groups"))
         self._rows = RowTraffic(session, name, self.traffic)
         self._barriers = self._siblings = 0
@@ -408,6 +408,8 @@ class DistStore(KVStore):
         if not self._is_open:
             return
         self._wait_for_all()
+        for block in self.table.blocks.values():
+            block.detach()  # before the others are free to go on without this worker
         self._on_all_servers(m.Leave(self.name), f"leaving store {self.name!r}")
         for block in self.table.blocks.values():
             block.close()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from paceline.errors import KeyMismatchError, RemoteError
+from paceline.errors import KeyMismatchError, ProtocolError, RemoteError
 from paceline.kvstore.base import Key
 from paceline.kvstore.block import WorkerBlock, bucket_specs
 from paceline.kvstore.plan import Place, Plan, make_plan
@@ -27,8 +27,8 @@ class KeyTable:
         whole: tells whether keys must not be split.
     """
 
-    def __init__(self, session: Session, store: str, whole: Callable[[], bool]) -> None:
-        self._session, self._store, self._whole = session, store, whole
+    def __init__(self, session: Session, store: str, whole: Callable[[], bool], still: bool) -> None:
+        self._session, self._store, self._whole, self._still = session, store, whole, still
         self._num_servers = len(session.servers)
         self.blocks: dict[int, WorkerBlock] = {}
         self._where: dict[Key, Place] = {}
@@ -126,13 +126,13 @@ class KeyTable:
         near = any(server.host_id == self._session.host_id for server in self._session.servers)
         if near and self._session.settings.shared_memory:
             try:
-                return WorkerBlock(spec, self._num_servers, shared=True)
+                return WorkerBlock(spec, self._num_servers, shared=True, still=self._still)
             except OSError as error:
                 logger.warning(
                     "worker %d: no shared memory for %d keys (%s); using sockets",
                     self._session.rank, len(spec.keys), error,
                 )  # fmt: skip
-        return WorkerBlock(spec, self._num_servers, shared=False)
+        return WorkerBlock(spec, self._num_servers, shared=False, still=self._still)
 
     def _send_values(self, blocks: Sequence[WorkerBlock]) -> None:
         tickets = []
@@ -165,26 +165,37 @@ class KeyTable:
             return
         self.blocks[block.spec.block] = block
         self._where |= {name: (block, index) for name, index in block.key_index.items()}
-        if block.files is not None:
-            self._offer_arena(block)
+        if block.grad_file is not None:
+            self._share(block)
 
-    def _offer_arena(self, block: WorkerBlock) -> None:
-        assert block.files is not None
-        values, grads = block.files
-        size = block.layout.numel * block.dtype.itemsize
-        starts = [bucket.start for bucket in block.layout.buckets]
-        body = m.MapArena(self._store, block.spec.block, self._session.pid, values.fd, grads.fd, size, starts)
+    def _share(self, block: WorkerBlock) -> None:
+        """Share memory with the servers of this host."""
         owners = {bucket.server for bucket in block.layout.buckets}
         for server in self._session.servers:
             if server.rank in owners and server.host_id == self._session.host_id:
                 try:
-                    self._session.call_server(server.rank, body, "offering shared memory")
+                    self._share_with(server.rank, block)
                     block.mapped.add(server.rank)
-                except (RemoteError, ValueError) as error:
+                except (RemoteError, ProtocolError, OSError, ValueError) as error:
                     logger.warning(
                         "worker %d: no shared memory with server %d (%s); using sockets",
                         self._session.rank, server.rank, error,
                     )  # fmt: skip
+
+    def _share_with(self, server: int, block: WorkerBlock) -> None:
+        """Look at a server's values in place where that is possible, and let it read our gradients in place."""
+        assert block.grad_file is not None
+        if block.value_file is None:
+            question = m.AskValues(self._store, block.spec.block)
+            found = self._session.call_server(server, question, "asking for shared memory")
+            assert isinstance(found, m.ValuesAt)
+            block.look_at(server, found)
+        value_fd = -1 if block.value_file is None else block.value_file.fd
+        size = block.layout.numel * block.dtype.itemsize
+        starts = [bucket.start for bucket in block.layout.buckets]
+        pid, grad_fd = self._session.pid, block.grad_file.fd
+        body = m.MapArena(self._store, block.spec.block, pid, value_fd, grad_fd, size, starts)
+        self._session.call_server(server, body, "offering shared memory")
 
 
 def _has_sparse_rows(tensor: torch.Tensor) -> bool:

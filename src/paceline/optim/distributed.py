@@ -262,7 +262,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _inner_step(self) -> None:
         """Run the optimizer here, on the merged gradients that the store holds as values."""
         for one in self._bound:
-            one.param.grad = one.value if one.param.device.type == "cpu" else one.value.to(one.param.device)
+            # A copy: other workers may look at the same values.
+            one.grad.copy_(one.value)
+            one.param.grad = one.grad if one.param.device.type == "cpu" else one.grad.to(one.param.device)
         self.inner.step()
 
     def _plain_step(self) -> None:

@@ -39,7 +39,7 @@ class Server:
     def __init__(self, settings: Settings, listener: Listener, lifeline: Lifeline) -> None:
         self._listener, self._lifeline = listener, lifeline
         self._service = Service(settings, self._answer)
-        self._service.admit(lifeline.members)
+        self._service.admit(lifeline.members, lifeline.me.host_id)
         self._desk = Desk(listener, self._service.is_member)
 
     def _answer(self, peer: bytes, seq: int, body: m.Reply, frames: Callable[[], Frames]) -> None:

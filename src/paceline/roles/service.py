@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any, TypeAlias
@@ -75,12 +76,14 @@ class Service:
         self._stores: dict[str, tuple[m.OpenStore, ServerStore]] = {}
         self._workers: dict[bytes, int] = {}
         self._tokens: dict[int, bytes] = {}
+        self._has_neighbours = False
         self._handlers: dict[type[m.Message], Callable[[int, Any, Frames], m.Reply | tuple[m.Reply, Frames]]] = {
             m.OpenStore: self._open,
             m.Init: self._init,
             m.SetUpdater: self._set_updater,
             m.SetCompression: self._set_compression,
             m.MapArena: self._map_arena,
+            m.AskValues: self._ask_values,
             m.GetState: self._get_state,
             m.SetState: self._set_state,
             m.Command: self._command,
@@ -91,8 +94,9 @@ class Service:
             m.PullRows: self._pull_rows,
         }
 
-    def admit(self, members: Sequence[m.Member]) -> None:
-        """Learn who the workers of the job are."""
+    def admit(self, members: Sequence[m.Member], host_id: str = "") -> None:
+        """Learn who the workers of the job are, and whether some are on this host."""
+        self._has_neighbours = any(one.role == "worker" and one.host_id == host_id for one in members)
         self._tokens = {one.rank: one.token for one in members if one.role == "worker"}
 
     def is_member(self, peer: bytes) -> bool:
@@ -158,7 +162,8 @@ class Service:
         policy = Policy(body.merge, groups, body.first, bound, body.weighting, body.age)  # type: ignore[arg-type]
         policy.check(self.settings.num_workers)
         allowed = [path for path in self.settings.allow_optimizer.split(",") if path]
-        store = ServerStore(body.store, policy, body.mean, self.settings.num_workers, allowed)
+        share = self.settings.shared_memory and self._has_neighbours
+        store = ServerStore(body.store, policy, body.mean, self.settings.num_workers, allowed, share)
         self._stores[body.store] = (body, store)
         return m.Done()
 
@@ -182,6 +187,10 @@ class Service:
     def _map_arena(self, worker: int, body: m.MapArena, frames: Frames) -> m.Reply:
         self._store(body.store).map_arena(worker, body)
         return m.Done()
+
+    def _ask_values(self, worker: int, body: m.AskValues, frames: Frames) -> m.Reply:
+        fd, starts = self._store(body.store).values_at(body.block) or (0, [])
+        return m.ValuesAt(os.getpid(), fd, starts)
 
     # ---- values ----------------------------------------------------------------------------------------------------
 
@@ -247,10 +256,8 @@ class Service:
             return
         versions = []
         for entry in pull.entries:
-            version, values = store.read(worker, entry)
-            arena = store.bucket(entry.block, entry.bucket).arenas[worker]
-            arena.values[entry.start : entry.start + entry.length].copy_(values)
-            versions.append(version)
+            versions.append(store.read(worker, entry)[0])
+            store.show(store.bucket(entry.block, entry.bucket), worker, entry.start, entry.length)
         self._reply(peer, seq, m.Values(versions))
 
     def _pull_rows(self, worker: int, body: m.PullRows, frames: Frames) -> tuple[m.Reply, Frames]:

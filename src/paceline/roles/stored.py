@@ -16,6 +16,7 @@ from paceline.errors import ConfigError, KeyMismatchError, ProtocolError, Remote
 from paceline.roles import rows
 from paceline.roles.accumulate import Accumulator, Contribution
 from paceline.roles.bucket import Pending, Slot, StoredBucket
+from paceline.roles.home import Home
 from paceline.transport.shared import MappedArena, map_foreign
 from paceline.updaters import Piece, StepOptions, UpdaterSpec, make_updater
 from paceline.wire import messages as m
@@ -32,9 +33,18 @@ class ServerStore:
         mean: merge to the mean over samples instead of the sum.
         num_workers: of the job.
         allowed: import paths of optimizers that may be loaded here.
+        share: keep values in shared memory where workers may look at them in place.
     """
 
-    def __init__(self, name: str, policy: Policy, mean: bool, num_workers: int, allowed: Collection[str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        policy: Policy,
+        mean: bool,
+        num_workers: int,
+        allowed: Collection[str],
+        share: bool = False,
+    ) -> None:
         self.name, self.policy, self.mean = name, policy, mean
         self.stats = Stats()
         self.spec = UpdaterSpec()
@@ -44,6 +54,8 @@ class ServerStore:
         self._codec_params: dict[str, Any] = {}
         self._num_workers, self._allowed = num_workers, allowed
         self._buckets: dict[tuple[int, int], StoredBucket] = {}
+        # With other merges a worker's values stand still while the server's move on.
+        self._home = Home(shared=share and policy.merge == "all")
         self._left: set[int] = set()
         self._paused: set[int] = set()
 
@@ -67,12 +79,12 @@ class ServerStore:
             KeyMismatchError: a bucket is initialised already.
             ProtocolError: keys do not cover a bucket.
         """
-        made = {}
-        for spec, value in zip(specs, values, strict=True):
+        for spec in specs:
             if (block, spec.index) in self._buckets:
                 raise KeyMismatchError(f"block {block} of store {self.name!r} is initialised already")
-            pieces = _pieces(spec)
-            own = value.clone()
+        pieces_of = [_pieces(spec) for spec in specs]
+        made = {}
+        for spec, pieces, own in zip(specs, pieces_of, self._home.settle(block, values), strict=True):
             rule = Rule(self.policy, self._num_workers, self.stats)
             for worker in self._left:
                 rule.leave(worker)
@@ -124,11 +136,17 @@ class ServerStore:
         ends = [request.starts[i] + b.values.numel() for i, b in mine.items() if i < len(request.starts)]
         if len(ends) != len(mine) or max(ends) > numel:
             raise ProtocolError(f"the arena of block {request.block} does not hold its buckets")
-        values = map_foreign(request.pid, request.value_fd, numel, dtype)
+        if request.value_fd < 0 and self.values_at(request.block) is None:
+            raise ProtocolError(f"the values of block {request.block} are not in shared memory")
+        values = map_foreign(request.pid, request.value_fd, numel, dtype) if request.value_fd >= 0 else None
         grads = map_foreign(request.pid, request.grad_fd, numel, dtype)
         for index, bucket in mine.items():
             part = slice(request.starts[index], request.starts[index] + bucket.values.numel())
-            bucket.arenas[worker] = MappedArena(values[part], grads[part])
+            bucket.arenas[worker] = MappedArena(None if values is None else values[part], grads[part])
+
+    def values_at(self, block: int) -> tuple[int, list[int]] | None:
+        """Return the memfd that holds the values of a block here, and the first element of every bucket in it."""
+        return self._home.place(block)
 
     # ---- pushes ----------------------------------------------------------------------------------------------------
 
@@ -286,11 +304,16 @@ class ServerStore:
 
     def _release(self, bucket: StoredBucket, slot: Slot, pending: Pending) -> None:
         if pending.shared and pending.want:
-            part = slice(slot.start, slot.stop)
-            bucket.arenas[pending.worker].values[part].copy_(self.visible(bucket, pending.worker)[part])
+            self.show(bucket, pending.worker, slot.start, slot.length)
         pending.remaining -= 1
         if pending.remaining == 0:
             pending.finish()
+
+    def show(self, bucket: StoredBucket, worker: int, start: int, length: int) -> None:
+        """Write values into a worker's arena, unless it looks at ours."""
+        arena, part = bucket.arenas[worker], slice(start, start + length)
+        if arena.values is not None:
+            arena.values[part].copy_(self.visible(bucket, worker)[part])
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 

@@ -1,12 +1,13 @@
-"""Shared memory between a worker and servers of the same host.
+"""Shared memory between workers and servers of the same host.
 
-The worker makes memfds: files that live only in memory and vanish with their last holder, however it ended. A server
-that the worker asks to maps them through ``/proc``; both must run as the same user in the same namespaces.
+Both sides make memfds: files that live only in memory and vanish with their last holder, however it ended. The other
+side maps them through ``/proc``; both must run as the same user in the same namespaces.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import mmap
 import os
@@ -16,9 +17,10 @@ import torch
 
 from paceline.errors import ProtocolError
 
-# The names are missing from the os and fcntl modules of Python 3.11.
+# The names are missing from the os, fcntl and mmap modules of Python 3.11.
 _ADD_SEALS, _GET_SEALS = 1033, 1034
 _SEAL_SHRINK = 2
+_MAP_FIXED = 0x10
 
 
 class SharedTensor:
@@ -35,11 +37,11 @@ class SharedTensor:
     def __init__(self, numel: int, dtype: torch.dtype) -> None:
         self.fd = os.memfd_create("paceline", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            size = max(mmap.PAGESIZE, numel * dtype.itemsize)
+            size = max(mmap.PAGESIZE, _to_pages(numel * dtype.itemsize))
             os.posix_fallocate(self.fd, 0, size)
-            # Nobody can cut the file under the server's feet: reading beyond its end would kill the server.
+            # Nobody can cut the file under the other side's feet: reading beyond its end would kill it.
             fcntl.fcntl(self.fd, _ADD_SEALS, _SEAL_SHRINK)
-            self.tensor = torch.frombuffer(mmap.mmap(self.fd, size), dtype=dtype, count=numel)
+            self.tensor = torch.frombuffer(mmap.mmap(self.fd, size), dtype=dtype)[:numel]
         except BaseException:
             os.close(self.fd)
             raise
@@ -54,12 +56,36 @@ class SharedTensor:
 class MappedArena:
     """A bucket's stretch of a worker's arena, as the server sees it."""
 
-    values: torch.Tensor
+    values: torch.Tensor | None
+    """None: the worker reads the server's own values."""
     grads: torch.Tensor
+
+
+def pages(numel: int, dtype: torch.dtype) -> int:
+    """Return how many elements the whole pages have that hold ``numel`` of them."""
+    return _to_pages(numel * dtype.itemsize) // dtype.itemsize
+
+
+def _to_pages(size: int) -> int:
+    return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def map_foreign(pid: int, fd: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
     """Map the memfd of another process.
+
+    Raises:
+        ProtocolError: it cannot be opened, is no sealed memfd, or is too small.
+    """
+    size = numel * dtype.itemsize
+    own = open_foreign(pid, fd, size)
+    try:
+        return torch.frombuffer(mmap.mmap(own, max(mmap.PAGESIZE, size)), dtype=dtype, count=numel)
+    finally:
+        os.close(own)
+
+
+def open_foreign(pid: int, fd: int, size: int) -> int:
+    """Open the memfd of another process that has at least ``size`` bytes; returns a descriptor, to be closed.
 
     Raises:
         ProtocolError: it cannot be opened, is no sealed memfd, or is too small.
@@ -74,9 +100,73 @@ def map_foreign(pid: int, fd: int, numel: int, dtype: torch.dtype) -> torch.Tens
     try:
         if not fcntl.fcntl(own, _GET_SEALS) & _SEAL_SHRINK:
             raise ProtocolError(f"shared memory {path} can shrink")
-        size = numel * dtype.itemsize
         if os.fstat(own).st_size < size:
             raise ProtocolError(f"shared memory {path} has {os.fstat(own).st_size} bytes, not {size}")
-        return torch.frombuffer(mmap.mmap(own, max(mmap.PAGESIZE, size)), dtype=dtype, count=numel)
-    finally:
+    except BaseException:
         os.close(own)
+        raise
+    return own
+
+
+class Patchwork:
+    """A flat tensor in private memory, parts of which can be put over with pages of shared files.
+
+    A server keeps the values of its buckets in a file; where several servers own one arena, a worker sees all of them
+    as one tensor.
+
+    Args:
+        numel: elements.
+        dtype: element type.
+    """
+
+    def __init__(self, numel: int, dtype: torch.dtype) -> None:
+        self._map = mmap.mmap(-1, max(mmap.PAGESIZE, _to_pages(numel * dtype.itemsize)), flags=_PRIVATE)
+        self.tensor = torch.frombuffer(self._map, dtype=dtype)[:numel]
+        self._patches: list[tuple[int, int]] = []
+
+    def can_patch(self, start: int) -> bool:
+        """Tell whether an element is the first of a page."""
+        return start * self.tensor.itemsize % mmap.PAGESIZE == 0
+
+    def patch(self, start: int, length: int, fd: int, file_start: int) -> None:
+        """Show elements of a file at ``start``; what was there is gone, up to the end of the last page.
+
+        Args:
+            start: first element; must be the first of a page.
+            length: elements.
+            fd: the file; may be closed afterwards.
+            file_start: first element inside the file; must be the first of a page.
+
+        Raises:
+            OSError: it cannot be mapped.
+        """
+        place, size = start * self.tensor.itemsize, _to_pages(length * self.tensor.itemsize)
+        self._put(place, size, mmap.MAP_SHARED, fd, file_start * self.tensor.itemsize)
+        self._patches.append((place, size))
+
+    def detach(self) -> None:
+        """Go on with private copies of what the files show now."""
+        while self._patches:
+            place, size = self._patches.pop()
+            content = bytes(memoryview(self._map)[place : place + size])
+            self._put(place, size, _PRIVATE, -1, 0)
+            ctypes.memmove(self._address + place, content, size)
+
+    @property
+    def _address(self) -> int:
+        return self.tensor.data_ptr()
+
+    def _put(self, place: int, size: int, flags: int, fd: int, offset: int) -> None:
+        """Replace pages of the private memory. Nothing else lies there: they belong to our own mapping."""
+        assert 0 <= place <= place + size <= len(self._map)
+        wanted = self._address + place
+        protection = mmap.PROT_READ | mmap.PROT_WRITE
+        found = _libc.mmap(wanted, size, protection, flags | _MAP_FIXED, fd, offset)
+        if found != wanted:
+            raise OSError(ctypes.get_errno(), f"{size} bytes of shared memory cannot be mapped")
+
+
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]

@@ -269,11 +269,28 @@ class MapArena(Message, tag=27):
     store: Name
     block: Number
     pid: Number
-    value_fd: Number
+    value_fd: Annotated[int, Meta(ge=-1, le=2**31)]
+    """-1: the worker looks at the server's own values."""
     grad_fd: Number
     size_bytes: Count
     starts: list[Count]
     """First element inside the arena, per bucket index of the block."""
+
+
+class AskValues(Message, tag=40):
+    """Ask where in shared memory a server keeps the values of a block."""
+
+    store: Name
+    block: Number
+
+
+class ValuesAt(Message, tag=41):
+    """The memfd that holds the values of a server's buckets of a block."""
+
+    pid: Number
+    fd: Number
+    starts: list[Count]
+    """First element inside the file, per bucket of this server in the order of the layout; empty: there is no file."""
 
 
 class GetState(Message, tag=28):
@@ -394,11 +411,12 @@ class Unknown(Message, tag=53):
 Request: TypeAlias = (
     Hello | Heartbeat | Bye | Claim | Enter | Publish | Lookup | AskStatus | AskAbsent
     | OpenStore | Init | SetUpdater | SetCompression | Push | Pull | MapArena | GetState | SetState
-    | Command | AskStats | AskMissing | Leave | Pause | PullRows | Probe
+    | Command | AskStats | AskMissing | Leave | Pause | PullRows | AskValues | Probe
 )  # fmt: skip
 
 Reply: TypeAlias = (
-    Welcome | News | Found | Status | Values | StateIs | Answer | StatsAre | Missing | Done | Failed | Unknown
+    Welcome | News | Found | Status | Values | StateIs | Answer | StatsAre | Missing | ValuesAt | Done | Failed
+    | Unknown
 )
 
 Body: TypeAlias = Request | Reply
