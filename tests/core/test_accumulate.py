@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.roles.accumulate import Accumulator, Contribution
+from paceline.compression import make
+from paceline.roles.accumulate import Accumulator, Contribution, Encoded
 from paceline.updaters import StepOptions
 
 F32 = torch.float32
@@ -143,3 +144,36 @@ def test_cut_in_the_middle_of_a_cohort_changes_no_bit(
         parts.append(result[0] * result[1])
     assert whole is not None
     assert torch.equal(torch.cat(parts), whole)
+
+
+@pytest.mark.parametrize("mean", [False, True])
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1], [1]])
+def test_encoded_values_count_as_what_they_decode_to(order: list[int], mean: bool) -> None:
+    codec = make({"type": "2bit", "threshold": 3.0})
+    assert codec is not None
+    buffer = torch.empty(33)
+    encoded, plain = Accumulator([0, 1, 2], mean, F32), Accumulator([0, 1, 2], mean, F32)
+    for worker in order:
+        payload = codec.encode(values(worker), codec.new_state(33))
+        one = Encoded(codec, payload, 33)
+        encoded.add(worker, Contribution(one, 1.0 + worker, None, borrowed=False), buffer)
+        plain.add(worker, Contribution(one.decoded(), 1.0 + worker, None, borrowed=False), torch.empty(33))
+    got, wanted = encoded.result(0.5, buffer), plain.result(0.5, torch.empty(33))
+    assert got is not None
+    assert wanted is not None
+    torch.testing.assert_close(got[0] * got[1], wanted[0] * wanted[1])
+
+
+def test_encoded_values_can_be_cut_before_and_after_they_are_summed() -> None:
+    codec = make({"type": "int8"})
+    assert codec is not None
+    buffer = torch.empty(33)
+    accumulator = Accumulator([0, 1], False, F32)
+    payloads = [codec.encode(values(worker), codec.new_state(33)) for worker in range(2)]
+    accumulator.add(0, Contribution(Encoded(codec, payloads[0], 33), 1.0, None, borrowed=False), buffer)
+    for part, half in zip((slice(None, 10), slice(10, None)), accumulator.split(10), strict=True):
+        second = Encoded(codec, payloads[1], 33).decoded()[part]
+        half.add(1, Contribution(second, 1.0, None, borrowed=False), buffer[part])
+        result = half.result(1.0, buffer[part])
+        assert result is not None
+        assert torch.equal(result[0], sum(Encoded(codec, one, 33).decoded()[part] for one in payloads))

@@ -111,6 +111,14 @@ class Codec(abc.ABC):
         if len(raw):
             self._decode_add(raw, out.detach(), float(alpha))
 
+    def check(self, payload: Payload, numel: int) -> None:
+        """Refuse a payload that no sender makes of a bucket of ``numel`` elements.
+
+        Raises:
+            ProtocolError: a wrong size or impossible content.
+        """
+        self._checked(payload, numel)
+
     @abc.abstractmethod
     def _encode(self, grad: torch.Tensor, state: State, payload: Bytes, round: int, seed: int) -> int:
         """Fill ``payload`` from a gradient of at least one element; return how many elements were dropped."""
@@ -136,12 +144,15 @@ class Codec(abc.ABC):
         check_flat(out, "out")
         if out.dtype != torch.float32:
             raise TypeError(f"out is {out.dtype}; codecs decode to torch.float32")
+        return self._checked(payload, out.numel())
+
+    def _checked(self, payload: Payload, numel: int) -> Bytes:
         raw = np.frombuffer(payload, np.uint8)
-        expected = self.encoded_nbytes(out.numel())
+        expected = self.encoded_nbytes(numel)
         if len(raw) != expected:
-            raise self._refuse(f"it has {len(raw)} bytes where {expected} are expected", out.numel())
+            raise self._refuse(f"it has {len(raw)} bytes where {expected} are expected", numel)
         if len(raw):
-            self._check_content(raw, out.numel())
+            self._check_content(raw, numel)
         return raw
 
     def _check_gradient(self, grad: torch.Tensor, state: State) -> None:

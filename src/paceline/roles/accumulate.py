@@ -4,18 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from paceline.compression import Codec
 from paceline.updaters import StepOptions
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Values as a codec made them, decoded where they are summed: that takes no memory and no pass of its own."""
+
+    codec: Codec
+    payload: Any
+    """Checked."""
+    numel: int
+
+    def decoded(self) -> torch.Tensor:
+        """Return the values, flat, float32."""
+        values = torch.empty(self.numel)
+        self.codec.decode(self.payload, values)
+        return values
 
 
 @dataclass(frozen=True)
 class Contribution:
     """One worker's push of one slot."""
 
-    values: torch.Tensor
-    """Flat, or some rows of a key (sparse); not ours to change when ``borrowed``."""
+    values: torch.Tensor | Encoded
+    """Flat, or some rows of a key (sparse), or encoded; not ours to change when ``borrowed``."""
     samples: float
     options: StepOptions | None
     borrowed: bool
@@ -62,11 +80,23 @@ class Accumulator:
             self._first = one
             return
         factor = one.samples / self._first.samples if self._mean else 1.0
-        so_far = self._converted(self._first) if self._sum is None else self._sum
-        self._sum = _added(so_far, self._converted(one), factor, buffer)
+        so_far = self._converted(self._first, buffer) if self._sum is None else self._sum
+        in_place = so_far.data_ptr() == buffer.data_ptr()
+        if isinstance(one.values, Encoded) and in_place and self.dtype == torch.float32:
+            one.values.codec.decode_add(one.values.payload, buffer, factor)
+            self._sum = buffer
+        else:
+            self._sum = _added(so_far, self._converted(one), factor, buffer)
 
-    def _converted(self, one: Contribution) -> torch.Tensor:
-        return one.values if one.values.dtype == self.dtype else one.values.to(self.dtype)
+    def _converted(self, one: Contribution, buffer: torch.Tensor | None = None) -> torch.Tensor:
+        """Return values as a tensor of the sum's type; encoded ones in the buffer where that is possible."""
+        values = one.values
+        if isinstance(values, Encoded):
+            if buffer is not None and self.dtype == torch.float32:
+                values.codec.decode(values.payload, buffer)
+                return buffer
+            values = values.decoded()
+        return values if values.dtype == self.dtype else values.to(self.dtype)
 
     def result(self, weight: float, buffer: torch.Tensor) -> tuple[torch.Tensor, float] | None:
         """Return the sum and the factor that makes it the gradient, or None when nobody had samples."""
@@ -78,7 +108,7 @@ class Accumulator:
         scale = weight * (self._first.samples / self._samples if self._mean else 1.0)
         if self._sum is not None:
             return self._sum.coalesce() if self._sum.is_sparse else self._sum, scale
-        values = self._converted(self._first)
+        values = self._converted(self._first, buffer)
         if self._first.borrowed and scale != 1.0 and values is self._first.values:
             values = buffer.copy_(values)
         return values, scale
@@ -108,4 +138,5 @@ def _flat(values: torch.Tensor) -> torch.Tensor:
 
 
 def _cut(one: Contribution, part: slice) -> Contribution:
-    return Contribution(_flat(one.values)[part], one.samples, one.options, one.borrowed)
+    values = one.values.decoded() if isinstance(one.values, Encoded) else _flat(one.values)
+    return Contribution(values[part], one.samples, one.options, one.borrowed)

@@ -16,6 +16,7 @@ from paceline.config import Settings
 from paceline.consistency import Policy
 from paceline.errors import KeyMismatchError, PacelineError, ProtocolError
 from paceline.roles import rows
+from paceline.roles.accumulate import Encoded
 from paceline.roles.bucket import Pending
 from paceline.roles.errors_by_name import failed
 from paceline.roles.state import get_state, set_state
@@ -222,7 +223,9 @@ class Service:
             raise ProtocolError(f"{len(push.entries)} entries with {len(frames)} frames of values")
         return list(zip(push.entries, frames, strict=True))
 
-    def _pushed_values(self, store: ServerStore, worker: int, push: m.Push, entry: m.Entry, frame: Any) -> torch.Tensor:
+    def _pushed_values(
+        self, store: ServerStore, worker: int, push: m.Push, entry: m.Entry, frame: Any
+    ) -> torch.Tensor | Encoded:
         bucket = store.bucket(entry.block, entry.bucket)
         if frame is None:
             return bucket.arenas[worker].grads[entry.start : entry.start + entry.length]
@@ -230,9 +233,8 @@ class Service:
             return rows.pushed(bucket, entry, frame)
         if push.coded:
             assert store.codec is not None
-            decoded = torch.empty(entry.length)
-            store.codec.decode(frame, decoded)
-            return decoded
+            store.codec.check(frame, entry.length)
+            return Encoded(store.codec, frame, entry.length)
         return from_frame(frame, bucket.values.dtype, entry.length)
 
     def _pushed(self, peer: bytes, seq: int, worker: int, store: ServerStore, push: m.Push) -> None:

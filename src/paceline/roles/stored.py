@@ -14,7 +14,7 @@ from paceline.consistency import Apply, Merge, Policy, Refuse, Release, Repeat, 
 from paceline.consistency.rule import Action
 from paceline.errors import ConfigError, KeyMismatchError, ProtocolError, RemoteError
 from paceline.roles import rows
-from paceline.roles.accumulate import Accumulator, Contribution
+from paceline.roles.accumulate import Accumulator, Contribution, Encoded
 from paceline.roles.bucket import Pending, Slot, StoredBucket
 from paceline.roles.home import Home
 from paceline.transport.shared import MappedArena, map_foreign
@@ -190,16 +190,27 @@ class ServerStore:
             )
 
     def push(
-        self, entry: m.Entry, values: torch.Tensor, push: m.Push, options: StepOptions | None, pending: Pending
+        self,
+        entry: m.Entry,
+        values: torch.Tensor | Encoded,
+        push: m.Push,
+        options: StepOptions | None,
+        pending: Pending,
     ) -> None:
         """Carry out one entry of a push that was checked."""
         bucket = self.bucket(entry.block, entry.bucket)
-        for slot in bucket.slots_of(entry.start, entry.length):
+        slots = bucket.slots_of(entry.start, entry.length)
+        if isinstance(values, Encoded) and len(slots) > 1:
+            values = values.decoded()
+        for slot in slots:
             pending.remaining += 1
-            part = values if push.rows else values[slot.start - entry.start : slot.stop - entry.start]
+            part = values
+            if isinstance(part, torch.Tensor) and not push.rows:
+                part = part[slot.start - entry.start : slot.stop - entry.start]
             borrowed = push.shared and not push.coded
             if borrowed and self.policy.merge == "first":
                 # The worker goes on before its push is merged, and writes its next gradients over these.
+                assert isinstance(part, torch.Tensor)
                 part, borrowed = part.clone(), False
             one = Contribution(part, push.samples, options, borrowed)
             known = slot.rule.pushed[pending.worker] >= entry.round

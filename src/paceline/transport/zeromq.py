@@ -11,6 +11,7 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from paceline.transport.allocator import keep_freed_frames
 from paceline.transport.base import Frames
 from paceline.transport.security import Security
 from paceline.wire.limits import MAX_FRAME_BYTES
@@ -97,6 +98,8 @@ class ZmqListener:
     def __init__(
         self, addresses: Sequence[str], security: Security, *, bulk: bool = False, watch: bool = False
     ) -> None:
+        if bulk:
+            keep_freed_frames()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         _common(self._socket, addresses)
@@ -223,6 +226,8 @@ class ZmqHub:
 
     def connect(self, address: str, identity: bytes, *, bulk: bool = False) -> int:
         """Open a channel; returns its index."""
+        if bulk:
+            keep_freed_frames()
         channel = _Channel(self._context, address, identity, self._security, bulk)
         self._channels.append(channel)
         self._poller.register(channel.socket, zmq.POLLIN)

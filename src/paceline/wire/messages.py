@@ -415,7 +415,18 @@ Request: TypeAlias = (
 )  # fmt: skip
 
 Reply: TypeAlias = (
-    Welcome | News | Found | Status | Values | StateIs | Answer | StatsAre | Missing | ValuesAt | Done | Failed
+    Welcome
+    | News
+    | Found
+    | Status
+    | Values
+    | StateIs
+    | Answer
+    | StatsAre
+    | Missing
+    | ValuesAt
+    | Done
+    | Failed
     | Unknown
 )
 
