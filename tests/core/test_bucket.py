@@ -53,7 +53,7 @@ class OneServer:
         self.store = self.service._stores["s"][1]
         self.bucket = self.store.bucket(0, 0)
 
-    def _keep(self, peer: bytes, seq: int, body: m.Reply, frames: Any) -> None:
+    def _keep(self, peer: bytes, seq: int, body: m.Reply, frames: Any, urgency: int | None) -> None:
         assert (peer, seq) not in self.answers, "answered twice"
         self.answers[peer, seq] = body, [bytes(frame) for frame in frames()]
 

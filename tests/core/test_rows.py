@@ -67,7 +67,7 @@ class OneServer:
         )
         self.ask(0, m.Init("s", 0, "float32", [alone, packed]), [to_frame(start()), to_frame(torch.zeros(2))])
 
-    def _keep(self, peer: bytes, seq: int, body: m.Reply, frames: Any) -> None:
+    def _keep(self, peer: bytes, seq: int, body: m.Reply, frames: Any, urgency: int | None) -> None:
         assert (peer, seq) not in self.answers, "answered twice"
         self.answers[peer, seq] = body, [bytes(frame) for frame in frames()]
 

@@ -2,13 +2,17 @@
 
 import logging
 import resource
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from paceline import kvstore
 from paceline.roles.session import current_session
-from paceline.testing import LocalJob
+from paceline.testing import LocalJob, listen, tell
+from paceline.transport import Security, new_job_key, zeromq
+from paceline.transport.outgoing import Outgoing
 
 
 def exchange(limit_bytes=None):
@@ -51,3 +55,55 @@ def test_shared_memory_that_is_too_small_is_replaced_by_sockets_with_a_word():
         [[low, high, shared, _, lines]] = job.run(exchange, 1 << 16, timeout_s=60)
     assert [low, high, shared] == [2.0, 2.0, False]
     assert any("no shared memory" in line and "using sockets" in line for line in lines)
+
+
+def leave_early(rounds):
+    """Train so many rounds, leave, and tell the weights before and after the others went on."""
+    store = kvstore.create("dist_sync")
+    store.set_updater("add", rate=1.0)
+    store.init("w", torch.zeros(5000))
+    block = store.table.blocks[0]
+    for _ in range(rounds[store.rank]):
+        store.pushpull("w", torch.ones(5000), torch.zeros(5000))
+    seen = [float(block.values[4999])]
+    in_place = "memfd:paceline" in Path("/proc/self/maps").read_text() and block.value_file is None
+    store.close()
+    tell("left")
+    listen(60)
+    return [*seen, float(block.values[4999])], in_place
+
+
+def test_worker_that_left_keeps_its_weights_while_the_others_on_its_host_train_on():
+    with LocalJob(2, 2) as job:
+        workers = job.start_all(leave_early, [1, 3])
+        for worker in workers:
+            assert worker.heard() == "left"
+        for worker in workers:
+            worker.tell("look")
+        results = [worker.result() for worker in workers]
+    assert results == [[[2.0, 2.0], True], [[4.0, 4.0], True]]
+
+
+@pytest.mark.parametrize("window", [1, 1 << 20])
+def test_listener_sends_everything_once_whatever_waits(monkeypatch, window):
+    monkeypatch.setattr(zeromq, "Outgoing", lambda: Outgoing(window))
+    security = Security(new_job_key(), encrypt=False)
+    listener, hub = zeromq.ZmqListener(["tcp://127.0.0.1:*"], security, bulk=True), zeromq.ZmqHub(security)
+    try:
+        channel = hub.connect(listener.addresses[0], b"peer", bulk=True)
+        hub.send(channel, [b"hello"])
+        while not (arrived := listener.receive(1.0)):
+            pass
+        large = np.zeros(1 << 18, np.uint8)
+        for number in range(40):
+            listener.send(arrived[0][0], [b"%d" % number, large], urgency=40 - number if number % 10 else None)
+        order = []
+        while len(order) < 40:
+            listener.receive(0.0)
+            order += [int(bytes(frames[0])) for _, frames in hub.receive(0.01)]
+    finally:
+        hub.close()
+        listener.close()
+    assert sorted(order) == list(range(40))
+    for number in range(0, 40, 10):
+        assert set(order[: order.index(number)]) == set(range(number))

@@ -81,8 +81,7 @@ class Accumulator:
             return
         factor = one.samples / self._first.samples if self._mean else 1.0
         so_far = self._converted(self._first, buffer) if self._sum is None else self._sum
-        in_place = so_far.data_ptr() == buffer.data_ptr()
-        if isinstance(one.values, Encoded) and in_place and self.dtype == torch.float32:
+        if isinstance(one.values, Encoded) and self.dtype == torch.float32 and _is(so_far, buffer):
             one.values.codec.decode_add(one.values.payload, buffer, factor)
             self._sum = buffer
         else:
@@ -131,6 +130,10 @@ def _added(so_far: torch.Tensor, one: torch.Tensor, factor: float, buffer: torch
     if so_far.is_sparse and one.is_sparse:
         return so_far + (one if factor == 1.0 else one * factor)
     return torch.add(_flat(so_far), _flat(one), alpha=factor, out=buffer)
+
+
+def _is(one: torch.Tensor, buffer: torch.Tensor) -> bool:
+    return not one.is_sparse and one.data_ptr() == buffer.data_ptr()
 
 
 def _flat(values: torch.Tensor) -> torch.Tensor:

@@ -100,9 +100,12 @@ class Desk:
         if self.refused & (self.refused - 1) == 0:
             logger.warning("refused a message of peer %r (%d refused so far): %s", peer, self.refused, error)
 
-    def answer(self, peer: bytes, seq: int, body: m.Reply, frames: _MakeFrames = _no_frames) -> None:
+    def answer(
+        self, peer: bytes, seq: int, body: m.Reply, frames: _MakeFrames = _no_frames, urgency: int | None = None
+    ) -> None:
         """Answer a request, or send news with number 0.
 
+        With an ``urgency`` it may overtake other answers with a higher one.
         The answer that makes a stranger a member is the first that is remembered: it can be given again.
         """
         if seq and self._is_member(peer):
@@ -110,4 +113,4 @@ class Desk:
             if not inbox.knows(seq):
                 inbox.arrive(seq, 0)
             inbox.finish(seq, _Result(body, frames))
-        self._listener.send(peer, [encode(seq, 0, body), *frames()])
+        self._listener.send(peer, [encode(seq, 0, body), *frames()], urgency)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
 
 import torch
 
@@ -20,6 +21,8 @@ from paceline.transport import Listener, Security
 from paceline.transport.base import Frames
 from paceline.transport.zeromq import ZmqHub, ZmqListener
 from paceline.wire import messages as m
+
+_Request: TypeAlias = tuple[int, m.Request, Frames]
 
 logger = logging.getLogger(__name__)
 
@@ -42,17 +45,36 @@ class Server:
         self._service.admit(lifeline.members, lifeline.me.host_id)
         self._desk = Desk(listener, self._service.is_member)
 
-    def _answer(self, peer: bytes, seq: int, body: m.Reply, frames: Callable[[], Frames]) -> None:
-        self._desk.answer(peer, seq, body, frames)
+    def _answer(self, peer: bytes, seq: int, body: m.Reply, frames: Callable[[], Frames], urgency: int | None) -> None:
+        self._desk.answer(peer, seq, body, frames, urgency)
+
+    def _handle(self, arrived: Iterable[tuple[bytes, Frames]]) -> None:
+        """Carry out requests; of pushes that came together, those of the first layers first.
+
+        The next forward pass needs them first, and they are the last that backward makes.
+        """
+        pushes: list[tuple[int, bytes, _Request]] = []
+        for peer, frames in arrived:
+            request = self._desk.take(peer, frames)
+            if request is None:
+                continue
+            body = request[1]
+            if isinstance(body, m.Push) and body.entries:
+                pushes.append((body.entries[0].bucket, peer, request))
+                continue
+            self._handle_pushes(pushes)
+            pushes = []
+            self._service.handle(peer, *request)
+        self._handle_pushes(pushes)
+
+    def _handle_pushes(self, pushes: Iterable[tuple[int, bytes, _Request]]) -> None:
+        for _, peer, request in sorted(pushes, key=lambda one: one[0]):
+            self._service.handle(peer, *request)
 
     def run(self) -> int:
         """Serve until all workers have left or the job has failed; returns the exit code."""
         while True:
-            for peer, frames in self._listener.receive(IDLE_S):
-                request = self._desk.take(peer, frames)
-                if request is not None:
-                    seq, body, payload = request
-                    self._service.handle(peer, seq, body, payload)
+            self._handle(self._listener.receive(IDLE_S))
             if self._lifeline.failure is not None:
                 logger.error("%s", self._lifeline.failure)
                 return PEER_FAILED

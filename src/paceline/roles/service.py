@@ -28,8 +28,8 @@ from paceline.wire import messages as m
 
 logger = logging.getLogger(__name__)
 
-#: ``answer(peer, seq, body, make_frames)``.
-AnswerFn: TypeAlias = Callable[[bytes, int, m.Reply, Callable[[], Frames]], None]
+#: ``answer(peer, seq, body, make_frames, urgency)``.
+AnswerFn: TypeAlias = Callable[[bytes, int, m.Reply, Callable[[], Frames], int | None], None]
 CommandFn: TypeAlias = Callable[["Service", str], str]
 
 _COMMANDS: dict[str, CommandFn] = {}
@@ -126,7 +126,7 @@ class Service:
             self._reply(peer, seq, m.Failed("RemoteError", f"{type(error).__name__}: {error}"[:4000]))
 
     def _reply(self, peer: bytes, seq: int, body: m.Reply, frames: Frames = ()) -> None:
-        self._answer(peer, seq, body, lambda: frames)
+        self._answer(peer, seq, body, lambda: frames, None)
 
     def _other(self, peer: bytes, seq: int, body: m.Request, frames: Frames) -> None:
         handler = self._handlers.get(type(body))
@@ -281,7 +281,9 @@ class Service:
 
         versions, frames = read()
         first = [frames]
-        self._answer(peer, seq, m.Values(versions), lambda: first.pop() if first else read()[1])
+        # The next forward pass needs the first layers first.
+        urgency = entries[0].bucket if entries else None
+        self._answer(peer, seq, m.Values(versions), lambda: first.pop() if first else read()[1], urgency)
 
     # ---- the rest --------------------------------------------------------------------------------------------------
 

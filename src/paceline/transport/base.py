@@ -19,8 +19,11 @@ class Listener(Protocol):
     def receive(self, timeout_s: float) -> list[tuple[bytes, Frames]]:
         """Return what has arrived as (peer, frames), after waiting at most ``timeout_s`` for the first."""
 
-    def send(self, peer: bytes, frames: Frames) -> None:
-        """Send to a peer; silently dropped when it is gone. Large frames are not copied: leave them unchanged."""
+    def send(self, peer: bytes, frames: Frames, urgency: int | None = None) -> None:
+        """Send to a peer; silently dropped when it is gone. Large frames are not copied: leave them unchanged.
+
+        With an ``urgency`` it may overtake what still waits to be sent to that peer with a higher number.
+        """
 
     def lost(self) -> list[bytes]:
         """Return peers whose connection has closed since the last call."""

@@ -74,8 +74,8 @@ class MemoryListener:
             self.queue.clear()
             return messages  # type: ignore[return-value]
 
-    def send(self, peer: bytes, frames: Frames) -> None:
-        """Send to a peer."""
+    def send(self, peer: bytes, frames: Frames, urgency: int | None = None) -> None:
+        """Send to a peer; nothing waits here, so nothing is overtaken."""
         if peer in self.peers:
             hub, channel = self.peers[peer]
             self._network.put(hub.queue, hub.held, (channel, frames))

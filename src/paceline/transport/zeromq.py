@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +15,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from paceline.transport.allocator import keep_freed_frames
 from paceline.transport.base import Frames
+from paceline.transport.outgoing import Outgoing
 from paceline.transport.security import Security
 from paceline.wire.limits import MAX_FRAME_BYTES
 
@@ -21,6 +24,9 @@ COPY_BELOW_BYTES = 16 * 1024
 
 #: Messages taken from a socket in one go, so that a busy peer cannot starve the rest of the loop.
 BURST = 256
+
+#: While something waits to be sent, how often to look whether there is room: ZeroMQ does not tell.
+FLUSH_MS = 1
 
 #: A handshake may fail once while a listener is starting; this often means the keys differ.
 REFUSALS = 3
@@ -59,12 +65,41 @@ class _Waker:
         os.close(self.fd)
 
 
-def _send(socket: zmq.Socket[bytes], frames: Sequence[Any]) -> None:
+def _send(socket: zmq.Socket[bytes], frames: Sequence[Any], track: bool = False) -> zmq.MessageTracker | None:
+    """Send a message; with ``track`` returns what tells when its last large frame has left."""
+    tracker = None
     last = len(frames) - 1
     for index, frame in enumerate(frames):
-        size = len(frame) if isinstance(frame, bytes) else memoryview(frame).nbytes
+        large = _size(frame) >= COPY_BELOW_BYTES
         flags = zmq.SNDMORE if index < last else 0
-        socket.send(frame, flags, copy=size < COPY_BELOW_BYTES)
+        sent = socket.send(frame, flags, copy=not large, track=track and large)
+        tracker = sent if large else tracker
+    return tracker
+
+
+def _size(frame: Any) -> int:
+    return len(frame) if isinstance(frame, bytes) else int(memoryview(frame).nbytes)
+
+
+class _Lane:
+    """The way to one peer: what is under way, and what waits."""
+
+    def __init__(self) -> None:
+        self.waiting: Outgoing[Frames] = Outgoing()
+        self._under_way: deque[tuple[zmq.MessageTracker, int]] = deque()
+
+    def under_way(self) -> int:
+        """Return the bytes that were handed to ZeroMQ and have not left yet."""
+        while self._under_way and self._under_way[0][0].done:
+            self._under_way.popleft()
+        return sum(size for _, size in self._under_way)
+
+    def flush(self, socket: zmq.Socket[bytes], peer: bytes) -> None:
+        """Send as much as the window has room for."""
+        while self.waiting and (taken := self.waiting.take(self.under_way())) is not None:
+            tracker = _send(socket, [peer, *taken[0]], track=True)
+            if tracker is not None:
+                self._under_way.append((tracker, taken[1]))
 
 
 def _receive(socket: zmq.Socket[bytes]) -> list[list[zmq.Frame]]:
@@ -109,6 +144,7 @@ class ZmqListener:
         self._waker = _Waker()
         self._peers: dict[int, set[bytes]] = {}
         self._lost: list[bytes] = []
+        self._lanes: dict[bytes, _Lane] = {}
         self.addresses = tuple(self._bind(address) for address in addresses)
         self._poller = zmq.Poller()
         for source in (self._socket, self._waker.fd, self._monitor):
@@ -125,11 +161,17 @@ class ZmqListener:
 
     def receive(self, timeout_s: float) -> list[tuple[bytes, Frames]]:
         """Return what has arrived as (peer, frames)."""
+        self._flush()
         messages = _receive(self._socket)
-        if not messages:
-            self._poller.poll(math.ceil(max(0.0, timeout_s * 1000)))
-            self._waker.clear()
+        deadline = time.monotonic() + timeout_s
+        while not messages:
+            busy = self._flush()
+            left_ms = math.ceil(max(0.0, deadline - time.monotonic()) * 1000)
+            ready = self._poller.poll(min(left_ms, FLUSH_MS) if busy else left_ms)
             messages = _receive(self._socket)
+            if ready or not left_ms:
+                break
+        self._waker.clear()
         if self._monitor is not None:
             self._note_peers(messages)
         return [(frames[0].bytes, frames[1:]) for frames in messages if len(frames) > 1]
@@ -142,9 +184,22 @@ class ZmqListener:
         for frames in messages:
             self._peers.setdefault(int(frames[-1].get(zmq.SRCFD)), set()).add(frames[0].bytes)
 
-    def send(self, peer: bytes, frames: Frames) -> None:
+    def send(self, peer: bytes, frames: Frames, urgency: int | None = None) -> None:
         """Send to a peer; dropped when it is gone."""
-        _send(self._socket, [peer, *frames])
+        lane = self._lanes.get(peer)
+        if lane is None:
+            if urgency is None:
+                _send(self._socket, [peer, *frames])
+                return
+            lane = self._lanes[peer] = _Lane()
+        lane.waiting.add(frames, sum(map(_size, frames)), urgency)
+        lane.flush(self._socket, peer)
+
+    def _flush(self) -> bool:
+        """Send what there is room for; tell whether something waits still."""
+        for peer, lane in self._lanes.items():
+            lane.flush(self._socket, peer)
+        return any(lane.waiting for lane in self._lanes.values())
 
     def lost(self) -> list[bytes]:
         """Return peers whose connection has closed since the last call."""
