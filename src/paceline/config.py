@@ -67,8 +67,8 @@ class Settings:
     """Exchange tensors through shared memory with servers of the same host."""
     unix_sockets: bool = True
     """Talk to servers of the same host through unix sockets instead of TCP."""
-    server_threads: int = 1
-    """Threads with which a server works on its shards."""
+    server_threads: int = 0
+    """Threads with which a server works on its shards; 0: its share of the host's cores, at most 8."""
     allow_optimizer: str = ""
     """Import paths (``pkg.mod:Class``, comma separated) of optimizers a server may load beside torch.optim."""
     start_timeout_s: float = 60.0
@@ -179,7 +179,9 @@ def check(settings: Settings) -> None:
     """
     if settings.role not in ("worker", "server", "scheduler"):
         raise ConfigError(f"role {settings.role!r} is unknown; it is worker, server or scheduler")
-    for name in ("num_workers", "num_servers", "bigarray_bound", "server_threads"):
+    if settings.server_threads < 0:
+        raise ConfigError(f"server_threads is {settings.server_threads}; it is a number of threads, or 0 for a share")
+    for name in ("num_workers", "num_servers", "bigarray_bound"):
         if getattr(settings, name) < 1:
             raise ConfigError(f"{name} is {getattr(settings, name)}; it must be at least 1")
     for name in ("start_timeout_s", "timeout_s", "heartbeat_interval_s", "heartbeat_timeout_s", "disconnect_grace_s"):

@@ -7,6 +7,7 @@ import pytest
 
 from paceline.config import ALIASES, Settings, check, from_environment, parse, variable
 from paceline.errors import ConfigError
+from paceline.roles.server import share_of
 
 
 def test_defaults_need_no_job() -> None:
@@ -71,7 +72,7 @@ def test_text_that_cannot_be_read_names_its_source(field: str, text: str, wanted
         ({"num_workers": 0}, "num_workers is 0; it must be at least 1"),
         ({"num_servers": -1}, "num_servers is -1"),
         ({"bigarray_bound": 0}, "bigarray_bound"),
-        ({"server_threads": 0}, "server_threads"),
+        ({"server_threads": -1}, "server_threads"),
         ({"timeout_s": 0.0}, "every wait needs a deadline"),
         ({"start_timeout_s": float("nan")}, "every wait needs a deadline"),
         ({"disconnect_grace_s": -1.0}, "disconnect_grace_s"),
@@ -109,3 +110,10 @@ def test_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes, why: 
 def test_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nowhere"):
         from_environment({"PACELINE_CONFIG": str(tmp_path / "nowhere")})
+
+
+@pytest.mark.parametrize(
+    ("cores", "members", "threads"), [(2, 2, 1), (2, 5, 1), (16, 4, 4), (64, 2, 8), (8, 0, 8), (3, 2, 1)]
+)
+def test_server_takes_its_share_of_the_cores(cores: int, members: int, threads: int) -> None:
+    assert share_of(cores, members) == threads

@@ -26,6 +26,9 @@ _Request: TypeAlias = tuple[int, m.Request, Frames]
 
 logger = logging.getLogger(__name__)
 
+#: Threads of a server that is not told how many.
+MAX_THREADS = 8
+
 #: The loop is woken by messages and by news; this only bounds the damage of a lost wake-up.
 IDLE_S = 1.0
 
@@ -82,10 +85,17 @@ class Server:
                 return 0
 
 
+def share_of(cores: int, members: int) -> int:
+    """Return how many threads a server starts where so many members of the job share so many cores.
+
+    Memory is what an update waits for, and a few threads use all of its speed.
+    """
+    return max(1, min(MAX_THREADS, cores // max(1, members)))
+
+
 def main(settings: Settings) -> int:
     """Run one server of a job; returns the exit code."""
     set_up_logging(settings)
-    torch.set_num_threads(settings.server_threads)
     security = Security.of(settings)
     try:
         listener = ZmqListener(server_addresses(settings), security, bulk=True)
@@ -95,6 +105,8 @@ def main(settings: Settings) -> int:
     lifeline = Lifeline(settings, ZmqHub(security), " ".join(listener.addresses), listener.wake)
     try:
         lifeline.join()
+        neighbours = sum(one.host_id == lifeline.me.host_id for one in lifeline.members)
+        torch.set_num_threads(settings.server_threads or share_of(len(os.sched_getaffinity(0)), neighbours))
         logger.info("server %d serves at %s, pid %d", lifeline.rank, listener.addresses[0], os.getpid())
         code = Server(settings, listener, lifeline).run()
         lifeline.leave()
