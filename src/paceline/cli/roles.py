@@ -31,7 +31,7 @@ OPTIONS: Mapping[str, tuple[Option, ...]] = {
     "server": (
         *_COMMON,
         Option(("--rank",), "rank of this server (default: the scheduler chooses)", "RANK"),
-        Option(("--server-threads",), "threads that work on this server's shards (default: its share of the cores)", "N"),
+        Option(("--server-threads",), "threads on this server's shards (default: its share of the cores)", "N"),
         Option(
             ("--allow-optimizer",),
             "an optimizer that workers may ask for beside those of torch.optim; may be repeated",

@@ -13,6 +13,7 @@ from paceline.errors import ProtocolError
 from paceline.placement import KeySize, Layout, place
 from paceline.roles.session import Ticket
 from paceline.tensors import dtype_of
+from paceline.transport.pinned import pin, unpin
 from paceline.transport.shared import Patchwork, SharedTensor, open_foreign
 from paceline.wire import messages as m
 
@@ -112,6 +113,7 @@ class WorkerBlock:
             if not still or not all(self.patchwork.can_patch(bucket.start) for bucket in self.layout.buckets):
                 self.value_file = SharedTensor(self.layout.numel, self.dtype)
                 self.values = self.value_file.tensor
+        self._pinned: list[torch.Tensor] = []
         self.grads = (
             torch.zeros(self.layout.numel, dtype=self.dtype) if self.grad_file is None else self.grad_file.tensor
         )
@@ -199,8 +201,15 @@ class WorkerBlock:
         finally:
             os.close(file)
 
+    def pin(self) -> None:
+        """Lock the arena in memory, so that CUDA devices copy from and to it by themselves."""
+        self._pinned = [memory for memory in (self.values, self.grads) if pin(memory)]
+
     def detach(self) -> None:
         """Go on with a copy of the values that does not change any more."""
+        for memory in self._pinned:
+            unpin(memory)
+        self._pinned = []
         self.patchwork.detach()
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import torch
 
@@ -10,6 +11,7 @@ from paceline.errors import PacelineError
 from paceline.kvstore.block import Stretch, WorkerBlock
 from paceline.kvstore.dist import DistStore
 from paceline.optim.binding import Bound
+from paceline.optim.device import Pusher
 from paceline.roles.session import Ticket
 
 _BucketKey = tuple[int, int]
@@ -41,8 +43,10 @@ class Reducer:
         for one in bound:
             for bucket in one.buckets:
                 self._members.setdefault((one.block.spec.block, bucket), []).append(one)
-        self.tickets: dict[_BucketKey, Ticket] = {}
-        """The pushes of the last round, by bucket."""
+        self.tickets: dict[_BucketKey, Ticket | None] = {}
+        """The pushes of the last round, by bucket; None while gradients are on their way from a device."""
+        self._pusher = Pusher(store.session.settings.timeout_s)
+        self._copies: dict[_BucketKey, list[torch.cuda.Event]] = {}
         self._arrived: dict[Bound, int] = {}
         self._missing: dict[_BucketKey, int] = {}
         self._pushed: set[_BucketKey] = set()
@@ -51,6 +55,7 @@ class Reducer:
     def _new_round(self) -> None:
         self._arrived = dict.fromkeys(self._bound, 0)
         self._missing = {key: len(members) for key, members in self._members.items()}
+        self._copies = {}
         self._pushed = set()
 
     @property
@@ -80,9 +85,10 @@ class Reducer:
                 f"parameter {one.name!r} got another gradient after its push; call optimizer.step() after every "
                 f"{self._passes} backward pass(es), or set backward_passes_per_step"
             )
-        self.wait(one)
-        one.take_grad()
-        if self._arrived[one] < self._passes:
+        last = self._arrived[one] == self._passes
+        if last or one.side is None:  # what accumulates on a device leaves it once
+            self._take(one)
+        if not last:
             return
         for bucket in one.buckets:
             key = (one.block.spec.block, bucket)
@@ -90,10 +96,27 @@ class Reducer:
             if self._missing[key] == 0:
                 self._push(key)
 
+    def _take(self, one: Bound) -> None:
+        """Bring a gradient into the arena when the last round has left it."""
+        self.wait(one)
+        copy = one.take_grad()
+        if copy is not None:
+            for bucket in one.buckets:
+                self._copies.setdefault((one.block.spec.block, bucket), []).append(copy)
+
     def _push(self, key: _BucketKey) -> None:
         if not self._pushed:
             self._before_round()
         self._pushed.add(key)
+        copies = self._copies.get(key, [])
+        if not copies and None not in self.tickets.values():
+            self._send(key)
+            return
+        self.tickets[key] = None
+        what = f"worker {self._store.rank}: the gradients of {self._members[key][0].name!r}"
+        self._pusher.after(partial(_all_done, copies), partial(self._send, key), what)
+
+    def _send(self, key: _BucketKey) -> None:
         block = self._blocks[key[0]]
         bucket = block.layout.buckets[key[1]]
         whole = Stretch(key[1], 0, bucket.length)
@@ -105,8 +128,7 @@ class Reducer:
             if key not in self._pushed:
                 for one in self._members[key]:
                     if self._arrived[one] < self._passes:
-                        self.wait(one)
-                        one.take_grad()
+                        self._take(one)
                 self._push(key)
         self._new_round()
 
@@ -122,7 +144,9 @@ class Reducer:
         keys = [key for key in keys if key in self.tickets and key not in self._pushed]
         if not keys:
             return
-        self._store.session.wait([self.tickets[key] for key in keys])
+        if any(self.tickets[key] is None for key in keys):
+            self._pusher.drain()
+        self._store.session.wait([ticket for key in keys if (ticket := self.tickets[key]) is not None])
         done = set()
         for key in keys:
             del self.tickets[key]
@@ -130,3 +154,7 @@ class Reducer:
         for one in done if self._values_are_weights else ():
             if not any((one.block.spec.block, bucket) in self.tickets for bucket in one.buckets):
                 one.give_value()
+
+
+def _all_done(copies: Sequence[torch.cuda.Event]) -> bool:
+    return all(copy.query() for copy in copies)  # type: ignore[no-untyped-call]

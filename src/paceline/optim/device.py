@@ -1,0 +1,127 @@
+"""Gradients and weights of parameters on accelerators: copied beside the computation, and pushed when they are here."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from paceline.errors import DeadlineError
+
+#: How often to look whether a copy has ended: a copy of a megabyte takes about as long.
+LOOK_S = 0.0002
+
+
+class SideStream:
+    """A stream of one CUDA device on which gradients go to host memory and weights come from there.
+
+    Copies that follow each other on it are in order: once a gradient has left, the weights before it have come, so host
+    memory may be written again when the push of the gradient is answered.
+
+    Args:
+        device: the device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def fetch(self, grad: torch.Tensor, into: torch.Tensor) -> torch.cuda.Event:
+        """Copy a gradient to host memory, after what computes it; returns what tells when it is there."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            into.copy_(grad, non_blocking=True)
+            grad.record_stream(self._stream)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(self._stream)
+        return event
+
+    def bring(self, value: torch.Tensor, param: torch.Tensor) -> None:
+        """Copy weights from host memory: after what still reads the old ones, and before what is computed next."""
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            param.copy_(value, non_blocking=True)
+        current.wait_stream(self._stream)
+
+
+def side_streams(params: list[torch.nn.Parameter]) -> dict[torch.device, SideStream]:
+    """Make a side stream for every CUDA device that has parameters."""
+    devices = {param.device for param in params if param.device.type == "cuda"}
+    return {device: SideStream(device) for device in devices}
+
+
+@dataclass(frozen=True)
+class _Job:
+    ready: Callable[[], bool]
+    push: Callable[[], None]
+    what: str
+
+
+class Pusher:
+    """Pushes in the order asked for, each when its gradients have come to host memory; backward does not wait.
+
+    Args:
+        timeout_s: how long a copy may take.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._jobs: queue.Queue[_Job] = queue.Queue()
+        self._idle = threading.Condition()
+        self._open = 0
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def after(self, ready: Callable[[], bool], push: Callable[[], None], what: str) -> None:
+        """Call ``push`` on a thread of its own when ``ready`` says so.
+
+        Args:
+            ready: asked again and again.
+            push: what to do then.
+            what: for errors: ``the gradients of bucket 3``.
+        """
+        with self._idle:
+            self._open += 1
+        self._jobs.put(_Job(ready, push, what))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="paceline-pusher", daemon=True)
+            self._thread.start()
+
+    def drain(self) -> None:
+        """Wait until everything asked for is pushed.
+
+        Raises:
+            DeadlineError: a copy did not end in time.
+            Exception: what a push raised; of several, the first.
+        """
+        with self._idle:
+            if not self._idle.wait_for(lambda: not self._open, 2 * self._timeout_s):
+                raise DeadlineError(f"{self._open} pushes wait for copies from a device for {2 * self._timeout_s:g} s")
+            error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _run(self) -> None:
+        while True:
+            job = self._jobs.get()
+            try:
+                if self._error is None:
+                    self._wait(job)
+                    job.push()
+            except BaseException as error:  # noqa: BLE001 - raised where somebody waits for it
+                self._error = error
+            with self._idle:
+                self._open -= 1
+                self._idle.notify_all()
+
+    def _wait(self, job: _Job) -> None:
+        deadline = time.monotonic() + self._timeout_s
+        while not job.ready():
+            if time.monotonic() > deadline:
+                raise DeadlineError(f"{job.what} did not leave their device within {self._timeout_s:g} s")
+            time.sleep(LOOK_S)
