@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from paceline.errors import PacelineError
+from paceline.kvstore.whole_file import save_whole
 
 _FORMAT = "paceline model 1"
 
@@ -35,9 +35,7 @@ def save_model(path: Path, state: Mapping[str, torch.Tensor], epoch: int) -> Non
         epoch: epochs trained so far.
     """
     tensors = {name: one.detach().cpu().contiguous().clone() for name, one in state.items()}
-    partial = path.with_name(path.name + ".partial")
-    save_file(tensors, partial, metadata={"paceline": json.dumps({"format": _FORMAT, "epoch": epoch})})
-    partial.replace(path)
+    save_whole(path, tensors, {"paceline": json.dumps({"format": _FORMAT, "epoch": epoch})})
 
 
 def load_model(path: Path) -> dict[str, torch.Tensor]:

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from paceline.errors import PacelineError
 from paceline.kvstore._local_apply import State
 from paceline.kvstore.base import Key
+from paceline.kvstore.whole_file import save_whole
 
 _FORMAT = "paceline optimizer states 1"
 
@@ -36,10 +36,7 @@ def save_states(fname: str | os.PathLike[str], optimizer: str, groups: Any, stat
         tensors |= {f"{index}/{name}": value.detach().cpu().contiguous() for name, value in parts.items()}
         keys.append({"key": key, "tensors": sorted(parts), "numbers": numbers})
     manifest = {"format": _FORMAT, "optimizer": optimizer, "groups": groups, "keys": keys}
-    path = Path(fname)
-    partial = path.with_name(path.name + ".partial")
-    save_file(tensors, partial, metadata={"paceline": json.dumps(manifest)})
-    partial.replace(path)
+    save_whole(Path(fname), tensors, {"paceline": json.dumps(manifest)})
 
 
 def load_states(fname: str | os.PathLike[str], optimizer: str) -> dict[Key, State]:
