@@ -16,7 +16,19 @@ type                  parameters (defaults)                       bytes / elem  
 from paceline.compression import halves, int8, onebit, powersgd, randomk, topk, twobit  # noqa: F401 (registers the codecs)
 from paceline.compression.base import Codec
 from paceline.compression.ddp import DDPState, ddp_hook
+from paceline.compression.legs import Compression, Leg, by_leg
 from paceline.compression.registry import known_codecs, make, register
 from paceline.compression.state import State
 
-__all__ = ["Codec", "DDPState", "State", "ddp_hook", "known_codecs", "make", "register"]
+__all__ = [
+    "Codec",
+    "Compression",
+    "DDPState",
+    "Leg",
+    "State",
+    "by_leg",
+    "ddp_hook",
+    "known_codecs",
+    "make",
+    "register",
+]

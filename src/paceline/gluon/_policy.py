@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from paceline.errors import ConfigError
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.device import DeviceStore
 from paceline.kvstore.local import LocalStore
+
+if TYPE_CHECKING:
+    from paceline.compression import Compression
 
 #: Above this many elements one key of a ``local`` store is cheaper to update on its devices (MXNet's bound).
 LOCAL_BOUND = 16 * 1024 * 1024
@@ -20,7 +23,7 @@ _VARIABLES = ("PACELINE_UPDATE_ON_KVSTORE", "MXNET_UPDATE_ON_KVSTORE")
 
 
 def choose_store(
-    kvstore: str | KVStoreBase | None, num_devices: int, compression: Mapping[str, Any] | None
+    kvstore: str | KVStoreBase | None, num_devices: int, compression: Compression | None
 ) -> KVStoreBase | None:
     """Return the store to use: none when a single device has nobody to exchange gradients with.
 

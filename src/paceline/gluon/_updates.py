@@ -11,6 +11,7 @@ from paceline.errors import PacelineError
 from paceline.gluon._gradients import collect, densify
 from paceline.gluon._optimizer import OptimizerPlan
 from paceline.gluon.parameter import Parameter
+from paceline.kvstore import codec_files
 from paceline.kvstore._local_base import InProcessStore
 from paceline.kvstore._local_optimizer import KeyedOptimizer, check_state
 from paceline.kvstore._local_states import load_states, save_states
@@ -157,9 +158,11 @@ class LocalUpdates:
             optimizer.set_value(key, value)
 
     def save(self, fname: str) -> None:
-        """Write the state of the first device, which is that of all."""
+        """Write the state of the first device, which is that of all, and beside it the residuals of the store."""
         first, groups = self._optimizers[0], self._plan.groups()
         save_states(fname, self._plan.spec.name, groups, {key: first.state(key) for key in first.keys})
+        if isinstance(self._store, KVStore):
+            codec_files.save(self._store, fname)
 
     def load(self, fname: str) -> None:
         """Read the state into every device's optimizer."""
@@ -172,3 +175,5 @@ class LocalUpdates:
         for optimizer in self._optimizers:
             for key, state in states.items():
                 optimizer.load_state(key, state)
+        if isinstance(self._store, KVStore):
+            codec_files.load(self._store, fname)

@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional
@@ -24,6 +24,9 @@ from paceline.gluon.metrics import MetricLike, MetricSet
 from paceline.gluon.replicate import replicate
 from paceline.gluon.trainer import Trainer
 from paceline.kvstore.base import KVStoreBase
+
+if TYPE_CHECKING:
+    from paceline.compression import Compression
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +63,7 @@ class Module:
         work_load_list: WorkLoad = None,
         loss: Loss = cross_entropy,
         fixed_param_names: Sequence[str] | None = None,
-        compression_params: Mapping[str, Any] | None = None,
+        compression_params: Compression | None = None,
     ) -> None:
         self.net = replicate(net, context)
         self._slicer = Slicer(self.net.contexts, work_load_list)
@@ -217,7 +220,11 @@ class Module:
         return torch.cat(outputs) if outputs else torch.empty(0)
 
     def save_checkpoint(self, prefix: str | os.PathLike[str], epoch: int, save_optimizer_states: bool = False) -> None:
-        """Write ``<prefix>-0007.safetensors`` (and ``.states``) for epoch 7; of several workers let one do it."""
+        """Write ``<prefix>-0007.safetensors`` (and ``.states``) for epoch 7.
+
+        Of several workers let one do it; all of them with ``save_optimizer_states`` and compressed gradients, whose
+        residuals lie in each worker (see :meth:`Trainer.save_states`).
+        """
         if save_optimizer_states:
             self.trainer.save_states(states_path(prefix, epoch))
         save_model(model_path(prefix, epoch), self.net.state_dict(), epoch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,6 +16,9 @@ from paceline.gluon._updates import LocalUpdates, StoreUpdates
 from paceline.gluon.parameter import Parameter, ParameterDict
 from paceline.gluon.replicate import ReplicatedModule
 from paceline.kvstore.base import KVStoreBase
+
+if TYPE_CHECKING:
+    from paceline.compression import Compression
 
 Parameters = ReplicatedModule | Mapping[str, Parameter] | Sequence[Parameter]
 
@@ -53,7 +56,7 @@ class Trainer:
         optimizer: OptimizerLike,
         optimizer_params: Mapping[str, Any] | None = None,
         kvstore: str | KVStoreBase | None = "device",
-        compression_params: Mapping[str, Any] | None = None,
+        compression_params: Compression | None = None,
         update_on_kvstore: bool | None = None,
     ) -> None:
         self._all = _by_name(params)
@@ -149,11 +152,15 @@ class Trainer:
         gradients.use_up(self._trained())
 
     def save_states(self, fname: str | os.PathLike[str]) -> None:
-        """Write the optimizer's state (safetensors with a manifest), wherever the optimizer runs."""
+        """Write the optimizer's state (safetensors with a manifest), wherever the optimizer runs.
+
+        With compressed gradients every worker calls it: what a codec has not sent yet lies in each worker, which writes
+        it beside the state, to ``<fname>.rank<r>`` (see ``KVStore.save_optimizer_states``).
+        """
         self._started().save(os.fspath(fname))
 
     def load_states(self, fname: str | os.PathLike[str]) -> None:
-        """Read what :meth:`save_states` wrote, with any store and any number of devices.
+        """Read what :meth:`save_states` wrote, with any store and any number of devices. Every worker calls it.
 
         Raises:
             ValueError: the states belong to another optimizer or model. Nothing is changed.
@@ -183,7 +190,7 @@ class Trainer:
         scaler.step(_ForScaler(self, batch_size))  # type: ignore[arg-type]
         scaler.update()
 
-    def _set_compression(self, params: Mapping[str, Any]) -> None:
+    def _set_compression(self, params: Compression) -> None:
         setter = getattr(self._store, "set_gradient_compression", None)
         if setter is None:
             raise ValueError(f"a {self._store.type if self._store else None} store cannot compress gradients")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from paceline.errors import KeyMismatchError
 from paceline.kvstore import _local_check as check
+from paceline.kvstore import codec_files
 from paceline.kvstore._local_apply import Applier, CallableApplier, SimpleApplier, State
 from paceline.kvstore._local_merge import Merger
 from paceline.kvstore._local_optimizer import KeyedOptimizer, check_options, check_state
@@ -18,6 +19,9 @@ from paceline.kvstore.base import Key, Keys, KVStore, Updater, Values, normalise
 from paceline.updaters import KeyOptions, Options, UpdaterSpec, make_spec
 from paceline.updaters.registry import SIMPLE, find_class
 from paceline.updaters.rows import copy_rows
+
+if TYPE_CHECKING:
+    from paceline.compression import Compression
 
 
 class InProcessStore(KVStore):
@@ -181,15 +185,35 @@ class InProcessStore(KVStore):
         if holder is not None:
             holder.refresh(key)
 
-    def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
+    def set_gradient_compression(self, compression_params: Compression) -> None:
         """See :meth:`KVStore.set_gradient_compression`. Row-sparse and integer values are not compressed.
 
+        What a device pushes is summed as the other side of the codec would see it. Nothing travels here, so there is no
+        pull leg.
+
         Raises:
-            ValueError: unknown type or parameters, or values were pushed already.
+            ValueError: unknown type or parameters, the pull leg, or values were pushed already.
         """
         if self._updates:
             raise ValueError("gradient compression must be set before the first push")
         self._merger.set_codec(compression_params)
+
+    @property
+    def keeps_residuals(self) -> bool:
+        """See :attr:`KVStore.keeps_residuals`."""
+        return self._merger.keeps_residuals
+
+    def codec_states(self) -> dict[Key, dict[str, torch.Tensor]]:
+        """See :meth:`KVStore.codec_states`: per device of a key."""
+        return self._merger.codec_states()
+
+    def set_codec_states(self, states: Mapping[Key, Mapping[str, torch.Tensor]]) -> None:
+        """See :meth:`KVStore.set_codec_states`. Keys may be initialised later."""
+        for key, tensors in states.items():
+            for name, tensor in tensors.items():
+                if name.startswith("residual") and key in self._values and tensor.numel() != self._values[key].numel():
+                    raise ValueError(f"{name} of key {key!r} has {tensor.numel()} elements: it is of another model")
+        self._merger.set_codec_states(states)
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
         """See :meth:`KVStore.save_optimizer_states`.
@@ -201,6 +225,7 @@ class InProcessStore(KVStore):
         spec = self._need_optimizer("save")
         states = {key: self._state(key) for key in self._values}
         save_states(fname, spec.name, (self._groups or spec.groups) if dump_optimizer else None, states)
+        codec_files.save(self, fname)
 
     def load_optimizer_states(self, fname: str) -> None:
         """See :meth:`KVStore.load_optimizer_states`. Keys may be initialised later.
@@ -218,6 +243,7 @@ class InProcessStore(KVStore):
                 self._loaded[key] = state
             else:
                 applier.load_state(key, state)
+        codec_files.load(self, fname)
 
     def stats(self) -> dict[str, Any]:
         """Return how many pushes were applied."""

@@ -1,8 +1,8 @@
-"""Checks of what callers pass to a store in this process. Every message names the key."""
+"""Checks of what callers pass to a store. Every message names the key."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 
@@ -85,6 +85,20 @@ def row_ids(key: Key, value: torch.Tensor, ids: Sequence[torch.Tensor], count: i
                 f"row_ids of key {key!r} reach from {one[0]} to {one[-1]}, but it has rows 0 to {value.shape[0] - 1}"
             )
     return [one.long() for one in (rows * count if len(rows) == 1 else rows)]
+
+
+def float32_for_pulls(keys: Iterable[Key], dtypes: Iterable[torch.dtype]) -> None:
+    """Refuse values that pulls cannot be compressed of.
+
+    Raises:
+        TypeError: names the key and its dtype.
+    """
+    for key, dtype in zip(keys, dtypes, strict=True):
+        if dtype != torch.float32:
+            raise TypeError(
+                f"key {key!r} is {dtype}, but pulls are compressed, which takes float32; compress pushes only "
+                "(leg='push'), or keep this key in a store of its own"
+            )
 
 
 def _same_shape(key: Key, one: torch.Tensor, value: torch.Tensor, what: str) -> None:

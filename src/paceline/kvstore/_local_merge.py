@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.cuda import comm
@@ -12,9 +12,11 @@ from paceline.kvstore.base import Key
 from paceline.updaters.rows import sum_rows
 
 if TYPE_CHECKING:
-    from paceline.compression import Codec, State
+    from paceline.compression import Codec, Compression, State
 
 
+#: Name of the number of pushes among the tensors of a codec's state.
+_ROUND = "round"
 _COMPRESSIBLE = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -30,11 +32,59 @@ class Merger:
         self._residuals: dict[tuple[Key, int], State] = {}
         self._rounds: dict[tuple[Key, int], int] = {}
 
-    def set_codec(self, params: Mapping[str, Any]) -> None:
-        """Compress every device's dense values of 16 or 32 bits from now on."""
+    def set_codec(self, params: Compression) -> None:
+        """Compress every device's dense values of 16 or 32 bits from now on.
+
+        Raises:
+            ValueError: unknown settings, or a codec for the pull leg.
+        """
         from paceline import compression  # compiles kernels: only for those who compress
 
-        self._codec = compression.make(dict(params))
+        codecs = compression.by_leg(params)
+        if "pull" in codecs:
+            raise ValueError(
+                "the values of this store are copied within one process and never travel, so that there is nothing to "
+                "compress on the pull leg; use leg='push', or a distributed store"
+            )
+        self._codec = codecs.get("push")
+
+    @property
+    def keeps_residuals(self) -> bool:
+        """Whether the codec adds what it did not send to the next push."""
+        return self._codec is not None and self._codec.uses_residual
+
+    def codec_states(self) -> dict[Key, dict[str, torch.Tensor]]:
+        """Return copies of what the codec remembers: ``<name> <device>`` and ``round <device>``, by key."""
+        states: dict[Key, dict[str, torch.Tensor]] = {}
+        for (key, index), state in self._residuals.items():
+            tensors = {f"{name} {index}": tensor.clone() for name, tensor in state.state_tensors().items()}
+            tensors[f"{_ROUND} {index}"] = torch.tensor(self._rounds[key, index])
+            states.setdefault(key, {}).update(tensors)
+        return states
+
+    def set_codec_states(self, states: Mapping[Key, Mapping[str, torch.Tensor]]) -> None:
+        """Set what :meth:`codec_states` returned; what is not in it starts afresh.
+
+        Raises:
+            ValueError: states of another codec. Nothing is changed then.
+        """
+        grouped: dict[tuple[Key, int], dict[str, torch.Tensor]] = {}
+        for key, tensors in states.items():
+            for name, tensor in tensors.items():
+                what, _, index = name.rpartition(" ")
+                grouped.setdefault((key, int(index)), {})[what] = tensor
+        residuals, rounds = {}, {}
+        for where, tensors in grouped.items():
+            rounds[where] = int(tensors.pop(_ROUND))
+            residuals[where] = self._loaded(tensors)
+        self._residuals, self._rounds = residuals, rounds
+
+    def _loaded(self, tensors: Mapping[str, torch.Tensor]) -> State:
+        if self._codec is None or "residual" not in tensors:
+            raise ValueError("these are codec states, but gradients are compressed by none that has any")
+        state = self._codec.new_state(tensors["residual"].numel())
+        state.load(tensors)
+        return state
 
     def merge(self, key: Key, values: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
         """Return the sum of ``values`` on ``device``. It belongs to the merger and is never a caller's tensor.

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 import torch
+
+if TYPE_CHECKING:
+    from paceline.compression import Compression
 
 Key: TypeAlias = int | str
 Keys: TypeAlias = Key | Sequence[Key]
@@ -118,12 +121,33 @@ class KVStore(KVStoreBase):
         """
 
     @abc.abstractmethod
-    def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
-        """Compress pushes: ``{"type": "2bit", "threshold": 0.5}``. Before the first push."""
+    def set_gradient_compression(self, compression_params: Compression) -> None:
+        """Compress pushes: ``{"type": "2bit", "threshold": 0.5}``. Before the first push.
+
+        Distributed stores also compress pulls: ``{"type": "int8", "leg": "pull"}``, or ``both``.
+        """
+
+    @property
+    def keeps_residuals(self) -> bool:
+        """Whether the codec of pushes adds what it did not send to the next push."""
+        return False
+
+    def codec_states(self) -> dict[Key, dict[str, torch.Tensor]]:
+        """Return what this worker's codec remembers of its pushes, by key: residuals, and what it needs besides."""
+        return {}
+
+    def set_codec_states(self, states: Mapping[Key, Mapping[str, torch.Tensor]]) -> None:
+        """Set what :meth:`codec_states` returned; keys that are not in it start afresh.
+
+        Raises:
+            ValueError: states of another codec or model.
+        """
+        if states:
+            raise ValueError(f"a {self.type} store keeps no residuals")
 
     @abc.abstractmethod
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        """Write the optimizer's state (safetensors with a manifest)."""
+        """Write the optimizer's state (safetensors with a manifest), and residuals beside it (``<fname>.rank<r>``)."""
 
     @abc.abstractmethod
     def load_optimizer_states(self, fname: str) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from paceline.compression import Codec, State
 from paceline.errors import ProtocolError
+from paceline.kvstore.versions import Versions
 from paceline.placement import KeySize, Layout, place
 from paceline.roles.session import Ticket
 from paceline.tensors import dtype_of
@@ -81,7 +82,9 @@ class BucketSide:
     sending: list[_Sending] = field(default_factory=list)
     """Requests whose answers are still to come."""
     codec_states: dict[tuple[int, int], State] = field(default_factory=dict)
-    """What the codec remembers, per stretch."""
+    """What the codec of pushes remembers, per stretch; residuals are views of the block's."""
+    versions: Versions = field(default_factory=lambda: Versions(0))
+    """What servers that compress pulls have told."""
 
 
 class WorkerBlock:
@@ -117,7 +120,11 @@ class WorkerBlock:
         self.grads = (
             torch.zeros(self.layout.numel, dtype=self.dtype) if self.grad_file is None else self.grad_file.tensor
         )
-        self.buckets = [BucketSide(Rounds(bucket.length)) for bucket in self.layout.buckets]
+        self.buckets = [
+            BucketSide(Rounds(bucket.length), versions=Versions(bucket.length)) for bucket in self.layout.buckets
+        ]
+        self.residuals: torch.Tensor | None = None
+        """Flat float32, like ``grads``: what the codec has not sent yet, from the first use on."""
         self.mapped: set[int] = set()
         """Servers that read and write the arena in place."""
         self.fresh = [False] * len(spec.keys)
@@ -164,11 +171,33 @@ class WorkerBlock:
         return slice(first, first + length)
 
     def codec_state(self, codec: Codec, bucket: int, start: int, length: int) -> State:
-        """Return what the codec remembers of a stretch."""
+        """Return what the codec remembers of a stretch.
+
+        Residuals lie in one arena, so that they stay with their elements however pushes are cut.
+        """
         states = self.buckets[bucket].codec_states
         if (start, length) not in states:
-            states[start, length] = codec.new_state(length)
+            state = states[start, length] = codec.new_state(length)
+            if state.residual is not None:
+                state.residual = self.residual_arena()[self.arena_slice(bucket, start, length)]
         return states[start, length]
+
+    def residual_arena(self) -> torch.Tensor:
+        """Return all residuals; 0 where nothing was held back."""
+        if self.residuals is None:
+            self.residuals = torch.zeros(self.layout.numel)
+        return self.residuals
+
+    def forget_codec_states(self) -> None:
+        """Forget what the codec of pushes remembers; residuals become 0."""
+        if self.residuals is not None:
+            self.residuals.zero_()
+        for side in self.buckets:
+            side.codec_states.clear()
+
+    def residual_of(self, key: int) -> torch.Tensor:
+        """Return the arena's view of a key's residual, in its shape."""
+        return self._view(self.residual_arena(), key)
 
     def outstanding(self, stretch: Stretch) -> list[Ticket]:
         """Return the requests on a stretch that are not answered yet."""

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 
 from paceline import compression
-from paceline.consistency import Policy, parse_groups, policy_of, resolve_groups
-from paceline.errors import ConfigError, KeyMismatchError
+from paceline.compression import Compression
+from paceline.consistency import Policy
+from paceline.errors import KeyMismatchError
 from paceline.kvstore import _local_check as check
-from paceline.kvstore import checkpoint, dist_states
+from paceline.kvstore import checkpoint, codec_files, dist_states
 from paceline.kvstore.base import Key, Keys, KVStore, OptimizerLike, Updater, Values, normalise
 from paceline.kvstore.block import WorkerBlock
 from paceline.kvstore.key_table import KeyTable
 from paceline.kvstore.plan import Plan
+from paceline.kvstore.reports import merged
 from paceline.kvstore.row_traffic import RowTraffic, own_bucket
 from paceline.kvstore.traffic import Traffic
 from paceline.roles.session import Session
@@ -29,44 +29,6 @@ from paceline.updaters.rows import put_rows
 from paceline.wire import messages as m
 
 logger = logging.getLogger(__name__)
-
-
-def resolve_policy(store_type: str, session: Session, options: Mapping[str, Any]) -> Policy:
-    """Return the policy of a store type with arguments over environment over defaults.
-
-    Raises:
-        ConfigError: the groups file cannot be read.
-        ValueError: a setting does not fit.
-    """
-    settings = session.settings
-    staleness = options.get("staleness")
-    weighting = options.get("weighting") or (settings.weighting if store_type != "dist_sync" else "") or None
-    groups: tuple[tuple[int, ...], ...] = ()
-    if store_type == "dist_gsync":
-        groups = _groups(options.get("groups") or settings.groups, session)
-    return policy_of(
-        store_type,
-        groups=groups,
-        first=options.get("k"),
-        staleness=settings.staleness if staleness is None else staleness,
-        weighting=weighting,
-        age=options.get("age"),
-        num_workers=settings.num_workers,
-    )
-
-
-def _groups(given: Any, session: Session) -> tuple[tuple[int, ...], ...]:
-    """Turn a groups file, or lists of members, into ranks."""
-    if not given:
-        return ()
-    if isinstance(given, str | Path):
-        try:
-            members = parse_groups(Path(given).read_text())
-        except OSError as error:
-            raise ConfigError(f"the groups file {given} cannot be read: {error.strerror}") from error
-    else:
-        members = [[str(member) for member in group] for group in given]
-    return resolve_groups(members, [(worker.host, worker.local_rank) for worker in session.workers])
 
 
 class DistStore(KVStore):
@@ -132,10 +94,13 @@ class DistStore(KVStore):
 
     def for_optimizer(self, mean: bool) -> DistStore:
         """Return a store for an optimizer's parameters: this one while it is unused, else a sibling."""
-        if self._is_open:
-            return self.sibling("optimizer", mean)
-        self._mean = mean
-        return self
+        if not self._is_open:
+            self._mean = mean
+            return self
+        other = self.sibling("optimizer", mean)
+        for leg, codec in self.traffic.codecs.items():
+            other.set_gradient_compression(codec.params() | {"leg": leg})
+        return other
 
     def sibling(self, what: str, mean: bool = False) -> DistStore:
         """Return another store with a namespace of its own; every worker makes the same ones in the same order.
@@ -167,6 +132,8 @@ class DistStore(KVStore):
         self, keys: Sequence[Key], values: Sequence[torch.Tensor], tags: Sequence[int] = ()
     ) -> list[WorkerBlock]:
         """Initialise keys in one arena per dtype; keys of different tags never share a bucket. For front doors."""
+        if "pull" in self.traffic.codecs:
+            check.float32_for_pulls(keys, [value.dtype for value in values])
         self._open()
         return self.table.add(keys, values, tags or [0] * len(keys))
 
@@ -315,17 +282,34 @@ class DistStore(KVStore):
     def samples(self, samples: float) -> None:
         self.traffic.samples = samples
 
-    def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
-        """Compress pushes: ``{"type": "2bit", "threshold": 0.5}``. Every worker calls it, before its first push."""
-        codec = compression.make(compression_params)
-        if codec is None:
-            return
-        if self.traffic.codec is not None and codec.params() != self.traffic.codec.params():
-            raise ValueError(f"store {self.name!r} compresses with {self.traffic.codec.params()} already")
-        self._open()
-        body = m.SetCompression(self.name, msgspec.msgpack.encode(codec.params()))
-        self._on_all_servers(body, "setting compression")
-        self.traffic.codec = codec
+    def set_gradient_compression(self, compression_params: Compression) -> None:
+        """Compress pushes, pulls or both; every worker calls it, before its first push.
+
+        What is pulled compressed are the values that come with the answer to a push. All workers that read the same
+        version get the same bytes and hold the same values; every other pull brings those values as they are.
+        Keys initialised with row-sparse values travel uncompressed where they are pushed by rows.
+
+        Args:
+            compression_params: ``{"type": "2bit", "threshold": 0.5, "leg": "push"}``; ``leg`` is ``push`` (default),
+                ``pull`` or ``both``. For a codec of its own on each leg, a list of two, or one call for each.
+
+        Raises:
+            ValueError: unknown settings, or a leg has another codec already.
+            TypeError: pulls are to be compressed, and a key is not float32.
+        """
+        codecs = compression.by_leg(compression_params)
+        for leg, codec in codecs.items():
+            known = self.traffic.codecs.get(leg)
+            if known is not None and codec.params() != known.params():
+                raise ValueError(f"store {self.name!r} compresses its {leg} leg with {known.params()} already")
+        if "pull" in codecs:
+            for block in self.table.blocks.values():
+                check.float32_for_pulls([key.name for key in block.spec.keys], [block.dtype] * len(block.spec.keys))
+        for leg, codec in codecs.items():
+            self._open()
+            body = m.SetCompression(self.name, msgspec.msgpack.encode(codec.params()), leg)
+            self._on_all_servers(body, f"setting compression of the {leg} leg")
+            self.traffic.codecs[leg] = codec
 
     # ---- state -----------------------------------------------------------------------------------------------------
 
@@ -344,15 +328,43 @@ class DistStore(KVStore):
         self._wait_for_all()
         dist_states.spread(self.session, self.name, self.table, states)
 
+    @property
+    def keeps_residuals(self) -> bool:
+        """Whether the codec of pushes adds what it did not send to the next push."""
+        codec = self.traffic.codecs.get("push")
+        return codec is not None and codec.uses_residual
+
+    def codec_states(self) -> dict[Key, dict[str, torch.Tensor]]:
+        """Return the residuals of this worker's pushes, whole, by key: float32, in the key's shape."""
+        return dist_states.residuals(self.table) if self.keeps_residuals else {}
+
+    def set_codec_states(self, states: Mapping[Key, Mapping[str, torch.Tensor]]) -> None:
+        """Set the residuals of this worker's pushes; those of other keys become 0."""
+        dist_states.set_residuals(self.table, states)
+
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        """Write the optimizer's state, gathered from all servers, to one safetensors file. One worker is enough."""
-        spec = msgspec.to_builtins(self._spec) if dump_optimizer else None
-        checkpoint.save(fname, self.optimizer_states(), {"optimizer": spec})
+        """Write the optimizer's state, gathered from all servers, to one safetensors file.
+
+        One worker is enough, unless pushes are compressed by a codec with residuals. Those lie in each worker, so then
+        every worker calls this, at the same point of its training: worker 0 writes ``fname``, and worker r its own
+        residuals to ``<fname>.rank<r>``. With pulls compressed ``fname`` also holds what the saving worker was not told
+        yet (``unsent``): save the weights of the same worker with it.
+        """
+        if self.rank == 0 or not self.keeps_residuals:
+            spec = msgspec.to_builtins(self._spec) if dump_optimizer else None
+            checkpoint.save(fname, self.optimizer_states(), {"optimizer": spec})
+        codec_files.save(self, fname)
 
     def load_optimizer_states(self, fname: str) -> None:
-        """Read what ``save_optimizer_states`` wrote, with any number of servers. Every worker calls it."""
+        """Read what ``save_optimizer_states`` wrote, with any number of servers. Every worker calls it.
+
+        Worker 0 reads ``fname``, and worker r its residuals from ``<fname>.rank<r>`` if it compresses pushes; where
+        there is no such file they start at 0, with a warning. What a codec remembers besides (PowerSGD's Q, the round
+        that draws the elements of randomk) starts afresh.
+        """
         if self.rank == 0:
             self.set_optimizer_states(checkpoint.load(fname))
+        codec_files.load(self, fname)
         self.barrier()
 
     # ---- the rest --------------------------------------------------------------------------------------------------
@@ -387,18 +399,7 @@ class DistStore(KVStore):
             for answer in self._on_all_servers(m.AskStats(self.name), "counters")
             if isinstance(answer, m.StatsAre)
         ]
-        slots = max(1, sum(report["slots"] for report in reports))
-        staleness: Counter[int] = Counter()
-        data_mass: Counter[int] = Counter()
-        for report in reports:
-            staleness.update({int(age): number for age, number in report["staleness"].items()})
-            data_mass.update({int(worker): mass / slots for worker, mass in report["data_mass"].items()})
-        return {
-            "updates": sum(report["updates"] for report in reports) / slots,
-            "staleness": dict(sorted(staleness.items())),
-            "step_mass": sum(report["step_mass"] for report in reports) / slots,
-            "data_mass": dict(sorted(data_mass.items())),
-        }
+        return merged(reports)
 
     def close(self) -> None:
         """Be done with the store: the other workers do not wait for this one any more. Idempotent."""

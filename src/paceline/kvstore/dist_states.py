@@ -1,4 +1,4 @@
-"""Optimizer state of a distributed store: gathered whole per key, and spread again over any number of servers."""
+"""State of a distributed store, whole per key: the optimizer's on any number of servers, a worker's residuals."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from paceline.kvstore.base import Key
 from paceline.kvstore.block import Stretch, WorkerBlock
 from paceline.kvstore.key_table import KeyTable
 from paceline.roles.session import Session
+from paceline.roles.state import UNSENT
 from paceline.tensors import state_dtype_name, state_from_frame, to_frame
 from paceline.transport.base import Frames
 from paceline.wire import messages as m
+
+__all__ = ["UNSENT", "States", "gather", "residuals", "set_residuals", "spread"]
 
 States = dict[Key, dict[str, torch.Tensor]]
 _Parts = dict[Key, dict[str, list[tuple[int, torch.Tensor]]]]
@@ -74,3 +77,36 @@ def _items(
         items.append(m.StateItem(block.spec.block, one.bucket, one.start, one.length, name, dtype, shape))
         frames.append(to_frame(part))
     return items, frames
+
+
+def residuals(table: KeyTable) -> States:
+    """Return copies of the residuals of keys that have any, in their shapes."""
+    return {
+        key.name: {"residual": block.residual_of(index).clone()}
+        for block in table.blocks.values()
+        if block.residuals is not None
+        for index, key in enumerate(block.spec.keys)
+    }
+
+
+def set_residuals(table: KeyTable, states: Mapping[Key, Mapping[str, torch.Tensor]]) -> None:
+    """Set the residuals of keys; those of others become 0.
+
+    Raises:
+        KeyMismatchError: unknown key.
+        ValueError: something else than a float32 residual of the key's shape. Nothing is changed then.
+    """
+    places = table.locate(list(states))
+    for (key, state), (block, index) in zip(states.items(), places, strict=True):
+        for name, tensor in state.items():
+            shape = block.value_of(index).shape
+            if name != "residual" or tensor.shape != shape or tensor.dtype != torch.float32:
+                raise ValueError(
+                    f"codec state {name!r} of key {key!r} is {tensor.dtype} {tuple(tensor.shape)}, not 'residual', "
+                    f"{torch.float32} {tuple(shape)}"
+                )
+    for block in table.blocks.values():
+        block.forget_codec_states()
+    for state, (block, index) in zip(states.values(), places, strict=True):
+        for tensor in state.values():
+            block.residual_of(index).copy_(tensor)

@@ -78,7 +78,8 @@ _OPTIONS = {
 
 
 def _create_dist(store_type: str, alias: str, options: dict[str, Any]) -> KVStoreBase:
-    from paceline.kvstore.dist import DistStore, resolve_policy
+    from paceline.kvstore.dist import DistStore
+    from paceline.kvstore.dist_policy import resolve_policy
     from paceline.roles.session import current_session
 
     known = _OPTIONS[store_type]

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from paceline.compression import Codec
+from paceline.compression import Codec, Leg
+from paceline.kvstore import answers
 from paceline.kvstore.block import Stretch, WorkerBlock
 from paceline.kvstore.plan import Plan, Step
 from paceline.roles.session import Session, Ticket
-from paceline.tensors import from_frame, to_frame
+from paceline.tensors import to_frame
 from paceline.transport.base import Frames
 from paceline.wire import messages as m
 
@@ -30,12 +31,17 @@ class Traffic:
     """
 
     def __init__(self, session: Session, store: str, eager: bool) -> None:
-        self._session, self._store, self._eager = session, store, eager
-        self.codec: Codec | None = None
+        self._session, self._store, self._stand_still = session, store, eager
+        self.codecs: dict[Leg, Codec] = {}
         self.samples = 1.0
         """Samples behind the next pushes; weighs them where the store merges to the mean."""
         self.options = b""
         """Encoded options of the optimizer, sent with every push."""
+
+    @property
+    def _eager(self) -> bool:
+        """Whether values come with the answer to a push, which is also where they come compressed."""
+        return self._stand_still or "pull" in self.codecs
 
     # ---- calls on lists of keys ------------------------------------------------------------------------------------
 
@@ -59,6 +65,8 @@ class Traffic:
             if not all(block.fresh[index] for block, index in step.places):
                 self._session.wait([self._pull_stretches(*item) for item in step.sends.items()])
             then(step)
+            if not self._stand_still:
+                step.set_fresh(False)
 
     def wait(self, step: Step) -> None:
         """Wait for the answers to requests on a step's keys."""
@@ -84,8 +92,8 @@ class Traffic:
         blocks = {block.spec.block: block for block, _ in located}
         shared = all(server in block.mapped for block in blocks.values())
         frames = self._payload(blocks, entries, shared)
-        body = m.Push(self._store, entries, self.samples, self.options, self.codec is not None, want, shared)
-        done = partial(self._store_values, blocks, entries) if want and not shared else None
+        body = m.Push(self._store, entries, self.samples, self.options, "push" in self.codecs, want, shared)
+        done = partial(self._store_values, blocks, entries, shared) if want else None
         round = max(entry.round for entry in entries)
         self._session.note_round(round)
         ticket = self._session.ask_server(server, body, f"push of round {round}", frames, done)
@@ -94,33 +102,38 @@ class Traffic:
         return ticket
 
     def _payload(self, blocks: dict[int, WorkerBlock], entries: Iterable[m.Entry], shared: bool) -> Frames:
-        if self.codec is None and shared:
+        codec = self.codecs.get("push")
+        if codec is None and shared:
             return ()
         frames = []
         for entry in entries:
             block = blocks[entry.block]
             grads = block.grads[block.arena_slice(entry.bucket, entry.start, entry.length)]
-            if self.codec is None:
+            if codec is None:
                 frames.append(to_frame(grads))
             else:
-                state = block.codec_state(self.codec, entry.bucket, entry.start, entry.length)
-                frames.append(self.codec.encode(grads, state, round=entry.round))
+                state = block.codec_state(codec, entry.bucket, entry.start, entry.length)
+                frames.append(codec.encode(grads, state, round=entry.round))
         return frames
 
     def _pull_stretches(self, server: int, located: Sequence[Located]) -> Ticket:
         entries = [m.Entry(block.spec.block, one.bucket, one.start, one.length, 0) for block, one in located]
         blocks = {block.spec.block: block for block, _ in located}
         shared = all(server in block.mapped for block in blocks.values())
-        done = None if shared else partial(self._store_values, blocks, entries)
-        return self._session.ask_server(server, m.Pull(self._store, entries, shared), "pull", (), done)
+        done = partial(self._store_values, blocks, entries, shared)
+        ticket = self._session.ask_server(server, m.Pull(self._store, entries, shared), "pull", (), done)
+        for block, one in located:
+            block.note_sent(one, ticket)
+        return ticket
 
     def _store_values(
-        self, blocks: dict[int, WorkerBlock], entries: Sequence[m.Entry], body: m.Body, frames: Frames
+        self, blocks: dict[int, WorkerBlock], entries: Sequence[m.Entry], shared: bool, body: m.Body, frames: Frames
     ) -> None:
-        for entry, frame in zip(entries, frames, strict=True):
-            block = blocks[entry.block]
-            part = block.arena_slice(entry.bucket, entry.start, entry.length)
-            block.values[part].copy_(from_frame(frame, block.dtype, entry.length))
+        assert isinstance(body, m.Values)
+        if body.told:
+            answers.store_told(blocks, entries, shared, self.codecs.get("pull"), body.told, frames)
+        elif not shared:
+            answers.store_values(blocks, entries, frames)
 
 
 @torch.no_grad()

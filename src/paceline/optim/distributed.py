@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, overload
 
 import torch
@@ -11,8 +11,9 @@ import torch
 from paceline import compression as codecs
 from paceline.errors import PacelineError
 from paceline.kvstore import create
-from paceline.kvstore.base import KVStoreBase
+from paceline.kvstore.base import KVStore, KVStoreBase
 from paceline.kvstore.dist import DistStore
+from paceline.kvstore.dist_states import UNSENT, States
 from paceline.optim.binding import Bound, bind
 from paceline.optim.names import name_parameters
 from paceline.optim.reducer import Reducer
@@ -39,7 +40,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             the number of samples is seen from the input's first dimension, and the wait for new weights moves from
             ``step`` to the forward pass of the layer that needs them.
         named_parameters: names for the keys, when there is no ``model``.
-        compression: ``{"type": "2bit", "threshold": 0.5}`` and the like.
+        compression: ``{"type": "2bit", "threshold": 0.5}`` and the like; with ``"leg": "both"`` for pulls too, or a
+            list for different codecs on the two legs (see ``KVStore.set_gradient_compression``).
         staleness: bound of ``dist_ssync`` and ``dist_gsync``, in rounds, when ``kvstore`` is a type.
         weighting: of stale updates, when ``kvstore`` is a type.
         update_on_kvstore: run the optimizer on the servers (True), or in the worker on merged gradients (False; only in
@@ -64,7 +66,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         *,
         model: torch.nn.Module | None = None,
         named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
-        compression: Mapping[str, Any] | str | None = None,
+        compression: codecs.Compression | None = None,
         staleness: int | None = None,
         weighting: str | None = None,
         update_on_kvstore: bool | None = None,
@@ -90,7 +92,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._overlap, self._model = overlap, model
         named = model.named_parameters() if model is not None and named_parameters is None else named_parameters
         self._named = name_parameters(self.param_groups, named)
-        codec = codecs.make(compression)
+        by_leg = codecs.by_leg(compression)
         self.kvstore = _store(kvstore, staleness, weighting, reduction == "mean")
         self._reducer: Reducer | None = None
         self._bound: list[Bound] = []
@@ -98,25 +100,24 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._on_store = False
         self._mean = reduction == "mean"
         if isinstance(self.kvstore, DistStore):
-            self._set_up(self.kvstore, update_on_kvstore, codec, backward_passes_per_step)
-        elif codec is not None:
-            self.kvstore.set_gradient_compression(codec.params())  # type: ignore[attr-defined]
+            self._set_up(self.kvstore, update_on_kvstore, compression or (), backward_passes_per_step)
+        elif by_leg:
+            self.kvstore.set_gradient_compression(compression)  # type: ignore[attr-defined]
         if not isinstance(self.kvstore, DistStore):
-            self._through_store = codec is not None or self.kvstore.num_workers > 1
+            self._through_store = bool(by_leg) or self.kvstore.num_workers > 1
             self._broadcast_plain()
 
     # ---- setting up ------------------------------------------------------------------------------------------------
 
-    def _set_up(self, store: DistStore, on_store: bool | None, codec: codecs.Codec | None, passes: int) -> None:
+    def _set_up(self, store: DistStore, on_store: bool | None, compression: codecs.Compression, passes: int) -> None:
         names = [name for name, _, _ in self._named]
         params = [param for _, param, _ in self._named]
         spec = self._spec(store, on_store)
         self._on_store = spec.name != "assign"
         store.set_spec(spec)
+        store.set_gradient_compression(compression)
         blocks = store.add_keys(names, [param.data for param in params], [group for _, _, group in self._named])
         store.traffic.refresh(store.table.plan(tuple(names)))
-        if codec is not None:
-            store.set_gradient_compression(codec.params())
         self._bound = bind(names, params, blocks, values_in_place=self._on_store)
         for one in self._bound:
             one.give_value()
@@ -262,7 +263,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _inner_step(self) -> None:
         """Run the optimizer here, on the merged gradients that the store holds as values."""
         for one in self._bound:
-            # A copy: other workers may look at the same values.
+            # A copy: other workers may look at the same values, and compressed answers add to them.
             one.grad.copy_(one.value)
             one.param.grad = one.grad if one.param.device.type == "cpu" else one.grad.to(one.param.device)
         self.inner.step()
@@ -304,24 +305,44 @@ class DistributedOptimizer(torch.optim.Optimizer):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state like any torch optimizer, gathered from the servers where they hold it."""
+        """Return the state like any torch optimizer, gathered from the servers where they hold it.
+
+        With compression there is ``codec_states`` besides: what this worker's codec has not pushed yet, and what the
+        servers have not told it yet. To go on bit for bit every worker saves its own.
+        """
         self.synchronize()
+        unsent: States = {}
         if self._on_store and isinstance(self.kvstore, DistStore):
             states = self.kvstore.optimizer_states()
+            unsent = {name: {UNSENT: state.pop(UNSENT)} for name, state in states.items() if UNSENT in state}
             for name, param, _ in self._named:
                 for key, value in states.get(name, {}).items():
                     shaped = value.view_as(param) if value.dim() == 1 and value.numel() == param.numel() else value
                     self.state[param][key] = shaped.to(param.device) if value.dim() else value
-        return super().state_dict()
+        return super().state_dict() | self._codec_states(unsent)
+
+    def _codec_states(self, unsent: States) -> dict[str, Any]:
+        store = self.kvstore
+        if not isinstance(store, KVStore) or not (store.keeps_residuals or unsent):
+            return {}
+        return {"codec_states": {"rank": store.rank, "pushes": store.codec_states(), "unsent": unsent}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state; with a distributed store every worker calls it, and rank 0's counts."""
+        """Load a state; with a distributed store every worker calls it, and rank 0's counts.
+
+        Each worker's own are the residuals of its pushes: where the state is another worker's they start at 0.
+        """
         self.synchronize()
         super().load_state_dict(state_dict)
         self.inner.param_groups, self.inner.state = self.param_groups, self.state
+        codec_states = state_dict.get("codec_states", {})
+        if isinstance(self.kvstore, KVStore) and self.kvstore.keeps_residuals:
+            mine = codec_states.get("rank") == self.kvstore.rank
+            self.kvstore.set_codec_states(codec_states["pushes"] if mine else {})
         if self._on_store and isinstance(self.kvstore, DistStore):
             if self.kvstore.rank == 0:
                 self.kvstore.set_optimizer_states(self._states_of_inner())
+                self.kvstore.set_optimizer_states(codec_states.get("unsent", {}))
             self.kvstore.barrier()
 
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
+from paceline.compression import Codec
+from paceline.compression.buffers import Bytes
 from paceline.consistency import Rule
 from paceline.roles.accumulate import Accumulator
+from paceline.roles.readers import Readers
+from paceline.tensors import to_frame
 from paceline.transport.shared import MappedArena
 from paceline.updaters import FlatUpdater, Piece
+from paceline.wire import messages as m
 
 
 @dataclass(eq=False)
@@ -23,6 +29,8 @@ class Pending:
     finish: Callable[[], None]
     """Called when the last slot has released the worker."""
     fail: Callable[[Exception], None]
+    told: list[tuple[m.Told, Any]] = field(default_factory=list)
+    """What the answer brings, with its frames, in a store that compresses pulls."""
     remaining: int = 0
     """Slots that have not released the worker; one that broke never does, so that ``finish`` is not called."""
 
@@ -38,6 +46,8 @@ class Slot:
     cohorts: dict[int, Accumulator] = field(default_factory=dict)
     pending: dict[int, Pending] = field(default_factory=dict)
     broken: Exception | None = None
+    readers: Readers = field(default_factory=Readers)
+    """Used in a store that compresses pulls."""
 
     @property
     def stop(self) -> int:
@@ -53,16 +63,26 @@ class StoredBucket:
         pieces: which keys lie where.
         rule: of the whole bucket, at its start.
         updater: of the whole bucket.
+        place: number of its block, and its index there.
     """
 
-    def __init__(self, values: torch.Tensor, pieces: Sequence[Piece], rule: Rule, updater: FlatUpdater) -> None:
+    def __init__(
+        self,
+        values: torch.Tensor,
+        pieces: Sequence[Piece],
+        rule: Rule,
+        updater: FlatUpdater,
+        place: tuple[int, int] = (0, 0),
+    ) -> None:
+        self.place = place
         self.values = values
         self.pieces = tuple(pieces)
         self.slots = [Slot(0, values.numel(), rule, updater)]
         self.arenas: dict[int, MappedArena] = {}
         """Shared memory of workers on this host."""
         self.snapshots: dict[int, torch.Tensor] = {}
-        """What each group read last, where groups run at different paces."""
+        """What each unit of readers knows, where that differs from the values: groups that run at different paces, and
+        all readers of a store that compresses pulls."""
         self._buffers: dict[int, torch.Tensor] = {}
 
     def in_range(self, start: int, length: int) -> bool:
@@ -90,8 +110,8 @@ class StoredBucket:
             whole = self._buffers[unit] = torch.empty(self.values.numel(), dtype=dtype)
         return whole[slot.start : slot.stop]
 
-    def keep_first_version(self, units: Sequence[int]) -> None:
-        """Keep the values as every group will read them until its own first update."""
+    def keep_first_version(self, units: Iterable[int]) -> None:
+        """Keep the values as every unit will read them until its own first update."""
         for unit in units:
             if unit not in self.snapshots:
                 self.snapshots[unit] = self.values.clone()
@@ -100,12 +120,51 @@ class StoredBucket:
         """Return the values that the workers of a unit see."""
         return self.snapshots.get(unit, self.values)
 
+    def advance(self, slot: Slot, unit: int, codec: Codec | None, waiting: Iterable[int]) -> Bytes | None:
+        """Let a unit of readers see a slot as it is now, where it does not read the values themselves.
+
+        Args:
+            slot: of this bucket.
+            unit: the readers.
+            codec: of the pull leg, if that is compressed.
+            waiting: those of them that are told at once.
+
+        Returns:
+            The encoded difference to what they saw before, if there is a codec and somebody can use it.
+        """
+        if unit not in self.snapshots:
+            return None
+        known, values = (one[slot.start : slot.stop] for one in (self.snapshots[unit], self.values))
+        if codec is not None:
+            return slot.readers.move(unit, known, values, codec, waiting)
+        known.copy_(values)
+        return None
+
+    def tell(self, slot: Slot, worker: int, shared: bool, payload: Bytes | None = None) -> tuple[m.Told, Any]:
+        """Note that a worker is told how it sees a slot; returns the words and the frame for them.
+
+        Args:
+            slot: of this bucket.
+            worker: who is told.
+            shared: the values were written to its memory, so that no frame is needed.
+            payload: the last difference, encoded: enough for those who know what was before.
+        """
+        unit = slot.rule.unit[worker]
+        coded = slot.readers.tell(worker, unit) and payload is not None and not shared
+        told = m.Told(*self.place, slot.start, slot.length, slot.readers.version(unit), coded)
+        if shared:
+            return told, None
+        return told, payload if coded else to_frame(self.visible(unit)[slot.start : slot.stop].clone())
+
 
 def _split(slot: Slot, at: int) -> list[Slot]:
     """Cut a slot in two that go on where it stands; who waits for it waits for both."""
     left_updater, right_updater = slot.updater.split(at)
-    left = Slot(slot.start, at, slot.rule, left_updater, broken=slot.broken)
-    right = Slot(slot.start + at, slot.length - at, slot.rule.copy(), right_updater, broken=slot.broken)
+    left_readers, right_readers = slot.readers.halves()
+    left = Slot(slot.start, at, slot.rule, left_updater, broken=slot.broken, readers=left_readers)
+    right = Slot(
+        slot.start + at, slot.length - at, slot.rule.copy(), right_updater, broken=slot.broken, readers=right_readers
+    )
     for number, accumulator in slot.cohorts.items():
         left.cohorts[number], right.cohorts[number] = accumulator.split(at)
     for worker, pending in slot.pending.items():

@@ -182,7 +182,7 @@ class Service:
 
     def _set_compression(self, worker: int, body: m.SetCompression, frames: Frames) -> m.Reply:
         params = msgspec.msgpack.decode(body.params, type=dict[str, bool | int | float | str])
-        self._store(body.store).set_compression(params)
+        self._store(body.store).set_compression(params, body.leg)  # type: ignore[arg-type]  # the message checks it
         return m.Done()
 
     def _map_arena(self, worker: int, body: m.MapArena, frames: Frames) -> m.Reply:
@@ -200,12 +200,14 @@ class Service:
         store.check_push(worker, push)
         options = _options(push.options)
         values = [self._pushed_values(store, worker, push, *pair) for pair in self._with_frames(push, frames)]
+        told: list[tuple[m.Told, Any]] = []
         pending = Pending(
             worker,
             push.want,
             push.shared,
-            finish=partial(self._pushed, peer, seq, worker, store, push),
+            finish=partial(self._pushed, peer, seq, worker, store, push, told),
             fail=partial(self._push_failed, peer, seq),
+            told=told,
             remaining=1,  # until all entries are taken: the first may be released at once
         )
         for entry, value in zip(push.entries, values, strict=True):
@@ -232,13 +234,17 @@ class Service:
         if push.rows:
             return rows.pushed(bucket, entry, frame)
         if push.coded:
-            assert store.codec is not None
-            store.codec.check(frame, entry.length)
-            return Encoded(store.codec, frame, entry.length)
+            codec = store.codecs["push"]
+            codec.check(frame, entry.length)
+            return Encoded(codec, frame, entry.length)
         return from_frame(frame, bucket.values.dtype, entry.length)
 
-    def _pushed(self, peer: bytes, seq: int, worker: int, store: ServerStore, push: m.Push) -> None:
-        if push.want and not push.shared:
+    def _pushed(
+        self, peer: bytes, seq: int, worker: int, store: ServerStore, push: m.Push, told: list[tuple[m.Told, Any]]
+    ) -> None:
+        if told:
+            self._tell(peer, seq, [], told)
+        elif push.want and not push.shared:
             self._send_values(peer, seq, worker, store, push.entries)
         else:
             self._reply(peer, seq, m.Values([]))
@@ -253,14 +259,23 @@ class Service:
             store.check_entry(bucket, entry)
             if pull.shared and worker not in bucket.arenas:
                 raise ProtocolError(f"worker {worker} has not offered shared memory for block {entry.block}")
-        if not pull.shared:
+        if not pull.shared and "pull" not in store.codecs:
             self._send_values(peer, seq, worker, store, pull.entries)
             return
-        versions = []
+        versions, told = [], []
         for entry in pull.entries:
             versions.append(store.read(worker, entry)[0])
-            store.show(store.bucket(entry.block, entry.bucket), worker, entry.start, entry.length)
-        self._reply(peer, seq, m.Values(versions))
+            if pull.shared:
+                store.show(store.bucket(entry.block, entry.bucket), worker, entry.start, entry.length)
+            if "pull" in store.codecs:
+                told += store.tell(worker, entry, pull.shared)
+        self._tell(peer, seq, versions, told)
+
+    def _tell(self, peer: bytes, seq: int, versions: list[int], told: Sequence[tuple[m.Told, Any]]) -> None:
+        """Answer with what a worker is told; given again, the answer is the same bytes."""
+        frames = [frame for _, frame in told if frame is not None]
+        urgency = told[0][0].bucket if frames else None
+        self._answer(peer, seq, m.Values(versions, [words for words, _ in told]), lambda: frames, urgency)
 
     def _pull_rows(self, worker: int, body: m.PullRows, frames: Frames) -> tuple[m.Reply, Frames]:
         store, entry = self._store(body.store), body.entry
@@ -288,10 +303,10 @@ class Service:
     # ---- the rest --------------------------------------------------------------------------------------------------
 
     def _get_state(self, worker: int, body: m.GetState, frames: Frames) -> tuple[m.Reply, Frames]:
-        return get_state(self._store(body.store), body.entries)
+        return get_state(self._store(body.store), worker, body.entries)
 
     def _set_state(self, worker: int, body: m.SetState, frames: Frames) -> m.Reply:
-        set_state(self._store(body.store), body.items, frames)
+        set_state(self._store(body.store), worker, body.items, frames)
         return m.Done()
 
     def _command(self, worker: int, body: m.Command, frames: Frames) -> m.Reply:

@@ -52,9 +52,16 @@ class Ticket:
             self.error = rebuild(body, self.link.name)
         else:
             self.body = body
-            if self._on_answer is not None:
-                self._on_answer(body, frames)
+            self._use(body, frames)
         self.done = True
+
+    def _use(self, body: m.Body, frames: Frames) -> None:
+        if self._on_answer is None:
+            return
+        try:
+            self._on_answer(body, frames)
+        except PacelineError as error:
+            self.error = type(error)(f"{self.what} at {self.link.name}: {error}")
 
 
 class Session:

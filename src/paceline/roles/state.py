@@ -1,33 +1,48 @@
-"""Optimizer state between server and wire, key by key, so that it fits any number of servers."""
+"""State between server and wire, key by key, so that it fits any number of servers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from paceline.errors import ProtocolError
-from paceline.roles.bucket import Slot
+from paceline.roles.bucket import Slot, StoredBucket
 from paceline.roles.stored import ServerStore
 from paceline.tensors import state_dtype_name, state_from_frame, to_frame
 from paceline.transport.base import Frames
 from paceline.updaters import Piece
 from paceline.wire import messages as m
 
+#: The values minus what a worker knows of them, where pulls are compressed: a part of the state like any other.
+UNSENT = "unsent"
 
-def get_state(store: ServerStore, entries: Sequence[m.Entry]) -> tuple[m.StateIs, Frames]:
-    """Return the state of stretches that are (parts of) one key each."""
+
+def get_state(store: ServerStore, worker: int, entries: Sequence[m.Entry]) -> tuple[m.StateIs, Frames]:
+    """Return the state of stretches that are (parts of) one key each, as one worker is to save it."""
     items: list[m.StateItem] = []
     frames: list[object] = []
     for entry in entries:
+        bucket = store.bucket(entry.block, entry.bucket)
         for slot, piece, offset in _located(store, entry):
-            for name, tensor in slot.updater.state(piece).items():
+            state = slot.updater.state(piece) | _unsent(store, worker, bucket, slice(offset, offset + piece.length))
+            for name, tensor in state.items():
                 shape, dtype = list(tensor.shape), state_dtype_name(tensor.dtype)
                 items.append(m.StateItem(entry.block, entry.bucket, offset, piece.length, name, dtype, shape))
                 frames.append(to_frame(tensor.contiguous()))
     return m.StateIs(items), frames
 
 
-def set_state(store: ServerStore, items: Sequence[m.StateItem], frames: Frames) -> None:
-    """Set the state of stretches.
+def _unsent(store: ServerStore, worker: int, bucket: StoredBucket, part: slice) -> dict[str, torch.Tensor]:
+    """Return what a worker was not told yet, in double precision: so known plus unsent is the value, bit for bit."""
+    known = bucket.snapshots.get(bucket.slots[0].rule.unit[worker])
+    if "pull" not in store.codecs or known is None:
+        return {}
+    return {UNSENT: bucket.values[part].double() - known[part].double()}
+
+
+def set_state(store: ServerStore, worker: int, items: Sequence[m.StateItem], frames: Frames) -> None:
+    """Set the state of stretches, as one worker has loaded it.
 
     Raises:
         ProtocolError: frames that do not fit their items.
@@ -37,11 +52,25 @@ def set_state(store: ServerStore, items: Sequence[m.StateItem], frames: Frames) 
         raise ProtocolError(f"{len(items)} items of state with {len(frames)} frames")
     tensors = [state_from_frame(frame, item.dtype, item.shape) for item, frame in zip(items, frames, strict=True)]
     for item, tensor in zip(items, tensors, strict=True):
+        if item.name == UNSENT and (tensor.dtype != torch.float64 or tensor.shape != (item.length,)):
+            raise ValueError(f"{UNSENT} values are float64 ({item.length},), not {tensor.dtype} {tuple(tensor.shape)}")
+    for item, tensor in zip(items, tensors, strict=True):
         entry = m.Entry(item.block, item.bucket, item.start, item.length, 0)
         for slot, piece, offset in _located(store, entry):
             flat = tensor.dim() == 1 and tensor.numel() == item.length
             part = tensor[offset - item.start : offset - item.start + piece.length] if flat else tensor
-            slot.updater.load_state(piece, {item.name: part})
+            if item.name == UNSENT:
+                _set_unsent(store, worker, store.bucket(item.block, item.bucket), offset, part)
+            else:
+                slot.updater.load_state(piece, {item.name: part})
+
+
+def _set_unsent(store: ServerStore, worker: int, bucket: StoredBucket, start: int, unsent: torch.Tensor) -> None:
+    """Set the values to what a worker knows, which is what it started from, plus what it was not told."""
+    if "pull" in store.codecs:
+        bucket.keep_first_version(bucket.slots[0].rule.unit)
+    part = slice(start, start + unsent.numel())
+    bucket.values[part].copy_(store.visible(bucket, worker)[part].double() + unsent)
 
 
 def _located(store: ServerStore, entry: m.Entry) -> list[tuple[Slot, Piece, int]]:

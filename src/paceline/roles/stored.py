@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
 
 from paceline import compression
+from paceline.compression.buffers import Bytes
 from paceline.consistency import Apply, Merge, Policy, Refuse, Release, Repeat, Rule, Stats
 from paceline.consistency.rule import Action
 from paceline.errors import ConfigError, KeyMismatchError, ProtocolError, RemoteError
@@ -49,9 +50,8 @@ class ServerStore:
         self.stats = Stats()
         self.spec = UpdaterSpec()
         self.has_updater = policy.merge == "all"
-        self.codec: compression.Codec | None = None
+        self.codecs: dict[compression.Leg, compression.Codec] = {}
         self.step_mass = 0.0
-        self._codec_params: dict[str, Any] = {}
         self._num_workers, self._allowed = num_workers, allowed
         self._buckets: dict[tuple[int, int], StoredBucket] = {}
         # With other merges a worker's values stand still while the server's move on.
@@ -79,6 +79,7 @@ class ServerStore:
             KeyMismatchError: a bucket is initialised already.
             ProtocolError: keys do not cover a bucket.
         """
+        self._check_float32(value.dtype for value in values)
         for spec in specs:
             if (block, spec.index) in self._buckets:
                 raise KeyMismatchError(f"block {block} of store {self.name!r} is initialised already")
@@ -91,8 +92,10 @@ class ServerStore:
             for worker in self._paused:
                 rule.pause(worker)
             made[block, spec.index] = StoredBucket(
-                own, pieces, rule, make_updater(self.spec, own, pieces, self._allowed)
+                own, pieces, rule, make_updater(self.spec, own, pieces, self._allowed), (block, spec.index)
             )
+        for bucket in made.values():
+            self._keep_known_apart(bucket)
         self._buckets |= made
 
     def set_updater(self, spec: UpdaterSpec) -> None:
@@ -116,15 +119,50 @@ class ServerStore:
             slot.updater = updater
         self.spec, self.has_updater = spec, True
 
-    def set_compression(self, params: dict[str, Any]) -> None:
-        """Set the codec of pushes.
+    def set_compression(self, params: dict[str, Any], leg: compression.Leg) -> None:
+        """Set the codec of pushes or of pulls.
 
         Raises:
-            ValueError: unknown codec or parameters, or another codec is in use.
+            ValueError: unknown codec or parameters, another codec is in use, or it is too late.
+            TypeError: a codec for pulls, and values that are not float32.
         """
-        if self.codec is not None and params != self._codec_params:
-            raise ValueError(f"store {self.name!r} compresses with {self._codec_params} already")
-        self.codec, self._codec_params = compression.make(params), params
+        codec = compression.make(params)
+        known = self.codecs.get(leg)
+        if known is not None and (codec is None or codec.params() != known.params()):
+            raise ValueError(f"store {self.name!r} compresses its {leg} leg with {known.params()} already")
+        if codec is None or known is not None:
+            return
+        slots = [slot for bucket in self._buckets.values() for slot in bucket.slots]
+        if leg == "pull" and any(slot.pending for slot in slots):
+            raise ValueError(f"store {self.name!r} has unanswered pushes; compress its pull leg before the first push")
+        self.codecs[leg] = codec
+        try:
+            self._check_float32(bucket.values.dtype for bucket in self._buckets.values())
+        except TypeError:
+            del self.codecs[leg]
+            raise
+        for bucket in self._buckets.values():
+            self._keep_known_apart(bucket)
+
+    def _keep_known_apart(self, bucket: StoredBucket) -> None:
+        """Leave a bucket's memory to what all readers know, and go on with values elsewhere.
+
+        Workers of this host may look at that memory in place.
+        """
+        if "pull" not in self.codecs or self.policy.merge != "all" or bucket.snapshots:
+            return
+        unit = bucket.slots[0].rule.unit[0]
+        bucket.snapshots[unit], bucket.values = bucket.values, bucket.values.clone()
+        for slot in bucket.slots:
+            before, value = slot.updater, bucket.values[slot.start : slot.stop]
+            slot.updater = make_updater(self.spec, value, before.pieces, self._allowed)
+            for piece in before.pieces:
+                slot.updater.load_state(piece, before.state(piece))
+
+    def _check_float32(self, dtypes: Iterable[torch.dtype]) -> None:
+        for dtype in dtypes:
+            if "pull" in self.codecs and dtype != torch.float32:
+                raise TypeError(f"store {self.name!r} compresses pulls, which takes float32 values, not {dtype}")
 
     def map_arena(self, worker: int, request: m.MapArena) -> None:
         """Map a worker's shared memory for the buckets of a block."""
@@ -165,7 +203,7 @@ class ServerStore:
             )
         if push.rows and (push.coded or push.shared or push.want):
             raise ProtocolError("rows travel as they are, and are pulled by themselves")
-        if push.coded and self.codec is None:
+        if push.coded and "push" not in self.codecs:
             raise ProtocolError(f"a compressed push, but store {self.name!r} has no compression")
         _check_distinct(push.entries)
         for entry in push.entries:
@@ -279,8 +317,8 @@ class ServerStore:
         return bucket.buffer(slot, which, slot.cohorts[cohort].dtype)
 
     def _apply(self, bucket: StoredBucket, slot: Slot, action: Apply) -> None:
-        if self.policy.merge == "groups" and len(self.policy.groups) > 1:
-            bucket.keep_first_version(range(len(self.policy.groups)))
+        if "pull" in self.codecs or (self.policy.merge == "groups" and len(self.policy.groups) > 1):
+            bucket.keep_first_version(slot.rule.unit)
         buffer = self._buffer(bucket, slot, action.workers[0], action.cohort)
         accumulator = slot.cohorts.pop(action.cohort)
         result = accumulator.result(action.weight, buffer)
@@ -305,17 +343,20 @@ class ServerStore:
         slot.pending.clear()
 
     def _release_all(self, bucket: StoredBucket, slot: Slot, action: Release) -> None:
+        released = [slot.pending.pop(worker) for worker in action.workers if worker in slot.pending]
         unit = slot.rule.unit[action.workers[0]]
-        if unit in bucket.snapshots:
-            bucket.snapshots[unit][slot.start : slot.stop].copy_(bucket.values[slot.start : slot.stop])
-        for worker in action.workers:
-            pending = slot.pending.pop(worker, None)
-            if pending is not None:
-                self._release(bucket, slot, pending)
+        waiting = [one.worker for one in released if one.want]
+        # Merged gradients that replace the first values have nothing in common with those: no difference is sent.
+        replaced = self.spec.name == "assign" and slot.readers.version(unit) == 0
+        payload = bucket.advance(slot, unit, self.codecs.get("pull"), [] if replaced else waiting)
+        for pending in released:
+            self._release(bucket, slot, pending, payload)
 
-    def _release(self, bucket: StoredBucket, slot: Slot, pending: Pending) -> None:
-        if pending.shared and pending.want:
+    def _release(self, bucket: StoredBucket, slot: Slot, pending: Pending, payload: Bytes | None = None) -> None:
+        if pending.want and pending.shared:
             self.show(bucket, pending.worker, slot.start, slot.length)
+        if pending.want and "pull" in self.codecs:
+            pending.told.append(bucket.tell(slot, pending.worker, pending.shared, payload))
         pending.remaining -= 1
         if pending.remaining == 0:
             pending.finish()
@@ -335,8 +376,18 @@ class ServerStore:
     def read(self, worker: int, entry: m.Entry) -> tuple[int, torch.Tensor]:
         """Note that a worker reads a stretch now; returns (version, values), the values not to be changed."""
         bucket = self.bucket(entry.block, entry.bucket)
-        version = min(slot.rule.pull(worker) for slot in bucket.slots_of(entry.start, entry.length))
+        slots = bucket.slots_of(entry.start, entry.length)
+        if "pull" in self.codecs and self.policy.merge in ("each", "first"):
+            # A reader for itself need not stay with what others of its unit were told.
+            for slot in slots:
+                bucket.advance(slot, slot.rule.unit[worker], self.codecs["pull"], [])
+        version = min(slot.rule.pull(worker) for slot in slots)
         return version, self.visible(bucket, worker)[entry.start : entry.start + entry.length]
+
+    def tell(self, worker: int, entry: m.Entry, shared: bool) -> list[tuple[m.Told, Any]]:
+        """Return what to tell a worker that has just read a stretch, in a store that compresses pulls."""
+        bucket = self.bucket(entry.block, entry.bucket)
+        return [bucket.tell(slot, worker, shared) for slot in bucket.slots_of(entry.start, entry.length)]
 
     @property
     def values_stand_still(self) -> bool:

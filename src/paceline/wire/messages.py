@@ -216,10 +216,11 @@ class SetUpdater(Message, tag=22):
 
 
 class SetCompression(Message, tag=23):
-    """Set the codec of pushes, as encoded parameters."""
+    """Set the codec of pushes or of pulls, as encoded parameters."""
 
     store: Name
     params: Blob
+    leg: Annotated[str, Meta(max_length=8, pattern="^(push|pull)$")] = "push"
 
 
 class Entry(Message):
@@ -257,10 +258,27 @@ class Pull(Message, tag=25):
     shared: bool
 
 
+class Told(Message):
+    """A stretch of a bucket as a worker knows it after an answer, in a store that compresses pulls."""
+
+    block: Number
+    bucket: Count
+    start: Count
+    length: Count
+    version: Number
+    """Counts what the readers were told; not the version of the rule."""
+    coded: bool
+    """The frame is an encoded difference to the version before; else it holds values."""
+
+
 class Values(Message, tag=26):
-    """Answer to a push or pull: one frame per entry where values were asked for."""
+    """Answer to a push or pull: one frame per entry where values were asked for.
+
+    In a store that compresses pulls it is one frame per stretch told, or none when they lie in shared memory.
+    """
 
     versions: list[Number]
+    told: list[Told] = []
 
 
 class MapArena(Message, tag=27):

@@ -1,0 +1,49 @@
+"""From a distributed store's type and options to its policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.consistency import Policy, parse_groups, policy_of, resolve_groups
+from paceline.errors import ConfigError
+from paceline.roles.session import Session
+
+
+def resolve_policy(store_type: str, session: Session, options: Mapping[str, Any]) -> Policy:
+    """Return the policy of a store type with arguments over environment over defaults.
+
+    Raises:
+        ConfigError: the groups file cannot be read.
+        ValueError: a setting does not fit.
+    """
+    settings = session.settings
+    staleness = options.get("staleness")
+    weighting = options.get("weighting") or (settings.weighting if store_type != "dist_sync" else "") or None
+    groups: tuple[tuple[int, ...], ...] = ()
+    if store_type == "dist_gsync":
+        groups = _groups(options.get("groups") or settings.groups, session)
+    return policy_of(
+        store_type,
+        groups=groups,
+        first=options.get("k"),
+        staleness=settings.staleness if staleness is None else staleness,
+        weighting=weighting,
+        age=options.get("age"),
+        num_workers=settings.num_workers,
+    )
+
+
+def _groups(given: Any, session: Session) -> tuple[tuple[int, ...], ...]:
+    """Turn a groups file, or lists of members, into ranks."""
+    if not given:
+        return ()
+    if isinstance(given, str | Path):
+        try:
+            members = parse_groups(Path(given).read_text())
+        except OSError as error:
+            raise ConfigError(f"the groups file {given} cannot be read: {error.strerror}") from error
+    else:
+        members = [[str(member) for member in group] for group in given]
+    return resolve_groups(members, [(worker.host, worker.local_rank) for worker in session.workers])

@@ -1,0 +1,23 @@
+"""One report out of those of all servers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+
+def merged(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the counters of a store: ``updates`` and the masses are means over the slots of all servers."""
+    slots = max(1, sum(report["slots"] for report in reports))
+    staleness: Counter[int] = Counter()
+    data_mass: Counter[int] = Counter()
+    for report in reports:
+        staleness.update({int(age): number for age, number in report["staleness"].items()})
+        data_mass.update({int(worker): mass / slots for worker, mass in report["data_mass"].items()})
+    return {
+        "updates": sum(report["updates"] for report in reports) / slots,
+        "staleness": dict(sorted(staleness.items())),
+        "step_mass": sum(report["step_mass"] for report in reports) / slots,
+        "data_mass": dict(sorted(data_mass.items())),
+    }

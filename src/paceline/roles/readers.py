@@ -1,0 +1,82 @@
+"""The pull leg: what those who read a slot know of its values, and what an answer has to tell them.
+
+Workers that always read the same version are one *unit* of readers: all of them, a group, or a single worker. For each
+unit the server keeps the values as the unit knows them; an update moves those by what a codec makes of the difference,
+and the same bytes move the copy of every worker in the unit. What a codec leaves out stays in the difference, so no
+residual is needed (error feedback both ways: DoubleSqueeze, Tang et al. 2019; Philippenko and Dieuleveut 2021).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from paceline.compression import Codec, State
+from paceline.compression.buffers import Bytes
+
+
+@dataclass(eq=False)
+class Readers:
+    """How far the readers of one slot have come."""
+
+    versions: dict[int, int] = field(default_factory=dict)
+    """How often what a unit knows has moved."""
+    holds: dict[int, int] = field(default_factory=dict)
+    """The version that a worker was told last."""
+    states: dict[int, State] = field(default_factory=dict)
+    """What the codec remembers, by unit."""
+
+    def halves(self) -> tuple[Readers, Readers]:
+        """Return the readers of both parts of a slot that is cut in two."""
+        return Readers(dict(self.versions), dict(self.holds)), Readers(dict(self.versions), dict(self.holds))
+
+    def version(self, unit: int) -> int:
+        """Return how often what a unit knows has moved."""
+        return self.versions.get(unit, 0)
+
+    def tell(self, worker: int, unit: int) -> bool:
+        """Note that a worker is told the unit's version; returns whether the last move is all it lacks."""
+        version = self.version(unit)
+        lacks_one = self.holds.get(worker) == version - 1
+        self.holds[worker] = version
+        return lacks_one
+
+    def move(
+        self, unit: int, known: torch.Tensor, values: torch.Tensor, codec: Codec, waiting: Iterable[int]
+    ) -> Bytes | None:
+        """Move what a unit knows towards the values.
+
+        Args:
+            unit: of readers.
+            known: flat float32 values as the unit knows them, changed in place.
+            values: flat float32 values as they are.
+            codec: of the pull leg.
+            waiting: workers of the unit that are told of this move at once.
+
+        Returns:
+            The encoded difference; None when nobody could use it, or nobody should: differences that are not finite are
+            for no codec, and those who train must see them. Then the unit knows the values as they are.
+        """
+        before = self.version(unit)
+        self.versions[unit] = before + 1
+        if any(self.holds.get(worker) == before for worker in waiting):
+            difference = values - known
+            if bool(difference.sum().isfinite()):
+                payload = self._encode(unit, difference, codec, before)
+                codec.decode_add(payload, known)
+                return payload
+        known.copy_(values)
+        return None
+
+    def _encode(self, unit: int, difference: torch.Tensor, codec: Codec, round: int) -> Bytes:
+        """Encode without a residual from last time: what was not sent then is in the difference already."""
+        numel = difference.numel()
+        if unit not in self.states:
+            self.states[unit] = codec.new_state(numel)
+        state = self.states[unit]
+        state.residual = torch.zeros(numel) if codec.uses_residual else None
+        payload = codec.encode(difference, state, round=round)
+        state.residual = None
+        return payload
