@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.errors import KeyMismatchError, PacelineError
+from paceline.errors import DataError, KeyMismatchError, PacelineError
 from paceline.kvstore.device import DeviceStore
 from paceline.kvstore.local import LocalStore
 
@@ -327,6 +327,71 @@ def test_compression_is_refused_after_the_first_push(store):
     store.push("w", torch.ones(2))
     with pytest.raises(ValueError, match="before the first push"):
         store.set_gradient_compression({"type": "2bit"})
+
+
+def test_the_pull_leg_is_refused_where_nothing_travels(store):
+    for leg in ("pull", "both"):
+        with pytest.raises(ValueError, match="leg='push', or a distributed store"):
+            store.set_gradient_compression({"type": "int8", "leg": leg})
+    store.set_gradient_compression({"type": "int8", "leg": "push"})
+
+
+def compressed_steps(store, params, seeds, path=None, load=False):
+    """Push from two devices with Adam, save to ``path`` or go on from there; return the value."""
+    store.set_optimizer("adam", lr=0.1)
+    store.set_gradient_compression(params)
+    weight = torch.load(f"{path}.weight") if load else torch.zeros(20)
+    if load:
+        store.load_optimizer_states(path)
+    store.init("w", weight)
+    for seed in seeds:
+        chance = torch.Generator().manual_seed(seed)
+        store.pushpull("w", [torch.randn(20, generator=chance) for _ in range(2)], out=weight)
+    if path is not None and not load:
+        store.save_optimizer_states(path)
+        torch.save(weight, f"{path}.weight")
+    return weight
+
+
+@pytest.mark.parametrize("name", ["2bit", "int8", "randomk", "powersgd"])
+def test_what_a_codec_holds_back_survives_a_break(store, tmp_path, name):
+    another, third = type(store)(), type(store)()
+    unbroken = compressed_steps(store, name, range(10))
+    compressed_steps(another, name, range(5), tmp_path / "states")
+    assert torch.equal(compressed_steps(third, name, range(5, 10), tmp_path / "states", load=True), unbroken)
+    assert not [one for one in tmp_path.iterdir() if one.suffix == ".partial"]
+
+
+def test_lost_residuals_start_at_zero_with_a_warning(store, tmp_path, caplog):
+    compressed_steps(type(store)(), "2bit", range(5), tmp_path / "states")
+    (tmp_path / "states.rank0").unlink()
+    compressed_steps(store, "2bit", [], tmp_path / "states", load=True)
+    assert "residuals start at 0" in caplog.text
+    assert store.codec_states() == {}
+
+
+def test_states_of_another_codec_or_model_are_refused_and_change_nothing(store, tmp_path):
+    compressed_steps(store, "powersgd", range(3))
+    states = store.codec_states()
+    other = type(store)()
+    other.set_gradient_compression("2bit")
+    other.init("w", torch.zeros(20))
+    other.push("w", torch.ones(20))
+    held = other.codec_states()
+    wrong = [states, {"w": {"residual 0": torch.zeros(3), "round 0": torch.tensor(1)}}, {"w": {"q 0": torch.zeros(3)}}]
+    for one in wrong:
+        with pytest.raises(ValueError, match=r"codec|model"):
+            other.set_codec_states(one)
+    assert torch.equal(other.codec_states()["w"]["residual 0"], held["w"]["residual 0"])
+    with pytest.raises(ValueError, match="compressed by no codec"):
+        type(store)().set_codec_states(held)
+
+
+def test_a_file_that_holds_something_else_is_no_residuals(store, tmp_path):
+    compressed_steps(type(store)(), "2bit", range(2), tmp_path / "states")
+    (tmp_path / "states.rank0").write_bytes((tmp_path / "states").read_bytes())
+    with pytest.raises(DataError, match="codec states"):
+        compressed_steps(store, "2bit", [], tmp_path / "states", load=True)
 
 
 def test_unknown_compression_is_refused(store):

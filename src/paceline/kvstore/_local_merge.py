@@ -73,18 +73,18 @@ class Merger:
             for name, tensor in tensors.items():
                 what, _, index = name.rpartition(" ")
                 grouped.setdefault((key, int(index)), {})[what] = tensor
-        residuals, rounds = {}, {}
-        for where, tensors in grouped.items():
-            rounds[where] = int(tensors.pop(_ROUND))
-            residuals[where] = self._loaded(tensors)
-        self._residuals, self._rounds = residuals, rounds
+        loaded = {where: self._loaded(tensors) for where, tensors in grouped.items()}
+        self._residuals = {where: state for where, (state, _) in loaded.items()}
+        self._rounds = {where: round for where, (_, round) in loaded.items()}
 
-    def _loaded(self, tensors: Mapping[str, torch.Tensor]) -> State:
-        if self._codec is None or "residual" not in tensors:
-            raise ValueError("these are codec states, but gradients are compressed by none that has any")
+    def _loaded(self, tensors: Mapping[str, torch.Tensor]) -> tuple[State, int]:
+        if self._codec is None or not self.keeps_residuals:
+            raise ValueError("these are codec states, but gradients are compressed by no codec that has any")
+        if not {"residual", _ROUND} <= tensors.keys():
+            raise ValueError(f"these are no codec states: {', '.join(tensors)} instead of a residual and a round")
         state = self._codec.new_state(tensors["residual"].numel())
-        state.load(tensors)
-        return state
+        state.load({name: tensor for name, tensor in tensors.items() if name != _ROUND})
+        return state, int(tensors[_ROUND])
 
     def merge(self, key: Key, values: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
         """Return the sum of ``values`` on ``device``. It belongs to the merger and is never a caller's tensor.
