@@ -270,6 +270,7 @@ def test_settings_that_do_not_fit_are_refused_by_the_server() -> None:
     assert "float32" in kinds[1][1]
     assert isinstance(job.answers[0, job.compress()][0], m.Done)
     assert isinstance(job.answers[0, job.ask(0, m.SetCompression("s", other, "push"))][0], m.Done)
+    assert isinstance(job.answers[0, job.ask(0, m.SetCompression("s", other, "both"))][0], m.Failed)
 
 
 def test_the_pull_leg_is_not_set_under_unanswered_pushes() -> None:

@@ -182,7 +182,7 @@ class Service:
 
     def _set_compression(self, worker: int, body: m.SetCompression, frames: Frames) -> m.Reply:
         params = msgspec.msgpack.decode(body.params, type=dict[str, bool | int | float | str])
-        self._store(body.store).set_compression(params, body.leg)  # type: ignore[arg-type]  # the message checks it
+        self._store(body.store).set_compression(params, body.leg)
         return m.Done()
 
     def _map_arena(self, worker: int, body: m.MapArena, frames: Frames) -> m.Reply:

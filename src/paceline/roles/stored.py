@@ -50,7 +50,7 @@ class ServerStore:
         self.stats = Stats()
         self.spec = UpdaterSpec()
         self.has_updater = policy.merge == "all"
-        self.codecs: dict[compression.Leg, compression.Codec] = {}
+        self.codecs: dict[str, compression.Codec] = {}
         self.step_mass = 0.0
         self._num_workers, self._allowed = num_workers, allowed
         self._buckets: dict[tuple[int, int], StoredBucket] = {}
@@ -119,13 +119,15 @@ class ServerStore:
             slot.updater = updater
         self.spec, self.has_updater = spec, True
 
-    def set_compression(self, params: dict[str, Any], leg: compression.Leg) -> None:
+    def set_compression(self, params: dict[str, Any], leg: str) -> None:
         """Set the codec of pushes or of pulls.
 
         Raises:
-            ValueError: unknown codec or parameters, another codec is in use, or it is too late.
+            ValueError: unknown leg, codec or parameters, another codec is in use, or it is too late.
             TypeError: a codec for pulls, and values that are not float32.
         """
+        if leg not in ("push", "pull"):
+            raise ValueError(f"the legs that can be compressed are 'push' and 'pull', not {leg!r}")
         codec = compression.make(params)
         known = self.codecs.get(leg)
         if known is not None and (codec is None or codec.params() != known.params()):

@@ -220,7 +220,7 @@ class SetCompression(Message, tag=23):
 
     store: Name
     params: Blob
-    leg: Annotated[str, Meta(max_length=8, pattern="^(push|pull)$")] = "push"
+    leg: Name = "push"
 
 
 class Entry(Message):
