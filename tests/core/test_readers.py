@@ -35,7 +35,9 @@ POLICIES = {
 class Job:
     """A service with one bucket of two keys, and the arenas of three workers who read it; worker 0 by shared memory."""
 
-    def __init__(self, policy: Policy, codec: str, updater: str = "sgd", shared: bool = True) -> None:
+    def __init__(
+        self, policy: Policy, codec: str, updater: str = "sgd", shared: bool = True, compressed: bool = True
+    ) -> None:
         made = compression.make(codec)
         assert made is not None
         self.codec = made
@@ -43,7 +45,7 @@ class Job:
         self.service.admit([m.Member("worker", rank, 0, "h", "x", 1, "", b"t") for rank in range(WORKERS)])
         keys = [m.KeySpec("a", [5], 0), m.KeySpec("b", [7], 0)]
         spec = m.BlockSpec(0, "float32", keys, [0], [], 1000, "balanced", False)
-        self.blocks = [WorkerBlock(spec, 1, shared=False) for _ in range(WORKERS)]
+        self.blocks = [WorkerBlock(spec, 1, shared=False, still=False) for _ in range(WORKERS)]
         self.answers: dict[tuple[int, int], tuple[m.Reply, Callable[[], Sequence[Any]]]] = {}
         self.asked: dict[tuple[int, int], tuple[Sequence[m.Entry], bool]] = {}
         self.seq = 0
@@ -51,9 +53,10 @@ class Job:
             self.ask(rank, m.Claim("worker", rank, b"t"))
         groups = [list(group) for group in policy.groups]
         self.ask(0, m.OpenStore("s", policy.merge, groups, policy.first, -1, policy.weighting, policy.age, True))
-        spec_of_updater = make_spec(updater, lr=0.1) if updater == "sgd" else make_spec(updater)
+        spec_of_updater = make_spec(updater) if updater == "assign" else make_spec(updater, lr=0.1)
         self.ask(0, m.SetUpdater("s", msgspec.msgpack.encode(spec_of_updater)))
-        self.compress()
+        if compressed:
+            self.compress()
         bucket = m.BucketSpec(0, NUMEL, ["a", "b"], [5, 7], [[5], [7]])
         self.ask(0, m.Init("s", 0, "float32", [bucket]), [to_frame(torch.linspace(-1.0, 1.0, NUMEL))])
         self.bucket = self.service._stores["s"][1].bucket(0, 0)
@@ -64,7 +67,9 @@ class Job:
     def compress(self) -> int:
         return self.ask(0, m.SetCompression("s", msgspec.msgpack.encode(self.codec.params()), "pull"))
 
-    def _keep(self, peer: bytes, seq: int, body: m.Reply, frames: Callable[[], Sequence[Any]]) -> None:
+    def _keep(
+        self, peer: bytes, seq: int, body: m.Reply, frames: Callable[[], Sequence[Any]], urgency: int | None
+    ) -> None:
         rank = int(peer)
         assert (rank, seq) not in self.answers, "answered twice"
         self.answers[rank, seq] = body, frames
@@ -238,7 +243,8 @@ def test_unsent_values_go_with_the_state_and_come_back_bit_for_bit() -> None:
     assert isinstance(state, m.StateIs)
     assert [item.name for item in state.items] == ["unsent", "unsent"]
     second = jobs[1]
-    second.bucket.values.copy_(torch.tensor(jobs[0].values_of(1)))
+    for start in (second.bucket.values, second.bucket.snapshots[0]):
+        start.copy_(torch.tensor(jobs[0].values_of(1)))
     assert second.bucket.values.tolist() != jobs[0].bucket.values.tolist()
     second.ask(0, m.SetState("s", state.items), [bytes(frame) for frame in frames()])
     assert second.bucket.values.tolist() == jobs[0].bucket.values.tolist()
@@ -273,9 +279,21 @@ def test_settings_that_do_not_fit_are_refused_by_the_server() -> None:
     assert isinstance(job.answers[0, job.ask(0, m.SetCompression("s", other, "both"))][0], m.Failed)
 
 
+def test_the_optimizer_goes_on_where_it_stands_when_pulls_are_compressed() -> None:
+    early, late = Job(POLICIES["all"], "int8", "adam"), Job(POLICIES["all"], "int8", "adam", compressed=False)
+    memory = late.bucket.values
+    for round in range(6):
+        if round == 3:
+            late.compress()
+        for job in (early, late):
+            for rank in range(WORKERS):
+                job.push(rank, [(0, 5), (5, 7)], random_values(10 * round + rank))
+    assert late.bucket.values.tolist() == early.bucket.values.tolist()
+    assert late.visible(0) == memory.tolist() == late.values_of(0)
+
+
 def test_the_pull_leg_is_not_set_under_unanswered_pushes() -> None:
-    job = Job(POLICIES["all"], "int8")
-    del job.service._stores["s"][1].codecs["pull"]
+    job = Job(POLICIES["all"], "int8", compressed=False)
     job.push(1, [(0, NUMEL)], random_values(0))
     answer = job.answers[0, job.compress()][0]
     assert isinstance(answer, m.Failed)

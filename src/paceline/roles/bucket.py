@@ -116,6 +116,21 @@ class StoredBucket:
             if unit not in self.snapshots:
                 self.snapshots[unit] = self.values.clone()
 
+    def keep_known_apart(self, make: Callable[[torch.Tensor, Sequence[Piece]], FlatUpdater]) -> None:
+        """Leave the memory of the values to what the one unit of readers knows, and go on with values elsewhere.
+
+        Args:
+            make: makes an updater of new values; it gets the state of the one before.
+        """
+        unit = self.slots[0].rule.unit[0]
+        if unit in self.snapshots:
+            return
+        self.snapshots[unit], self.values = self.values, self.values.clone()
+        for slot in self.slots:
+            before, slot.updater = slot.updater, make(self.values[slot.start : slot.stop], slot.updater.pieces)
+            for piece in before.pieces:
+                slot.updater.load_state(piece, before.state(piece))
+
     def visible(self, unit: int) -> torch.Tensor:
         """Return the values that the workers of a unit see."""
         return self.snapshots.get(unit, self.values)

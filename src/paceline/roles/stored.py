@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from paceline import compression
 from paceline.compression.buffers import Bytes
 from paceline.consistency import Apply, Merge, Policy, Refuse, Release, Repeat, Rule, Stats
 from paceline.consistency.rule import Action
@@ -17,6 +16,7 @@ from paceline.errors import ConfigError, KeyMismatchError, ProtocolError, Remote
 from paceline.roles import rows
 from paceline.roles.accumulate import Accumulator, Contribution, Encoded
 from paceline.roles.bucket import Pending, Slot, StoredBucket
+from paceline.roles.codecs import Codecs
 from paceline.roles.home import Home
 from paceline.transport.shared import MappedArena, map_foreign
 from paceline.updaters import Piece, StepOptions, UpdaterSpec, make_updater
@@ -50,7 +50,7 @@ class ServerStore:
         self.stats = Stats()
         self.spec = UpdaterSpec()
         self.has_updater = policy.merge == "all"
-        self.codecs: dict[str, compression.Codec] = {}
+        self.codecs = Codecs(name)
         self.step_mass = 0.0
         self._num_workers, self._allowed = num_workers, allowed
         self._buckets: dict[tuple[int, int], StoredBucket] = {}
@@ -79,7 +79,7 @@ class ServerStore:
             KeyMismatchError: a bucket is initialised already.
             ProtocolError: keys do not cover a bucket.
         """
-        self._check_float32(value.dtype for value in values)
+        self.codecs.check(value.dtype for value in values)
         for spec in specs:
             if (block, spec.index) in self._buckets:
                 raise KeyMismatchError(f"block {block} of store {self.name!r} is initialised already")
@@ -94,8 +94,7 @@ class ServerStore:
             made[block, spec.index] = StoredBucket(
                 own, pieces, rule, make_updater(self.spec, own, pieces, self._allowed), (block, spec.index)
             )
-        for bucket in made.values():
-            self._keep_known_apart(bucket)
+        self._keep_known_apart(made.values())
         self._buckets |= made
 
     def set_updater(self, spec: UpdaterSpec) -> None:
@@ -126,45 +125,17 @@ class ServerStore:
             ValueError: unknown leg, codec or parameters, another codec is in use, or it is too late.
             TypeError: a codec for pulls, and values that are not float32.
         """
-        if leg not in ("push", "pull"):
-            raise ValueError(f"the legs that can be compressed are 'push' and 'pull', not {leg!r}")
-        codec = compression.make(params)
-        known = self.codecs.get(leg)
-        if known is not None and (codec is None or codec.params() != known.params()):
-            raise ValueError(f"store {self.name!r} compresses its {leg} leg with {known.params()} already")
-        if codec is None or known is not None:
-            return
-        slots = [slot for bucket in self._buckets.values() for slot in bucket.slots]
-        if leg == "pull" and any(slot.pending for slot in slots):
+        buckets = self._buckets.values()
+        if leg == "pull" and any(slot.pending for bucket in buckets for slot in bucket.slots):
             raise ValueError(f"store {self.name!r} has unanswered pushes; compress its pull leg before the first push")
-        self.codecs[leg] = codec
-        try:
-            self._check_float32(bucket.values.dtype for bucket in self._buckets.values())
-        except TypeError:
-            del self.codecs[leg]
-            raise
-        for bucket in self._buckets.values():
-            self._keep_known_apart(bucket)
+        self.codecs.put(params, leg, [bucket.values.dtype for bucket in buckets])
+        self._keep_known_apart(buckets)
 
-    def _keep_known_apart(self, bucket: StoredBucket) -> None:
-        """Leave a bucket's memory to what all readers know, and go on with values elsewhere.
-
-        Workers of this host may look at that memory in place.
-        """
-        if "pull" not in self.codecs or self.policy.merge != "all" or bucket.snapshots:
-            return
-        unit = bucket.slots[0].rule.unit[0]
-        bucket.snapshots[unit], bucket.values = bucket.values, bucket.values.clone()
-        for slot in bucket.slots:
-            before, value = slot.updater, bucket.values[slot.start : slot.stop]
-            slot.updater = make_updater(self.spec, value, before.pieces, self._allowed)
-            for piece in before.pieces:
-                slot.updater.load_state(piece, before.state(piece))
-
-    def _check_float32(self, dtypes: Iterable[torch.dtype]) -> None:
-        for dtype in dtypes:
-            if "pull" in self.codecs and dtype != torch.float32:
-                raise TypeError(f"store {self.name!r} compresses pulls, which takes float32 values, not {dtype}")
+    def _keep_known_apart(self, buckets: Iterable[StoredBucket]) -> None:
+        """Leave the memory of buckets to what all readers know: those of this host may look at it in place."""
+        if "pull" in self.codecs and self.policy.merge == "all":
+            for bucket in buckets:
+                bucket.keep_known_apart(lambda value, pieces: make_updater(self.spec, value, pieces, self._allowed))
 
     def map_arena(self, worker: int, request: m.MapArena) -> None:
         """Map a worker's shared memory for the buckets of a block."""
