@@ -301,6 +301,8 @@ def test_the_pull_leg_is_not_set_under_unanswered_pushes() -> None:
     job.push(0, [(0, NUMEL)], random_values(1))
     job.push(2, [(0, NUMEL)], random_values(2))
     assert isinstance(job.answers[0, job.compress()][0], m.Done)
+    job.push(1, [(0, NUMEL)], random_values(3))
+    assert isinstance(job.answers[0, job.compress()][0], m.Done), "another worker says the same"
 
 
 def test_the_codec_is_asked_only_when_somebody_can_use_the_difference() -> None:

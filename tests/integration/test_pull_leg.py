@@ -95,7 +95,7 @@ def descent(kind, counting):
     points = [torch.zeros(40), torch.zeros(2000)]
     store.broadcast(["a", "b"], points, points)
     before = counting.coded
-    for _ in range(120):
+    for _ in range(80):
         store.pushpull(["a", "b"], [one - store.rank for one in points], points)
     coded, held = counting.coded - before, digest(*points)
     store.barrier()
@@ -125,7 +125,7 @@ def on_the_worker():
     inner = torch.optim.Adam(model.parameters(), lr=0.05)
     settings = {"type": "int8", "leg": "pull"}
     optimizer = DistributedOptimizer(inner, "dist_sync", model=model, update_on_kvstore=False, compression=settings)
-    return fitted(model, optimizer, 200, set_to_none=False)
+    return fitted(model, optimizer, 120, set_to_none=False)
 
 
 def fitted(model, optimizer, steps, set_to_none=True):
@@ -137,7 +137,7 @@ def fitted(model, optimizer, steps, set_to_none=True):
         (model(inputs) - inputs @ solution.T).square().mean().backward()
         optimizer.step()
     optimizer.synchronize()
-    return float((model.weight - solution).abs().max()), digest(*model.parameters())
+    return float((model.weight.detach() - solution).abs().max()), digest(*model.parameters())
 
 
 def inherited():
@@ -148,7 +148,7 @@ def inherited():
     model = nn.Linear(30, 4)
     optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), store, model=model)
     codecs = {leg: one.name for leg, one in optimizer.kvstore.traffic.codecs.items()}
-    return [optimizer.kvstore is not store, codecs, *fitted(model, optimizer, 200)]
+    return [optimizer.kvstore is not store, codecs, *fitted(model, optimizer, 150)]
 
 
 def by_trainer():
@@ -229,10 +229,10 @@ def learn_digits():
         nn.Flatten(), nn.Linear(256, 64), nn.Tanh(), nn.Linear(64, 10),
     )  # fmt: skip
     settings = [{"type": "2bit", "threshold": 0.01}, {"type": "int8", "leg": "pull"}]
-    optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.05), model=net, compression=settings)
+    optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.08), model=net, compression=settings)
     images, labels = digits(True, 2, optimizer.kvstore.rank).tensors
     chance = torch.Generator().manual_seed(optimizer.kvstore.rank)
-    for _ in range(12):
+    for _ in range(8):
         order = torch.randperm(len(labels), generator=chance)[:704].view(-1, 16)
         for batch in order:
             optimizer.zero_grad()
@@ -269,7 +269,7 @@ def test_every_store_trains_with_both_legs_compressed(found, kind):
     transport, workers = found
     for distance, coded, _, _ in (worker[kind] for worker in workers):
         assert distance < (0.01 if kind == "dist_sync" else 0.5)
-        assert (coded > 100) == (transport != "shared memory")
+        assert (coded > 70) == (transport != "shared memory")
 
 
 @pytest.mark.parametrize(("kind", "units"), [("dist_sync", [[0, 1, 2]]), ("dist_gsync", [[0, 1], [2]])])

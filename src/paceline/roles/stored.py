@@ -126,7 +126,8 @@ class ServerStore:
             TypeError: a codec for pulls, and values that are not float32.
         """
         buckets = self._buckets.values()
-        if leg == "pull" and any(slot.pending for bucket in buckets for slot in bucket.slots):
+        is_new = leg == "pull" and "pull" not in self.codecs
+        if is_new and any(slot.pending for bucket in buckets for slot in bucket.slots):
             raise ValueError(f"store {self.name!r} has unanswered pushes; compress its pull leg before the first push")
         self.codecs.put(params, leg, [bucket.values.dtype for bucket in buckets])
         self._keep_known_apart(buckets)
