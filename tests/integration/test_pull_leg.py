@@ -9,6 +9,7 @@ from torch import nn
 from paceline import DistributedOptimizer, compression, kvstore
 from paceline.context import cpu
 from paceline.data import digits
+from paceline.errors import ProtocolError
 from paceline.gluon import Trainer, backward, replicate, split_and_load
 from paceline.kvstore import answers
 from paceline.roles.session import current_session
@@ -188,6 +189,28 @@ def by_rows():
     return [float((out - expected).abs().max()), float((whole - expected).abs().max())]
 
 
+def lost_track():
+    """A worker has forgotten what it holds: that is found out, and a pull brings the values."""
+    store = kvstore.create("dist_sync")
+    store.set_updater("add")
+    store.set_gradient_compression({"type": "fp16", "leg": "pull"})
+    out = torch.zeros(50)
+    store.broadcast("x", torch.zeros(50), out)
+    for _ in range(2):
+        store.pushpull("x", torch.ones(50), out)
+    [block] = store.table.blocks.values()
+    block.buckets[0].versions.set(0, 50, 1)
+    store.push("x", torch.ones(50))
+    found = []
+    try:
+        store.pull("x", out)
+    except ProtocolError as error:
+        found.append(str(error))
+        store.pull("x", out)
+    store.pushpull("x", torch.ones(50), out)
+    return [*found, out.tolist()]
+
+
 def errors():
     store = kvstore.create("dist_sync")
     store.init("x", torch.zeros(3))
@@ -218,7 +241,7 @@ def run_all():
     found = {f"{name} {verb}": arithmetic(name, verb, counting) for name in CODECS for verb in ("pushpull", "push")}
     found |= {kind: descent(kind, counting) for kind in STORES}
     found |= {"lookers-on": lookers_on(), "on the worker": on_the_worker(), "inherited": inherited()}
-    return found | {"trainer": by_trainer(), "rows": by_rows(), "errors": errors()}
+    return found | {"trainer": by_trainer(), "rows": by_rows(), "lost": lost_track(), "errors": errors()}
 
 
 def learn_digits():
@@ -310,6 +333,14 @@ def test_trainer_compresses_both_legs(found):
 
 def test_rows_travel_as_they_are(found):
     assert all(difference < 1e-6 for worker in found[1] for difference in worker["rows"])
+
+
+def test_a_worker_that_lost_track_says_so_and_pulls_the_values(found):
+    transport, workers = found
+    for *errors, values in (worker["lost"] for worker in workers):
+        assert values == [12.0] * 50
+        assert len(errors) == (transport != "shared memory")
+        assert all("push of round 3 at server" in one and "pull their keys" in one for one in errors)
 
 
 @pytest.mark.parametrize(

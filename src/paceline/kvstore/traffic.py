@@ -72,7 +72,11 @@ class Traffic:
         """Wait for the answers to requests on a step's keys."""
         tickets = [ticket for sends in step.sends.values() for block, one in sends for ticket in block.outstanding(one)]
         if tickets:
-            self._session.wait(tickets)
+            try:
+                self._session.wait(tickets)
+            except Exception:
+                step.set_fresh(False)  # an answer that failed has brought no values
+                raise
 
     # ---- messages --------------------------------------------------------------------------------------------------
 
