@@ -37,7 +37,8 @@ class Trainer:
             parameters of the replicated module; its ``param_groups`` are read at every step, so schedulers work.
         optimizer_params: options for a name or a class (see :class:`OptimizerPlan`).
         kvstore: a store type, a store, or None. ``local`` and ``device`` stores are left out for a single device.
-        compression_params: ``{"type": "2bit", "threshold": 0.5}``; needs a store. What is compressed, and so what the
+        compression_params: ``{"type": "2bit", "threshold": 0.5}``; needs a store. Distributed ones compress pulls too
+            (``"leg": "both"``, or a list of settings for different codecs). What is compressed, and so what the
             threshold is measured against: in ``local`` and ``device`` stores, and wherever the optimizer does not run
             in the store, each pushed sum over samples as it is, not yet divided by ``batch_size`` (stores of one
             process compress every device's sum, distributed ones the sum over the worker's devices); in a distributed
