@@ -1,7 +1,20 @@
 """Real jobs on this machine, for tests: a scheduler, servers and workers as processes that never outlive the test."""
 
 from paceline.testing.channel import listen, tell
+from paceline.testing.hosts import Host, Hosts, why_no_hosts
+from paceline.testing.hosts_job import HostsJob
 from paceline.testing.job import LocalJob
 from paceline.testing.process import Process, Worker, WorkerFailedError
 
-__all__ = ["LocalJob", "Process", "Worker", "WorkerFailedError", "listen", "tell"]
+__all__ = [
+    "Host",
+    "Hosts",
+    "HostsJob",
+    "LocalJob",
+    "Process",
+    "Worker",
+    "WorkerFailedError",
+    "listen",
+    "tell",
+    "why_no_hosts",
+]

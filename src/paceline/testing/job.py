@@ -48,6 +48,8 @@ class LocalJob:
         address: where the scheduler listens.
     """
 
+    _scheduler_host = "127.0.0.1"
+
     def __init__(
         self,
         num_workers: int = 1,
@@ -73,7 +75,7 @@ class LocalJob:
             self._stack.callback(self._guardian.close)
             self._start_scheduler()
             for rank in range(self.num_servers):
-                self.servers.append(self._start(f"server {rank}", "server", self.environment("server", rank)))
+                self.servers.append(self._start(f"server {rank}", "server", rank, self.environment("server", rank)))
             self._stack = self._stack.pop_all()
         return self
 
@@ -85,8 +87,9 @@ class LocalJob:
     def _start_scheduler(self) -> None:
         ready = ReadyPipe()
         try:
-            env = self._environment("scheduler", 0, "tcp://127.0.0.1:0") | {"PACELINE_READY_FD": str(ready.write_fd)}
-            self.scheduler = self._start("scheduler", "scheduler", env, [ready.write_fd])
+            env = self._environment("scheduler", 0, f"tcp://{self._scheduler_host}:0")
+            env |= {"PACELINE_READY_FD": str(ready.write_fd)}
+            self.scheduler = self._start("scheduler", "scheduler", 0, env, [ready.write_fd])
             ready.close_write()
             self.address = self._scheduler_address(ready)
         finally:
@@ -103,11 +106,15 @@ class LocalJob:
                 return address
         raise TimeoutError(f"the scheduler did not say where it listens within {timeout_s:g} s")
 
-    def _start(self, name: str, role: str, env: Mapping[str, str], pass_fds: Sequence[int] = ()) -> Process:
-        argv = [sys.executable, "-m", "paceline", role]
+    def _start(self, name: str, role: str, rank: int, env: Mapping[str, str], pass_fds: Sequence[int] = ()) -> Process:
+        argv = self._placed(role, rank, [sys.executable, "-m", "paceline", role])
         process = Process(name, argv, env, self._directory, self._guardian.register, pass_fds)
         self._stack.callback(process.close)
         return process
+
+    def _placed(self, role: str, rank: int, argv: Sequence[str]) -> Sequence[str]:
+        """Return the command that runs ``argv`` where a process belongs; for jobs that are not all in one place."""
+        return argv
 
     # ---- environment -----------------------------------------------------------------------------------------------
 
@@ -159,7 +166,7 @@ class LocalJob:
                 }
             )
         )
-        argv = [sys.executable, "-m", "paceline.testing.worker", str(task)]
+        argv = self._placed("worker", rank, [sys.executable, "-m", "paceline.testing.worker", str(task)])
         env = self.environment("worker", rank) | dict(environment or {})
         worker = Worker(f"worker {rank} ({number})", argv, env, self._directory, self._guardian.register, result)
         self.workers.append(worker)
