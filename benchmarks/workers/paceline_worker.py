@@ -5,6 +5,7 @@ import os
 import statistics
 import sys
 import time
+from pathlib import Path
 
 import torch
 
@@ -30,14 +31,24 @@ def main() -> None:
     step = from_arena(store, keys) if os.environ.get("BENCHMARK_ARENA") else by_verbs(store, keys, grads, weights)
     step()
     store.barrier()
-    times = []
+    times, before = [], crossed()
     for _ in range(steps):
         start = time.perf_counter()
         step()
         times.append(time.perf_counter() - start)
+    store.barrier()
+    sent, received = ((now - then) / steps / 1e6 for then, now in zip(before, crossed(), strict=True))
     if store.rank == 0:
         size_mb = sum(weight.numel() * 4 for weight in weights) / 1e6
-        print(json.dumps({"ms": statistics.median(times[2:]) * 1e3, "min_ms": min(times) * 1e3, "mb": size_mb}))
+        result = {"ms": statistics.median(times[2:]) * 1e3, "min_ms": min(times) * 1e3, "mb": size_mb}
+        print(json.dumps(result | {"sent_mb": sent, "received_mb": received}))
+
+
+def crossed():
+    """Return the bytes that this host's interfaces have sent and received, but for the one to itself."""
+    lines = Path("/proc/self/net/dev").read_text().splitlines()[2:]
+    words = [line.split(":")[1].split() for line in lines if not line.lstrip().startswith("lo:")]
+    return sum(int(word[8]) for word in words), sum(int(word[0]) for word in words)
 
 
 def by_verbs(store, keys, grads, weights):

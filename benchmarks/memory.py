@@ -1,0 +1,182 @@
+"""Steady-state memory of workers and servers, beyond parameters, gradients and optimizer state.
+
+    python -m benchmarks.memory --shapes resnet50 --transports shared unix tcp --jobs 1x1 2x2 2x1
+
+*Needed* is what a process has to hold: a worker its parameters and gradients, a server its part of the values and of
+the momentum. *Extra* is what it has grown by since before the first key, less that, in units of the whole model:
+private memory, and the shared arenas that it has made, so that shared memory counts once and for its maker. *Peak* is
+the same for the most it ever had (``VmHWM``), where nothing is shared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.shapes import shapes_of
+from paceline import kvstore
+from paceline.kvstore.dist import DistStore
+from paceline.testing import LocalJob, listen, tell
+
+TRANSPORTS: dict[str, dict[str, bool]] = {
+    "shared": {},
+    "unix": {"shared_memory": False, "encrypt": False},
+    "tcp": {"shared_memory": False, "unix_sockets": False, "encrypt": False},
+}
+MAPPING = re.compile(r"^[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ (?P<inode>\d+) +(?P<path>.*)$", re.MULTILINE)
+TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a process holds, in bytes."""
+
+    rss: int
+    pss: int
+    private: int
+    """Resident, without paceline's shared arenas."""
+    arenas: int
+    """Shared arenas that it has made."""
+
+
+@dataclass(frozen=True)
+class Result:
+    transport: str
+    job: str
+    process: str
+    before: Memory
+    after: Memory
+    needed: int
+    model: int
+
+    @property
+    def extra(self) -> float:
+        """Times the model."""
+        grown = self.after.private + self.after.arenas - self.before.private - self.before.arenas
+        return (grown - self.needed) / self.model
+
+
+# ---- looking at a process ------------------------------------------------------------------------------------------
+
+
+def memory_of(pid: int) -> Memory:
+    """Return what a process holds now."""
+    rollup = _fields(Path(f"/proc/{pid}/smaps_rollup").read_text())
+    mapped = _arenas_mapped(Path(f"/proc/{pid}/smaps").read_text())
+    made = _inodes_open(pid)
+    shared = sum(rss for rss, _ in mapped.values())
+    arenas = sum(size for inode, (_, size) in mapped.items() if inode in made)
+    return Memory(rollup["Rss"], rollup["Pss"], rollup["Rss"] - shared, arenas)
+
+
+def _fields(text: str) -> dict[str, int]:
+    return {name: int(kib) * 1024 for name, kib in re.findall(r"^(\w+): +(\d+) kB$", text, re.MULTILINE)}
+
+
+def _arenas_mapped(smaps: str) -> dict[int, tuple[int, int]]:
+    """Return resident and whole size of paceline's shared memory, by inode."""
+    found: dict[int, tuple[int, int]] = {}
+    heads = list(MAPPING.finditer(smaps))
+    ends = [head.start() for head in heads[1:]] + [len(smaps)]
+    for head, end in zip(heads, ends, strict=True):
+        if head["path"].startswith("/memfd:paceline"):
+            fields, inode = _fields(smaps[head.end() : end]), int(head["inode"])
+            rss, size = found.get(inode, (0, 0))
+            found[inode] = rss + fields["Rss"], size + fields["Size"]
+    return found
+
+
+def _inodes_open(pid: int) -> set[int]:
+    return {os.stat(entry).st_ino for entry in Path(f"/proc/{pid}/fd").iterdir() if entry.exists()}
+
+
+# ---- the job -------------------------------------------------------------------------------------------------------
+
+
+def train(shapes: str, steps: int) -> None:
+    """Run in every worker: what DistributedOptimizer does, without a network around it."""
+    torch.set_num_threads(1)
+    store = kvstore.create("dist_sync")
+    assert isinstance(store, DistStore)
+    store.set_optimizer("sgd", lr=0.01, momentum=0.9)
+    _show("before")
+    keys = list(range(len(shapes_of(shapes))))
+    store.init(keys, [torch.randn(shape) for shape in shapes_of(shapes)])
+    plan = store.table.plan(tuple(keys))
+    for block in store.table.blocks.values():
+        block.grads.fill_(1e-3)
+        block.values.add_(0.0)
+    for _ in range(steps):
+        for one in plan.steps:
+            for server, located in one.sends.items():
+                store.traffic.push_stretches(server, located, want=True)
+        for one in plan.steps:
+            store.traffic.wait(one)
+    _show("after")
+
+
+def _show(when: str) -> None:
+    tell(when)
+    listen(TIMEOUT_S)
+
+
+def measure(transport: str, workers: int, servers: int, shapes: str, steps: int) -> list[Result]:
+    """Run one job; returns a result per process."""
+    model = 4 * sum(torch.Size(shape).numel() for shape in shapes_of(shapes))
+    with LocalJob(workers, servers, **TRANSPORTS[transport]) as job:
+        running = job.start_all(train, shapes, steps)
+        processes = {one.name: one for one in (*job.servers, *running)}
+        seen: list[dict[str, Memory]] = []
+        for when in ("before", "after"):
+            assert [worker.heard(TIMEOUT_S) for worker in running] == [when] * workers
+            seen.append({name: memory_of(one.pid) for name, one in processes.items()})
+            for worker in running:
+                worker.tell("go on")
+        for worker in running:
+            worker.result(TIMEOUT_S)
+    before, after = seen
+    needed = {name: 2 * model if name.startswith("worker") else 2 * model // servers for name in processes}
+    title = f"{workers}x{servers}"
+    return [Result(transport, title, name, before[name], after[name], needed[name], model) for name in processes]
+
+
+def table_of(results: Sequence[Result], title: str) -> Table:
+    table = Table(title=title)
+    for heading in ("transport", "job", "process"):
+        table.add_column(heading)
+    for heading in ("before MB", "RSS MB", "PSS MB", "private MB", "own arenas MB", "needed MB", "extra, models"):
+        table.add_column(heading, justify="right")
+    for one in results:
+        after = one.after
+        sizes = [one.before.rss, after.rss, after.pss, after.private, after.arenas, one.needed]
+        table.add_row(one.transport, one.job, one.process, *(f"{size / 1e6:.0f}" for size in sizes), f"{one.extra:.2f}")
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", default="resnet50", help="resnet50, lenet, bert-base, tiny-N or split-N")
+    parser.add_argument("--transports", nargs="+", default=list(TRANSPORTS), choices=list(TRANSPORTS))
+    parser.add_argument("--jobs", nargs="+", default=["1x1", "2x2", "2x1"], help="workers x servers")
+    parser.add_argument("--steps", type=int, default=20)
+    args = parser.parse_args()
+    results = []
+    for transport in args.transports:
+        for job in args.jobs:
+            workers, servers = map(int, job.split("x"))
+            results += measure(transport, workers, servers, args.shapes, args.steps)
+    Console(width=120).print(table_of(results, f"{args.shapes}, {args.steps} steps"))
+    print(json.dumps({"work": vars(args), "results": [asdict(one) | {"extra": one.extra} for one in results]}))
+
+
+if __name__ == "__main__":
+    main()
