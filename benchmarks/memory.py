@@ -3,17 +3,18 @@
     python -m benchmarks.memory --shapes resnet50 --transports shared unix tcp --jobs 1x1 2x2 2x1
 
 *Needed* is what a process has to hold: a worker its parameters and gradients, a server its part of the values and of
-the momentum. *Extra* is what it has grown by since before the first key, less that, in units of the whole model:
-private memory, and the shared arenas that it has made, so that shared memory counts once and for its maker. *Peak* is
-the same for the most it ever had (``VmHWM``), where nothing is shared.
+the momentum; a worker that looks at a server's values in place holds no parameters. *Extra* is what a process has grown
+by since before the first key, less that, in units of the whole model: private memory, and the shared arenas that it has
+made, so that shared memory counts once, and for its maker.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import os
 import re
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -44,8 +45,10 @@ class Memory:
     pss: int
     private: int
     """Resident, without paceline's shared arenas."""
-    arenas: int
+    made: int
     """Shared arenas that it has made."""
+    mapped: int
+    """Shared arenas that others have made."""
 
 
 @dataclass(frozen=True)
@@ -61,29 +64,33 @@ class Result:
     @property
     def extra(self) -> float:
         """Times the model."""
-        grown = self.after.private + self.after.arenas - self.before.private - self.before.arenas
+        grown = self.after.private + self.after.made - self.before.private - self.before.made
         return (grown - self.needed) / self.model
 
 
 # ---- looking at a process ------------------------------------------------------------------------------------------
 
 
-def memory_of(pid: int) -> Memory:
-    """Return what a process holds now."""
-    rollup = _fields(Path(f"/proc/{pid}/smaps_rollup").read_text())
-    mapped = _arenas_mapped(Path(f"/proc/{pid}/smaps").read_text())
-    made = _inodes_open(pid)
-    shared = sum(rss for rss, _ in mapped.values())
-    arenas = sum(size for inode, (_, size) in mapped.items() if inode in made)
-    return Memory(rollup["Rss"], rollup["Pss"], rollup["Rss"] - shared, arenas)
+def memory_of(pids: Sequence[int]) -> list[Memory]:
+    """Return what processes hold now that share memory with each other and nobody else."""
+    smaps = [Path(f"/proc/{pid}/smaps").read_text() for pid in pids]
+    arenas, makers = [_arenas(text) for text in smaps], _makers(pids)
+    found = []
+    for pid, mapped in zip(pids, arenas, strict=True):
+        rollup = _fields(Path(f"/proc/{pid}/smaps_rollup").read_text())
+        private = rollup["Rss"] - sum(rss for rss, _ in mapped.values())
+        made = sum(size for inode, (_, size) in mapped.items() if makers.get(inode) == pid)
+        all_mapped = sum(size for _, size in mapped.values())
+        found.append(Memory(rollup["Rss"], rollup["Pss"], private, made, all_mapped - made))
+    return found
 
 
 def _fields(text: str) -> dict[str, int]:
     return {name: int(kib) * 1024 for name, kib in re.findall(r"^(\w+): +(\d+) kB$", text, re.MULTILINE)}
 
 
-def _arenas_mapped(smaps: str) -> dict[int, tuple[int, int]]:
-    """Return resident and whole size of paceline's shared memory, by inode."""
+def _arenas(smaps: str) -> dict[int, tuple[int, int]]:
+    """Return resident and mapped size of paceline's shared memory, by inode."""
     found: dict[int, tuple[int, int]] = {}
     heads = list(MAPPING.finditer(smaps))
     ends = [head.start() for head in heads[1:]] + [len(smaps)]
@@ -95,8 +102,14 @@ def _arenas_mapped(smaps: str) -> dict[int, tuple[int, int]]:
     return found
 
 
-def _inodes_open(pid: int) -> set[int]:
-    return {os.stat(entry).st_ino for entry in Path(f"/proc/{pid}/fd").iterdir() if entry.exists()}
+def _makers(pids: Sequence[int]) -> dict[int, int]:
+    """Return who made each memfd, by inode: who maps another's keeps at most one descriptor, the maker has its own."""
+    counts: dict[int, Counter[int]] = defaultdict(Counter)
+    for pid in pids:
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):  # the descriptor was closed in the meantime
+                counts[entry.stat().st_ino][pid] += 1
+    return {inode: count.most_common(1)[0][0] for inode, count in counts.items()}
 
 
 # ---- the job -------------------------------------------------------------------------------------------------------
@@ -134,30 +147,32 @@ def measure(transport: str, workers: int, servers: int, shapes: str, steps: int)
     model = 4 * sum(torch.Size(shape).numel() for shape in shapes_of(shapes))
     with LocalJob(workers, servers, **TRANSPORTS[transport]) as job:
         running = job.start_all(train, shapes, steps)
-        processes = {one.name: one for one in (*job.servers, *running)}
-        seen: list[dict[str, Memory]] = []
+        processes = [*job.servers, *running]
+        seen: list[list[Memory]] = []
         for when in ("before", "after"):
             assert [worker.heard(TIMEOUT_S) for worker in running] == [when] * workers
-            seen.append({name: memory_of(one.pid) for name, one in processes.items()})
+            seen.append(memory_of([one.pid for one in processes]))
             for worker in running:
                 worker.tell("go on")
         for worker in running:
             worker.result(TIMEOUT_S)
-    before, after = seen
-    needed = {name: 2 * model if name.startswith("worker") else 2 * model // servers for name in processes}
     title = f"{workers}x{servers}"
-    return [Result(transport, title, name, before[name], after[name], needed[name], model) for name in processes]
+    results = []
+    for process, before, after in zip(processes, *seen, strict=True):
+        needed = 2 * model // servers if process in job.servers else max(0, 2 * model - after.mapped)
+        results.append(Result(transport, title, process.name, before, after, needed, model))
+    return results
 
 
 def table_of(results: Sequence[Result], title: str) -> Table:
     table = Table(title=title)
     for heading in ("transport", "job", "process"):
         table.add_column(heading)
-    for heading in ("before MB", "RSS MB", "PSS MB", "private MB", "own arenas MB", "needed MB", "extra, models"):
+    for heading in ("before", "RSS", "PSS", "private", "made", "mapped", "needed", "extra, models"):
         table.add_column(heading, justify="right")
     for one in results:
         after = one.after
-        sizes = [one.before.rss, after.rss, after.pss, after.private, after.arenas, one.needed]
+        sizes = [one.before.rss, after.rss, after.pss, after.private, after.made, after.mapped, one.needed]
         table.add_row(one.transport, one.job, one.process, *(f"{size / 1e6:.0f}" for size in sizes), f"{one.extra:.2f}")
     return table
 
@@ -174,7 +189,7 @@ def main() -> None:
         for job in args.jobs:
             workers, servers = map(int, job.split("x"))
             results += measure(transport, workers, servers, args.shapes, args.steps)
-    Console(width=120).print(table_of(results, f"{args.shapes}, {args.steps} steps"))
+    Console(width=120).print(table_of(results, f"{args.shapes}, {args.steps} steps, MB"))
     print(json.dumps({"work": vars(args), "results": [asdict(one) | {"extra": one.extra} for one in results]}))
 
 
