@@ -139,6 +139,8 @@ class Membership:
         if len(self._seats) < self._settings.num_workers + self._settings.num_servers:
             return []
         self.complete = True
+        for seat in self._seats.values():
+            seat.heard = now  # from here on they send heartbeats
         welcomes = [Answer(seat.peer, seat.seq, self._welcome(key)) for key, seat in self._seats.items()]
         return [*welcomes, *self._opened()]
 
@@ -266,7 +268,8 @@ class Membership:
             return ""
         if seat.closed_since is not None and now - seat.closed_since > self._settings.disconnect_grace_s:
             return f"its connection closed {now - seat.closed_since:.1f} s ago and it did not come back"
-        if now - seat.heard > self._settings.heartbeat_timeout_s:
+        # Who still waits for others to join has nothing to say: that wait has a deadline of its own.
+        if self.complete and now - seat.heard > self._settings.heartbeat_timeout_s:
             return f"it was not heard for {now - seat.heard:.1f} s"
         return ""
 

@@ -301,6 +301,18 @@ def test_silence_is_a_death() -> None:
     assert [(one.rank, one.reason) for one in members.deaths] == [(0, "it was not heard for 15.1 s")]
 
 
+def test_who_waits_for_others_to_join_may_be_silent_until_they_have() -> None:
+    members = machine()
+    members.handle(b"worker-0", 1, hello("worker", 0), 0.0)
+    members.handle(b"server-0", 1, hello("server", 0), 0.0)
+    assert members.tick(50.0) == []
+    assert len(answers(members.handle(b"worker-1", 1, hello("worker", 1), 55.0))) == 3
+    assert members.tick(70.0) == []
+    members.handle(b"worker-1", 2, m.Heartbeat(0), 70.0)
+    members.tick(70.1)
+    assert [(one.role, one.rank) for one in members.deaths] == [("worker", 0), ("server", 0)]
+
+
 def test_bye_with_a_reason_ends_the_job_for_all() -> None:
     members = joined()
     told = answers(members.handle(b"worker-1", 2, m.Bye("it raised ValueError"), 1.0))
