@@ -1,0 +1,146 @@
+"""Training over several hosts: the same bits as on one, through outages too; errors name a host that is lost."""
+
+import hashlib
+import time
+
+import pytest
+import torch
+
+from paceline import DistributedOptimizer
+from paceline.errors import PacelineError, PeerDiedError
+from paceline.testing import Hosts, HostsJob, LocalJob, tell, why_no_hosts
+
+pytestmark = [pytest.mark.root, pytest.mark.skipif(bool(why_no_hosts()), reason=why_no_hosts() or "possible")]
+
+STEPS = 8
+#: At this rate a step takes some 0.2 s, so that what happens to the link happens in the middle of a frame.
+SLOW_BITS_S = 100e6
+OUTAGE_S = 1.0
+HEARTBEATS = {"heartbeat_interval_s": 0.2, "heartbeat_timeout_s": 2.0}
+NOTICED_WITHIN_S = 5.0
+
+
+# ---- what runs in the workers --------------------------------------------------------------------------------------
+
+
+def new_training(compression=None):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(400, 600), torch.nn.Tanh(), torch.nn.Linear(600, 100))
+    inner = torch.optim.Adam(model.parameters(), lr=1e-2)
+    return model, DistributedOptimizer(inner, "dist_sync", model=model, compression=compression)
+
+
+def train_step(model, optimizer, step):
+    generator = torch.Generator().manual_seed(2 * step + optimizer.kvstore.rank)
+    optimizer.zero_grad()
+    model(torch.randn(16, 400, generator=generator)).square().mean().backward()
+    optimizer.step()
+    optimizer.synchronize()
+
+
+def train(compression=None):
+    """Return a digest of the weights, the seconds of the longest step, and how many servers share memory."""
+    model, optimizer = new_training(compression)
+    longest = 0.0
+    for step in range(STEPS):
+        start = time.monotonic()
+        train_step(model, optimizer, step)
+        longest = max(longest, time.monotonic() - start)
+        if step == 2:
+            tell("trains")
+    weights = torch.cat([param.detach().reshape(-1) for param in model.parameters()])
+    [block] = optimizer.kvstore.table.blocks.values()
+    return [hashlib.sha256(weights.numpy().tobytes()).hexdigest(), longest, len(block.mapped)]
+
+
+def train_plain_and_compressed():
+    return [train(), train({"type": "2bit", "threshold": 1e-3})]
+
+
+def train_twice():
+    return [train(), train()]
+
+
+def train_until_failure():
+    """Train for ever; return [error type, text, when] of what ends it."""
+    model, optimizer = new_training()
+    step = 0
+    try:
+        while True:
+            train_step(model, optimizer, step)
+            step += 1
+            if step == 3:
+                tell("trains")
+    except PacelineError as error:
+        return [type(error).__name__, str(error), time.monotonic()]
+
+
+# ---- the same bits -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def on_one_host():
+    """Return the digests of plain and compressed training of two workers who share memory with both servers."""
+    with LocalJob(2, 2) as job:
+        first, second = job.run(train_plain_and_compressed)
+    assert [[one[0], one[2]] for one in first] == [[one[0], one[2]] for one in second]
+    assert [one[2] for one in first] == [2, 2]
+    return [one[0] for one in first]
+
+
+def test_two_hosts_compute_the_same_bits_as_one(on_one_host):
+    with Hosts(2) as hosts, HostsJob(hosts, [1, 1], [1, 1], encrypt=False) as job:
+        before = hosts[0].counters()
+        for found in job.run(train_plain_and_compressed):
+            assert [one[0] for one in found] == on_one_host
+            assert [one[2] for one in found] == [1, 1]  # each worker with the server of its own host
+        crossed = hosts[0].counters() - before
+    assert min(crossed.sent, crossed.received) > STEPS * 4 * 300_000 / 2
+
+
+def unplug_for_a_while(hosts):
+    hosts[1].unplug()
+    time.sleep(OUTAGE_S)
+    hosts[1].plug()
+
+
+def tear_connections(hosts):
+    """Reset all TCP connections between the hosts, so that what is on its way is lost.
+
+    Nothing happens with a kernel that cannot do it (CONFIG_INET_DIAG_DESTROY).
+    """
+    hosts[1].run(f"ss --kill --tcp dst {hosts[0].address}")
+
+
+def test_outages_within_the_grace_change_no_bit_of_encrypted_training(on_one_host):
+    with Hosts(2, rate_bits_s=SLOW_BITS_S) as hosts, HostsJob(hosts, [1, 1], [1, 1]) as job:
+        workers = job.start_all(train_twice)
+        assert [worker.heard() for worker in workers] == ["trains"] * 2
+        unplug_for_a_while(hosts)
+        assert [worker.heard() for worker in workers] == ["trains"] * 2
+        tear_connections(hosts)
+        for unplugged, reset in [worker.result() for worker in workers]:
+            assert [unplugged[0], reset[0]] == [on_one_host[0]] * 2
+            assert unplugged[1] > OUTAGE_S  # it did disturb
+        assert [one.wait(30) for one in (*job.servers, job.scheduler)] == [0, 0, 0]
+
+
+# ---- a host is lost ------------------------------------------------------------------------------------------------
+
+
+def test_survivors_of_a_lost_host_name_it_and_the_lost_name_the_scheduler():
+    with Hosts(3) as hosts, HostsJob(hosts, [1, 1, 1], [0, 1, 1], timeout_s=60, **HEARTBEATS) as job:
+        workers = job.start_all(train_until_failure)
+        assert [worker.heard() for worker in workers] == ["trains"] * 3
+        unplugged = time.monotonic()
+        hosts[2].unplug()
+        found = [worker.result(30) for worker in workers]
+        for worker, (kind, text, when) in enumerate(found):
+            lost = hosts[0] if worker == 2 else hosts[2]
+            assert kind == PeerDiedError.__name__
+            assert f" on {lost.address}" in text
+            assert "died: it was not heard for 2." in text
+            assert when - unplugged < NOTICED_WITHIN_S
+        assert all("worker 2" in text or "server 1" in text for _, text, _ in found[:2])
+        assert "scheduler 0" in found[2][1]
+        assert all(one.wait(30) != 0 for one in (*job.servers, job.scheduler))
