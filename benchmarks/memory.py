@@ -24,8 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.shapes import shapes_of
-from paceline import kvstore
-from paceline.kvstore.dist import DistStore
+from paceline import DistributedOptimizer
 from paceline.testing import LocalJob, listen, tell
 
 TRANSPORTS: dict[str, dict[str, bool]] = {
@@ -116,25 +115,24 @@ def _makers(pids: Sequence[int]) -> dict[int, int]:
 
 
 def train(shapes: str, steps: int) -> None:
-    """Run in every worker: what DistributedOptimizer does, without a network around it."""
+    """Run in every worker: a training of these parameters whose gradients cost nothing."""
     torch.set_num_threads(1)
-    store = kvstore.create("dist_sync")
-    assert isinstance(store, DistStore)
-    store.set_optimizer("sgd", lr=0.01, momentum=0.9)
+    _train([(1,)], 1)  # loads code here and on the servers
     _show("before")
-    keys = list(range(len(shapes_of(shapes))))
-    store.init(keys, [torch.randn(shape) for shape in shapes_of(shapes)])
-    plan = store.table.plan(tuple(keys))
-    for block in store.table.blocks.values():
-        block.grads.fill_(1e-3)
-        block.values.add_(0.0)
-    for _ in range(steps):
-        for one in plan.steps:
-            for server, located in one.sends.items():
-                store.traffic.push_stretches(server, located, want=True)
-        for one in plan.steps:
-            store.traffic.wait(one)
+    kept = _train(shapes_of(shapes), steps)
     _show("after")
+    kept.synchronize()
+
+
+def _train(shapes: Sequence[tuple[int, ...]], steps: int) -> DistributedOptimizer:
+    params = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+    inner = torch.optim.SGD(params, lr=0.01, momentum=0.9)
+    optimizer = DistributedOptimizer(inner, "dist_sync", overlap=False)
+    for param in params:
+        param.grad = torch.tensor(1e-3).expand_as(param)  # copied into the arena by the first step, and gone
+    for _ in range(steps):
+        optimizer.step()
+    return optimizer
 
 
 def _show(when: str) -> None:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from paceline.compression import make
 from paceline.roles.accumulate import Accumulator, Contribution, Encoded
+from paceline.roles.scratch import Scratch
 from paceline.updaters import StepOptions
 
 F32 = torch.float32
@@ -19,11 +20,10 @@ def values(worker: int, numel: int = 33) -> torch.Tensor:
 def merged(
     order: list[int], samples: dict[int, float], mean: bool, expected: list[int], weight: float = 1.0
 ) -> torch.Tensor | None:
-    buffer = torch.empty(33)
-    accumulator = Accumulator(expected, mean, F32)
+    accumulator = Accumulator(expected, mean, F32, Scratch())
     for worker in order:
-        accumulator.add(worker, Contribution(values(worker), samples[worker], None, borrowed=False), buffer)
-    result = accumulator.result(weight, buffer)
+        accumulator.add(worker, Contribution(values(worker), samples[worker], None, borrowed=False))
+    result = accumulator.result(weight)
     return None if result is None else result[0] * result[1]
 
 
@@ -58,11 +58,10 @@ def test_mean_of_48_and_16_samples_counts_them_three_to_one() -> None:
 
 
 def test_mean_of_whole_numbers_is_exact() -> None:
-    buffer = torch.empty(3)
-    accumulator = Accumulator([0, 1], True, F32)
-    accumulator.add(1, Contribution(torch.tensor([4.0, 8.0, -4.0]), 48.0, None, False), buffer)
-    accumulator.add(0, Contribution(torch.tensor([8.0, 0.0, 4.0]), 16.0, None, False), buffer)
-    result = accumulator.result(1.0, buffer)
+    accumulator = Accumulator([0, 1], True, F32, Scratch())
+    accumulator.add(1, Contribution(torch.tensor([4.0, 8.0, -4.0]), 48.0, None, False))
+    accumulator.add(0, Contribution(torch.tensor([8.0, 0.0, 4.0]), 16.0, None, False))
+    result = accumulator.result(1.0)
     assert result is not None
     assert (result[0] * result[1]).tolist() == [5.0, 6.0, -2.0]
 
@@ -85,11 +84,10 @@ def test_worker_without_samples_adds_nothing_and_nobody_with_samples_is_no_updat
 
 
 def test_values_of_a_worker_without_samples_may_be_anything() -> None:
-    buffer = torch.empty(2)
-    accumulator = Accumulator([0, 1], True, F32)
-    accumulator.add(0, Contribution(torch.tensor([float("nan"), 0.0]), 0.0, None, False), buffer)
-    accumulator.add(1, Contribution(torch.tensor([1.0, 2.0]), 4.0, None, False), buffer)
-    result = accumulator.result(1.0, buffer)
+    accumulator = Accumulator([0, 1], True, F32, Scratch())
+    accumulator.add(0, Contribution(torch.tensor([float("nan"), 0.0]), 0.0, None, False))
+    accumulator.add(1, Contribution(torch.tensor([1.0, 2.0]), 4.0, None, False))
+    result = accumulator.result(1.0)
     assert result is not None
     assert (result[0] * result[1]).tolist() == [1.0, 2.0]
 
@@ -101,11 +99,10 @@ def test_values_of_a_worker_without_samples_may_be_anything() -> None:
 def test_borrowed_memory_is_read_and_never_written(workers: int, mean: bool, weight: float, dtype: torch.dtype) -> None:
     owned = [values(worker).to(dtype) for worker in range(workers)]
     kept = [one.clone() for one in owned]
-    buffer = torch.empty(33)
-    accumulator = Accumulator(list(range(workers)), mean, F32)
+    accumulator = Accumulator(list(range(workers)), mean, F32, Scratch())
     for worker, one in enumerate(owned):
-        accumulator.add(worker, Contribution(one, 1.0 + worker, None, borrowed=True), buffer)
-    result = accumulator.result(weight, buffer)
+        accumulator.add(worker, Contribution(one, 1.0 + worker, None, borrowed=True))
+    result = accumulator.result(weight)
     assert result is not None
     if result[1] != 1.0:
         # Whoever applies a scale may do it in place.
@@ -115,10 +112,9 @@ def test_borrowed_memory_is_read_and_never_written(workers: int, mean: bool, wei
 
 
 def test_options_are_those_of_the_first_that_brings_some() -> None:
-    buffer = torch.empty(1)
-    accumulator = Accumulator([0, 1], False, F32)
-    accumulator.add(1, Contribution(torch.ones(1), 1.0, StepOptions([{"lr": 2.0}]), False), buffer)
-    accumulator.add(0, Contribution(torch.ones(1), 1.0, None, False), buffer)
+    accumulator = Accumulator([0, 1], False, F32, Scratch())
+    accumulator.add(1, Contribution(torch.ones(1), 1.0, StepOptions([{"lr": 2.0}]), False))
+    accumulator.add(0, Contribution(torch.ones(1), 1.0, None, False))
     assert accumulator.options == StepOptions([{"lr": 2.0}])
 
 
@@ -130,16 +126,15 @@ def test_cut_in_the_middle_of_a_cohort_changes_no_bit(
     expected = list(range(4)) if ordered else []
     samples = {worker: 1.0 + worker for worker in range(4)}
     whole = merged(order, samples, mean, expected)
-    buffer = torch.empty(33)
-    accumulator = Accumulator(expected, mean, F32)
+    accumulator = Accumulator(expected, mean, F32, Scratch())
     for worker in order[:before]:
-        accumulator.add(worker, Contribution(values(worker), samples[worker], None, False), buffer)
+        accumulator.add(worker, Contribution(values(worker), samples[worker], None, False))
     halves = zip(accumulator.split(at), (slice(None, at), slice(at, None)), strict=True)
     parts = []
     for half, part in halves:
         for worker in order[before:]:
-            half.add(worker, Contribution(values(worker)[part], samples[worker], None, False), buffer[part])
-        result = half.result(1.0, buffer[part])
+            half.add(worker, Contribution(values(worker)[part], samples[worker], None, False))
+        result = half.result(1.0)
         assert result is not None
         parts.append(result[0] * result[1])
     assert whole is not None
@@ -151,14 +146,13 @@ def test_cut_in_the_middle_of_a_cohort_changes_no_bit(
 def test_encoded_values_count_as_what_they_decode_to(order: list[int], mean: bool) -> None:
     codec = make({"type": "2bit", "threshold": 3.0})
     assert codec is not None
-    buffer = torch.empty(33)
-    encoded, plain = Accumulator([0, 1, 2], mean, F32), Accumulator([0, 1, 2], mean, F32)
+    encoded, plain = Accumulator([0, 1, 2], mean, F32, Scratch()), Accumulator([0, 1, 2], mean, F32, Scratch())
     for worker in order:
         payload = codec.encode(values(worker), codec.new_state(33))
         one = Encoded(codec, payload, 33)
-        encoded.add(worker, Contribution(one, 1.0 + worker, None, borrowed=False), buffer)
-        plain.add(worker, Contribution(one.decoded(), 1.0 + worker, None, borrowed=False), torch.empty(33))
-    got, wanted = encoded.result(0.5, buffer), plain.result(0.5, torch.empty(33))
+        encoded.add(worker, Contribution(one, 1.0 + worker, None, borrowed=False))
+        plain.add(worker, Contribution(one.decoded(), 1.0 + worker, None, borrowed=False))
+    got, wanted = encoded.result(0.5), plain.result(0.5)
     assert got is not None
     assert wanted is not None
     torch.testing.assert_close(got[0] * got[1], wanted[0] * wanted[1])
@@ -167,13 +161,12 @@ def test_encoded_values_count_as_what_they_decode_to(order: list[int], mean: boo
 def test_encoded_values_can_be_cut_before_and_after_they_are_summed() -> None:
     codec = make({"type": "int8"})
     assert codec is not None
-    buffer = torch.empty(33)
-    accumulator = Accumulator([0, 1], False, F32)
+    accumulator = Accumulator([0, 1], False, F32, Scratch())
     payloads = [codec.encode(values(worker), codec.new_state(33)) for worker in range(2)]
-    accumulator.add(0, Contribution(Encoded(codec, payloads[0], 33), 1.0, None, borrowed=False), buffer)
+    accumulator.add(0, Contribution(Encoded(codec, payloads[0], 33), 1.0, None, borrowed=False))
     for part, half in zip((slice(None, 10), slice(10, None)), accumulator.split(10), strict=True):
         second = Encoded(codec, payloads[1], 33).decoded()[part]
-        half.add(1, Contribution(second, 1.0, None, borrowed=False), buffer[part])
-        result = half.result(1.0, buffer[part])
+        half.add(1, Contribution(second, 1.0, None, borrowed=False))
+        result = half.result(1.0)
         assert result is not None
         assert torch.equal(result[0], sum(Encoded(codec, one, 33).decoded()[part] for one in payloads))

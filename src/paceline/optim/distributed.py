@@ -17,6 +17,7 @@ from paceline.kvstore.dist_states import UNSENT, States
 from paceline.optim.binding import Bound, bind
 from paceline.optim.names import name_parameters
 from paceline.optim.reducer import Reducer
+from paceline.transport.allocator import give_back_freed_memory
 from paceline.updaters import KeyOptions, UpdaterSpec, make_spec, option_groups
 
 logger = logging.getLogger(__name__)
@@ -130,6 +131,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._model is not None:
             self._watch_model(self._model)
         store.barrier()
+        give_back_freed_memory()  # where the parameters were before they moved into the arena
 
     def _spec(self, store: DistStore, on_store: bool | None) -> UpdaterSpec:
         """Describe the optimizer for the servers; ``assign`` when it is to run in the worker."""

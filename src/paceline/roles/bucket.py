@@ -83,7 +83,6 @@ class StoredBucket:
         self.snapshots: dict[int, torch.Tensor] = {}
         """What each unit of readers knows, where that differs from the values: groups that run at different paces, and
         all readers of a store that compresses pulls."""
-        self._buffers: dict[int, torch.Tensor] = {}
 
     def in_range(self, start: int, length: int) -> bool:
         """Tell whether a stretch lies inside."""
@@ -102,13 +101,6 @@ class StoredBucket:
             if slot.start < position < slot.stop:
                 self.slots[index : index + 1] = _split(slot, position - slot.start)
                 return
-
-    def buffer(self, slot: Slot, unit: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return where the pushes of a unit of workers are summed; kept, because memory that is warm is fast."""
-        whole = self._buffers.get(unit)
-        if whole is None or whole.dtype != dtype:
-            whole = self._buffers[unit] = torch.empty(self.values.numel(), dtype=dtype)
-        return whole[slot.start : slot.stop]
 
     def keep_first_version(self, units: Iterable[int]) -> None:
         """Keep the values as every unit will read them until its own first update."""

@@ -18,6 +18,7 @@ from paceline.roles.hosts import server_addresses
 from paceline.roles.lifeline import Lifeline
 from paceline.roles.service import Service
 from paceline.transport import Listener, Security
+from paceline.transport.allocator import give_back_freed_memory
 from paceline.transport.base import Frames
 from paceline.transport.zeromq import ZmqHub, ZmqListener
 from paceline.wire import messages as m
@@ -47,6 +48,7 @@ class Server:
         self._service = Service(settings, self._answer)
         self._service.admit(lifeline.members, lifeline.me.host_id)
         self._desk = Desk(listener, self._service.is_member)
+        self._has_new_keys = False
 
     def _answer(self, peer: bytes, seq: int, body: m.Reply, frames: Callable[[], Frames], urgency: int | None) -> None:
         self._desk.answer(peer, seq, body, frames, urgency)
@@ -62,6 +64,7 @@ class Server:
             if request is None:
                 continue
             body = request[1]
+            self._has_new_keys |= isinstance(body, m.Init)
             if isinstance(body, m.Push) and body.entries:
                 pushes.append((body.entries[0].bucket, peer, request))
                 continue
@@ -78,6 +81,9 @@ class Server:
         """Serve until all workers have left or the job has failed; returns the exit code."""
         while True:
             self._handle(self._listener.receive(IDLE_S))
+            if self._has_new_keys:
+                self._has_new_keys = False
+                give_back_freed_memory()
             if self._lifeline.failure is not None:
                 logger.error("%s", self._lifeline.failure)
                 return PEER_FAILED

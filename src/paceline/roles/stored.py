@@ -18,6 +18,7 @@ from paceline.roles.accumulate import Accumulator, Contribution, Encoded
 from paceline.roles.bucket import Pending, Slot, StoredBucket
 from paceline.roles.codecs import Codecs
 from paceline.roles.home import Home
+from paceline.roles.scratch import Scratch
 from paceline.transport.shared import MappedArena, map_foreign
 from paceline.updaters import Piece, StepOptions, UpdaterSpec, make_updater
 from paceline.wire import messages as m
@@ -56,6 +57,7 @@ class ServerStore:
         self._buckets: dict[tuple[int, int], StoredBucket] = {}
         # With other merges a worker's values stand still while the server's move on.
         self._home = Home(shared=share and policy.merge == "all")
+        self._scratch = Scratch()
         self._left: set[int] = set()
         self._paused: set[int] = set()
 
@@ -261,7 +263,7 @@ class ServerStore:
             if isinstance(action, Merge):
                 assert one is not None
                 accumulator = slot.cohorts.get(action.cohort) or self._accumulator(slot, action)
-                accumulator.add(action.worker, one, self._buffer(bucket, slot, action.worker, action.cohort))
+                accumulator.add(action.worker, one)
             elif isinstance(action, Apply):
                 self._apply(bucket, slot, action)
             elif isinstance(action, Release):
@@ -276,27 +278,21 @@ class ServerStore:
         expected = sorted(worker for worker in rule.live if ordered and rule.unit[worker] == unit)
         master = self.spec.multi_precision and slot.updater.value.dtype.itemsize == 2
         dtype = torch.float32 if master else slot.updater.value.dtype
-        accumulator = slot.cohorts[action.cohort] = Accumulator(expected, self.mean, dtype)
+        accumulator = slot.cohorts[action.cohort] = Accumulator(expected, self.mean, dtype, self._scratch)
         return accumulator
-
-    def _buffer(self, bucket: StoredBucket, slot: Slot, worker: int, cohort: int) -> torch.Tensor:
-        # Open at a time: one cohort per group, two with "first", one otherwise.
-        which = (
-            slot.rule.unit[worker]
-            if self.policy.merge == "groups"
-            else cohort % 2
-            if self.policy.merge == "first"
-            else 0
-        )
-        return bucket.buffer(slot, which, slot.cohorts[cohort].dtype)
 
     def _apply(self, bucket: StoredBucket, slot: Slot, action: Apply) -> None:
         if "pull" in self.codecs or (self.policy.merge == "groups" and len(self.policy.groups) > 1):
             bucket.keep_first_version(slot.rule.unit)
-        buffer = self._buffer(bucket, slot, action.workers[0], action.cohort)
         accumulator = slot.cohorts.pop(action.cohort)
-        result = accumulator.result(action.weight, buffer)
-        if result is None or action.weight == 0.0:
+        try:
+            self._update(slot, accumulator, action.weight)
+        finally:
+            accumulator.close()
+
+    def _update(self, slot: Slot, accumulator: Accumulator, weight: float) -> None:
+        result = accumulator.result(weight)
+        if result is None or weight == 0.0:
             return
         try:
             update = slot.updater.update_rows if result[0].is_sparse else slot.updater.update
@@ -306,7 +302,7 @@ class ServerStore:
             return
         groups = (accumulator.options and accumulator.options.groups) or self.spec.groups
         rate = groups[0].get("lr", 1.0) if groups else 1.0
-        self.step_mass += action.weight * float(rate if isinstance(rate, int | float) else 1.0)
+        self.step_mass += weight * float(rate if isinstance(rate, int | float) else 1.0)
 
     def _break(self, slot: Slot, error: Exception) -> None:
         names = ", ".join(str(piece.key) for piece in slot.updater.pieces[:3])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from typing import Any
 
 # Parameters of glibc's mallopt(3).
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
@@ -20,11 +21,20 @@ def keep_freed_frames() -> None:
     freed, and each page of the next frame is a page fault: up to 25,000 a step for 100 MB. Elsewhere than with glibc
     this does nothing.
     """
-    if not sys.platform.startswith("linux"):
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = _glibc("mallopt")
     if mallopt is not None:
         for parameter, value in (
             (_MMAP_THRESHOLD, _LARGE_BYTES), (_TRIM_THRESHOLD, _KEEP_BYTES), (_TOP_PAD, _STEP_BYTES)
         ):  # fmt: skip
             mallopt(parameter, value)
+
+
+def give_back_freed_memory() -> None:
+    """Give what is free back to the kernel: at a moment after which less will be needed, as when all keys are there."""
+    malloc_trim = _glibc("malloc_trim")
+    if malloc_trim is not None:
+        malloc_trim(0)
+
+
+def _glibc(name: str) -> Any:
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform.startswith("linux") else None

@@ -28,6 +28,10 @@ BURST = 256
 #: While something waits to be sent, how often to look whether there is room: ZeroMQ does not tell.
 FLUSH_MS = 1
 
+#: Messages that ZeroMQ takes from one peer before this process does: enough to keep it busy. The rest waits at the
+#: sender, whose frames are views of what it holds anyway; here each would be a copy.
+RECEIVE_AHEAD = 8
+
 #: A handshake may fail once while a listener is starting; this often means the keys differ.
 REFUSALS = 3
 
@@ -38,10 +42,10 @@ _HANDSHAKE_FAILURES = (
 )
 
 
-def _common(socket: zmq.Socket[bytes], addresses: Sequence[str]) -> None:
+def _common(socket: zmq.Socket[bytes], addresses: Sequence[str], bulk: bool) -> None:
     socket.ipv6 = any("[" in address for address in addresses)
     socket.linger = 0
-    socket.sndhwm = socket.rcvhwm = 0
+    socket.sndhwm, socket.rcvhwm = 0, RECEIVE_AHEAD if bulk else 0
     socket.maxmsgsize = MAX_FRAME_BYTES
     socket.handshake_ivl = 10_000
     socket.tcp_keepalive = 1
@@ -137,7 +141,7 @@ class ZmqListener:
             keep_freed_frames()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
-        _common(self._socket, addresses)
+        _common(self._socket, addresses, bulk)
         self._socket.router_handover = True
         self._authenticator = security.protect_listener(self._socket, bulk)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) if watch else None
@@ -231,7 +235,7 @@ class _Channel:
         self, context: zmq.Context[zmq.Socket[bytes]], address: str, identity: bytes, security: Security, bulk: bool
     ):
         self.socket = context.socket(zmq.DEALER)
-        _common(self.socket, [address])
+        _common(self.socket, [address], bulk)
         self.socket.identity = identity
         self.socket.reconnect_ivl, self.socket.reconnect_ivl_max = 50, 1000
         security.protect_channel(self.socket, bulk)
