@@ -158,7 +158,7 @@ def measure(transport: str, workers: int, servers: int, shapes: str, steps: int)
     results = []
     for process, before, after in zip(processes, *seen, strict=True):
         needed = 2 * model // servers if process in job.servers else max(0, 2 * model - after.mapped)
-        results.append(Result(transport, title, process.name, before, after, needed, model))
+        results.append(Result(transport, title, process.name.split(" (")[0], before, after, needed, model))
     return results
 
 
