@@ -20,14 +20,23 @@ from benchmarks.kvstore import measure
 from paceline.testing import Hosts, why_no_hosts
 
 STORE = [
-    ("resnet50 keys, 1 worker, 1 server", Work("resnet50"), ["arena", "shm", "tcp", "mxnet"]),
-    ("resnet50 keys, 2 workers, 2 servers", Work("resnet50", 2, 2), ["arena", "shm", "tcp", "mxnet"]),
+    ("resnet50 keys, 1 worker, 1 server", Work("resnet50"), ["arena", "shm", "tcp-arena", "tcp", "mxnet"]),
+    ("resnet50 keys, 2 workers, 2 servers", Work("resnet50", 2, 2), ["arena", "shm", "tcp-arena", "tcp", "mxnet"]),
     ("resnet50 keys, 2 workers, 1 server", Work("resnet50", 2, 1), ["arena", "shm", "gloo", "mxnet"]),
-    ("resnet50 keys, 2bit, 2 workers, 2 servers", Work("resnet50", 2, 2, codec="2bit"), ["shm", "tcp", "mxnet"]),
+    (
+        "resnet50 keys, 2bit, 2 workers, 2 servers",
+        Work("resnet50", 2, 2, codec="2bit"),
+        ["arena", "shm", "tcp-arena", "tcp", "mxnet"],
+    ),
     ("161 keys of one element", Work("tiny-161", steps=200), ["shm", "tcp", "mxnet"]),
     ("1 key of one element", Work("tiny-1", steps=500), ["shm", "tcp", "mxnet"]),
     ("5,000 keys of the size of resnet50", Work("split-5000"), ["arena", "shm"]),
 ]
+
+NAMES = ["arena", "shm", "tcp-arena", "tcp", "gloo", "mxnet"]
+
+#: Network, batch of each worker, steps.
+TRAINING = [("lenet", 64, 60), ("resnet18", 8, 20), ("resnet18", 32, 8)]
 
 RATE_BITS_S = 1e9
 #: Encrypted, codec, servers per host.
@@ -37,9 +46,10 @@ MEMORY = [("shared", 2, 2), ("tcp", 2, 1)]
 
 WHAT = """
 `arena` is what `DistributedOptimizer` does (gradients are born in shared memory, weights live there), `shm` the store's
-verbs on the caller's own tensors through shared memory, `tcp` the same over loopback TCP without shared memory and
-without encryption; `mxnet` is MXNet 1.9.1 `dist_sync` (unencrypted TCP), `gloo` an all-reduce and a fused SGD in every
-process. SGD has momentum 0.9. Figures are medians of one run in which contenders took turns.
+verbs on the caller's own tensors through shared memory, `tcp-arena` and `tcp` the same over loopback TCP without shared
+memory and without encryption; `mxnet` is MXNet 1.9.1 `dist_sync` (unencrypted TCP), `gloo` an all-reduce and a fused SGD
+in every process. SGD has momentum 0.9. Figures are medians of one run in which contenders took turns; in brackets, how
+many times as fast as the last of the row.
 """
 
 
@@ -100,12 +110,11 @@ def report(
     """Write the tables as Markdown."""
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
     lines = ["# Benchmarks", "", f"`make bench` on {date.today().isoformat()}: {machine}.", WHAT, f"![]({picture})", ""]
-    names = ["arena", "shm", "tcp", "gloo", "mxnet"]
-    lines += ["| ms per step | " + " | ".join(names) + " | best against mxnet |", "|---|" + "---|" * (len(names) + 1)]
+    lines += ["| ms per step | " + " | ".join(NAMES) + " |", "|---|" + "---|" * len(NAMES)]
     for title, times in rows.items():
-        ratio = f"{times['mxnet'] / min(times.values()):.1f} x" if "mxnet" in times else ""
-        cells = [f"{times[name]:.2f}" if name in times else "" for name in names]
-        lines.append(f"| {title} | " + " | ".join(cells) + f" | {ratio} |")
+        last = list(times.values())[-1]
+        cells = [f"{times[name]:.2f} ({last / times[name]:.1f} x)" if name in times else "" for name in NAMES]
+        lines.append(f"| {title} | " + " | ".join(cells) + " |")
     lines += ["", "| training, ms per step | paceline | ddp (Gloo) | alone | against ddp |", "|---|---|---|---|---|"]
     for title, times in trained.items():
         cells = " | ".join(f"{times[name]:.1f}" for name in ("paceline", "ddp", "alone"))
@@ -121,11 +130,10 @@ def plot(rows: dict[str, dict[str, float]], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(9, 5))
-    names = ["arena", "shm", "tcp", "gloo", "mxnet"]
-    for offset, name in enumerate(names):
-        bars = [(i + offset * 0.15, t[name] / max(t.values())) for i, t in enumerate(rows.values()) if name in t]
-        axes.barh([at for at, _ in bars], [length for _, length in bars], height=0.14, label=name)
-    axes.set_yticks([i + 0.3 for i in range(len(rows))], list(rows))
+    for offset, name in enumerate(NAMES):
+        bars = [(i + offset * 0.13, t[name] / max(t.values())) for i, t in enumerate(rows.values()) if name in t]
+        axes.barh([at for at, _ in bars], [length for _, length in bars], height=0.12, label=name)
+    axes.set_yticks([i + 0.33 for i in range(len(rows))], list(rows))
     axes.invert_yaxis()
     axes.set_xlabel("time per step, against the slowest of the row")
     axes.legend(loc="lower right")
@@ -140,10 +148,10 @@ def main() -> None:
     args = parser.parse_args()
     with Progress() as progress:
         rows = store_rows(args.repeats, progress)
-        task = progress.add_task("training", total=2)
+        task = progress.add_task("training", total=len(TRAINING))
         trained = {}
-        for network, steps in (("lenet", 40), ("resnet18", 8)):
-            trained[f"{network}, 2 workers"] = training.measure(network, 2, 1, 64, steps, args.repeats)
+        for name, batch, steps in TRAINING:
+            trained[f"{name}, 2 workers, batch {batch}"] = training.measure(name, 2, 1, batch, steps, args.repeats)
             progress.advance(task)
         task = progress.add_task("network and memory", total=2)
         crossed = network_rows()
