@@ -48,8 +48,8 @@ WHAT = """
 `arena` is what `DistributedOptimizer` does (gradients are born in shared memory, weights live there), `shm` the store's
 verbs on the caller's own tensors through shared memory, `tcp-arena` and `tcp` the same over loopback TCP without shared
 memory and without encryption; `mxnet` is MXNet 1.9.1 `dist_sync` (unencrypted TCP), `gloo` an all-reduce and a fused
-SGD in every process. SGD has momentum 0.9. Figures are medians of one run in which contenders took turns; in brackets, how
-many times as fast as the last of the row.
+SGD in every process. SGD has momentum 0.9. Figures are medians of one run in which contenders took turns; in
+brackets, how many times as fast as the last of the row.
 """
 
 
