@@ -65,6 +65,8 @@ class Settings:
     """Relative speeds of the servers for ``layered`` placement, comma separated; empty means equal."""
     shared_memory: bool = True
     """Exchange tensors through shared memory with servers of the same host."""
+    local_merge: bool = True
+    """Sum what workers of one host push in lock step there, so that it crosses the network once. Equal everywhere."""
     unix_sockets: bool = True
     """Talk to servers of the same host through unix sockets instead of TCP."""
     server_threads: int = 0

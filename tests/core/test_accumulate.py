@@ -20,7 +20,7 @@ def values(worker: int, numel: int = 33) -> torch.Tensor:
 def merged(
     order: list[int], samples: dict[int, float], mean: bool, expected: list[int], weight: float = 1.0
 ) -> torch.Tensor | None:
-    accumulator = Accumulator(expected, mean, F32, Scratch())
+    accumulator = Accumulator([expected], mean, F32, Scratch())
     for worker in order:
         accumulator.add(worker, Contribution(values(worker), samples[worker], None, borrowed=False))
     result = accumulator.result(weight)
@@ -58,7 +58,7 @@ def test_mean_of_48_and_16_samples_counts_them_three_to_one() -> None:
 
 
 def test_mean_of_whole_numbers_is_exact() -> None:
-    accumulator = Accumulator([0, 1], True, F32, Scratch())
+    accumulator = Accumulator([[0, 1]], True, F32, Scratch())
     accumulator.add(1, Contribution(torch.tensor([4.0, 8.0, -4.0]), 48.0, None, False))
     accumulator.add(0, Contribution(torch.tensor([8.0, 0.0, 4.0]), 16.0, None, False))
     result = accumulator.result(1.0)
@@ -84,7 +84,7 @@ def test_worker_without_samples_adds_nothing_and_nobody_with_samples_is_no_updat
 
 
 def test_values_of_a_worker_without_samples_may_be_anything() -> None:
-    accumulator = Accumulator([0, 1], True, F32, Scratch())
+    accumulator = Accumulator([[0, 1]], True, F32, Scratch())
     accumulator.add(0, Contribution(torch.tensor([float("nan"), 0.0]), 0.0, None, False))
     accumulator.add(1, Contribution(torch.tensor([1.0, 2.0]), 4.0, None, False))
     result = accumulator.result(1.0)
@@ -99,7 +99,7 @@ def test_values_of_a_worker_without_samples_may_be_anything() -> None:
 def test_borrowed_memory_is_read_and_never_written(workers: int, mean: bool, weight: float, dtype: torch.dtype) -> None:
     owned = [values(worker).to(dtype) for worker in range(workers)]
     kept = [one.clone() for one in owned]
-    accumulator = Accumulator(list(range(workers)), mean, F32, Scratch())
+    accumulator = Accumulator([list(range(workers))], mean, F32, Scratch())
     for worker, one in enumerate(owned):
         accumulator.add(worker, Contribution(one, 1.0 + worker, None, borrowed=True))
     result = accumulator.result(weight)
@@ -112,7 +112,7 @@ def test_borrowed_memory_is_read_and_never_written(workers: int, mean: bool, wei
 
 
 def test_options_are_those_of_the_first_that_brings_some() -> None:
-    accumulator = Accumulator([0, 1], False, F32, Scratch())
+    accumulator = Accumulator([[0, 1]], False, F32, Scratch())
     accumulator.add(1, Contribution(torch.ones(1), 1.0, StepOptions([{"lr": 2.0}]), False))
     accumulator.add(0, Contribution(torch.ones(1), 1.0, None, False))
     assert accumulator.options == StepOptions([{"lr": 2.0}])
@@ -126,7 +126,7 @@ def test_cut_in_the_middle_of_a_cohort_changes_no_bit(
     expected = list(range(4)) if ordered else []
     samples = {worker: 1.0 + worker for worker in range(4)}
     whole = merged(order, samples, mean, expected)
-    accumulator = Accumulator(expected, mean, F32, Scratch())
+    accumulator = Accumulator([expected], mean, F32, Scratch())
     for worker in order[:before]:
         accumulator.add(worker, Contribution(values(worker), samples[worker], None, False))
     halves = zip(accumulator.split(at), (slice(None, at), slice(at, None)), strict=True)
@@ -146,7 +146,7 @@ def test_cut_in_the_middle_of_a_cohort_changes_no_bit(
 def test_encoded_values_count_as_what_they_decode_to(order: list[int], mean: bool) -> None:
     codec = make({"type": "2bit", "threshold": 3.0})
     assert codec is not None
-    encoded, plain = Accumulator([0, 1, 2], mean, F32, Scratch()), Accumulator([0, 1, 2], mean, F32, Scratch())
+    encoded, plain = Accumulator([[0, 1, 2]], mean, F32, Scratch()), Accumulator([[0, 1, 2]], mean, F32, Scratch())
     for worker in order:
         payload = codec.encode(values(worker), codec.new_state(33))
         one = Encoded(codec, payload, 33)
@@ -161,7 +161,7 @@ def test_encoded_values_count_as_what_they_decode_to(order: list[int], mean: boo
 def test_encoded_values_can_be_cut_before_and_after_they_are_summed() -> None:
     codec = make({"type": "int8"})
     assert codec is not None
-    accumulator = Accumulator([0, 1], False, F32, Scratch())
+    accumulator = Accumulator([[0, 1]], False, F32, Scratch())
     payloads = [codec.encode(values(worker), codec.new_state(33)) for worker in range(2)]
     accumulator.add(0, Contribution(Encoded(codec, payloads[0], 33), 1.0, None, borrowed=False))
     for part, half in zip((slice(None, 10), slice(10, None)), accumulator.split(10), strict=True):
@@ -170,3 +170,38 @@ def test_encoded_values_can_be_cut_before_and_after_they_are_summed() -> None:
         result = half.result(1.0)
         assert result is not None
         assert torch.equal(result[0], sum(Encoded(codec, one, 33).decoded()[part] for one in payloads))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    order=st.permutations(range(6)),
+    mean=st.booleans(),
+    counts=st.lists(st.sampled_from([0.0, 1.0, 16.0, 48.0]), min_size=6, max_size=6),
+    summed=st.sets(st.integers(0, 2)),
+    present=st.sets(st.integers(0, 5), min_size=1),
+)
+def test_sum_over_a_host_that_is_made_elsewhere_changes_no_bit(
+    order: list[int], mean: bool, counts: list[float], summed: set[int], present: set[int]
+) -> None:
+    hosts = [[0, 3], [1, 2], [4, 5]]
+    direct, mixed = Accumulator(hosts, mean, F32, Scratch()), Accumulator(hosts, mean, F32, Scratch())
+    for worker in order:
+        [number] = [number for number, host in enumerate(hosts) if worker in host]
+        mates = [one for one in hosts[number] if one in present]
+        if worker in present:
+            direct.add(worker, Contribution(values(worker), counts[worker], None, False))
+            if number not in summed:
+                mixed.add(worker, Contribution(values(worker), counts[worker], None, False))
+        if number in summed and mates and worker == mates[-1]:
+            elsewhere = Accumulator([mates], mean, F32, Scratch())
+            for mate in reversed(mates):
+                elsewhere.add(mate, Contribution(values(mate), counts[mate], None, True))
+            total, unit = elsewhere.sum() or (torch.zeros(33), 1.0)
+            assert elsewhere.shares == {mate: counts[mate] for mate in mates}
+            samples = sum(counts[mate] for mate in mates)
+            mixed.add(mates[0], Contribution(total, samples, None, False, unit, tuple(mates[1:])))
+    one, other = direct.result(1.0), mixed.result(1.0)
+    if one is None or other is None:
+        assert one is other
+    else:
+        assert torch.equal(one[0] * one[1], other[0] * other[1])

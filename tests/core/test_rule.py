@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from paceline.consistency import Action, Apply, Merge, Policy, Refuse, Release, Repeat, Rule, Stats
+from paceline.consistency import Action, Apply, Merge, Policy, Pushed, Refuse, Release, Repeat, Rule, Stats
 
 QUICK = settings(max_examples=25, stateful_step_count=30, deadline=None)
 WEIGHTINGS = st.sampled_from(["none", "inverse", "normalised", "cutoff"])
@@ -55,6 +56,9 @@ class Model(RuleBasedStateMachine):
     def ready(self) -> list[int]:
         return sorted(w for w in self.active if self.pushed[w] == self.answered[w])
 
+    def free(self) -> list[int]:
+        return sorted(w for w in self.live if self.pushed[w] == self.answered[w])
+
     @property
     def active(self) -> set[int]:
         return self.live - self.paused
@@ -64,7 +68,20 @@ class Model(RuleBasedStateMachine):
     def push_next_round(self, data: st.DataObject, samples: float) -> None:
         worker = data.draw(st.sampled_from(self.ready()))
         self.pushed[worker] += 1
-        self.take(self.rule.push(worker, self.pushed[worker], samples), worker, samples)
+        self.take(self.rule.push(worker, self.pushed[worker], samples), {worker: samples})
+
+    @precondition(lambda self: self.settings.merge in ("all", "groups") and self.free())
+    @rule(data=st.data())
+    def push_sum_of_mates(self, data: st.DataObject) -> None:
+        first = data.draw(st.sampled_from(self.free()))
+        mates = [w for w in self.free() if w != first and self.unit.get(w) == self.unit.get(first)]
+        chosen = [first, *(data.draw(st.lists(st.sampled_from(mates), unique=True)) if mates else [])]
+        samples = {w: data.draw(st.sampled_from([0.0, 1.0, 16.0])) for w in chosen}
+        before = {w for w in chosen if data.draw(st.booleans())}
+        for w in chosen:
+            self.pushed[w] += 1
+        self.paused -= set(chosen) - before
+        self.take(self.rule.push_sum([Pushed(w, self.pushed[w], samples[w], w in before) for w in chosen]), samples)
 
     @precondition(lambda self: any(self.pushed[w] for w in self.live))
     @rule(data=st.data())
@@ -122,17 +139,18 @@ class Model(RuleBasedStateMachine):
 
     # ---- what must follow ------------------------------------------------------------------------------------------
 
-    def take(self, actions: list[Action], worker: int = -1, samples: float = 0.0) -> None:
-        assert sum(isinstance(action, Merge) for action in actions) == (worker >= 0)
+    def take(self, actions: list[Action], samples: Mapping[int, float] | None = None) -> None:
+        samples = samples or {}
+        assert sum(isinstance(action, Merge) for action in actions) == bool(samples)
         for action in actions:
             match action:
                 case Merge():
-                    assert action.worker == worker
+                    assert action.worker == next(iter(samples))
                     cohort = self.open.setdefault(action.cohort, {})
-                    assert worker not in cohort, "a cohort counts distinct workers"
-                    cohort[worker] = (self.pushed[worker], samples)
+                    assert cohort.keys().isdisjoint(samples), "a cohort counts distinct workers"
+                    cohort |= {w: (self.pushed[w], count) for w, count in samples.items()}
                     if self.settings.merge == "first":
-                        self.finished[worker] = self.pushed[worker]
+                        self.finished[action.worker] = self.pushed[action.worker]
                 case Apply():
                     self.take_update(action)
                 case Release():
@@ -444,6 +462,51 @@ def test_nonsense_is_refused_with_a_reason(worker: int, round: int, samples: flo
     (refusal,) = rule.push(worker, round, samples)
     assert isinstance(refusal, Refuse)
     assert why in refusal.reason
+
+
+def test_sum_of_pushes_counts_every_worker_behind_it() -> None:
+    rule = Rule(Policy("all"), 3)
+    assert rule.push_sum([Pushed(2, 1, 16.0), Pushed(0, 1, 48.0)]) == [Merge(0, 2)]
+    assert rule.missing_for(0) == [1]
+    assert rule.push(1, 1, 1.0) == [Merge(0, 1), Apply(0, (0, 1, 2), 65.0, 1, 1.0, 1), Release((0, 1, 2), 1)]
+    assert rule.stats.data_mass == {0: 48.0, 1: 1.0, 2: 16.0}
+
+
+def test_repeated_sum_changes_nothing() -> None:
+    rule = Rule(Policy("all"), 3)
+    sum_of_two = [Pushed(0, 1), Pushed(1, 1)]
+    rule.push_sum(sum_of_two)
+    assert rule.push_sum(sum_of_two) == []
+    rule.push(2, 1)
+    assert rule.push_sum(sum_of_two) == [Repeat(0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("pushes", "why"),
+    [
+        ([Pushed(0, 1), Pushed(0, 1)], "twice"),
+        ([Pushed(0, 1), Pushed(3, 1)], "do not step together"),
+        ([Pushed(0, 1), Pushed(1, 1)], "some but not all"),
+        ([Pushed(0, 1), Pushed(2, 2)], "after round 0"),
+    ],
+)
+def test_sum_of_pushes_that_do_not_belong_together_is_refused(pushes: list[Pushed], why: str) -> None:
+    rule = Rule(Policy("groups", ((0, 1, 2), (3,))), 4)
+    rule.push(1, 1)
+    before = repr(rule.__dict__)
+    (refusal,) = rule.push_sum(pushes)
+    assert isinstance(refusal, Refuse)
+    assert why in refusal.reason
+    assert repr(rule.__dict__) == before
+
+
+def test_what_was_pushed_before_a_barrier_leaves_its_worker_waiting_there() -> None:
+    rule = Rule(Policy("all"), 3)
+    rule.pause(1)
+    assert rule.push_sum([Pushed(0, 1), Pushed(1, 1, before_barrier=True)]) == [Merge(0, 0)]
+    assert rule.paused == {1}
+    assert [one.workers for one in releases(rule.push(2, 1))] == [(0, 1, 2)]
+    assert releases(rule.push_sum([Pushed(0, 2), Pushed(2, 2)])) == [Release((0, 2), 2)]
 
 
 def test_worker_at_a_barrier_holds_up_nobody() -> None:

@@ -13,11 +13,23 @@ from paceline.consistency.weighting import find_weighting
 
 
 @dataclass(frozen=True)
+class Pushed:
+    """One worker's part in a sum that arrives as one push."""
+
+    worker: int
+    round: int
+    samples: float = 1.0
+    before_barrier: bool = False
+    """The worker pushed this before it came to the barrier at which it may be waiting."""
+
+
+@dataclass(frozen=True)
 class Merge:
     """Take the pushed values into a cohort."""
 
     cohort: int
     worker: int
+    """Whose they are; of several whose sum it is, the first."""
 
 
 @dataclass(frozen=True)
@@ -107,20 +119,41 @@ class Rule:
 
     def push(self, worker: int, round: int, samples: float = 1.0) -> list[Action]:
         """Take a push; returns what to do, in order."""
-        reason = self.objection(worker, round, samples)
+        return self.push_sum([Pushed(worker, round, samples)])
+
+    def push_sum(self, pushes: Sequence[Pushed]) -> list[Action]:
+        """Take what workers of one unit pushed, summed before it came here, as one; returns what to do, in order."""
+        reason = self.objection_to_sum(pushes)
+        first = pushes[0]
         if reason:
-            return [Refuse(worker, reason)]
-        if round <= self.pushed[worker]:
-            answered = round <= self.answered[worker]
-            return [Repeat(worker, self.read[worker])] if answered else []
-        self.pushed[worker] = round
-        self.paused.discard(worker)
-        cohort = self._cohort_for(worker)
-        cohort.samples[worker] = samples
-        actions: list[Action] = [Merge(cohort.number, worker)]
+            return [Refuse(first.worker, reason)]
+        if first.round <= self.pushed[first.worker]:
+            answered = all(one.round <= self.answered[one.worker] for one in pushes)
+            return [Repeat(first.worker, self.read[first.worker])] if answered else []
+        for one in pushes:
+            self.pushed[one.worker] = one.round
+            if not one.before_barrier:
+                self.paused.discard(one.worker)
+        cohort = self._cohort_for([one.worker for one in pushes])
+        cohort.samples |= {one.worker: one.samples for one in pushes}
+        actions: list[Action] = [Merge(cohort.number, first.worker)]
         if self.policy.merge == "first":
-            self.finished[worker] = round
+            self.finished[first.worker] = first.round
         return actions + self._settle()
+
+    def objection_to_sum(self, pushes: Sequence[Pushed]) -> str:
+        """Return why a sum of pushes would be refused, or an empty string."""
+        reasons = [self.objection(one.worker, one.round, one.samples) for one in pushes]
+        if any(reasons):
+            return next(filter(None, reasons))
+        workers = [one.worker for one in pushes]
+        if len(set(workers)) < len(workers):
+            return f"a sum over workers {workers} counts one of them twice"
+        if len({self.unit[worker] for worker in workers}) > 1:
+            return f"workers {workers} do not step together; their pushes cannot be summed"
+        if len({one.round <= self.pushed[one.worker] for one in pushes}) > 1:
+            return f"some but not all of the pushes of workers {workers} were seen before"
+        return ""
 
     def objection(self, worker: int, round: int, samples: float) -> str:
         """Return why a push would be refused, or an empty string."""
@@ -205,10 +238,10 @@ class Rule:
         if self.policy.merge == "first":
             assert len(self._open) <= 2, "too many open cohorts"
 
-    def _cohort_for(self, worker: int) -> _Cohort:
-        unit = self.unit[worker] if self.policy.merge in ("all", "groups") else -1
+    def _cohort_for(self, workers: Sequence[int]) -> _Cohort:
+        unit = self.unit[workers[0]] if self.policy.merge in ("all", "groups") else -1
         for cohort in self._open:
-            if cohort.unit == unit and worker not in cohort.samples:
+            if cohort.unit == unit and cohort.samples.keys().isdisjoint(workers):
                 return cohort
         cohort = _Cohort(self._next_cohort, unit)
         self._next_cohort += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,6 +12,7 @@ from paceline.compression import Codec, State
 from paceline.errors import ProtocolError
 from paceline.kvstore.versions import Versions
 from paceline.placement import KeySize, Layout, place
+from paceline.relays import Way
 from paceline.roles.session import Ticket
 from paceline.tensors import dtype_of
 from paceline.transport.pinned import pin, unpin
@@ -96,16 +97,21 @@ class WorkerBlock:
         shared: let servers of this host read gradients in place.
         still: values change only after this worker has pushed, so it may look at those of servers of this host in
             place; else they write new ones into this worker's memory.
+        via: tells for an owner of buckets to which server they are pushed.
 
     Attributes:
         values: flat; what the store holds, as far as this worker has read it.
         grads: flat; what this worker pushes.
+        ways: how pushes of every bucket travel.
     """
 
-    def __init__(self, spec: m.BlockSpec, num_servers: int, shared: bool, still: bool) -> None:
+    def __init__(
+        self, spec: m.BlockSpec, num_servers: int, shared: bool, still: bool, via: Callable[[int], int]
+    ) -> None:
         self.spec = spec
         self.dtype = dtype_of(spec.dtype)
         self.layout = layout_of(spec, num_servers)
+        self.ways = [Way(one.server, one.server if spec.rows else via(one.server)) for one in self.layout.buckets]
         self.key_index = {key.name: index for index, key in enumerate(spec.keys)}
         self.patchwork = Patchwork(self.layout.numel, self.dtype)
         self.values = self.patchwork.tensor
@@ -212,16 +218,16 @@ class WorkerBlock:
         """Remember a request on a stretch."""
         self.buckets[stretch.bucket].sending.append(_Sending(stretch.start, stretch.start + stretch.length, ticket))
 
-    def look_at(self, server: int, found: m.ValuesAt) -> None:
-        """Put a server's own values in the place of its buckets.
+    def look_at(self, indices: Sequence[int], found: m.ValuesAt) -> None:
+        """Put the values that a server keeps of some buckets in the place of ours.
 
         Raises:
             OSError: they cannot be mapped.
             ProtocolError: they are not there.
         """
-        buckets = [bucket for bucket in self.layout.buckets if bucket.server == server]
-        if len(buckets) != len(found.starts):
-            raise ProtocolError(f"server {server} has {len(found.starts)} of {len(buckets)} buckets in shared memory")
+        if len(indices) != len(found.starts):
+            raise ProtocolError(f"the server has {len(found.starts)} of {len(indices)} buckets in shared memory")
+        buckets = [self.layout.buckets[index] for index in indices]
         ends = [start + bucket.length for start, bucket in zip(found.starts, buckets, strict=True)]
         file = open_foreign(found.pid, found.fd, max(ends) * self.dtype.itemsize)
         try:

@@ -49,7 +49,8 @@ class DistStore(KVStore):
         self._canonical, self._alias, self.session, self.policy, self.name = store_type, alias, session, policy, name
         self._mean = mean
         self._spec = UpdaterSpec()
-        self.table = KeyTable(session, name, lambda: is_whole_tensor(self._spec.name), still=policy.merge == "all")
+        whole, still = (lambda: is_whole_tensor(self._spec.name)), policy.merge == "all"
+        self.table = KeyTable(session, name, whole, still, session.relays(policy))
         self.traffic = Traffic(session, name, eager=policy.merge in ("all", "groups"))
         self._rows = RowTraffic(session, name, self.traffic)
         self._barriers = self._siblings = 0
@@ -88,8 +89,9 @@ class DistStore(KVStore):
         bound = -1 if policy.bound is None else policy.bound
         groups = [list(group) for group in policy.groups]
         body = m.OpenStore(
-            self.name, policy.merge, groups, policy.first, bound, policy.weighting, policy.age, self._mean
-        )
+            self.name, policy.merge, groups, policy.first, bound, policy.weighting, policy.age, self._mean,
+            self.session.settings.local_merge,
+        )  # fmt: skip
         self._on_all_servers(body, f"opening store {self.name!r}")
 
     def for_optimizer(self, mean: bool) -> DistStore:
@@ -189,7 +191,7 @@ class DistStore(KVStore):
         for one, place in zip(found, self.table.locate(list(found)), strict=True):
             value = place[0].value_of(place[1])
             check.pushes({one: value}, {one: found[one]})
-            if own_bucket(place) is None:
+            if not place[0].spec.rows or own_bucket(place) is None:
                 raise ValueError(f"key {one!r} has no place of its own for rows: initialise it with a sparse value")
         return found
 
@@ -388,7 +390,7 @@ class DistStore(KVStore):
         return [answer.body for answer in answers if isinstance(answer, m.Answer)]
 
     def stats(self) -> dict[str, Any]:
-        """Return updates, staleness histogram, step mass and data mass per worker, over all servers.
+        """Return updates, staleness histogram, step mass, data mass per worker and network bytes, over all servers.
 
         Every slot of every server counts; ``updates`` and the masses are means over slots, so that one round of all
         keys counts as one.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -11,11 +13,19 @@ from paceline.errors import KeyMismatchError, ProtocolError, RemoteError
 from paceline.kvstore.base import Key
 from paceline.kvstore.block import WorkerBlock, bucket_specs
 from paceline.kvstore.plan import Place, Plan, make_plan
+from paceline.relays import Relays
 from paceline.roles.session import Session
 from paceline.tensors import dtype_name, to_frame
 from paceline.wire import messages as m
 
 logger = logging.getLogger(__name__)
+
+
+class _Relayed(NamedTuple):
+    """The buckets that a server of this host takes for others, and where it keeps their values."""
+
+    indices: list[int]
+    found: m.ValuesAt
 
 
 class KeyTable:
@@ -25,10 +35,13 @@ class KeyTable:
         session: this worker's part in the job.
         store: name of the store.
         whole: tells whether keys must not be split.
+        still: values change only after this worker has pushed.
+        relays: where local merge takes place.
     """
 
-    def __init__(self, session: Session, store: str, whole: Callable[[], bool], still: bool) -> None:
+    def __init__(self, session: Session, store: str, whole: Callable[[], bool], still: bool, relays: Relays) -> None:
         self._session, self._store, self._whole, self._still = session, store, whole, still
+        self._via = partial(relays.via, session.rank)
         self._num_servers = len(session.servers)
         self.blocks: dict[int, WorkerBlock] = {}
         self._where: dict[Key, Place] = {}
@@ -116,23 +129,23 @@ class KeyTable:
             block.value_of(block.key_index[key]).copy_(value.detach().to_dense())
         return list(blocks.values())
 
-    def _block_spec(self, number: int, dtype: str, specs: list[m.KeySpec], whole: bool) -> m.BlockSpec:
+    def _block_spec(self, number: int, dtype: str, specs: list[m.KeySpec], rows: bool) -> m.BlockSpec:
         settings = self._session.settings
         speeds = [float(part) for part in settings.server_speeds.split(",") if part]
-        loads, bound, whole = list(self._loads), settings.bigarray_bound, whole or self._whole()
-        return m.BlockSpec(number, dtype, specs, loads, speeds, bound, settings.placement, whole)
+        loads, bound, whole = list(self._loads), settings.bigarray_bound, rows or self._whole()
+        return m.BlockSpec(number, dtype, specs, loads, speeds, bound, settings.placement, whole, rows)
 
     def _make_block(self, spec: m.BlockSpec) -> WorkerBlock:
         near = any(server.host_id == self._session.host_id for server in self._session.servers)
         if near and self._session.settings.shared_memory:
             try:
-                return WorkerBlock(spec, self._num_servers, shared=True, still=self._still)
+                return WorkerBlock(spec, self._num_servers, shared=True, still=self._still, via=self._via)
             except OSError as error:
                 logger.warning(
                     "worker %d: no shared memory for %d keys (%s); using sockets",
                     self._session.rank, len(spec.keys), error,
                 )  # fmt: skip
-        return WorkerBlock(spec, self._num_servers, shared=False, still=self._still)
+        return WorkerBlock(spec, self._num_servers, shared=False, still=self._still, via=self._via)
 
     def _send_values(self, blocks: Sequence[WorkerBlock]) -> None:
         tickets = []
@@ -165,16 +178,35 @@ class KeyTable:
             return
         self.blocks[block.spec.block] = block
         self._where |= {name: (block, index) for name, index in block.key_index.items()}
+        relayed = self._ask_relays(block)
         if block.grad_file is not None:
-            self._share(block)
+            self._share(block, relayed)
 
-    def _share(self, block: WorkerBlock) -> None:
+    def _ask_relays(self, block: WorkerBlock) -> dict[int, _Relayed]:
+        """Ask servers of this host to pass on what is pushed for others; returns what each said, by its rank.
+
+        All workers that are summed there ask before they push.
+        """
+        indices: dict[int, list[int]] = {}
+        for index, way in enumerate(block.ways):
+            if way.via != way.owner:
+                indices.setdefault(way.via, []).append(index)
+        relayed = {}
+        for server, mine in indices.items():
+            buckets = [m.RelayBucket(i, block.layout.buckets[i].length, block.ways[i].owner) for i in mine]
+            request = m.Relay(self._store, block.spec.block, block.spec.dtype, buckets)
+            found = self._session.call_server(server, request, "asking for local merge")
+            assert isinstance(found, m.ValuesAt)
+            relayed[server] = _Relayed(mine, found)
+        return relayed
+
+    def _share(self, block: WorkerBlock, relayed: Mapping[int, _Relayed]) -> None:
         """Share memory with the servers of this host."""
         owners = {bucket.server for bucket in block.layout.buckets}
         for server in self._session.servers:
-            if server.rank in owners and server.host_id == self._session.host_id:
+            if server.rank in owners | relayed.keys() and server.host_id == self._session.host_id:
                 try:
-                    self._share_with(server.rank, block)
+                    self._share_with(server.rank, block, relayed.get(server.rank))
                     block.mapped.add(server.rank)
                 except (RemoteError, ProtocolError, OSError, ValueError) as error:
                     logger.warning(
@@ -182,20 +214,28 @@ class KeyTable:
                         self._session.rank, server.rank, error,
                     )  # fmt: skip
 
-    def _share_with(self, server: int, block: WorkerBlock) -> None:
+    def _share_with(self, server: int, block: WorkerBlock, relayed: _Relayed | None) -> None:
         """Look at a server's values in place where that is possible, and let it read our gradients in place."""
         assert block.grad_file is not None
         if block.value_file is None:
-            question = m.AskValues(self._store, block.spec.block)
-            found = self._session.call_server(server, question, "asking for shared memory")
-            assert isinstance(found, m.ValuesAt)
-            block.look_at(server, found)
+            self._look_at(server, block, relayed)
         value_fd = -1 if block.value_file is None else block.value_file.fd
         size = block.layout.numel * block.dtype.itemsize
         starts = [bucket.start for bucket in block.layout.buckets]
         pid, grad_fd = self._session.pid, block.grad_file.fd
         body = m.MapArena(self._store, block.spec.block, pid, value_fd, grad_fd, size, starts)
         self._session.call_server(server, body, "offering shared memory")
+
+    def _look_at(self, server: int, block: WorkerBlock, relayed: _Relayed | None) -> None:
+        """Put a server's values of its own buckets, and of those for which it relays, in the place of ours."""
+        own = [index for index, bucket in enumerate(block.layout.buckets) if bucket.server == server]
+        if own:
+            question = m.AskValues(self._store, block.spec.block)
+            found = self._session.call_server(server, question, "asking for shared memory")
+            assert isinstance(found, m.ValuesAt)
+            block.look_at(own, found)
+        if relayed is not None:
+            block.look_at(*relayed)
 
 
 def _has_sparse_rows(tensor: torch.Tensor) -> bool:

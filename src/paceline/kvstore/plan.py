@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from paceline.kvstore.block import Stretch, WorkerBlock
+from paceline.relays import Way
 
 #: A step is closed when it has this many bytes: enough that a message's own cost (about 0.3 ms on both sides) does not
 #: show, and few enough that the first is on its way while the others are still copied.
@@ -23,14 +24,14 @@ Place = tuple[WorkerBlock, int]
 
 @dataclass(eq=False)
 class Step:
-    """A part of a call: which of its keys, where they are in the arenas, and what to ask of which server."""
+    """A part of a call: which of its keys, where they are in the arenas, and what travels which way."""
 
     positions: range
     """Of the step's keys in the call."""
     places: list[Place]
     values: list[torch.Tensor]
     grads: list[torch.Tensor]
-    sends: dict[int, list[tuple[WorkerBlock, Stretch]]]
+    sends: dict[Way, list[tuple[WorkerBlock, Stretch]]]
 
     def set_fresh(self, fresh: bool) -> None:
         """Note whether the arenas' values are what the store would answer."""
@@ -74,10 +75,10 @@ def _step(positions: range, places: Sequence[Place]) -> Step:
     blocks: dict[WorkerBlock, list[int]] = {}
     for block, index in places:
         blocks.setdefault(block, []).append(index)
-    sends: dict[int, list[tuple[WorkerBlock, Stretch]]] = {}
+    sends: dict[Way, list[tuple[WorkerBlock, Stretch]]] = {}
     for block, indices in blocks.items():
         for stretch in block.stretches(indices):
-            sends.setdefault(block.layout.buckets[stretch.bucket].server, []).append((block, stretch))
+            sends.setdefault(block.ways[stretch.bucket], []).append((block, stretch))
     values = [block.value_of(index) for block, index in places]
     grads = [block.grad_of(index) for block, index in places]
     return Step(positions, list(places), values, grads, sends)

@@ -20,4 +20,5 @@ def merged(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "staleness": dict(sorted(staleness.items())),
         "step_mass": sum(report["step_mass"] for report in reports) / slots,
         "data_mass": dict(sorted(data_mass.items())),
+        "network_bytes": sum(report["received_bytes"] + report["sent_bytes"] for report in reports),
     }

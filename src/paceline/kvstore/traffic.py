@@ -12,6 +12,7 @@ from paceline.compression import Codec, Leg
 from paceline.kvstore import answers
 from paceline.kvstore.block import Stretch, WorkerBlock
 from paceline.kvstore.plan import Plan, Step
+from paceline.relays import Way
 from paceline.roles.session import Session, Ticket
 from paceline.tensors import to_frame
 from paceline.transport.base import Frames
@@ -50,8 +51,8 @@ class Traffic:
         for step in plan.steps:
             self.wait(step)
             _fill(step.grads, [values[position] for position in step.positions])
-            for server, located in step.sends.items():
-                self.push_stretches(server, located, want=self._eager)
+            for way, located in step.sends.items():
+                self.push_stretches(way, located, want=self._eager)
             step.set_fresh(self._eager)
 
     def pull(self, plan: Plan, outs: Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]]) -> None:
@@ -80,11 +81,11 @@ class Traffic:
 
     # ---- messages --------------------------------------------------------------------------------------------------
 
-    def push_stretches(self, server: int, located: Sequence[Located], want: bool) -> Ticket:
+    def push_stretches(self, way: Way, located: Sequence[Located], want: bool) -> Ticket:
         """Push what lies in the arenas' gradients.
 
         Args:
-            server: that owns the stretches.
+            way: that the stretches travel.
             located: what to push.
             want: bring the new values into the arenas' values with the answer.
         """
@@ -94,6 +95,8 @@ class Traffic:
             for piece in block.buckets[one.bucket].rounds.next(one.start, one.length)
         ]
         blocks = {block.spec.block: block for block, _ in located}
+        # What is encoded, on either leg, is a matter between a worker and the owner.
+        server = way.owner if self.codecs else way.via
         shared = all(server in block.mapped for block in blocks.values())
         frames = self._payload(blocks, entries, shared)
         body = m.Push(self._store, entries, self.samples, self.options, "push" in self.codecs, want, shared)
@@ -120,12 +123,12 @@ class Traffic:
                 frames.append(codec.encode(grads, state, round=entry.round))
         return frames
 
-    def _pull_stretches(self, server: int, located: Sequence[Located]) -> Ticket:
+    def _pull_stretches(self, way: Way, located: Sequence[Located]) -> Ticket:
         entries = [m.Entry(block.spec.block, one.bucket, one.start, one.length, 0) for block, one in located]
         blocks = {block.spec.block: block for block, _ in located}
-        shared = all(server in block.mapped for block in blocks.values())
+        shared = all(way.owner in block.mapped for block in blocks.values())
         done = partial(self._store_values, blocks, entries, shared)
-        ticket = self._session.ask_server(server, m.Pull(self._store, entries, shared), "pull", (), done)
+        ticket = self._session.ask_server(way.owner, m.Pull(self._store, entries, shared), "pull", (), done)
         for block, one in located:
             block.note_sent(one, ticket)
         return ticket

@@ -120,7 +120,7 @@ class Reducer:
         block = self._blocks[key[0]]
         bucket = block.layout.buckets[key[1]]
         whole = Stretch(key[1], 0, bucket.length)
-        self.tickets[key] = self._store.traffic.push_stretches(bucket.server, [(block, whole)], want=True)
+        self.tickets[key] = self._store.traffic.push_stretches(block.ways[key[1]], [(block, whole)], want=True)
 
     def finish(self) -> None:
         """Push what has not left yet, last layer first; gradients that did not appear count as zero."""

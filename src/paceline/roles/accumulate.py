@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Contribution:
-    """One worker's push of one slot."""
+    """One worker's push of one slot, or the sum of those of several workers on one host."""
 
     values: torch.Tensor | Encoded
     """Flat, or some rows of a key (sparse), or encoded; not ours to change when ``borrowed``, else sums go there."""
@@ -39,55 +39,66 @@ class Contribution:
     options: StepOptions | None
     borrowed: bool
     """The values lie in the worker's own memory."""
+    unit: float | None = None
+    """Of a sum: values times this are the sum of gradients times their samples. None: ``samples``."""
+    others: tuple[int, ...] = ()
+    """The workers behind a sum beside the one that it is added for."""
 
 
-class Accumulator:
-    """Sums the contributions of one cohort, in the order of ranks as far as they have come.
+class _Sum:
+    """A sum in progress: nothing, one contribution's own values, or values in memory that is ours."""
 
-    A fixed order makes the sum the same bit for bit, whatever the order of arrival. Values are merged as early as that
-    allows, so that they need not be kept.
-
-    Args:
-        expected: the workers that will contribute, in order; empty: take them as they come.
-        mean: weigh by samples.
-        dtype: element type of the sum.
-        scratch: memory for a sum where no contribution can be summed into.
-    """
-
-    def __init__(self, expected: Sequence[int], mean: bool, dtype: torch.dtype, scratch: Scratch) -> None:
-        self._expected = list(expected)
-        self._mean, self._dtype, self._scratch = mean, dtype, scratch
-        self._held: dict[int, Contribution] = {}
-        self._first: Contribution | None = None
-        self._sum: torch.Tensor | None = None
+    def __init__(self, dtype: torch.dtype, scratch: Scratch) -> None:
+        self._dtype, self._scratch = dtype, scratch
         self._lent: torch.Tensor | None = None
-        self._samples = 0.0
-        self.options: StepOptions | None = None
+        self.values: torch.Tensor | Encoded | None = None
+        self.unit = 1.0
+        self.borrowed = False
 
-    def add(self, worker: int, contribution: Contribution) -> None:
-        """Take one worker's values."""
-        self._held[worker] = contribution
-        while self._expected and self._expected[0] in self._held:
-            self._merge(self._held.pop(self._expected.pop(0)))
-        if not self._expected and worker in self._held:
-            self._merge(self._held.pop(worker))
-
-    def _merge(self, one: Contribution) -> None:
-        self.options = self.options or one.options
-        if one.samples == 0:
+    def add(self, values: torch.Tensor | Encoded, unit: float, borrowed: bool) -> None:
+        """Add values that weigh ``unit``."""
+        if isinstance(values, torch.Tensor) and values.dtype != self._dtype:
+            values, borrowed = values.to(self._dtype), False
+        if self.values is None:
+            self.values, self.unit, self.borrowed = values, unit, borrowed
             return
-        self._samples += one.samples if self._mean else 0.0
-        if self._first is None:
-            self._first = one
-            return
-        factor = one.samples / self._first.samples if self._mean else 1.0
-        so_far = self._converted(self._first) if self._sum is None else self._sum
-        values = one.values
+        so_far, factor = self.tensor(), unit / self.unit
         if isinstance(values, Encoded) and self._dtype == torch.float32 and self._is_ours(so_far):
             values.codec.decode_add(values.payload, so_far, factor)
-            self._sum = so_far
+            self.values = so_far
         else:
-            self._sum = self._added(so_far, self._as_tensor(values), factor)
+            one = values.decoded().to(self._dtype) if isinstance(values, Encoded) else values
+            self.values = self._added(so_far, one, factor)
+        self.borrowed = False
+
+    def absorb(self, other: _Sum) -> None:
+        """Add another sum, which ends with that."""
+        if other.values is None:
+            return
+        if self.values is None:
+            self.values, self.unit, self.borrowed, self._lent = other.values, other.unit, other.borrowed, other._lent
+            return
+        self.add(other.values, other.unit, other.borrowed)
+        other.close()
+
+    def tensor(self) -> torch.Tensor:
+        """Return the values as a tensor; encoded ones are decoded into memory that is ours."""
+        assert self.values is not None
+        if isinstance(self.values, Encoded):
+            if self._dtype == torch.float32:
+                decoded = self._lend(self.values.numel)
+                self.values.codec.decode(self.values.payload, decoded)
+            else:
+                decoded = self.values.decoded().to(self._dtype)
+            self.values, self.borrowed = decoded, False
+        return self.values
+
+    def own(self) -> torch.Tensor:
+        """Return the values where they may be changed."""
+        values = self.tensor()
+        if not values.is_sparse and not self._is_ours(values):
+            self.values, self.borrowed = self._lend(values.numel()).copy_(values), False
+        return self.tensor()
 
     def _added(self, so_far: torch.Tensor, one: torch.Tensor, factor: float) -> torch.Tensor:
         """Return the sum: of rows while all contributions are rows, else flat."""
@@ -98,49 +109,116 @@ class Accumulator:
 
     def _is_ours(self, values: torch.Tensor) -> bool:
         """Tell whether a sum can go where these values are."""
-        assert self._first is not None
-        return not values.is_sparse and not (self._first.borrowed and values is self._first.values)
+        return not values.is_sparse and not self.borrowed
 
     def _lend(self, numel: int) -> torch.Tensor:
         if self._lent is None:
             self._lent = self._scratch.lend(numel, self._dtype)
         return self._lent[:numel]
 
-    def _converted(self, one: Contribution) -> torch.Tensor:
-        """Return values as a tensor of the sum's type; encoded ones in scratch memory where that is possible."""
-        if isinstance(one.values, Encoded) and self._dtype == torch.float32:
-            decoded = self._lend(one.values.numel)
-            one.values.codec.decode(one.values.payload, decoded)
-            return decoded
-        return self._as_tensor(one.values)
+    def close(self) -> None:
+        """Give scratch memory back; the values are gone."""
+        if self._lent is not None:
+            self._scratch.give_back(self._lent)
+        self._lent = self.values = None
 
-    def _as_tensor(self, values: torch.Tensor | Encoded) -> torch.Tensor:
-        values = values.decoded() if isinstance(values, Encoded) else values
-        return values if values.dtype == self._dtype else values.to(self._dtype)
+    def part(self, part: slice) -> _Sum:
+        """Return a stretch of it, in the same memory for good."""
+        other = _Sum(self._dtype, self._scratch)
+        other.values = None if self.values is None else _flat(self.values)[part]
+        other.unit, other.borrowed = self.unit, self.borrowed and isinstance(self.values, torch.Tensor)
+        return other
+
+
+class Accumulator:
+    """Sums the contributions of one cohort: those of every host first, in the order of ranks as far as they have come.
+
+    A fixed order makes the sum the same bit for bit, whatever the order of arrival, and wherever the sum over one host
+    is made. Values are merged as early as that allows, so that they need not be kept.
+
+    Args:
+        expected: the workers that will contribute, in order, host by host; empty: take them as they come.
+        mean: weigh by samples.
+        dtype: element type of the sum.
+        scratch: memory for a sum where no contribution can be summed into.
+    """
+
+    def __init__(self, expected: Sequence[Sequence[int]], mean: bool, dtype: torch.dtype, scratch: Scratch) -> None:
+        self._expected = [list(host) for host in expected]
+        self._mean, self._dtype, self._scratch = mean, dtype, scratch
+        self._held: dict[int, Contribution] = {}
+        self._host, self._whole = _Sum(dtype, scratch), _Sum(dtype, scratch)
+        self._samples = 0.0
+        self.shares: dict[int, float] = {}
+        """Samples per worker that has pushed by itself."""
+        self.options: StepOptions | None = None
+
+    def add(self, worker: int, contribution: Contribution) -> None:
+        """Take one worker's values, or a sum of several workers' in the name of the first."""
+        self._held[worker] = contribution
+        self.shares[worker] = contribution.samples
+        for host in self._expected if contribution.others else ():
+            host[:] = [one for one in host if one not in contribution.others]
+        while self._expected:
+            host = self._expected[0]
+            while host and host[0] in self._held:
+                self._merge(self._held.pop(host.pop(0)))
+            if host:
+                return
+            self._close_host()
+            self._expected.pop(0)
+        self._merge_rest()
+
+    def _merge(self, one: Contribution) -> None:
+        """Add to the sum of the current host."""
+        self.options = self.options or one.options
+        if one.samples == 0:
+            return
+        self._samples += one.samples
+        unit = (one.samples if one.unit is None else one.unit) if self._mean else 1.0
+        self._host.add(one.values, unit, one.borrowed)
+
+    def _close_host(self) -> None:
+        """Add the sum of the current host to the whole."""
+        self._whole.absorb(self._host)
+        self._host = _Sum(self._dtype, self._scratch)
+
+    def _merge_rest(self) -> None:
+        """Merge what was held, without those for whom it waited."""
+        for host in [*self._expected, *([worker] for worker in sorted(self._held))]:
+            for worker in host:
+                if worker in self._held:
+                    self._merge(self._held.pop(worker))
+            self._close_host()
+        self._expected = []
+
+    def sum(self) -> tuple[torch.Tensor, float] | None:
+        """Return the sum and its unit, or None when nobody had samples; it may be used until :meth:`close`.
+
+        With a mean, sum times unit is the sum of gradients times their samples. It may be in a worker's memory.
+        """
+        self._merge_rest()
+        if self._whole.values is None:
+            return None
+        values = self._whole.tensor()
+        return values.coalesce() if values.is_sparse else values, self._whole.unit
 
     def result(self, weight: float) -> tuple[torch.Tensor, float] | None:
         """Return the sum and the factor that makes it the gradient, or None when nobody had samples.
 
         It may be used until :meth:`close`.
         """
-        for worker in sorted(self._held):
-            self._merge(self._held[worker])
-        self._held.clear()
-        if self._first is None:
+        found = self.sum()
+        if found is None:
             return None
-        scale = weight * (self._first.samples / self._samples if self._mean else 1.0)
-        if self._sum is not None:
-            return self._sum.coalesce() if self._sum.is_sparse else self._sum, scale
-        values = self._converted(self._first)
-        if scale != 1.0 and not values.is_sparse and not self._is_ours(values):
-            values = self._lend(values.numel()).copy_(values)
-        return values, scale
+        values, unit = found
+        scale = weight * (unit / self._samples if self._mean else 1.0)
+        return (values if scale == 1.0 or values.is_sparse else self._whole.own()), scale
 
     def close(self) -> None:
         """Give scratch memory back; the result is gone."""
-        if self._lent is not None:
-            self._scratch.give_back(self._lent)
-            self._lent = self._sum = None
+        self._host.close()
+        self._whole.close()
 
     def split(self, at: int) -> tuple[Accumulator, Accumulator]:
         """Return accumulators of both halves, which share this one's scratch memory for good."""
@@ -149,16 +227,15 @@ class Accumulator:
     def _part(self, part: slice) -> Accumulator:
         other = Accumulator(self._expected, self._mean, self._dtype, self._scratch)
         other._held = {worker: _cut(one, part) for worker, one in self._held.items()}
-        other._first = None if self._first is None else _cut(self._first, part)
-        other._sum = None if self._sum is None else _flat(self._sum)[part]
-        other._samples, other.options = self._samples, self.options
+        other._host, other._whole = self._host.part(part), self._whole.part(part)
+        other._samples, other.options, other.shares = self._samples, self.options, dict(self.shares)
         return other
 
 
-def _flat(values: torch.Tensor) -> torch.Tensor:
+def _flat(values: torch.Tensor | Encoded) -> torch.Tensor:
+    values = values.decoded() if isinstance(values, Encoded) else values
     return values.to_dense().view(-1) if values.is_sparse else values
 
 
 def _cut(one: Contribution, part: slice) -> Contribution:
-    values = one.values.decoded() if isinstance(one.values, Encoded) else _flat(one.values)
-    return Contribution(values[part], one.samples, one.options, one.borrowed)
+    return replace(one, values=_flat(one.values)[part])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 import torch
 
-from paceline.transport.shared import SharedTensor, pages
+from paceline.errors import ProtocolError
+from paceline.roles.bucket import StoredBucket
+from paceline.transport.shared import MappedArena, SharedTensor, map_foreign, pages
+from paceline.wire import messages as m
 
 logger = logging.getLogger(__name__)
 
@@ -45,3 +48,29 @@ class Home:
         """Return the memfd of a block and the first element of every bucket in it, or None where there is no file."""
         found = self._files.get(block)
         return None if found is None else (found[0].fd, found[1])
+
+
+def map_buckets(buckets: Mapping[int, StoredBucket], worker: int, request: m.MapArena, ours: bool) -> None:
+    """Map a worker's shared memory for buckets of one block, given by their index.
+
+    Args:
+        buckets: at least one.
+        worker: its rank.
+        request: where its memory is.
+        ours: the values of the block are in a file of ours, at which it may look.
+
+    Raises:
+        ProtocolError: its memory is not what it says, or too small.
+    """
+    dtype = next(iter(buckets.values())).values.dtype
+    numel = request.size_bytes // dtype.itemsize
+    ends = [request.starts[i] + b.values.numel() for i, b in buckets.items() if i < len(request.starts)]
+    if len(ends) != len(buckets) or max(ends) > numel:
+        raise ProtocolError(f"the arena of block {request.block} does not hold its buckets")
+    if request.value_fd < 0 and not ours:
+        raise ProtocolError(f"the values of block {request.block} are not in shared memory")
+    values = map_foreign(request.pid, request.value_fd, numel, dtype) if request.value_fd >= 0 else None
+    grads = map_foreign(request.pid, request.grad_fd, numel, dtype)
+    for index, bucket in buckets.items():
+        part = slice(request.starts[index], request.starts[index] + bucket.values.numel())
+        bucket.arenas[worker] = MappedArena(None if values is None else values[part], grads[part])

@@ -17,7 +17,8 @@ from paceline.roles.desk import Desk
 from paceline.roles.hosts import server_addresses
 from paceline.roles.lifeline import Lifeline
 from paceline.roles.service import Service
-from paceline.transport import Listener, Security
+from paceline.roles.upstream import Upstream
+from paceline.transport import Hub, Listener, Security
 from paceline.transport.allocator import give_back_freed_memory
 from paceline.transport.base import Frames
 from paceline.transport.zeromq import ZmqHub, ZmqListener
@@ -41,12 +42,15 @@ class Server:
         settings: of the server.
         listener: where workers connect.
         lifeline: its membership in the job, joined already.
+        hub: a transport for what it asks other servers.
     """
 
-    def __init__(self, settings: Settings, listener: Listener, lifeline: Lifeline) -> None:
+    def __init__(self, settings: Settings, listener: Listener, lifeline: Lifeline, hub: Hub) -> None:
         self._listener, self._lifeline = listener, lifeline
-        self._service = Service(settings, self._answer)
-        self._service.admit(lifeline.members, lifeline.me.host_id)
+        listener.watch_hub(hub)
+        self._upstream = Upstream(hub, lifeline.me, [one for one in lifeline.members if one.role == "server"])
+        self._service = Service(settings, self._answer, self._upstream.ask)
+        self._service.admit(lifeline.members, lifeline.me.host_id, lifeline.rank)
         self._desk = Desk(listener, self._service.is_member)
         self._has_new_keys = False
 
@@ -65,7 +69,7 @@ class Server:
                 continue
             body = request[1]
             self._has_new_keys |= isinstance(body, m.Init)
-            if isinstance(body, m.Push) and body.entries:
+            if isinstance(body, m.Push | m.PushSum) and body.entries:
                 pushes.append((body.entries[0].bucket, peer, request))
                 continue
             self._handle_pushes(pushes)
@@ -81,6 +85,7 @@ class Server:
         """Serve until all workers have left or the job has failed; returns the exit code."""
         while True:
             self._handle(self._listener.receive(IDLE_S))
+            self._upstream.take()
             if self._has_new_keys:
                 self._has_new_keys = False
                 give_back_freed_memory()
@@ -114,7 +119,11 @@ def main(settings: Settings) -> int:
         neighbours = sum(one.host_id == lifeline.me.host_id for one in lifeline.members)
         torch.set_num_threads(settings.server_threads or share_of(len(os.sched_getaffinity(0)), neighbours))
         logger.info("server %d serves at %s, pid %d", lifeline.rank, listener.addresses[0], os.getpid())
-        code = Server(settings, listener, lifeline).run()
+        hub = ZmqHub(security)
+        try:
+            code = Server(settings, listener, lifeline, hub).run()
+        finally:
+            hub.close(linger_s=1.0)
         lifeline.leave()
     except PacelineError as error:
         logger.error("server %d: %s", settings.rank, error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any, TypeAlias
@@ -15,12 +16,16 @@ import torch
 from paceline.config import Settings
 from paceline.consistency import Policy
 from paceline.errors import KeyMismatchError, PacelineError, ProtocolError
-from paceline.roles import rows
+from paceline.roles import relaying, rows
 from paceline.roles.accumulate import Encoded
 from paceline.roles.bucket import Pending
 from paceline.roles.errors_by_name import failed
+from paceline.roles.peers import Peers
+from paceline.roles.relay import AskFn, RelayStore
+from paceline.roles.relaying import Opened
 from paceline.roles.state import get_state, set_state
 from paceline.roles.stored import ServerStore
+from paceline.roles.sums import check_sum, push_sum
 from paceline.tensors import dtype_of, from_frame, to_frame
 from paceline.transport.base import Frames
 from paceline.updaters import StepOptions, UpdaterSpec
@@ -69,15 +74,14 @@ class Service:
     Args:
         settings: of the server.
         answer: sends an answer.
+        ask: sends a request to another server.
     """
 
-    def __init__(self, settings: Settings, answer: AnswerFn) -> None:
+    def __init__(self, settings: Settings, answer: AnswerFn, ask: AskFn = relaying.no_upstream) -> None:
         self.settings = settings
-        self._answer = answer
-        self._stores: dict[str, tuple[m.OpenStore, ServerStore]] = {}
-        self._workers: dict[bytes, int] = {}
-        self._tokens: dict[int, bytes] = {}
-        self._has_neighbours = False
+        self._answer, self._ask = answer, ask
+        self._stores: dict[str, Opened] = {}
+        self._peers = Peers()
         self._handlers: dict[type[m.Message], Callable[[int, Any, Frames], m.Reply | tuple[m.Reply, Frames]]] = {
             m.OpenStore: self._open,
             m.Init: self._init,
@@ -89,33 +93,34 @@ class Service:
             m.SetState: self._set_state,
             m.Command: self._command,
             m.AskStats: self._stats,
-            m.AskMissing: self._missing,
-            m.Leave: self._leave,
-            m.Pause: self._pause,
             m.PullRows: self._pull_rows,
+            m.Relay: self._relay,
         }
 
-    def admit(self, members: Sequence[m.Member], host_id: str = "") -> None:
-        """Learn who the workers of the job are, and whether some are on this host."""
-        self._has_neighbours = any(one.role == "worker" and one.host_id == host_id for one in members)
-        self._tokens = {one.rank: one.token for one in members if one.role == "worker"}
+    def admit(self, members: Sequence[m.Member], host_id: str = "", rank: int = 0) -> None:
+        """Learn who the members of the job are, and which of them this server is."""
+        self._peers.admit(members, host_id, rank)
 
     def is_member(self, peer: bytes) -> bool:
-        """Tell whether a connection belongs to a worker."""
-        return peer in self._workers
+        """Tell whether a connection belongs to a member."""
+        return peer in self._peers
 
     def handle(self, peer: bytes, seq: int, body: m.Request, frames: Frames) -> None:
         """Carry out one request. Whatever is wrong with it goes back to the peer, and changes nothing here."""
         try:
             if isinstance(body, m.Claim):
-                self._claim(peer, body)
+                self._peers.claim(peer, body)
                 self._reply(peer, seq, m.Done())
-            elif peer not in self._workers:
-                raise ProtocolError("this connection belongs to no worker; claim it first")
+            elif peer in self._peers.servers:
+                self._of_server(peer, seq, body, frames)
+            elif peer not in self._peers.workers:
+                raise ProtocolError("this connection belongs to no member; claim it first")
             elif isinstance(body, m.Push):
                 self._push(peer, seq, body, frames)
             elif isinstance(body, m.Pull):
                 self._pull(peer, seq, body)
+            elif isinstance(body, m.Pause | m.Leave | m.AskMissing):
+                self._of_worker(peer, seq, body)
             else:
                 self._other(peer, seq, body, frames)
         except (PacelineError, ValueError, TypeError, OverflowError, msgspec.MsgspecError) as error:
@@ -132,41 +137,45 @@ class Service:
         handler = self._handlers.get(type(body))
         if handler is None:
             raise ProtocolError(f"a server does not take {type(body).__name__}")
-        result = handler(self._workers[peer], body, frames)
+        result = handler(self._peers.workers[peer], body, frames)
         self._reply(peer, seq, *(result if isinstance(result, tuple) else (result, ())))
 
-    def _claim(self, peer: bytes, claim: m.Claim) -> None:
-        if claim.role != "worker" or self._tokens.get(claim.rank, b"") != claim.token or not claim.token:
-            raise ProtocolError(f"the claim to be {claim.role} {claim.rank} has the wrong token")
-        # A worker has one connection: a new one takes the place of the last, so that nobody can pile them up.
-        self._workers = {other: rank for other, rank in self._workers.items() if rank != claim.rank}
-        self._workers[peer] = claim.rank
-
-    def _store(self, name: str) -> ServerStore:
+    def _opened(self, name: str) -> Opened:
         if name not in self._stores:
             raise KeyMismatchError(f"store {name!r} was not opened on this server")
-        return self._stores[name][1]
+        return self._stores[name]
+
+    def _store(self, name: str) -> ServerStore:
+        return self._opened(name).store
 
     # ---- setting up ------------------------------------------------------------------------------------------------
 
     def _open(self, worker: int, body: m.OpenStore, frames: Frames) -> m.Reply:
         known = self._stores.get(body.store)
         if known is not None:
-            if known[0] != body:
+            if known.body != body:
                 raise ValueError(
                     f"worker {worker} opens store {body.store!r} as {_describe(body)}, but it is open as "
-                    f"{_describe(known[0])}; create the same stores in the same order on every worker"
+                    f"{_describe(known.body)}; create the same stores in the same order on every worker"
                 )
             return m.Done()
         groups = tuple(tuple(group) for group in body.groups)
         bound = None if body.bound < 0 else body.bound
         policy = Policy(body.merge, groups, body.first, bound, body.weighting, body.age)  # type: ignore[arg-type]
         policy.check(self.settings.num_workers)
-        allowed = [path for path in self.settings.allow_optimizer.split(",") if path]
-        share = self.settings.shared_memory and self._has_neighbours
-        store = ServerStore(body.store, policy, body.mean, self.settings.num_workers, allowed, share)
-        self._stores[body.store] = (body, store)
+        self._stores[body.store] = self._new_store(body, policy)
         return m.Done()
+
+    def _new_store(self, body: m.OpenStore, policy: Policy) -> Opened:
+        num_workers, peers = self.settings.num_workers, self._peers
+        allowed = [path for path in self.settings.allow_optimizer.split(",") if path]
+        share = self.settings.shared_memory and peers.has_neighbours
+        store = ServerStore(body.store, policy, body.mean, num_workers, allowed, share, peers.worker_hosts)
+        relays = peers.relays(policy.unit_of(num_workers) if body.local_merge else range(num_workers))
+        relay = None
+        if any(relays.relayed_by(peers.rank, one) for one in range(num_workers)):
+            relay = RelayStore(body.store, policy, body.mean, relays, peers.rank, share, self._ask)
+        return Opened(body, store, relays, relay, Counter())
 
     def _init(self, worker: int, body: m.Init, frames: Frames) -> m.Reply:
         if len(frames) != len(body.buckets):
@@ -177,7 +186,10 @@ class Service:
         return m.Done()
 
     def _set_updater(self, worker: int, body: m.SetUpdater, frames: Frames) -> m.Reply:
-        self._store(body.store).set_updater(_spec_decoder.decode(body.spec))
+        opened, spec = self._opened(body.store), _spec_decoder.decode(body.spec)
+        opened.store.set_updater(spec)
+        if opened.relay is not None:
+            opened.relay.set_updater(spec)
         return m.Done()
 
     def _set_compression(self, worker: int, body: m.SetCompression, frames: Frames) -> m.Reply:
@@ -186,17 +198,31 @@ class Service:
         return m.Done()
 
     def _map_arena(self, worker: int, body: m.MapArena, frames: Frames) -> m.Reply:
-        self._store(body.store).map_arena(worker, body)
+        opened = self._opened(body.store)
+        held = [one for one in (opened.store, opened.relay) if one is not None and one.has_block(body.block)]
+        for one in held or [opened.store]:
+            one.map_arena(worker, body)
         return m.Done()
 
     def _ask_values(self, worker: int, body: m.AskValues, frames: Frames) -> m.Reply:
         fd, starts = self._store(body.store).values_at(body.block) or (0, [])
         return m.ValuesAt(os.getpid(), fd, starts)
 
+    def _relay(self, worker: int, body: m.Relay, frames: Frames) -> m.Reply:
+        relay = self._opened(body.store).relay
+        if relay is None:
+            raise ProtocolError(
+                f"store {body.store!r} passes on nothing that workers push to server {self._peers.rank}"
+            )
+        relay.adopt(worker, body)
+        fd, starts = relay.values_at(body.block) or (0, [])
+        return m.ValuesAt(os.getpid(), fd, starts)
+
     # ---- values ----------------------------------------------------------------------------------------------------
 
     def _push(self, peer: bytes, seq: int, push: m.Push, frames: Frames) -> None:
-        worker, store = self._workers[peer], self._store(push.store)
+        worker, opened = self._peers.workers[peer], self._opened(push.store)
+        store = opened.holder(push.entries[0].block, push.entries[0].bucket) if push.entries else opened.store
         store.check_push(worker, push)
         options = _options(push.options)
         values = [self._pushed_values(store, worker, push, *pair) for pair in self._with_frames(push, frames)]
@@ -215,6 +241,32 @@ class Service:
         pending.remaining -= 1
         if pending.remaining == 0:
             pending.finish()
+        store.flush()
+        store.received_bytes += self._crossing(peer, frames)
+
+    def _push_sum(self, peer: bytes, seq: int, push: m.PushSum, frames: Frames) -> None:
+        opened = self._opened(push.store)
+        store, server = opened.store, self._peers.servers[peer]
+        for share in push.shares:
+            relaying.check_speaker(opened, self._peers.rank, server, share.worker)
+        check_sum(store, push)
+        if len(frames) != len(push.entries):
+            raise ProtocolError(f"{len(push.entries)} entries with {len(frames)} frames of values")
+        options, worker = _options(push.options), push.shares[0].worker
+        held = [store.bucket(entry.block, entry.bucket) for entry in push.entries]
+        values = [from_frame(f, b.values.dtype, e.length) for f, b, e in zip(frames, held, push.entries, strict=True)]
+        finish = partial(self._send_values, peer, seq, worker, store, push.entries)
+        pending = Pending(worker, True, False, finish, partial(self._push_failed, peer, seq), remaining=1)
+        for index, value in enumerate(values):
+            push_sum(store, index, value, push, options, pending)
+        pending.remaining -= 1
+        if pending.remaining == 0:
+            pending.finish()
+        store.received_bytes += self._crossing(peer, frames)
+
+    def _crossing(self, peer: bytes, frames: Frames) -> int:
+        """Return how many bytes of frames cross the network between here and a peer."""
+        return sum(memoryview(frame).nbytes for frame in frames) if frames and self._peers.is_far(peer) else 0
 
     def _with_frames(self, push: m.Push, frames: Frames) -> list[tuple[m.Entry, Any]]:
         if push.shared and not push.coded:
@@ -243,7 +295,7 @@ class Service:
         self, peer: bytes, seq: int, worker: int, store: ServerStore, push: m.Push, told: list[tuple[m.Told, Any]]
     ) -> None:
         if told:
-            self._tell(peer, seq, [], told)
+            self._tell(peer, seq, store, [], told)
         elif push.want and not push.shared:
             self._send_values(peer, seq, worker, store, push.entries)
         else:
@@ -253,7 +305,7 @@ class Service:
         self._reply(peer, seq, failed(error))
 
     def _pull(self, peer: bytes, seq: int, pull: m.Pull) -> None:
-        worker, store = self._workers[peer], self._store(pull.store)
+        worker, store = self._peers.workers[peer], self._store(pull.store)
         for entry in pull.entries:
             bucket = store.bucket(entry.block, entry.bucket)
             store.check_entry(bucket, entry)
@@ -269,11 +321,14 @@ class Service:
                 store.show(store.bucket(entry.block, entry.bucket), worker, entry.start, entry.length)
             if "pull" in store.codecs:
                 told += store.tell(worker, entry, pull.shared)
-        self._tell(peer, seq, versions, told)
+        self._tell(peer, seq, store, versions, told)
 
-    def _tell(self, peer: bytes, seq: int, versions: list[int], told: Sequence[tuple[m.Told, Any]]) -> None:
+    def _tell(
+        self, peer: bytes, seq: int, store: ServerStore, versions: list[int], told: Sequence[tuple[m.Told, Any]]
+    ) -> None:
         """Answer with what a worker is told; given again, the answer is the same bytes."""
         frames = [frame for _, frame in told if frame is not None]
+        store.sent_bytes += self._crossing(peer, frames)
         urgency = told[0][0].bucket if frames else None
         self._answer(peer, seq, m.Values(versions, [words for words, _ in told]), lambda: frames, urgency)
 
@@ -295,6 +350,7 @@ class Service:
             return [version for version, _ in found], [to_frame(values) for values in copied]
 
         versions, frames = read()
+        store.sent_bytes += self._crossing(peer, frames)
         first = [frames]
         # The next forward pass needs the first layers first.
         urgency = entries[0].bucket if entries else None
@@ -317,23 +373,28 @@ class Service:
     def _stats(self, worker: int, body: m.AskStats, frames: Frames) -> m.Reply:
         return m.StatsAre(json.dumps(self._store(body.store).report()))
 
-    def _missing(self, worker: int, body: m.AskMissing, frames: Frames) -> m.Reply:
-        store, entry = self._store(body.store), body.entry
-        bucket = store.bucket(entry.block, entry.bucket)
-        store.check_entry(bucket, entry)
-        slots = bucket.slots_of(entry.start, entry.length)
-        return m.Missing(sorted({rank for slot in slots for rank in slot.rule.missing_for(worker)}))
+    def _of_worker(self, peer: bytes, seq: int, body: m.Pause | m.Leave | m.AskMissing) -> None:
+        """Heed what others may have to know too: it is passed on to servers to which the worker's pushes are."""
+        worker, opened = self._peers.workers[peer], self._opened(body.store)
+        reply = partial(self._reply, peer, seq)
+        if isinstance(body, m.AskMissing):
+            relaying.missing(opened, self._ask, worker, body, reply)
+        else:
+            relaying.heed(opened, self._peers.rank, worker, body, direct=True)
+            relaying.pass_on(opened, self._ask, worker, body, reply)
 
-    def _leave(self, worker: int, body: m.Leave, frames: Frames) -> m.Reply:
-        self._store(body.store).leave(worker)
-        return m.Done()
-
-    def _pause(self, worker: int, body: m.Pause, frames: Frames) -> m.Reply:
-        self._store(body.store).pause(worker)
-        return m.Done()
+    def _of_server(self, peer: bytes, seq: int, body: m.Request, frames: Frames) -> None:
+        if isinstance(body, m.PushSum):
+            self._push_sum(peer, seq, body, frames)
+        elif isinstance(body, m.OnBehalf):
+            opened, server = self._opened(body.body.store), self._peers.servers[peer]
+            self._reply(peer, seq, relaying.on_behalf(opened, self._peers.rank, server, body))
+        else:
+            raise ProtocolError(f"a server does not take {type(body).__name__} from another server")
 
 
 def _describe(body: m.OpenStore) -> str:
     merged = {"groups": f"groups {body.groups}", "first": f"the first {body.first}"}.get(body.merge, body.merge)
     bound = "no bound" if body.bound < 0 else f"bound {body.bound}"
-    return f"merge {merged}, {bound}, weighting {body.weighting}, {'mean' if body.mean else 'sum'}"
+    how = f"{'mean' if body.mean else 'sum'}, {'with' if body.local_merge else 'without'} local merge"
+    return f"merge {merged}, {bound}, weighting {body.weighting}, {how}"

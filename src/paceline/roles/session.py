@@ -10,7 +10,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from paceline.config import Settings, from_environment
+from paceline.consistency import Policy
 from paceline.errors import ConfigError, DeadlineError, PacelineError
+from paceline.relays import Relays
 from paceline.roles.errors_by_name import rebuild
 from paceline.roles.hosts import address_for
 from paceline.roles.lifeline import Lifeline, identity, raise_if_refused
@@ -125,6 +127,12 @@ class Session:
     def pid(self) -> int:
         """This process."""
         return self._lifeline.me.pid
+
+    def relays(self, policy: Policy) -> Relays:
+        """Return where local merge takes place for stores of a policy."""
+        workers, servers = ([one.host_id for one in members] for members in (self.workers, self.servers))
+        alone = range(len(workers))
+        return Relays(workers, servers, policy.unit_of(len(workers)) if self.settings.local_merge else alone)
 
     def deaths(self) -> list[m.Death]:
         """Return the members that the job has lost."""

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
 
 from paceline.compression.buffers import Bytes
-from paceline.consistency import Apply, Merge, Policy, Refuse, Release, Repeat, Rule, Stats
+from paceline.consistency import Apply, Merge, Policy, Pushed, Refuse, Release, Repeat, Rule, Stats
 from paceline.consistency.rule import Action
-from paceline.errors import ConfigError, KeyMismatchError, ProtocolError, RemoteError
+from paceline.errors import KeyMismatchError, ProtocolError, RemoteError
 from paceline.roles import rows
 from paceline.roles.accumulate import Accumulator, Contribution, Encoded
 from paceline.roles.bucket import Pending, Slot, StoredBucket
+from paceline.roles.checks import check_distinct, check_updater, pieces_of, raise_for
 from paceline.roles.codecs import Codecs
-from paceline.roles.home import Home
+from paceline.roles.home import Home, map_buckets
 from paceline.roles.scratch import Scratch
-from paceline.transport.shared import MappedArena, map_foreign
 from paceline.updaters import Piece, StepOptions, UpdaterSpec, make_updater
 from paceline.wire import messages as m
 
@@ -36,6 +35,7 @@ class ServerStore:
         num_workers: of the job.
         allowed: import paths of optimizers that may be loaded here.
         share: keep values in shared memory where workers may look at them in place.
+        hosts: of the workers, by rank: sums are made host by host; empty: all on one.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class ServerStore:
         num_workers: int,
         allowed: Collection[str],
         share: bool = False,
+        hosts: Sequence[str] = (),
     ) -> None:
         self.name, self.policy, self.mean = name, policy, mean
         self.stats = Stats()
@@ -53,7 +54,10 @@ class ServerStore:
         self.has_updater = policy.merge == "all"
         self.codecs = Codecs(name)
         self.step_mass = 0.0
+        self.received_bytes = self.sent_bytes = 0
+        """Of values that came from and went to other hosts."""
         self._num_workers, self._allowed = num_workers, allowed
+        self._hosts = list(hosts) or [""] * num_workers
         self._buckets: dict[tuple[int, int], StoredBucket] = {}
         # With other merges a worker's values stand still while the server's move on.
         self._home = Home(shared=share and policy.merge == "all")
@@ -74,6 +78,14 @@ class ServerStore:
             raise KeyMismatchError(f"bucket {index} of block {block} of store {self.name!r} is not initialised here")
         return found
 
+    def has(self, block: int, index: int) -> bool:
+        """Tell whether a bucket is initialised here."""
+        return (block, index) in self._buckets
+
+    def has_block(self, block: int) -> bool:
+        """Tell whether a bucket of a block is initialised here."""
+        return any(one == block for one, _ in self._buckets)
+
     def init(self, block: int, specs: Sequence[m.BucketSpec], values: Sequence[torch.Tensor]) -> None:
         """Initialise buckets; nothing happens when one of them cannot be.
 
@@ -85,19 +97,22 @@ class ServerStore:
         for spec in specs:
             if (block, spec.index) in self._buckets:
                 raise KeyMismatchError(f"block {block} of store {self.name!r} is initialised already")
-        pieces_of = [_pieces(spec) for spec in specs]
+        all_pieces = [pieces_of(spec) for spec in specs]
         made = {}
-        for spec, pieces, own in zip(specs, pieces_of, self._home.settle(block, values), strict=True):
-            rule = Rule(self.policy, self._num_workers, self.stats)
-            for worker in self._left:
-                rule.leave(worker)
-            for worker in self._paused:
-                rule.pause(worker)
-            made[block, spec.index] = StoredBucket(
-                own, pieces, rule, make_updater(self.spec, own, pieces, self._allowed), (block, spec.index)
-            )
+        for spec, pieces, own in zip(specs, all_pieces, self._home.settle(block, values), strict=True):
+            updater = make_updater(self.spec, own, pieces, self._allowed)
+            made[block, spec.index] = StoredBucket(own, pieces, self.new_rule(), updater, (block, spec.index))
         self._keep_known_apart(made.values())
         self._buckets |= made
+
+    def new_rule(self) -> Rule:
+        """Return the rule of a bucket that is new: it knows who has left, and who waits at a barrier."""
+        rule = Rule(self.policy, self._num_workers, self.stats)
+        for worker in self._left:
+            rule.leave(worker)
+        for worker in self._paused:
+            rule.pause(worker)
+        return rule
 
     def set_updater(self, spec: UpdaterSpec) -> None:
         """Set what a push does. Saying the same again keeps the optimizer's state.
@@ -145,18 +160,7 @@ class ServerStore:
         mine = {index: bucket for (block, index), bucket in self._buckets.items() if block == request.block}
         if not mine:
             raise KeyMismatchError(f"block {request.block} of store {self.name!r} has no bucket here")
-        dtype = next(iter(mine.values())).values.dtype
-        numel = request.size_bytes // dtype.itemsize
-        ends = [request.starts[i] + b.values.numel() for i, b in mine.items() if i < len(request.starts)]
-        if len(ends) != len(mine) or max(ends) > numel:
-            raise ProtocolError(f"the arena of block {request.block} does not hold its buckets")
-        if request.value_fd < 0 and self.values_at(request.block) is None:
-            raise ProtocolError(f"the values of block {request.block} are not in shared memory")
-        values = map_foreign(request.pid, request.value_fd, numel, dtype) if request.value_fd >= 0 else None
-        grads = map_foreign(request.pid, request.grad_fd, numel, dtype)
-        for index, bucket in mine.items():
-            part = slice(request.starts[index], request.starts[index] + bucket.values.numel())
-            bucket.arenas[worker] = MappedArena(None if values is None else values[part], grads[part])
+        map_buckets(mine, worker, request, ours=self.values_at(request.block) is not None)
 
     def values_at(self, block: int) -> tuple[int, list[int]] | None:
         """Return the memfd that holds the values of a block here, and the first element of every bucket in it."""
@@ -172,16 +176,12 @@ class ServerStore:
             ProtocolError: entries that do not exist, or rounds that make no sense.
             RemoteError: an earlier update failed.
         """
-        if not self.has_updater:
-            raise ConfigError(
-                f"store {self.name!r} merges pushes as {self.policy.merge!r} and needs an optimizer where the values "
-                "are: call set_optimizer before the first push"
-            )
+        check_updater(self.has_updater, self.name, self.policy)
         if push.rows and (push.coded or push.shared or push.want):
             raise ProtocolError("rows travel as they are, and are pulled by themselves")
         if push.coded and "push" not in self.codecs:
             raise ProtocolError(f"a compressed push, but store {self.name!r} has no compression")
-        _check_distinct(push.entries)
+        check_distinct(push.entries)
         for entry in push.entries:
             bucket = self.bucket(entry.block, entry.bucket)
             self.check_entry(bucket, entry)
@@ -190,11 +190,7 @@ class ServerStore:
             if push.shared and worker not in bucket.arenas:
                 raise ProtocolError(f"worker {worker} has not offered shared memory for block {entry.block}")
             for slot in bucket.slots_of(entry.start, entry.length):
-                reason = slot.rule.objection(worker, entry.round, push.samples)
-                if reason:
-                    raise ProtocolError(reason)
-                if slot.broken is not None:
-                    raise RemoteError(str(slot.broken))
+                raise_for(slot, slot.rule.objection(worker, entry.round, push.samples))
 
     def check_entry(self, bucket: StoredBucket, entry: m.Entry) -> None:
         """Refuse a stretch that lies outside its bucket."""
@@ -217,7 +213,6 @@ class ServerStore:
         if isinstance(values, Encoded) and len(slots) > 1:
             values = values.decoded()
         for slot in slots:
-            pending.remaining += 1
             part = values
             if isinstance(part, torch.Tensor) and not push.rows:
                 part = part[slot.start - entry.start : slot.stop - entry.start]
@@ -227,13 +222,25 @@ class ServerStore:
                 assert isinstance(part, torch.Tensor)
                 part, borrowed = part.clone(), False
             one = Contribution(part, push.samples, options, borrowed)
-            known = slot.rule.pushed[pending.worker] >= entry.round
-            actions = slot.rule.push(pending.worker, entry.round, push.samples)
-            if not known or slot.rule.answered[pending.worker] < entry.round:
-                slot.pending[pending.worker] = pending
-            self._perform(bucket, slot, actions, one)
-            if known and any(isinstance(action, Repeat) for action in actions):
+            self.take(bucket, slot, [Pushed(pending.worker, entry.round, push.samples)], one, pending)
+
+    def take(
+        self, bucket: StoredBucket, slot: Slot, pushes: Sequence[Pushed], one: Contribution, pending: Pending
+    ) -> None:
+        """Give a push of one slot to its rule, and do what that says; it is answered when all its workers are."""
+        pending.remaining += len(pushes)
+        first, rule = pushes[0], slot.rule
+        known = rule.pushed[first.worker] >= first.round
+        actions = rule.push_sum(pushes)
+        if not known or rule.answered[first.worker] < first.round:
+            slot.pending |= {each.worker: pending for each in pushes}
+        self._perform(bucket, slot, actions, one)
+        if known and any(isinstance(action, Repeat) for action in actions):
+            for _ in pushes:
                 self._release(bucket, slot, pending)
+
+    def flush(self) -> None:
+        """Send what has to be sent elsewhere when a push was taken as a whole: nothing, in the store's own place."""
 
     def leave(self, worker: int) -> None:
         """Take a worker out: nobody waits for it any more."""
@@ -275,10 +282,14 @@ class ServerStore:
         rule = slot.rule
         ordered = self.policy.merge in ("all", "groups")
         unit = rule.unit[action.worker]
-        expected = sorted(worker for worker in rule.live if ordered and rule.unit[worker] == unit)
+        expected: dict[str, list[int]] = {}
+        for worker in sorted(rule.live) if ordered else ():
+            if rule.unit[worker] == unit:
+                expected.setdefault(self._hosts[worker], []).append(worker)
         master = self.spec.multi_precision and slot.updater.value.dtype.itemsize == 2
         dtype = torch.float32 if master else slot.updater.value.dtype
-        accumulator = slot.cohorts[action.cohort] = Accumulator(expected, self.mean, dtype, self._scratch)
+        accumulator = Accumulator(list(expected.values()), self.mean, dtype, self._scratch)
+        slot.cohorts[action.cohort] = accumulator
         return accumulator
 
     def _apply(self, bucket: StoredBucket, slot: Slot, action: Apply) -> None:
@@ -308,7 +319,7 @@ class ServerStore:
         names = ", ".join(str(piece.key) for piece in slot.updater.pieces[:3])
         logger.exception("the update of %s failed", names)
         slot.broken = RemoteError(f"the update of {names} failed: {type(error).__name__}: {error}")
-        for pending in slot.pending.values():
+        for pending in set(slot.pending.values()):
             pending.fail(slot.broken)
         slot.pending.clear()
 
@@ -359,6 +370,13 @@ class ServerStore:
         bucket = self.bucket(entry.block, entry.bucket)
         return [bucket.tell(slot, worker, shared) for slot in bucket.slots_of(entry.start, entry.length)]
 
+    def missing_for(self, worker: int, entry: m.Entry) -> list[int]:
+        """Return whose push the answer to a worker's push waits for."""
+        bucket = self.bucket(entry.block, entry.bucket)
+        self.check_entry(bucket, entry)
+        slots = bucket.slots_of(entry.start, entry.length)
+        return sorted({rank for slot in slots for rank in slot.rule.missing_for(worker)})
+
     @property
     def values_stand_still(self) -> bool:
         """Whether values that a worker was sent cannot change before it pushes again."""
@@ -369,28 +387,11 @@ class ServerStore:
         count = sum(len(bucket.slots) for bucket in self._buckets.values())
         return {
             "slots": count,
+            "received_bytes": self.received_bytes,
+            "sent_bytes": self.sent_bytes,
             "updates": self.stats.updates,
             "staleness": {str(age): number for age, number in sorted(self.stats.staleness.items())},
             "weight_sum": self.stats.weight_sum,
             "step_mass": self.step_mass,
             "data_mass": {str(worker): mass for worker, mass in sorted(self.stats.data_mass.items())},
         }
-
-
-def _check_distinct(entries: Sequence[m.Entry]) -> None:
-    spans = sorted((entry.block, entry.bucket, entry.start, max(1, entry.length)) for entry in entries)
-    for (*bucket, start, length), (*next_bucket, next_start, _) in pairwise(spans):
-        if bucket == next_bucket and next_start < start + length:
-            raise ProtocolError(f"element {next_start} of bucket {bucket[1]} is pushed more than once by one request")
-
-
-def _pieces(spec: m.BucketSpec) -> list[Piece]:
-    pieces, position = [], 0
-    if not len(spec.keys) == len(spec.lengths) == len(spec.shapes):
-        raise ProtocolError("a bucket lists different numbers of keys, lengths and shapes")
-    for key, length, shape in zip(spec.keys, spec.lengths, spec.shapes, strict=True):
-        pieces.append(Piece(key, position, length, tuple(shape)))
-        position += length
-    if position != spec.length:
-        raise ProtocolError(f"keys of {position} elements in a bucket of {spec.length}")
-    return pieces

@@ -28,6 +28,9 @@ class Listener(Protocol):
     def lost(self) -> list[bytes]:
         """Return peers whose connection has closed since the last call."""
 
+    def watch_hub(self, hub: Any) -> None:
+        """Make ``receive`` return also when something arrives at a hub of the same transport and thread."""
+
     def wake(self) -> None:
         """Make ``receive`` return now. From any thread."""
 

@@ -62,13 +62,16 @@ class MemoryListener:
         self.held: list[tuple[bytes | int, Frames]] = []
         self.peers: dict[bytes, tuple[MemoryHub, int]] = {}
         self._lost: list[bytes] = []
+        self._hubs: list[MemoryHub] = []
         self._woken = False
         network.listeners[address] = self
 
     def receive(self, timeout_s: float) -> list[tuple[bytes, Frames]]:
         """Return what has arrived as (peer, frames)."""
         with self._network.changed:
-            self._network.changed.wait_for(lambda: self.queue or self._woken, timeout_s)
+            self._network.changed.wait_for(
+                lambda: self.queue or self._woken or any(hub.queue for hub in self._hubs), timeout_s
+            )
             self._woken = False
             messages = [(bytes(peer), [bytearray(f) for f in frames]) for peer, frames in self.queue]
             self.queue.clear()
@@ -90,6 +93,10 @@ class MemoryListener:
         """Return peers whose connection has closed since the last call."""
         lost, self._lost = self._lost, []
         return lost
+
+    def watch_hub(self, hub: MemoryHub) -> None:
+        """Make ``receive`` return also when something arrives at a hub."""
+        self._hubs.append(hub)
 
     def wake(self) -> None:
         """Make ``receive`` return now."""

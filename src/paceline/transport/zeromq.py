@@ -210,6 +210,10 @@ class ZmqListener:
         lost, self._lost = self._lost, []
         return lost
 
+    def watch_hub(self, hub: ZmqHub) -> None:
+        """Make ``receive`` return also when something arrives at a hub that the same thread uses."""
+        hub.tell(self._poller)
+
     def wake(self) -> None:
         """Make ``receive`` return now."""
         self._waker.wake()
@@ -281,6 +285,7 @@ class ZmqHub:
         self._waker = _Waker()
         self._poller = zmq.Poller()
         self._poller.register(self._waker.fd, zmq.POLLIN)
+        self._told: list[zmq.Poller] = []
         self._closed = False
 
     def connect(self, address: str, identity: bytes, *, bulk: bool = False) -> int:
@@ -289,9 +294,16 @@ class ZmqHub:
             keep_freed_frames()
         channel = _Channel(self._context, address, identity, self._security, bulk)
         self._channels.append(channel)
-        self._poller.register(channel.socket, zmq.POLLIN)
+        for poller in (self._poller, *self._told):
+            poller.register(channel.socket, zmq.POLLIN)
         self._poller.register(channel.monitor, zmq.POLLIN)
         return len(self._channels) - 1
+
+    def tell(self, poller: zmq.Poller) -> None:
+        """Have a poller of the same thread wake up for what arrives on all channels, also on those still to come."""
+        self._told.append(poller)
+        for channel in self._channels:
+            poller.register(channel.socket, zmq.POLLIN)
 
     def send(self, channel: int, frames: Frames) -> None:
         """Send on a channel."""

@@ -129,6 +129,8 @@ class BlockSpec(Message):
     bound: Count
     policy: Name
     whole: bool
+    rows: bool = False
+    """Keys whose pushes may be rows, which go to their server directly."""
 
 
 class Publish(Message, tag=8):
@@ -186,6 +188,8 @@ class OpenStore(Message, tag=20):
     age: Count
     mean: bool
     """Merge to the mean over samples instead of the sum."""
+    local_merge: bool = False
+    """Workers of one host that step together push through a server of their own host, which passes their sum on."""
 
 
 class BucketSpec(Message):
@@ -400,6 +404,57 @@ class PullRows(Message, tag=39):
     entry: Entry
 
 
+# ---- data: servers on behalf of workers of their host --------------------------------------------------------------
+
+
+class RelayBucket(Message):
+    """A bucket of a block that a server of another host owns."""
+
+    index: Count
+    length: Count
+    owner: Rank
+
+
+class Relay(Message, tag=42):
+    """Ask a server of this host to take pushes for servers of other hosts; answered with :class:`ValuesAt`."""
+
+    store: Name
+    block: Number
+    dtype: Name
+    buckets: list[RelayBucket]
+
+
+class Share(Message):
+    """What one worker has pushed of a sum."""
+
+    worker: Rank
+    samples: float
+    before_barrier: bool
+    """The worker pushed this before it came to the barrier at which it may be waiting."""
+    rounds: list[Number]
+    """Per entry of the sum."""
+
+
+class PushSum(Message, tag=43):
+    """A server pushes what workers of its host have pushed, summed; one frame per entry, answered with new values."""
+
+    store: Name
+    entries: list[Entry]
+    """Their rounds do not count."""
+    shares: list[Share]
+    unit: float
+    """Where the store merges to the mean: values times this are the sum of gradients times their samples."""
+    options: Blob
+    """Encoded StepOptions of the optimizer; empty: unchanged."""
+
+
+class OnBehalf(Message, tag=44):
+    """A server passes on what a worker of its host has said, in order with the sums that it pushes."""
+
+    worker: Rank
+    body: Leave | Pause | AskMissing
+
+
 # ---- common --------------------------------------------------------------------------------------------------------
 
 
@@ -429,7 +484,8 @@ class Unknown(Message, tag=53):
 Request: TypeAlias = (
     Hello | Heartbeat | Bye | Claim | Enter | Publish | Lookup | AskStatus | AskAbsent
     | OpenStore | Init | SetUpdater | SetCompression | Push | Pull | MapArena | GetState | SetState
-    | Command | AskStats | AskMissing | Leave | Pause | PullRows | AskValues | Probe
+    | Command | AskStats | AskMissing | Leave | Pause | PullRows | AskValues | Relay
+    | PushSum | OnBehalf | Probe
 )  # fmt: skip
 
 Reply: TypeAlias = (
