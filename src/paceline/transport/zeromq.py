@@ -30,7 +30,7 @@ FLUSH_MS = 1
 
 #: Messages that ZeroMQ takes from one peer before this process does: enough to keep it busy. The rest waits at the
 #: sender, whose frames are views of what it holds anyway; here each would be a copy.
-RECEIVE_AHEAD = 8
+RECEIVE_AHEAD = 16
 
 #: A handshake may fail once while a listener is starting; this often means the keys differ.
 REFUSALS = 3
