@@ -4,6 +4,9 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
+# Tests that measure no times run on two cores; whole jobs, and tests with deadlines, by themselves.
+SIDE_BY_SIDE = tests/cli tests/compression tests/core tests/data tests/docs tests/kvstore
+
 .PHONY: help demo test check format fuzz bench clean
 
 help:
@@ -26,7 +29,8 @@ demo: $(READY)
 
 test: $(READY)
 	rm -f .coverage .coverage.*
-	$(BIN)/python -m pytest --cov=paceline --cov-branch --cov-report=
+	$(BIN)/python -m pytest -n 2 --dist loadfile --cov=paceline --cov-branch --cov-report= $(SIDE_BY_SIDE)
+	$(BIN)/python -m pytest --cov=paceline --cov-branch --cov-report= --cov-append $(SIDE_BY_SIDE:%=--ignore=%)
 	$(BIN)/python -m coverage report --skip-covered --sort=cover
 	$(BIN)/python -m coverage report --fail-under=100 \
 	  --include='*/consistency/*,*/placement.py,*/membership.py,*/wire/*'

@@ -2,6 +2,7 @@
 
 import logging
 import resource
+import time
 from pathlib import Path
 
 import numpy as np
@@ -107,3 +108,21 @@ def test_listener_sends_everything_once_whatever_waits(monkeypatch, window):
     assert sorted(order) == list(range(40))
     for number in range(0, 40, 10):
         assert set(order[: order.index(number)]) == set(range(number))
+
+
+def test_channel_that_zeromq_has_given_up_never_blocks_and_says_why():
+    listener = zeromq.ZmqListener(["tcp://127.0.0.1:*"], Security(new_job_key()))
+    hub = zeromq.ZmqHub(Security(""))
+    try:
+        channel = hub.connect(listener.addresses[0], b"stranger")
+        deadline = time.monotonic() + 20
+        while not hub.refused(channel):
+            assert time.monotonic() < deadline
+            hub.send(channel, [b"let me in"])
+            hub.receive(0.02)
+        for _ in range(100):
+            hub.send(channel, [b"let me in"])
+        assert any(words in hub.refused(channel) for words in ("keys differ", "uses a key"))
+    finally:
+        hub.close()
+        listener.close()

@@ -75,7 +75,8 @@ def _send(socket: zmq.Socket[bytes], frames: Sequence[Any], track: bool = False)
     last = len(frames) - 1
     for index, frame in enumerate(frames):
         large = _size(frame) >= COPY_BELOW_BYTES
-        flags = zmq.SNDMORE if index < last else 0
+        # Queues have no limit: there is no room only where there is no connection, and waiting for one has no end.
+        flags = zmq.NOBLOCK | (zmq.SNDMORE if index < last else 0)
         sent = socket.send(frame, flags, copy=not large, track=track and large)
         tracker = sent if large else tracker
     return tracker
@@ -259,7 +260,8 @@ class _Channel:
             elif event == zmq.EVENT_DISCONNECTED:
                 self.is_open = False
             else:
-                self.failures += 1
+                # ZeroMQ does not try again after an error in the protocol.
+                self.failures += REFUSALS if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL else 1
                 self.reason = {
                     int(zmq.Event.HANDSHAKE_FAILED_AUTH): "it does not admit this process's key",
                     int(zmq.Event.HANDSHAKE_FAILED_PROTOCOL): "one side uses a key and the other does not",
@@ -306,8 +308,9 @@ class ZmqHub:
             poller.register(channel.socket, zmq.POLLIN)
 
     def send(self, channel: int, frames: Frames) -> None:
-        """Send on a channel."""
-        _send(self._channels[channel].socket, frames)
+        """Send on a channel; lost when ZeroMQ has given it up, which :meth:`refused` tells."""
+        with contextlib.suppress(zmq.Again):
+            _send(self._channels[channel].socket, frames)
 
     def receive(self, timeout_s: float) -> list[tuple[int, Frames]]:
         """Return what has arrived as (channel, frames)."""
