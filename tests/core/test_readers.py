@@ -45,7 +45,7 @@ class Job:
         self.service.admit([m.Member("worker", rank, 0, "h", "x", 1, "", b"t") for rank in range(WORKERS)])
         keys = [m.KeySpec("a", [5], 0), m.KeySpec("b", [7], 0)]
         spec = m.BlockSpec(0, "float32", keys, [0], [], 1000, "balanced", False)
-        self.blocks = [WorkerBlock(spec, 1, shared=False, still=False) for _ in range(WORKERS)]
+        self.blocks = [WorkerBlock(spec, 1, shared=False, still=False, via=lambda owner: owner) for _ in range(WORKERS)]
         self.answers: dict[tuple[int, int], tuple[m.Reply, Callable[[], Sequence[Any]]]] = {}
         self.asked: dict[tuple[int, int], tuple[Sequence[m.Entry], bool]] = {}
         self.seq = 0

@@ -47,7 +47,7 @@ def test_types_do_not_mix() -> None:
 def test_sums_of_many_buckets_one_after_the_other_take_one_buffer() -> None:
     scratch, sums = Scratch(), set()
     for _ in range(5):
-        accumulator = Accumulator([0, 1], False, F32, scratch)
+        accumulator = Accumulator([[0, 1]], False, F32, scratch)
         for worker in range(2):
             accumulator.add(worker, Contribution(torch.full((9,), 1.0 + worker), 1.0, None, borrowed=True))
         result = accumulator.result(1.0)
@@ -60,7 +60,7 @@ def test_sums_of_many_buckets_one_after_the_other_take_one_buffer() -> None:
 
 def test_values_of_our_own_are_summed_into() -> None:
     first = torch.ones(9)
-    accumulator = Accumulator([0, 1], False, F32, Scratch())
+    accumulator = Accumulator([[0, 1]], False, F32, Scratch())
     accumulator.add(0, Contribution(first, 1.0, None, borrowed=False))
     accumulator.add(1, Contribution(torch.ones(9), 1.0, None, borrowed=True))
     result = accumulator.result(1.0)

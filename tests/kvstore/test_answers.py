@@ -22,7 +22,7 @@ ALL = m.Entry(0, 0, 0, NUMEL, 1)
 def new_block() -> WorkerBlock:
     key = m.KeySpec("x", [NUMEL], 0)
     spec = m.BlockSpec(0, "float32", [key], [0], [], 1000, "balanced", False)
-    return WorkerBlock(spec, 1, shared=False, still=False)
+    return WorkerBlock(spec, 1, shared=False, still=False, via=lambda owner: owner)
 
 
 def fp16() -> Codec:
