@@ -5,7 +5,9 @@ BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
 # Tests that measure no times run on two cores; whole jobs, and tests with deadlines, by themselves.
-SIDE_BY_SIDE = tests/cli tests/compression tests/core tests/data tests/docs tests/kvstore
+TIMED = tests/gluon/test_work_load.py
+SIDE_BY_SIDE = tests/cli tests/compression tests/core tests/data tests/docs tests/examples tests/kvstore \
+  $(filter-out $(TIMED),$(wildcard tests/gluon/test_*.py))
 
 .PHONY: help demo test check format fuzz bench clean
 
