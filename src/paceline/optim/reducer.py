@@ -106,6 +106,8 @@ class Reducer:
 
     def _push(self, key: _BucketKey) -> None:
         if not self._pushed:
+            # What the last round's pushes weigh, and their options, stay until the last of them has left.
+            self._pusher.drain()
             self._before_round()
         self._pushed.add(key)
         copies = self._copies.get(key, [])
