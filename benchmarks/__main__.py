@@ -36,7 +36,7 @@ STORE = [
 NAMES = ["arena", "shm", "tcp-arena", "tcp", "gloo", "mxnet"]
 
 #: Network, batch of each worker, steps.
-TRAINING = [("lenet", 64, 60), ("resnet18", 8, 20), ("resnet18", 32, 8)]
+TRAINING = [("lenet", 64, 60), ("resnet18", 2, 30), ("resnet18", 8, 12)]
 
 RATE_BITS_S = 1e9
 #: Encrypted, codec, servers per host.
