@@ -18,6 +18,13 @@ PlacementPolicy = Literal["balanced", "layered", "hash"]
 #: can be mapped by itself.
 ALIGNMENT = 2048
 
+#: The largest bucket, and the smallest one that larger models are cut into, as multiples of the bound: 16 MB and 1 MB of
+#: float32 with the default of a million elements.
+LARGEST, SMALLEST = 4, 1 / 4
+
+#: A server has at least so many buckets before they grow larger than the bound.
+BUCKETS_PER_SERVER = 4
+
 
 @dataclass(frozen=True)
 class KeySize:
@@ -76,7 +83,8 @@ def place(
     Args:
         keys: in forward order.
         num_servers: servers are 0 to ``num_servers - 1``.
-        bound: keys of more elements are split over the servers, and no bucket is larger.
+        bound: keys of up to so many elements stay whole. Buckets become larger, up to :data:`LARGEST` times the bound,
+            towards the end of a large model.
         whole: never split a key (optimizers that need whole tensors).
         policy: ``balanced`` evens out the load; ``layered`` gives the lower layers to the fast servers (MXNet-G);
             ``hash`` depends on names only.
@@ -102,30 +110,51 @@ def place(
 _Piece = list[tuple[int, int, int]]  # (key, key_start, length) of every part
 
 
+class _Limits:
+    """How large a bucket may become, by where in the model it is.
+
+    Each costs its messages, so there are to be few; but the first layers' gradients are the last that backward makes, and
+    nothing is left to hide their way behind. So buckets double in size from the front of the model on.
+    """
+
+    def __init__(self, total: int, num_servers: int, bound: int) -> None:
+        share = -(-total // num_servers)
+        if share <= bound:
+            self._low = self._high = max(1, share)
+        else:
+            self._low = max(1, int(bound * SMALLEST))
+            self._high = min(bound * LARGEST, max(bound, share // BUCKETS_PER_SERVER))
+
+    def at(self, position: int) -> int:
+        """Return the limit where so many elements come before."""
+        return min(self._high, max(self._low, position))
+
+
 def _pieces(keys: Sequence[KeySize], num_servers: int, bound: int, whole: bool) -> list[_Piece]:
     """Cut large keys, pack small ones of equal tag; in forward order."""
-    total = sum(key.numel for key in keys)
-    limit = max(1, min(bound, -(-total // num_servers)))
+    limits = _Limits(sum(key.numel for key in keys), num_servers, bound)
     pieces: list[_Piece] = []
-    packs: dict[int, _Piece] = {}
+    packs: dict[int, tuple[_Piece, int]] = {}
+    position = 0
     for index, key in enumerate(keys):
         if key.numel > bound and not whole:
-            pieces.extend([part] for part in _cut(index, key.numel, num_servers, bound))
-            continue
-        pack = packs.get(key.tag)
-        if pack is None or sum(part[2] for part in pack) + key.numel > limit:
-            pack = packs[key.tag] = []
-            pieces.append(pack)
-        pack.append((index, 0, key.numel))
+            # All of its gradient is there at once.
+            pieces.extend([part] for part in _cut(index, key.numel, limits.at(position + key.numel)))
+        else:
+            pack, limit = packs.get(key.tag, ([], 0))
+            if sum(part[2] for part in pack) + key.numel > limit or not pack:
+                pack, limit = packs[key.tag] = [], limits.at(position)
+                pieces.append(pack)
+            pack.append((index, 0, key.numel))
+        position += key.numel
     return pieces
 
 
-def _cut(index: int, numel: int, num_servers: int, bound: int) -> list[tuple[int, int, int]]:
-    """Cut one key into equal parts, the same number for every server where the key is large enough."""
-    count = num_servers * -(-numel // (num_servers * bound))
-    step = -(-numel // count)
-    if bound >= ALIGNMENT:
-        step = min(-(-step // ALIGNMENT) * ALIGNMENT, bound // ALIGNMENT * ALIGNMENT)
+def _cut(index: int, numel: int, limit: int) -> list[tuple[int, int, int]]:
+    """Cut one key into as few equal parts as the limit allows."""
+    step = -(-numel // -(-numel // limit))
+    if limit >= ALIGNMENT:
+        step = min(-(-step // ALIGNMENT) * ALIGNMENT, limit // ALIGNMENT * ALIGNMENT)
     return [(index, start, min(step, numel - start)) for start in range(0, numel, step)]
 
 
@@ -134,14 +163,17 @@ def _size(piece: _Piece) -> int:
 
 
 def _balanced(pieces: list[_Piece], keys: Sequence[KeySize], held: list[int], weights: list[float]) -> list[int]:
-    """Give each piece to the server that would finish first: loads differ by at most one piece."""
+    """Give each piece to the server that would finish first, from the large ones at the end to the small ones.
+
+    Loads differ by at most one piece.
+    """
     loads = [float(load) for load in held]
     owners = []
-    for piece in pieces:
-        server = min(range(len(loads)), key=lambda s: ((loads[s] + _size(piece)) / weights[s], s))
+    for piece in reversed(pieces):
+        server = min(range(len(loads)), key=lambda s: ((loads[s] + _size(piece)) / weights[s], -s))
         loads[server] += _size(piece)
         owners.append(server)
-    return owners
+    return owners[::-1]
 
 
 def _layered(pieces: list[_Piece], keys: Sequence[KeySize], held: list[int], weights: list[float]) -> list[int]:

@@ -19,7 +19,7 @@ from paceline.kvstore import checkpoint, codec_files, dist_states
 from paceline.kvstore.base import Key, Keys, KVStore, OptimizerLike, Updater, Values, normalise
 from paceline.kvstore.block import WorkerBlock
 from paceline.kvstore.key_table import KeyTable
-from paceline.kvstore.plan import Plan
+from paceline.kvstore.planned import planned
 from paceline.kvstore.reports import merged
 from paceline.kvstore.row_traffic import RowTraffic, own_bucket
 from paceline.kvstore.traffic import Traffic
@@ -147,57 +147,18 @@ class DistStore(KVStore):
         ``priority`` orders nothing here: what is pushed leaves at once.
         """
         by_rows: dict[Key, list[torch.Tensor]] = {}
-        dense = self._planned(key, value, by_rows)
+        dense = planned(self.table, key, value, by_rows)
         for place, devices in zip(self.table.locate(list(by_rows)), by_rows.values(), strict=True):
             self._rows.push(place, devices)
         self.traffic.push(*dense)
 
     def pull(self, key: Keys, out: Values, priority: int = 0, ignore_sparse: bool = True) -> None:
         """Copy stored values into ``out``, after this worker's own pushes of those keys are applied."""
-        self.traffic.pull(*self._planned(key, out))
-
-    def _planned(
-        self, key: Keys, values: Values, by_rows: dict[Key, list[torch.Tensor]] | None = None
-    ) -> tuple[Plan, Any]:
-        """Return the plan of a call and its values, one tensor or several per key, after checking them.
-
-        Keys with row-sparse values are put into ``by_rows`` instead.
-        """
-        if isinstance(key, list) and isinstance(values, list) and all(map(_is_dense, values)):
-            plan = self.table.known_plan(tuple(key))
-            if plan is not None and [one.shape for one in values] == plan.shapes:
-                return plan, values
-        keys, devices = normalise(key, values)
-        if by_rows is not None:
-            by_rows |= self._row_sparse(keys, devices)
-            devices = [tensors for one, tensors in zip(keys, devices, strict=True) if one not in by_rows]
-            keys = [one for one in keys if one not in by_rows]
-        plan = self.table.plan(tuple(keys))
-        for one, shape, tensors in zip(keys, plan.shapes, devices, strict=True):
-            for tensor in tensors:
-                if tensor.shape != shape:
-                    raise ValueError(
-                        f"key {one!r} was initialised with shape {tuple(shape)}, not {tuple(tensor.shape)}"
-                    )
-                if tensor.layout is not torch.strided:
-                    raise TypeError(f"the tensor for key {one!r} is sparse; use row_sparse_pull for some of its rows")
-        if all(len(tensors) == 1 for tensors in devices):
-            return plan, [tensors[0] for tensors in devices]
-        return plan, devices
-
-    def _row_sparse(self, keys: Sequence[Key], values: Sequence[list[torch.Tensor]]) -> dict[Key, list[torch.Tensor]]:
-        """Return the keys all of whose values are row-sparse, after checking them."""
-        found = {one: tensors for one, tensors in zip(keys, values, strict=True) if all(t.is_sparse for t in tensors)}
-        for one, place in zip(found, self.table.locate(list(found)), strict=True):
-            value = place[0].value_of(place[1])
-            check.pushes({one: value}, {one: found[one]})
-            if not place[0].spec.rows or own_bucket(place) is None:
-                raise ValueError(f"key {one!r} has no place of its own for rows: initialise it with a sparse value")
-        return found
+        self.traffic.pull(*planned(self.table, key, out))
 
     def pushpull(self, key: Keys, value: Values, out: Values | None = None, priority: int = 0) -> None:
         """Push, then pull into ``out`` (into ``value`` itself when ``out`` is None)."""
-        outs = self._planned(key, value if out is None else out)
+        outs = planned(self.table, key, value if out is None else out)
         self.push(key, value, priority)
         self.traffic.pull(*outs)
 
@@ -416,10 +377,6 @@ class DistStore(KVStore):
         self._on_all_servers(m.Leave(self.name), f"leaving store {self.name!r}")
         for block in self.table.blocks.values():
             block.close()
-
-
-def _is_dense(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
 def _is_split(block: WorkerBlock) -> bool:

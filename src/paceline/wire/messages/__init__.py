@@ -1,0 +1,171 @@
+"""The messages, as msgspec structs. A field that does not fit its limits makes the whole message refused."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from paceline.wire.messages.common import (
+    Done,
+    Failed,
+    Probe,
+    Unknown,
+)
+from paceline.wire.messages.data import (
+    Answer,
+    AskMissing,
+    AskStats,
+    AskValues,
+    BucketSpec,
+    Command,
+    Entry,
+    GetState,
+    Init,
+    Leave,
+    MapArena,
+    Missing,
+    OpenStore,
+    Pause,
+    Pull,
+    PullRows,
+    Push,
+    SetCompression,
+    SetState,
+    SetUpdater,
+    StateIs,
+    StateItem,
+    StatsAre,
+    Told,
+    Values,
+    ValuesAt,
+)
+from paceline.wire.messages.fields import Message, Number
+from paceline.wire.messages.membership import (
+    AskAbsent,
+    AskStatus,
+    BlockSpec,
+    Bye,
+    Claim,
+    Death,
+    Enter,
+    Found,
+    Heartbeat,
+    Hello,
+    KeySpec,
+    Lookup,
+    Member,
+    News,
+    Publish,
+    Status,
+    Welcome,
+)
+from paceline.wire.messages.relaying import (
+    OnBehalf,
+    PushSum,
+    Relay,
+    RelayBucket,
+    Share,
+)
+
+PROTOCOL = 1
+
+Request: TypeAlias = (
+    Hello | Heartbeat | Bye | Claim | Enter | Publish | Lookup | AskStatus | AskAbsent
+    | OpenStore | Init | SetUpdater | SetCompression | Push | Pull | MapArena | GetState | SetState
+    | Command | AskStats | AskMissing | Leave | Pause | PullRows | AskValues | Relay
+    | PushSum | OnBehalf | Probe
+)  # fmt: skip
+
+Reply: TypeAlias = (
+    Welcome
+    | News
+    | Found
+    | Status
+    | Values
+    | StateIs
+    | Answer
+    | StatsAre
+    | Missing
+    | ValuesAt
+    | Done
+    | Failed
+    | Unknown
+)
+
+Body: TypeAlias = Request | Reply
+
+
+class Envelope(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """What every message travels in.
+
+    A request has its sequence number, counted from 1 by the sender; its answer has the same. Sequence number 0 is
+    news that nobody asked for.
+    """
+
+    seq: Number
+    acked: Number
+    """All requests up to here are answered; the receiver may forget them."""
+    body: Body
+
+
+__all__ = [
+    "PROTOCOL",
+    "Answer",
+    "AskAbsent",
+    "AskMissing",
+    "AskStats",
+    "AskStatus",
+    "AskValues",
+    "BlockSpec",
+    "Body",
+    "BucketSpec",
+    "Bye",
+    "Claim",
+    "Command",
+    "Death",
+    "Done",
+    "Enter",
+    "Entry",
+    "Envelope",
+    "Failed",
+    "Found",
+    "GetState",
+    "Heartbeat",
+    "Hello",
+    "Init",
+    "KeySpec",
+    "Leave",
+    "Lookup",
+    "MapArena",
+    "Member",
+    "Message",
+    "Missing",
+    "News",
+    "OnBehalf",
+    "OpenStore",
+    "Pause",
+    "Probe",
+    "Publish",
+    "Pull",
+    "PullRows",
+    "Push",
+    "PushSum",
+    "Relay",
+    "RelayBucket",
+    "Reply",
+    "Request",
+    "SetCompression",
+    "SetState",
+    "SetUpdater",
+    "Share",
+    "StateIs",
+    "StateItem",
+    "StatsAre",
+    "Status",
+    "Told",
+    "Unknown",
+    "Values",
+    "ValuesAt",
+    "Welcome",
+]

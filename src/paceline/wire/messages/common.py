@@ -1,0 +1,32 @@
+"""Between any two."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from paceline.wire.messages.fields import Message, Name, Number, Text
+
+
+class Done(Message, tag=50):
+    """The request was carried out."""
+
+
+class Failed(Message, tag=51):
+    """The request was refused or failed; nothing has changed."""
+
+    kind: Name
+    text: Text
+
+
+class Probe(Message, tag=52):
+    """Ask what became of requests that got no answer."""
+
+    seqs: Annotated[list[Number], Meta(max_length=65_536)]
+
+
+class Unknown(Message, tag=53):
+    """Requests that never arrived: send them again."""
+
+    seqs: list[Number]

@@ -1,0 +1,239 @@
+"""Between workers and servers."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from paceline.wire.messages.fields import Blob, Count, KeyName, Message, Name, Number, Rank, Text
+
+
+class OpenStore(Message, tag=20):
+    """Create a store on a server, or check that it is the same."""
+
+    store: Name
+    merge: Name
+    groups: list[list[Rank]]
+    first: Rank
+    bound: Rank
+    """-1: no bound."""
+    weighting: Name
+    age: Count
+    mean: bool
+    """Merge to the mean over samples instead of the sum."""
+    local_merge: bool = False
+    """Workers of one host that step together push through a server of their own host, which passes their sum on."""
+
+
+class BucketSpec(Message):
+    """A bucket that the server is to own: its index in the block's layout, its length, and the parts in order."""
+
+    index: Count
+    length: Count
+    keys: list[KeyName]
+    lengths: list[Count]
+    shapes: list[list[Count]]
+    """Shape of a part that is the whole key, else empty."""
+
+
+class Init(Message, tag=21):
+    """Initialise buckets; one frame of values per bucket."""
+
+    store: Name
+    block: Number
+    dtype: Name
+    buckets: list[BucketSpec]
+
+
+class SetUpdater(Message, tag=22):
+    """Set what a push does, as an encoded UpdaterSpec."""
+
+    store: Name
+    spec: Blob
+
+
+class SetCompression(Message, tag=23):
+    """Set the codec of pushes or of pulls, as encoded parameters."""
+
+    store: Name
+    params: Blob
+    leg: Name = "push"
+
+
+class Entry(Message):
+    """A stretch of a bucket, and the round of the push (0 for a pull)."""
+
+    block: Number
+    bucket: Count
+    start: Count
+    length: Count
+    round: Number
+
+
+class Push(Message, tag=24):
+    """Push values; one frame per entry, or none when they lie in shared memory."""
+
+    store: Name
+    entries: list[Entry]
+    samples: float
+    options: Blob
+    """Encoded StepOptions of the optimizer; empty: unchanged."""
+    coded: bool
+    want: bool
+    """Send the new values with the answer."""
+    shared: bool
+    """Values are read from and written to shared memory."""
+    rows: bool = False
+    """Two frames per entry: ascending row numbers (int64) and those rows; the entry is a whole key with a bucket."""
+
+
+class Pull(Message, tag=25):
+    """Ask for values."""
+
+    store: Name
+    entries: list[Entry]
+    shared: bool
+
+
+class Told(Message):
+    """A stretch of a bucket as a worker knows it after an answer, in a store that compresses pulls."""
+
+    block: Number
+    bucket: Count
+    start: Count
+    length: Count
+    version: Number
+    """Counts what the readers were told; not the version of the rule."""
+    coded: bool
+    """The frame is an encoded difference to the version before; else it holds values."""
+
+
+class Values(Message, tag=26):
+    """Answer to a push or pull: one frame per entry where values were asked for.
+
+    In a store that compresses pulls it is one frame per stretch told, or none when they lie in shared memory.
+    """
+
+    versions: list[Number]
+    told: list[Told] = msgspec.field(default_factory=list)
+
+
+class MapArena(Message, tag=27):
+    """Offer shared memory: the memfds of a process on the same host that hold a block's values and gradients."""
+
+    store: Name
+    block: Number
+    pid: Number
+    value_fd: Annotated[int, Meta(ge=-1, le=2**31)]
+    """-1: the worker looks at the server's own values."""
+    grad_fd: Number
+    size_bytes: Count
+    starts: list[Count]
+    """First element inside the arena, per bucket index of the block."""
+
+
+class AskValues(Message, tag=40):
+    """Ask where in shared memory a server keeps the values of a block."""
+
+    store: Name
+    block: Number
+
+
+class ValuesAt(Message, tag=41):
+    """The memfd that holds the values of a server's buckets of a block."""
+
+    pid: Number
+    fd: Number
+    starts: list[Count]
+    """First element inside the file, per bucket of this server in the order of the layout; empty: there is no file."""
+
+
+class GetState(Message, tag=28):
+    """Ask for the optimizer state of stretches."""
+
+    store: Name
+    entries: list[Entry]
+
+
+class StateItem(Message):
+    """One tensor of state of one key's stretch."""
+
+    block: Number
+    bucket: Count
+    start: Count
+    length: Count
+    name: Name
+    dtype: Name
+    shape: list[Count]
+
+
+class SetState(Message, tag=29):
+    """Set optimizer state; frames as listed."""
+
+    store: Name
+    items: list[StateItem]
+
+
+class StateIs(Message, tag=30):
+    """Optimizer state; one frame per item."""
+
+    items: list[StateItem]
+
+
+class Command(Message, tag=31):
+    """Run a registered command on a server."""
+
+    head: Name
+    body: Text
+
+
+class Answer(Message, tag=32):
+    """What a command returned."""
+
+    body: Text
+
+
+class AskStats(Message, tag=33):
+    """Ask for the counters of a store."""
+
+    store: Name
+
+
+class StatsAre(Message, tag=34):
+    """Counters as JSON."""
+
+    body: Text
+
+
+class AskMissing(Message, tag=35):
+    """Ask whom an unanswered push waits for."""
+
+    store: Name
+    entry: Entry
+
+
+class Missing(Message, tag=36):
+    """Workers that have not pushed, or not entered a barrier."""
+
+    workers: list[Rank]
+
+
+class Leave(Message, tag=37):
+    """A worker is done with a store; nobody waits for it any more."""
+
+    store: Name
+
+
+class Pause(Message, tag=38):
+    """A worker enters a barrier of a store; until all have, nobody waits for its pushes."""
+
+    store: Name
+
+
+class PullRows(Message, tag=39):
+    """Ask for some rows of a key that has a bucket for itself; one frame of ascending row numbers (int64)."""
+
+    store: Name
+    entry: Entry

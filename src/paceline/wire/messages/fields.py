@@ -1,0 +1,24 @@
+"""What fields of messages hold. What does not fit makes the whole message refused."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from paceline.wire.limits import MAX_NUMEL, MAX_RANK, MAX_TEXT
+
+Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT)]
+Name: TypeAlias = Annotated[str, Meta(max_length=1024)]
+KeyName: TypeAlias = int | Name
+Rank: TypeAlias = Annotated[int, Meta(ge=-1, le=MAX_RANK)]
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_NUMEL)]
+Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Role: TypeAlias = Annotated[str, Meta(max_length=16, pattern="^(worker|server|scheduler)$")]
+Digest: TypeAlias = Annotated[bytes, Meta(max_length=64)]
+Blob: TypeAlias = Annotated[bytes, Meta(max_length=1 << 20)]
+
+
+class Message(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """Base of all messages; on the wire an array that begins with the tag."""

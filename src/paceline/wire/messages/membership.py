@@ -1,0 +1,148 @@
+"""Between everybody and the scheduler."""
+
+from __future__ import annotations
+
+from paceline.wire.messages.fields import Count, Digest, KeyName, Message, Name, Number, Rank, Role, Text
+
+
+class Hello(Message, tag=1):
+    """Join the job."""
+
+    protocol: Number
+    job_id: Name
+    role: Role
+    rank: Rank
+    local_rank: Rank
+    host: Name
+    host_id: Name
+    pid: Number
+    address: Name
+    """Where a server listens for workers; empty for workers."""
+    num_workers: Rank
+    num_servers: Rank
+
+
+class Member(Message):
+    """A process of the job, as the scheduler knows it."""
+
+    role: Role
+    rank: Rank
+    local_rank: Rank
+    host: Name
+    host_id: Name
+    pid: Number
+    address: Name
+    token: Digest
+    """Proves to a server that a connection belongs to this member."""
+
+
+class Welcome(Message, tag=2):
+    """Everybody is there: the newcomer's rank, and all members."""
+
+    rank: Rank
+    members: list[Member]
+
+
+class Heartbeat(Message, tag=3):
+    """A member lives, and has reached this round."""
+
+    round: Number
+
+
+class Death(Message):
+    """A member that the job has lost."""
+
+    role: Role
+    rank: Rank
+    host: Name
+    reason: Text
+
+
+class News(Message, tag=4):
+    """The scheduler's answer to a heartbeat, also sent at once when something happens."""
+
+    deaths: list[Death]
+    shutdown: bool
+    """All workers have left; servers go home."""
+
+
+class Bye(Message, tag=5):
+    """Leave the job; with a reason it is a failure and ends the job for all."""
+
+    reason: Text
+
+
+class Claim(Message, tag=6):
+    """Say which member a further connection belongs to."""
+
+    role: Role
+    rank: Rank
+    token: Digest
+
+
+class Enter(Message, tag=7):
+    """Enter a barrier; answered when every live worker has."""
+
+    barrier: Name
+
+
+class KeySpec(Message):
+    """Name, shape and tag of a key."""
+
+    name: KeyName
+    shape: list[Count]
+    tag: Number
+
+
+class BlockSpec(Message):
+    """The keys of one dtype that were initialised by one call, and what placed them."""
+
+    block: Number
+    dtype: Name
+    keys: list[KeySpec]
+    loads: list[Count]
+    speeds: list[float]
+    bound: Count
+    policy: Name
+    whole: bool
+    rows: bool = False
+    """Keys whose pushes may be rows, which go to their server directly."""
+
+
+class Publish(Message, tag=8):
+    """Rank 0 makes the place of keys known."""
+
+    store: Name
+    blocks: list[BlockSpec]
+
+
+class Lookup(Message, tag=9):
+    """Ask for the place of keys; answered when all of them are published."""
+
+    store: Name
+    keys: list[KeyName]
+
+
+class Found(Message, tag=10):
+    """The blocks that hold the keys asked for."""
+
+    blocks: list[BlockSpec]
+
+
+class AskStatus(Message, tag=11):
+    """Ask the scheduler who is there and how they are."""
+
+
+class Status(Message, tag=12):
+    """Members with their last round and the seconds since they were heard."""
+
+    members: list[Member]
+    rounds: list[Number]
+    silent_s: list[float]
+    deaths: list[Death]
+
+
+class AskAbsent(Message, tag=13):
+    """Ask who has not entered a barrier yet; answered with :class:`Missing`."""
+
+    barrier: Name

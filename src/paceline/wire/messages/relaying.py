@@ -1,0 +1,54 @@
+"""Between servers, on behalf of workers of their host."""
+
+from __future__ import annotations
+
+from paceline.wire.messages.data import AskMissing, Entry, Leave, Pause
+from paceline.wire.messages.fields import Blob, Count, Message, Name, Number, Rank
+
+
+class RelayBucket(Message):
+    """A bucket of a block that a server of another host owns."""
+
+    index: Count
+    length: Count
+    owner: Rank
+
+
+class Relay(Message, tag=42):
+    """Ask a server of this host to take pushes for servers of other hosts; answered with :class:`ValuesAt`."""
+
+    store: Name
+    block: Number
+    dtype: Name
+    buckets: list[RelayBucket]
+
+
+class Share(Message):
+    """What one worker has pushed of a sum."""
+
+    worker: Rank
+    samples: float
+    before_barrier: bool
+    """The worker pushed this before it came to the barrier at which it may be waiting."""
+    rounds: list[Number]
+    """Per entry of the sum."""
+
+
+class PushSum(Message, tag=43):
+    """A server pushes what workers of its host have pushed, summed; one frame per entry, answered with new values."""
+
+    store: Name
+    entries: list[Entry]
+    """Their rounds do not count."""
+    shares: list[Share]
+    unit: float
+    """Where the store merges to the mean: values times this are the sum of gradients times their samples."""
+    options: Blob
+    """Encoded StepOptions of the optimizer; empty: unchanged."""
+
+
+class OnBehalf(Message, tag=44):
+    """A server passes on what a worker of its host has said, in order with the sums that it pushes."""
+
+    worker: Rank
+    body: Leave | Pause | AskMissing
