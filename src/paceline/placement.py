@@ -137,9 +137,9 @@ def _pieces(keys: Sequence[KeySize], num_servers: int, bound: int, whole: bool) 
     packs: dict[int, tuple[_Piece, int]] = {}
     position = 0
     for index, key in enumerate(keys):
-        if key.numel > bound and not whole:
-            # All of its gradient is there at once.
-            pieces.extend([part] for part in _cut(index, key.numel, limits.at(position + key.numel)))
+        limit = limits.at(position + key.numel)  # all of its gradient is there at once
+        if key.numel > max(bound, limit) and not whole:
+            pieces.extend([part] for part in _cut(index, key.numel, limit))
         else:
             pack, limit = packs.get(key.tag, ([], 0))
             if sum(part[2] for part in pack) + key.numel > limit or not pack:
