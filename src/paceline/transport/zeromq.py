@@ -23,14 +23,14 @@ from paceline.wire.limits import MAX_FRAME_BYTES
 COPY_BELOW_BYTES = 16 * 1024
 
 #: Messages taken from a socket in one go, so that a busy peer cannot starve the rest of the loop.
-BURST = 256
+BURST, BURST_BYTES = 256, 16 * 1024 * 1024
 
 #: While something waits to be sent, how often to look whether there is room: ZeroMQ does not tell.
 FLUSH_MS = 1
 
 #: Messages that ZeroMQ takes from one peer before this process does: enough to keep it busy. The rest waits at the
 #: sender, whose frames are views of what it holds anyway; here each would be a copy.
-RECEIVE_AHEAD = 16
+RECEIVE_AHEAD = 4
 
 #: A handshake may fail once while a listener is starting; this often means the keys differ.
 REFUSALS = 3
@@ -109,11 +109,13 @@ class _Lane:
 
 def _receive(socket: zmq.Socket[bytes]) -> list[list[zmq.Frame]]:
     messages: list[list[zmq.Frame]] = []
-    while len(messages) < BURST:
+    room = BURST_BYTES
+    while len(messages) < BURST and room > 0:
         try:
             messages.append(socket.recv_multipart(zmq.NOBLOCK, copy=False))
         except zmq.Again:
             break
+        room -= sum(map(len, messages[-1]))
     return messages
 
 
