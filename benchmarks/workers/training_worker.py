@@ -44,7 +44,7 @@ def main() -> None:
         ms = statistics.median(times[2:]) * 1e3
         print(json.dumps({"ms": ms, "samples_per_s": batch / ms * 1e3}), flush=True)
     if how == "ddp":
-        # With the interpreter's lock held, DDP's end joins Gloo's threads, which may wait for that lock: at times for ever.
+        # DDP's end holds the interpreter's lock and joins Gloo's threads, which may wait for it: at times for ever.
         dist.barrier()
         os._exit(0)
 

@@ -58,7 +58,7 @@ class Settings:
     weighting: str = ""
     """Default weighting of stale updates: ``none``, ``inverse``, ``normalised`` or ``cutoff``."""
     bigarray_bound: int = 1_000_000
-    """Keys of more elements than this are split over servers."""
+    """Keys of up to this many elements stay whole; larger ones may be split over servers."""
     placement: str = "balanced"
     """Which server owns what: ``balanced``, ``layered`` or ``hash``."""
     server_speeds: str = ""

@@ -18,8 +18,8 @@ PlacementPolicy = Literal["balanced", "layered", "hash"]
 #: can be mapped by itself.
 ALIGNMENT = 2048
 
-#: The largest bucket, and the smallest one that larger models are cut into, as multiples of the bound: 16 MB and 1 MB of
-#: float32 with the default of a million elements.
+#: Limits of the largest buckets of a large model, and of those at its front, as multiples of the bound: 16 MB and 1 MB
+#: of float32 with the default of a million elements.
 LARGEST, SMALLEST = 4, 1 / 4
 
 #: A server has at least so many buckets before they grow larger than the bound.
@@ -113,8 +113,8 @@ _Piece = list[tuple[int, int, int]]  # (key, key_start, length) of every part
 class _Limits:
     """How large a bucket may become, by where in the model it is.
 
-    Each costs its messages, so there are to be few; but the first layers' gradients are the last that backward makes, and
-    nothing is left to hide their way behind. So buckets double in size from the front of the model on.
+    Each costs its messages, so there are to be few; but the gradients of the first layers are the last that backward
+    makes, and nothing is left to hide their way. So buckets double in size from the front of the model on.
     """
 
     def __init__(self, total: int, num_servers: int, bound: int) -> None:
