@@ -59,10 +59,10 @@ class Link:
         if sent is not None:
             self.hub.send(self.channel, [encode(seq, self._outbox.acked, sent.body), *sent.frames])
 
-    def probe(self, now: float) -> None:
-        """Ask after requests whose answer is overdue."""
+    def probe(self, now: float, after_s: float = PROBE_AFTER_S) -> None:
+        """Ask after requests without an answer for ``after_s``: at once (0) where a connection was lost."""
         late = []
-        for seq in self._outbox.overdue(now, PROBE_AFTER_S):
+        for seq in self._outbox.overdue(now, after_s):
             sent = self._outbox.content(seq)
             if sent is not None and isinstance(sent.body, m.Probe):
                 self._outbox.answer(seq)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
 import torch
@@ -24,7 +24,8 @@ from paceline.transport.base import Frames
 from paceline.transport.zeromq import ZmqHub, ZmqListener
 from paceline.wire import messages as m
 
-_Request: TypeAlias = tuple[int, m.Request, Frames]
+#: Who asks, the request's number, what it says, and its frames.
+Asked: TypeAlias = tuple[bytes, int, m.Request, Frames]
 
 logger = logging.getLogger(__name__)
 
@@ -58,28 +59,16 @@ class Server:
         self._desk.answer(peer, seq, body, frames, urgency)
 
     def _handle(self, arrived: Iterable[tuple[bytes, Frames]]) -> None:
-        """Carry out requests; of pushes that came together, those of the first layers first.
+        """Carry out requests."""
+        for peer, seq, body, frames in first_layers_first(self._taken(arrived)):
+            self._has_new_keys |= isinstance(body, m.Init)
+            self._service.handle(peer, seq, body, frames)
 
-        The next forward pass needs them first, and they are the last that backward makes.
-        """
-        pushes: list[tuple[int, bytes, _Request]] = []
+    def _taken(self, arrived: Iterable[tuple[bytes, Frames]]) -> Iterator[Asked]:
         for peer, frames in arrived:
             request = self._desk.take(peer, frames)
-            if request is None:
-                continue
-            body = request[1]
-            self._has_new_keys |= isinstance(body, m.Init)
-            if isinstance(body, m.Push | m.PushSum) and body.entries:
-                pushes.append((body.entries[0].bucket, peer, request))
-                continue
-            self._handle_pushes(pushes)
-            pushes = []
-            self._service.handle(peer, *request)
-        self._handle_pushes(pushes)
-
-    def _handle_pushes(self, pushes: Iterable[tuple[int, bytes, _Request]]) -> None:
-        for _, peer, request in sorted(pushes, key=lambda one: one[0]):
-            self._service.handle(peer, *request)
+            if request is not None:
+                yield peer, *request
 
     def run(self) -> int:
         """Serve until all workers have left or the job has failed; returns the exit code."""
@@ -94,6 +83,28 @@ class Server:
                 return PEER_FAILED
             if self._lifeline.shutdown:
                 return 0
+
+
+def first_layers_first(requests: Iterable[Asked]) -> Iterator[Asked]:
+    """Put pushes that came together in the order of the model; nothing else overtakes or is overtaken.
+
+    The next forward pass needs the first layers first, and they are the last that backward makes. A request is taken
+    from ``requests`` when those before it are carried out, except for pushes.
+    """
+    pushes: list[tuple[int, Asked]] = []
+    for request in requests:
+        body = request[2]
+        if isinstance(body, m.Push | m.PushSum) and body.entries:
+            pushes.append((body.entries[0].bucket, request))
+            continue
+        yield from _in_order(pushes)
+        pushes = []
+        yield request
+    yield from _in_order(pushes)
+
+
+def _in_order(pushes: Iterable[tuple[int, Asked]]) -> Iterator[Asked]:
+    return (request for _, request in sorted(pushes, key=lambda one: one[0]))
 
 
 def share_of(cores: int, members: int) -> int:

@@ -229,6 +229,8 @@ class Session:
 
     def _look_around(self) -> None:
         now = time.monotonic()
+        for channel in self._hub.reopened():
+            self._links[channel].probe(now, after_s=0.0)
         for link in self._links:
             if len(link):
                 raise_if_refused(self._hub, link.channel, link.name)

@@ -87,6 +87,8 @@ class Upstream:
         for channel, frames in self._hub.receive(0.0):
             self._use(channel, frames)
         now = time.monotonic()
+        for channel in self._hub.reopened():
+            self._by_channel[channel].link.probe(now, after_s=0.0)
         if now >= self._next_look:
             self._next_look = now + LOOK_S
             for owner in self._owners.values():

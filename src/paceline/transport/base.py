@@ -55,6 +55,9 @@ class Hub(Protocol):
     def is_open(self, channel: int) -> bool:
         """Tell whether the channel is connected now."""
 
+    def reopened(self) -> list[int]:
+        """Return channels that were connected anew since the last call: what was under way may be lost."""
+
     def refused(self, channel: int) -> str:
         """Return why the other side refuses this process, or an empty string."""
 

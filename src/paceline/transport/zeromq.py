@@ -250,7 +250,7 @@ class _Channel:
         for event in _HANDSHAKE_FAILURES:
             wanted |= event
         self.monitor = self.socket.get_monitor_socket(wanted)
-        self.is_open = False
+        self.is_open = self.was_open = self.reopened = False
         self.failures = 0
         self.reason = ""
         self.socket.connect(address)
@@ -258,7 +258,8 @@ class _Channel:
     def note_events(self) -> None:
         for event, _ in _events(self.monitor):
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self.is_open, self.failures = True, 0
+                self.reopened |= self.was_open
+                self.is_open, self.was_open, self.failures = True, True, 0
             elif event == zmq.EVENT_DISCONNECTED:
                 self.is_open = False
             else:
@@ -334,6 +335,13 @@ class ZmqHub:
         """Tell whether the channel is connected now."""
         self._channels[channel].note_events()
         return self._channels[channel].is_open
+
+    def reopened(self) -> list[int]:
+        """Return channels that were connected anew since the last call: what was under way may be lost."""
+        anew = [index for index, channel in enumerate(self._channels) if channel.reopened]
+        for index in anew:
+            self._channels[index].reopened = False
+        return anew
 
     def refused(self, channel: int) -> str:
         """Return why the other side refuses this process, or an empty string."""
