@@ -24,6 +24,7 @@ class Peers:
         self.servers: dict[bytes, int] = {}
         self.rank = 0
         self.worker_hosts: list[str] = []
+        self._worker_pids: list[int] = []
         self._server_hosts: list[str] = []
         self._host_id = ""
         self._tokens: dict[tuple[str, int], bytes] = {}
@@ -34,6 +35,7 @@ class Peers:
         self._tokens = {(one.role, one.rank): one.token for one in members}
         ordered = sorted(members, key=lambda one: one.rank)
         self.worker_hosts = [one.host_id for one in ordered if one.role == "worker"]
+        self._worker_pids = [one.pid for one in ordered if one.role == "worker"]
         self._server_hosts = [one.host_id for one in ordered if one.role == "server"]
 
     def __contains__(self, peer: object) -> bool:
@@ -58,6 +60,15 @@ class Peers:
     def has_neighbours(self) -> bool:
         """Whether workers live on this host."""
         return self._host_id in self.worker_hosts
+
+    def check_memory(self, worker: int, pid: int) -> None:
+        """Refuse memory that is not a worker's own.
+
+        Raises:
+            ProtocolError: it is of another process, or the worker lives on another host.
+        """
+        if self.worker_hosts[worker] != self._host_id or self._worker_pids[worker] != pid:
+            raise ProtocolError(f"worker {worker} offers memory of process {pid} of this host, which is not its own")
 
     def is_far(self, peer: bytes) -> bool:
         """Tell whether what a member sends and gets crosses the network."""

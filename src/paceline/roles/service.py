@@ -198,6 +198,7 @@ class Service:
         return m.Done()
 
     def _map_arena(self, worker: int, body: m.MapArena, frames: Frames) -> m.Reply:
+        self._peers.check_memory(worker, body.pid)
         opened = self._opened(body.store)
         held = [one for one in (opened.store, opened.relay) if one is not None and one.has_block(body.block)]
         for one in held or [opened.store]:

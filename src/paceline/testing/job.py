@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import json
 import os
@@ -19,6 +20,7 @@ import paceline
 from paceline import config
 from paceline.launch.supervise.guardian import Guardian
 from paceline.launch.supervise.ready import ReadyPipe
+from paceline.testing.nursery import Nursery
 from paceline.testing.process import Process, Worker, WorkerFailedError
 from paceline.transport.security import new_job_key
 
@@ -108,7 +110,7 @@ class LocalJob:
 
     def _start(self, name: str, role: str, rank: int, env: Mapping[str, str], pass_fds: Sequence[int] = ()) -> Process:
         argv = self._placed(role, rank, [sys.executable, "-m", "paceline", role])
-        process = Process(name, argv, env, self._directory, self._guardian.register, pass_fds)
+        process = Process(name, argv, env, self._directory, self._guardian, _nursery_of(os.getpid()), pass_fds)
         self._stack.callback(process.close)
         return process
 
@@ -123,13 +125,11 @@ class LocalJob:
         return self._environment(role, rank, self.address)
 
     def _environment(self, role: str, rank: int, scheduler: str) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PACELINE_", "DMLC_"))}
-        path = os.pathsep.join(part for part in (_SOURCES, os.environ.get("PYTHONPATH", "")) if part)
         own = {
             "role": role, "rank": rank, "local_rank": rank, "job_id": "test", "job_key": self.job_key,
             "num_workers": self.num_workers, "num_servers": self.num_servers, "scheduler": scheduler,
         }  # fmt: skip
-        env = kept | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | self._extra
+        env = _common_environment() | self._extra
         return env | {config.variable(name): str(value) for name, value in own.items()} | self._settings
 
     # ---- workers ---------------------------------------------------------------------------------------------------
@@ -168,7 +168,8 @@ class LocalJob:
         )
         argv = self._placed("worker", rank, [sys.executable, "-m", "paceline.testing.worker", str(task)])
         env = self.environment("worker", rank) | dict(environment or {})
-        worker = Worker(f"worker {rank} ({number})", argv, env, self._directory, self._guardian.register, result)
+        nursery = _nursery_of(os.getpid())
+        worker = Worker(f"worker {rank} ({number})", argv, env, self._directory, self._guardian, nursery, result)
         self.workers.append(worker)
         self._stack.callback(worker.close)
         return worker
@@ -195,6 +196,19 @@ class LocalJob:
         """Return the output of all processes, for messages."""
         processes: list[Process] = [self.scheduler, *self.servers, *self.workers]
         return "\n".join(f"---- {one.name} (exit code {one.code})\n{one.output}" for one in processes)
+
+
+def _common_environment() -> dict[str, str]:
+    """Return what all jobs of this process give to theirs."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PACELINE_", "DMLC_"))}
+    path = os.pathsep.join(part for part in (_SOURCES, os.environ.get("PYTHONPATH", "")) if part)
+    return kept | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+@functools.cache
+def _nursery_of(owner: int) -> Nursery:
+    """Return the nursery of a process, made when it starts its first job."""
+    return Nursery(_common_environment())
 
 
 def _text(value: Any) -> str:

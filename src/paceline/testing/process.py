@@ -6,11 +6,13 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from paceline.launch.supervise.guardian import Guardian
 from paceline.testing.channel import READ_VARIABLE, WRITE_VARIABLE, Lines, say
+from paceline.testing.nursery import Child, Nursery
 
 
 class WorkerFailedError(AssertionError):
@@ -25,7 +27,8 @@ class Process:
         argv: the command.
         env: its whole environment.
         directory: where its output goes.
-        register: called in the process before it becomes the command.
+        guardian: what ends it, should this process be killed.
+        nursery: where it is forked if it can be; else it is started as a program.
         pass_fds: file descriptors that it inherits.
     """
 
@@ -35,28 +38,24 @@ class Process:
         argv: Sequence[str],
         env: Mapping[str, str],
         directory: Path,
-        register: Callable[[], None],
+        guardian: Guardian,
+        nursery: Nursery | None = None,
         pass_fds: Sequence[int] = (),
     ) -> None:
         self.name = name
         self._output = directory / f"{name.replace(' ', '-')}.txt"
         with open(self._output, "wb") as output:
-            self._popen = subprocess.Popen(
-                list(argv),
-                env=dict(env),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=register,  # noqa: PLW1509 - it only writes to a pipe
-                pass_fds=pass_fds,
+            self._handle = (
+                nursery.fork(argv, env, output.fileno(), guardian.fd, pass_fds)
+                if nursery is not None and nursery.can_run(argv, env)
+                else _started(argv, env, output, guardian, pass_fds)
             )
-        self.pid = self._popen.pid
+        self.pid = self._handle.pid
 
     @property
     def code(self) -> int | None:
         """Exit code (negative: the signal that ended it), None while it runs."""
-        return self._popen.poll()
+        return self._handle.poll()
 
     @property
     def output(self) -> str:
@@ -70,14 +69,14 @@ class Process:
             TimeoutError: it still runs.
         """
         try:
-            return self._popen.wait(timeout_s)
+            return self._handle.wait(timeout_s)
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"{self.name} still runs after {timeout_s:g} s; it wrote:\n{self.output}") from None
 
     def kill(self, signum: int = signal.SIGKILL) -> None:
         """Send it a signal."""
         if self.code is None:
-            os.kill(self.pid, signum)
+            self._handle.send_signal(signum)
 
     def rss_bytes(self) -> int:
         """Return its resident memory."""
@@ -87,7 +86,24 @@ class Process:
     def close(self) -> None:
         """Kill it if it still runs, and let go of it."""
         self.kill()
-        self._popen.wait(10.0)
+        self._handle.wait(10.0)
+        if isinstance(self._handle, Child):
+            self._handle.close()
+
+
+def _started(
+    argv: Sequence[str], env: Mapping[str, str], output: IO[bytes], guardian: Guardian, pass_fds: Sequence[int]
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        list(argv),
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=guardian.register,  # noqa: PLW1509 - it only writes to a pipe
+        pass_fds=pass_fds,
+    )
 
 
 class Worker(Process):
@@ -98,7 +114,8 @@ class Worker(Process):
         argv: the command that reads the task from the file it is given.
         env: its environment, without the ends of the pipes.
         directory: where its output and its result go.
-        register: called in the process before it becomes the command.
+        guardian: what ends it, should this process be killed.
+        nursery: where it is forked if it can be.
         result: the file in which its result will be.
     """
 
@@ -108,7 +125,8 @@ class Worker(Process):
         argv: Sequence[str],
         env: Mapping[str, str],
         directory: Path,
-        register: Callable[[], None],
+        guardian: Guardian,
+        nursery: Nursery | None,
         result: Path,
     ) -> None:
         self._result = result
@@ -116,7 +134,7 @@ class Worker(Process):
         theirs_in, self._to_worker = os.pipe()
         ends = {READ_VARIABLE: str(theirs_in), WRITE_VARIABLE: str(theirs_out)}
         try:
-            super().__init__(name, argv, {**env, **ends}, directory, register, (theirs_in, theirs_out))
+            super().__init__(name, argv, {**env, **ends}, directory, guardian, nursery, (theirs_in, theirs_out))
         finally:
             os.close(theirs_in)
             os.close(theirs_out)

@@ -23,6 +23,10 @@ _SEAL_SHRINK = 2
 _MAP_FIXED = 0x10
 
 
+#: Device and inode of the memfds that this process has made.
+_made: set[tuple[int, int]] = set()
+
+
 class SharedTensor:
     """A flat tensor in a memfd.
 
@@ -42,6 +46,7 @@ class SharedTensor:
             # Nobody can cut the file under the other side's feet: reading beyond its end would kill it.
             fcntl.fcntl(self.fd, _ADD_SEALS, _SEAL_SHRINK)
             self.tensor = torch.frombuffer(mmap.mmap(self.fd, size), dtype=dtype)[:numel]
+            _made.add(_identity(self.fd))
         except BaseException:
             os.close(self.fd)
             raise
@@ -49,7 +54,13 @@ class SharedTensor:
     def close(self) -> None:
         """Give up the file; the memory goes when nobody maps it any more."""
         with contextlib.suppress(OSError):
+            _made.discard(_identity(self.fd))
             os.close(self.fd)
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    found = os.fstat(fd)
+    return found.st_dev, found.st_ino
 
 
 @dataclass(frozen=True)
@@ -88,7 +99,7 @@ def open_foreign(pid: int, fd: int, size: int) -> int:
     """Open the memfd of another process that has at least ``size`` bytes; returns a descriptor, to be closed.
 
     Raises:
-        ProtocolError: it cannot be opened, is no sealed memfd, or is too small.
+        ProtocolError: it cannot be opened, is no sealed memfd, is too small, or the other process has it from this one.
     """
     path = f"/proc/{pid}/fd/{fd}"
     try:
@@ -100,6 +111,8 @@ def open_foreign(pid: int, fd: int, size: int) -> int:
     try:
         if not fcntl.fcntl(own, _GET_SEALS) & _SEAL_SHRINK:
             raise ProtocolError(f"shared memory {path} can shrink")
+        if pid != os.getpid() and _identity(own) in _made:
+            raise ProtocolError(f"shared memory {path} was made by this process")
         if os.fstat(own).st_size < size:
             raise ProtocolError(f"shared memory {path} has {os.fstat(own).st_size} bytes, not {size}")
     except BaseException:

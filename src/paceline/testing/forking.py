@@ -1,0 +1,121 @@
+"""The forking process of :mod:`paceline.testing.nursery`, and what its children do first."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from paceline.testing.nursery import MAX_MESSAGE_BYTES
+
+#: Imported before the first child: what servers, workers and the scheduler need.
+PRELOADED = ("torch", "paceline.roles.server", "paceline.roles.scheduler", "paceline.kvstore.dist", "paceline.optim")
+
+_MAX_FDS = 32
+
+
+def _serve(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """Fork a child per task; returns its task and files in the child, None at the end in the forking process."""
+    wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda signum, frame: None)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    while True:
+        ready, _, _ = select.select([channel.fileno(), wake_read], [], [])
+        if wake_read in ready:
+            os.read(wake_read, 4096)
+            _report_ends(channel)
+        if channel.fileno() not in ready:
+            continue
+        data, fds, _, _ = socket.recv_fds(channel, MAX_MESSAGE_BYTES, _MAX_FDS)
+        if not data:
+            return None
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for fd in (wake_read, wake_write):
+                os.close(fd)
+            channel.close()
+            return json.loads(data), fds
+        channel.send(json.dumps({"pid": pid}).encode())
+        for fd in fds:
+            os.close(fd)
+
+
+def _report_ends(channel: socket.socket) -> None:
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            channel.send(json.dumps({"pid": ended[0], "code": os.waitstatus_to_exitcode(ended[1])}).encode())
+
+
+def _become(task: dict[str, Any], fds: Sequence[int]) -> None:
+    """Be the process that a task describes, up to its first line."""
+    os.setsid()
+    os.write(fds[1], b"%d\n" % os.getpid())
+    # First out of the way of the numbers that they are to have.
+    free = 3 + max([*fds, *task["fds"], 0])
+    moved: list[int] = []
+    for fd in fds:
+        high = free + len(moved)
+        os.dup2(fd, high)
+        moved.append(high)
+        os.close(fd)
+    for high, wanted in zip((moved[0], moved[0], *moved[2:]), (1, 2, *task["fds"]), strict=True):
+        os.dup2(high, wanted, inheritable=True)
+    for high in moved:
+        os.close(high)
+    os.environ.clear()
+    os.environ.update(task["env"])
+    os.chdir(task["directory"])
+    sys.argv = list(task["argv"])
+
+
+def main() -> None:
+    """Be the forking process, and its children."""
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    channel.set_inheritable(False)
+    for name in PRELOADED:
+        importlib.import_module(name)
+    forked = _serve(channel)
+    if forked is not None:
+        _become(*forked)
+        _run(sys.argv[0])
+
+
+def _run(module: str) -> None:
+    """Run a module as the program, and end without tearing down what was imported before the fork.
+
+    Threads are waited for, and what was registered with ``atexit`` since the fork runs, before the last line.
+    """
+    ended = [1]
+    atexit.register(_end, ended)
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        ended[0] = 0
+    except SystemExit as stop:
+        ended[0] = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        if isinstance(stop.code, str):
+            print(stop.code, file=sys.stderr)
+    except BaseException as error:  # noqa: BLE001 - as the interpreter does with what ends a program
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+        sys.excepthook(type(error), error, error.__traceback__)
+
+
+def _end(code: list[int]) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code[0])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""Processes that begin with torch and paceline imported: forks of one that has done so, two seconds earlier each.
+
+A child leads its own session, has its own environment, arguments and open files, and runs ``python -m MODULE`` like a
+program that was started as such. Only its hash seed is that of all children, and it ends without tearing modules down.
+Where the environment asks for what an interpreter or a library reads when it starts, a program is started
+(:meth:`Nursery.can_run`).
+"""
+
+from __future__ import annotations
+
+import array
+import atexit
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+#: Variables that count when an interpreter, or a library, starts.
+_READ_AT_START = (
+    "PYTHON",
+    "LD_",
+    "OMP_",
+    "KMP_",
+    "MKL_",
+    "OPENBLAS_",
+    "MALLOC_",
+    "GLIBC_",
+    "NUMBA_",
+    "TORCH_",
+    "CUDA_",
+)
+
+#: A task, with the whole environment.
+MAX_MESSAGE_BYTES = 1 << 20
+
+_START_TIMEOUT_S = 60.0
+
+
+def _of_the_start(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name.startswith(_READ_AT_START)}
+
+
+class Child:
+    """A forked process, with what is used of ``subprocess.Popen``."""
+
+    def __init__(self, nursery: Nursery, pid: int) -> None:
+        self._nursery, self.pid = nursery, pid
+        self._pidfd = os.pidfd_open(pid)
+
+    def poll(self) -> int | None:
+        """Return the exit code (negative: the signal that ended it), None while it runs."""
+        return self._nursery.code(self.pid)
+
+    def wait(self, timeout: float) -> int:
+        """Wait for the end and return the exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: it still runs.
+        """
+        return self._nursery.wait(self.pid, timeout)
+
+    def send_signal(self, signum: int) -> None:
+        """Send a signal, unless it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signum)
+
+    def close(self) -> None:
+        """Let go of a process that has ended."""
+        os.close(self._pidfd)
+
+
+class Nursery:
+    """The forking process, as seen from the one that wants children. It ends with this one.
+
+    Args:
+        env: its environment; children may differ from it in all that is not read at the start.
+    """
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self._start = _of_the_start(env)
+        self._owner = os.getpid()
+        self._lock = threading.Lock()
+        self._codes: dict[int, int] = {}
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_MESSAGE_BYTES)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "paceline.testing.forking", str(theirs.fileno())],
+                env=dict(env), stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True,
+            )  # fmt: skip
+        atexit.register(self.close)
+
+    def can_run(self, argv: Sequence[str], env: Mapping[str, str]) -> bool:
+        """Tell whether a command can be a child here: ``python -m``, with nothing special for its start."""
+        mine = self._process.poll() is None and self._owner == os.getpid()
+        return mine and list(argv[:2]) == [sys.executable, "-m"] and _of_the_start(env) == self._start
+
+    def fork(
+        self, argv: Sequence[str], env: Mapping[str, str], output: int, register: int, pass_fds: Sequence[int]
+    ) -> Child:
+        """Run ``python -m MODULE ARGUMENTS`` in a new child.
+
+        Args:
+            argv: the command.
+            env: its whole environment.
+            output: file descriptor for its stdout and stderr.
+            register: file descriptor to which the child writes its number before anything else.
+            pass_fds: what it inherits, under the same numbers.
+
+        Raises:
+            RuntimeError: the forking process has ended.
+        """
+        task = {"argv": list(argv[2:]), "env": dict(env), "fds": list(pass_fds), "directory": os.getcwd()}
+        fds = array.array("i", [output, register, *pass_fds])
+        with self._lock:
+            self._socket.sendmsg([json.dumps(task).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+            deadline = time.monotonic() + _START_TIMEOUT_S
+            while (pid := self._hear(max(0.0, deadline - time.monotonic()))) is None:
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"no child was forked within {_START_TIMEOUT_S:g} s")
+            return Child(self, pid)
+
+    def _hear(self, timeout_s: float) -> int | None:
+        """Take in one message; returns the number of a new child if that is what it says."""
+        if not select.select([self._socket], [], [], timeout_s)[0]:
+            return None
+        data = self._socket.recv(4096)
+        if not data:
+            raise RuntimeError(f"the forking process has ended with {self._process.wait(10.0)}")
+        said = json.loads(data)
+        if "code" in said:
+            self._codes[said["pid"]] = said["code"]
+            return None
+        pid: int = said["pid"]
+        self._codes.pop(pid, None)  # of an earlier process with this number
+        return pid
+
+    def code(self, pid: int) -> int | None:
+        """Return a child's exit code, None while it runs."""
+        with self._lock:
+            while pid not in self._codes and select.select([self._socket], [], [], 0.0)[0]:
+                self._hear(0.0)
+            return self._codes.get(pid)
+
+    def wait(self, pid: int, timeout_s: float) -> int:
+        """Wait for a child's end and return its exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: it still runs.
+        """
+        deadline = time.monotonic() + timeout_s
+        while (code := self.code(pid)) is None:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                raise subprocess.TimeoutExpired(f"child {pid}", timeout_s)
+            # Another thread may take the message in: look again soon.
+            select.select([self._socket], [], [], min(remaining, 0.1))
+        return code
+
+    def close(self) -> None:
+        """End the forking process; children go on."""
+        if self._owner == os.getpid():
+            self._socket.close()
+            self._process.wait(10.0)

@@ -1,0 +1,118 @@
+"""Forked processes of a job under test behave like programs that were started."""
+
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+from paceline.launch.supervise.guardian import Guardian
+from paceline.testing import LocalJob, Process, WorkerFailedError
+from paceline.testing.nursery import Child, Nursery
+
+
+def say_who_i_am():
+    return [os.getpid(), os.getsid(0), os.environ["PACELINE_RANK"], "torch" in sys.modules]
+
+
+def leave_a_note(path):
+    import atexit
+
+    def note():
+        with open(path, "w") as file:
+            file.write("left")
+
+    atexit.register(note)
+    print("to stdout")
+    print("to stderr", file=sys.stderr)
+
+
+def end_with(what):
+    if what == "exception":
+        raise ArithmeticError("no number")
+    sys.exit({"text": "a text", "none": None}.get(what, what))
+
+
+def wait_for_ever():
+    time.sleep(600)
+
+
+@pytest.fixture(scope="module")
+def job():
+    with LocalJob(2, 1) as running:
+        yield running
+
+
+def is_forked(process):
+    return isinstance(process._handle, Child)
+
+
+def test_children_lead_their_sessions_and_have_their_own_environment(job):
+    workers = [job.start(rank, say_who_i_am) for rank in (0, 1)]
+    found = [worker.result() for worker in workers]
+    assert all(is_forked(one) for one in (*workers, *job.servers, job.scheduler))
+    assert [one[:2] for one in found] == [[worker.pid, worker.pid] for worker in workers]
+    assert [one[2] for one in found] == ["0", "1"]
+
+
+def test_what_is_registered_for_the_end_runs_and_output_is_kept(job, tmp_path):
+    worker = job.start(0, leave_a_note, str(tmp_path / "note"))
+    worker.result()
+    assert (tmp_path / "note").read_text() == "left"
+    assert {"to stdout", "to stderr"} <= set(worker.output.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "words"), [(3, 3, ""), ("text", 1, "a text"), ("exception", 1, "ArithmeticError: no number")]
+)
+def test_exit_codes_are_those_of_programs(job, what, code, words):
+    worker = job.start(0, end_with, what)
+    with pytest.raises(WorkerFailedError, match=f"exit code {code}"):
+        worker.result()
+    assert words in worker.output
+
+
+def test_signals_end_children_and_are_told(job):
+    worker = job.start(0, wait_for_ever)
+    assert worker.code is None
+    with pytest.raises(TimeoutError, match="still runs after"):
+        worker.wait(0.1)
+    worker.kill(signal.SIGTERM)
+    assert worker.wait(10) == -signal.SIGTERM
+    worker.kill()  # nothing to kill any more
+
+
+def test_what_a_library_reads_at_its_start_needs_a_program(job):
+    worker = job.start(0, say_who_i_am, environment={"OMP_NUM_THREADS": "2"})
+    assert not is_forked(worker)
+    assert worker.result()[3] is False
+
+
+def test_files_are_inherited_under_their_numbers(tmp_path):
+    """The scheduler's pipe is one; here several, so close that they could overwrite each other."""
+    env = dict(os.environ)
+    nursery, guardian = Nursery(env), Guardian()
+    ends = [os.pipe() for _ in range(4)]
+    try:
+        code = f"import os; [os.write(fd, str(fd).encode()) for fd in {[write for _, write in ends]}]"
+        argv = [sys.executable, "-m", "timeit", "-n", "1", "-r", "1", code]
+        process = Process("writer", argv, env, tmp_path, guardian, nursery, [write for _, write in ends])
+        assert is_forked(process)
+        assert process.wait(60) == 0, process.output
+        assert [os.read(read, 100) for read, _ in ends] == [str(write).encode() for _, write in ends]
+        process.close()
+    finally:
+        guardian.close()
+        nursery.close()
+        for pair in ends:
+            for fd in pair:
+                os.close(fd)
+
+
+def test_a_nursery_that_ended_forks_nothing_more():
+    nursery = Nursery(dict(os.environ))
+    nursery._process.kill()
+    nursery._process.wait(10)
+    assert not nursery.can_run([sys.executable, "-m", "paceline"], dict(os.environ))
+    nursery.close()
