@@ -145,6 +145,10 @@ class MemoryHub:
         """Tell whether somebody listens there."""
         return self._targets[channel][0] in self._network.listeners
 
+    def reopened(self) -> list[int]:
+        """No connection is ever lost in memory, only messages."""
+        return []
+
     def refused(self, channel: int) -> str:
         """Nobody is refused in memory."""
         return ""
