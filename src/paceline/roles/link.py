@@ -59,10 +59,10 @@ class Link:
         if sent is not None:
             self.hub.send(self.channel, [encode(seq, self._outbox.acked, sent.body), *sent.frames])
 
-    def probe(self, now: float, after_s: float = PROBE_AFTER_S) -> None:
-        """Ask after requests without an answer for ``after_s``: at once (0) where a connection was lost."""
+    def probe(self, now: float, at_once: bool = False) -> None:
+        """Ask after requests whose answer is overdue; ``at_once`` where a connection was lost."""
         late = []
-        for seq in self._outbox.overdue(now, after_s):
+        for seq in self._outbox.overdue(now, 0.0 if at_once else PROBE_AFTER_S):
             sent = self._outbox.content(seq)
             if sent is not None and isinstance(sent.body, m.Probe):
                 self._outbox.answer(seq)

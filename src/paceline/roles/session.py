@@ -230,7 +230,7 @@ class Session:
     def _look_around(self) -> None:
         now = time.monotonic()
         for channel in self._hub.reopened():
-            self._links[channel].probe(now, after_s=0.0)
+            self._links[channel].probe(now, at_once=True)
         for link in self._links:
             if len(link):
                 raise_if_refused(self._hub, link.channel, link.name)

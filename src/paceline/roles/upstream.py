@@ -88,7 +88,7 @@ class Upstream:
             self._use(channel, frames)
         now = time.monotonic()
         for channel in self._hub.reopened():
-            self._by_channel[channel].link.probe(now, after_s=0.0)
+            self._by_channel[channel].link.probe(now, at_once=True)
         if now >= self._next_look:
             self._next_look = now + LOOK_S
             for owner in self._owners.values():
