@@ -18,9 +18,9 @@ PlacementPolicy = Literal["balanced", "layered", "hash"]
 #: can be mapped by itself.
 ALIGNMENT = 2048
 
-#: Limits of the largest buckets of a large model, and of those at its front, as multiples of the bound: 16 MB and 1 MB
-#: of float32 with the default of a million elements.
-LARGEST, SMALLEST = 4, 1 / 4
+#: Limit of the buckets at the front of a large model, as a multiple of the bound: 1 MB of float32 with the default of a
+#: million elements.
+SMALLEST = 1 / 4
 
 #: A server has at least so many buckets before they grow larger than the bound.
 BUCKETS_PER_SERVER = 4
@@ -73,6 +73,7 @@ def place(
     num_servers: int,
     *,
     bound: int,
+    largest: int = 0,
     whole: bool = False,
     policy: PlacementPolicy = "balanced",
     loads: Sequence[int] = (),
@@ -83,8 +84,8 @@ def place(
     Args:
         keys: in forward order.
         num_servers: servers are 0 to ``num_servers - 1``.
-        bound: keys of up to so many elements stay whole. Buckets become larger, up to :data:`LARGEST` times the bound,
-            towards the end of a large model.
+        bound: keys of up to so many elements stay whole.
+        largest: elements of the largest bucket, towards the end of a large model; at least, and by default, the bound.
         whole: never split a key (optimizers that need whole tensors).
         policy: ``balanced`` evens out the load; ``layered`` gives the lower layers to the fast servers (MXNet-G);
             ``hash`` depends on names only.
@@ -102,7 +103,8 @@ def place(
     held = list(loads) or [0] * num_servers
     if len(weights) != num_servers or len(held) != num_servers or min(weights) <= 0:
         raise ValueError(f"placement needs one positive speed and one load for each of {num_servers} servers")
-    pieces = _pieces(keys, num_servers, bound, whole)
+    limits = _Limits(sum(key.numel for key in keys), num_servers, bound, max(bound, largest))
+    pieces = _pieces(keys, limits, bound, whole)
     owners = {"balanced": _balanced, "layered": _layered, "hash": _hashed}[policy](pieces, keys, held, weights)
     return _layout(pieces, owners, len(keys))
 
@@ -117,22 +119,21 @@ class _Limits:
     makes, and nothing is left to hide their way. So buckets double in size from the front of the model on.
     """
 
-    def __init__(self, total: int, num_servers: int, bound: int) -> None:
+    def __init__(self, total: int, num_servers: int, bound: int, largest: int) -> None:
         share = -(-total // num_servers)
         if share <= bound:
             self._low = self._high = max(1, share)
         else:
             self._low = max(1, int(bound * SMALLEST))
-            self._high = min(bound * LARGEST, max(bound, share // BUCKETS_PER_SERVER))
+            self._high = min(largest, max(bound, share // BUCKETS_PER_SERVER))
 
     def at(self, position: int) -> int:
         """Return the limit where so many elements come before."""
         return min(self._high, max(self._low, position))
 
 
-def _pieces(keys: Sequence[KeySize], num_servers: int, bound: int, whole: bool) -> list[_Piece]:
+def _pieces(keys: Sequence[KeySize], limits: _Limits, bound: int, whole: bool) -> list[_Piece]:
     """Cut large keys, pack small ones of equal tag; in forward order."""
-    limits = _Limits(sum(key.numel for key in keys), num_servers, bound)
     pieces: list[_Piece] = []
     packs: dict[int, tuple[_Piece, int]] = {}
     position = 0

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.placement import ALIGNMENT, LARGEST, Bucket, KeySize, Layout, Part, check_layout, place
+from paceline.placement import ALIGNMENT, Bucket, KeySize, Layout, Part, check_layout, place
 
 POLICIES = st.sampled_from(["balanced", "layered", "hash"])
 KEYS = st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 2)), max_size=12).map(
@@ -35,34 +35,34 @@ def test_every_element_is_in_one_bucket_of_one_server(
 @quick
 @given(KEYS, SERVERS, BOUND, POLICIES)
 def test_no_bucket_is_too_large(keys: list[KeySize], servers: int, bound: int, policy: str) -> None:
-    layout = place(keys, servers, bound=bound, policy=policy)  # type: ignore[arg-type]
-    share = -(-sum(key.numel for key in keys) // servers)
-    largest = bound if share <= bound else LARGEST * bound
-    assert all(bucket.length <= largest for bucket in layout.buckets)
+    for factor in (0, 1, 4):
+        layout = place(keys, servers, bound=bound, largest=factor * bound, policy=policy)  # type: ignore[arg-type]
+        check_layout(layout, keys)
+        assert all(bucket.length <= max(1, factor) * bound for bucket in layout.buckets)
 
 
 @quick
 @given(KEYS, SERVERS, BOUND, POLICIES)
 def test_keys_up_to_the_bound_stay_whole(keys: list[KeySize], servers: int, bound: int, policy: str) -> None:
-    layout = place(keys, servers, bound=bound, policy=policy)  # type: ignore[arg-type]
+    layout = place(keys, servers, bound=bound, largest=3 * bound, policy=policy)  # type: ignore[arg-type]
     parts = [part for bucket in layout.buckets for part in bucket.parts]
     assert all(part.length == keys[part.key].numel for part in parts if keys[part.key].numel <= bound)
 
 
 def test_buckets_grow_from_the_front_of_a_large_model() -> None:
-    layout = place([KeySize(i, 10) for i in range(1000)], 1, bound=200)
+    layout = place([KeySize(i, 10) for i in range(1000)], 1, bound=200, largest=800)
     sizes = [bucket.length for bucket in layout.buckets]
     assert sizes[:6] == [50, 50, 100, 200, 400, 800]
     assert set(sizes[6:-1]) == {800}
 
 
 def test_large_keys_are_cut_where_they_end() -> None:
-    layout = place([KeySize("embedding", 4000), KeySize("head", 4000)], 1, bound=1000)
+    layout = place([KeySize("embedding", 4000), KeySize("head", 4000)], 1, bound=1000, largest=2000)
     assert [bucket.length for bucket in layout.buckets] == [2000] * 4
 
 
 def test_servers_of_a_large_model_have_a_few_buckets_each() -> None:
-    layout = place([KeySize(i, 100) for i in range(1600)], 4, bound=5000)
+    layout = place([KeySize(i, 100) for i in range(1600)], 4, bound=5000, largest=20_000)
     assert max(bucket.length for bucket in layout.buckets) == 160_000 / 4 / 4
     loads = [load_of(layout, server) for server in range(4)]
     assert max(loads) / min(loads) < 1.1
@@ -75,7 +75,7 @@ def test_whole_keys_are_never_split(keys: list[KeySize], servers: int, bound: in
     parts = [part for bucket in layout.buckets for part in bucket.parts]
     assert sorted(part.key for part in parts) == list(range(len(keys)))
     assert all(part.length == keys[part.key].numel for part in parts)
-    assert all(bucket.length <= LARGEST * bound or len(bucket.parts) == 1 for bucket in layout.buckets)
+    assert all(bucket.length <= bound or len(bucket.parts) == 1 for bucket in layout.buckets)
 
 
 @quick

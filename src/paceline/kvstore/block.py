@@ -261,6 +261,7 @@ def layout_of(spec: m.BlockSpec, num_servers: int) -> Layout:
         keys,
         num_servers,
         bound=spec.bound,
+        largest=spec.largest,
         whole=spec.whole,
         policy=spec.policy,  # type: ignore[arg-type]
         loads=spec.loads,

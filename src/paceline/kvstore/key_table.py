@@ -20,6 +20,10 @@ from paceline.wire import messages as m
 
 logger = logging.getLogger(__name__)
 
+#: How much larger than the bound buckets become where all is on one host. There messages cost more than the way; over a
+#: network nothing moves in the other direction before the first bucket has arrived.
+GROWTH = 4
+
 
 class _Relayed(NamedTuple):
     """The buckets that a server of this host takes for others, and where it keeps their values."""
@@ -133,7 +137,8 @@ class KeyTable:
         settings = self._session.settings
         speeds = [float(part) for part in settings.server_speeds.split(",") if part]
         loads, bound, whole = list(self._loads), settings.bigarray_bound, rows or self._whole()
-        return m.BlockSpec(number, dtype, specs, loads, speeds, bound, settings.placement, whole, rows)
+        largest = GROWTH * bound if self._session.is_on_one_host else bound
+        return m.BlockSpec(number, dtype, specs, loads, speeds, bound, settings.placement, whole, rows, largest)
 
     def _make_block(self, spec: m.BlockSpec) -> WorkerBlock:
         near = any(server.host_id == self._session.host_id for server in self._session.servers)

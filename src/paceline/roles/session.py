@@ -119,6 +119,11 @@ class Session:
         return [one for one in self._lifeline.members if one.role == "server"]
 
     @property
+    def is_on_one_host(self) -> bool:
+        """Whether all workers and servers live on this host."""
+        return all(one.host_id == self.host_id for one in (*self.workers, *self.servers))
+
+    @property
     def host_id(self) -> str:
         """What this process shares with processes that can map its memory."""
         return self._lifeline.me.host_id

@@ -107,6 +107,8 @@ class BlockSpec(Message):
     whole: bool
     rows: bool = False
     """Keys whose pushes may be rows, which go to their server directly."""
+    largest: Count = 0
+    """Elements of the largest bucket; 0: the bound."""
 
 
 class Publish(Message, tag=8):
