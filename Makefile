@@ -15,7 +15,7 @@ help:
 	@echo "make demo   train LeNet on handwritten digits with 2 workers and 2 servers"
 	@echo "make test   run the tests, with coverage"
 	@echo "make check  ruff, ruff format, mypy"
-	@echo "make bench  run the benchmarks (about 6 minutes) and write docs/benchmarks.md"
+	@echo "make bench  run the benchmarks (about 7 minutes) and write docs/benchmarks.md"
 	@echo "make fuzz   one million mutated messages against a server"
 	@echo "make clean  remove what the targets above have made"
 

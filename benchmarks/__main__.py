@@ -1,4 +1,4 @@
-"""A selection of the benchmarks in about six minutes, written down with a plot: ``make bench``.
+"""A selection of the benchmarks in about seven minutes, written down with a plot: ``make bench``.
 
 What goes over a network needs root, for network namespaces; elsewhere the report says that it is left out.
 """
