@@ -52,7 +52,9 @@ class Child:
 
     def __init__(self, nursery: Nursery, pid: int) -> None:
         self._nursery, self.pid = nursery, pid
-        self._pidfd = os.pidfd_open(pid)
+        self._pidfd: int | None = None  # it may have ended already
+        with contextlib.suppress(ProcessLookupError):
+            self._pidfd = os.pidfd_open(pid)
 
     def poll(self) -> int | None:
         """Return the exit code (negative: the signal that ended it), None while it runs."""
@@ -68,12 +70,14 @@ class Child:
 
     def send_signal(self, signum: int) -> None:
         """Send a signal, unless it has ended."""
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, signum)
+        if self._pidfd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signum)
 
     def close(self) -> None:
         """Let go of a process that has ended."""
-        os.close(self._pidfd)
+        if self._pidfd is not None:
+            os.close(self._pidfd)
 
 
 class Nursery:
