@@ -110,6 +110,32 @@ def test_listener_sends_everything_once_whatever_waits(monkeypatch, window):
         assert set(order[: order.index(number)]) == set(range(number))
 
 
+def test_channel_that_was_lost_and_is_back_says_so_once():
+    security = Security(new_job_key())
+    first = zeromq.ZmqListener(["tcp://127.0.0.1:*"], security)
+    hub = zeromq.ZmqHub(security)
+    try:
+        channel = hub.connect(first.addresses[0], b"peer")
+        wait_until(lambda: hub.is_open(channel))
+        assert hub.reopened() == []
+        first.close()
+        wait_until(lambda: not hub.is_open(channel))
+        second = zeromq.ZmqListener(first.addresses, security)
+        wait_until(lambda: hub.is_open(channel))
+        assert hub.reopened() == [channel]
+        assert hub.reopened() == []
+        second.close()
+    finally:
+        hub.close()
+
+
+def wait_until(condition, timeout_s=20.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_channel_that_zeromq_has_given_up_never_blocks_and_says_why():
     listener = zeromq.ZmqListener(["tcp://127.0.0.1:*"], Security(new_job_key()))
     hub = zeromq.ZmqHub(Security(""))

@@ -110,13 +110,17 @@ class LocalJob:
 
     def _start(self, name: str, role: str, rank: int, env: Mapping[str, str], pass_fds: Sequence[int] = ()) -> Process:
         argv = self._placed(role, rank, [sys.executable, "-m", "paceline", role])
-        process = Process(name, argv, env, self._directory, self._guardian, _nursery_of(os.getpid()), pass_fds)
+        process = Process(name, argv, env, self._directory, self._guardian, self._nursery(), pass_fds)
         self._stack.callback(process.close)
         return process
 
     def _placed(self, role: str, rank: int, argv: Sequence[str]) -> Sequence[str]:
         """Return the command that runs ``argv`` where a process belongs; for jobs that are not all in one place."""
         return argv
+
+    def _nursery(self) -> Nursery | None:
+        """Return what forks processes, or None where they can only be started as programs."""
+        return _nursery_of(os.getpid())
 
     # ---- environment -----------------------------------------------------------------------------------------------
 
@@ -168,7 +172,7 @@ class LocalJob:
         )
         argv = self._placed("worker", rank, [sys.executable, "-m", "paceline.testing.worker", str(task)])
         env = self.environment("worker", rank) | dict(environment or {})
-        nursery = _nursery_of(os.getpid())
+        nursery = self._nursery()
         worker = Worker(f"worker {rank} ({number})", argv, env, self._directory, self._guardian, nursery, result)
         self.workers.append(worker)
         self._stack.callback(worker.close)

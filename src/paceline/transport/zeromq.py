@@ -22,7 +22,7 @@ from paceline.wire.limits import MAX_FRAME_BYTES
 #: Frames below this are copied: pinning memory for them costs more than it saves.
 COPY_BELOW_BYTES = 16 * 1024
 
-#: Messages taken from a socket in one go, so that a busy peer cannot starve the rest of the loop.
+#: Messages and bytes (of the last message more) taken from a socket in one go: no peer can starve the rest of the loop.
 BURST, BURST_BYTES = 256, 16 * 1024 * 1024
 
 #: While something waits to be sent, how often to look whether there is room: ZeroMQ does not tell.
