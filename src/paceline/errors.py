@@ -53,3 +53,7 @@ class LaunchError(PacelineError):
 
 class StaleGradientError(PacelineError):
     """A parameter was about to be updated with a gradient that backward has not refreshed."""
+
+
+class NonFiniteError(PacelineError):
+    """Gradients are NaN or Inf. The text names the parameter, the worker and the round."""

@@ -31,7 +31,8 @@ FEATURES = (
     "lamb",
     "reduction sum",
     "buffers and frozen",
-    "unused parameter",
+    "unused parameter, worker",
+    "unused parameter, server",
 )
 
 
@@ -106,7 +107,7 @@ def my_part(sizes, rank):
     return slice(start, start + sizes[rank])
 
 
-def wrapped(name, rank, sizes=(32, 32), with_model=True, on_store=True, **options):
+def wrapped(name, rank, sizes=(32, 32), with_model=True, update="server", **options):
     """A model with this worker's own weights, in an optimizer that brings rank 0's."""
     model = new_model(rank)
     inner = new_optimizer(name, model)
@@ -114,12 +115,12 @@ def wrapped(name, rank, sizes=(32, 32), with_model=True, on_store=True, **option
         options["model"] = model
     else:
         options["samples"] = sizes[rank]
-    return model, DistributedOptimizer(inner, "dist_sync", update_on_kvstore=on_store, **options)
+    return model, DistributedOptimizer(inner, "dist_sync", update=update, **options)
 
 
 def train_variant(rank, variant):
     name, where, how = variant.split()
-    model, optimizer = wrapped(name, rank, with_model=how == "model", on_store=where == "server")
+    model, optimizer = wrapped(name, rank, with_model=how == "model", update=where)
     train(model, optimizer, range(STEPS), my_part((32, 32), rank), new_schedule(name, optimizer))
     optimizer.synchronize()
     return compare(model, alone(name))
@@ -163,7 +164,7 @@ def train_closure(rank):
 
 
 def train_scaler(rank):
-    """Worker 1 overflows at step 3: that update is worker 0's alone."""
+    """Worker 1 overflows at step 3: no worker takes that step."""
     overflow = 3
     model, optimizer = wrapped("adam", rank, overlap=False)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
@@ -179,7 +180,8 @@ def train_scaler(rank):
     reference = new_model(0)
     inner = new_optimizer("adam", reference)
     for step in range(10):
-        train(reference, inner, [step], slice(0, 32) if step == overflow else slice(None))
+        if step != overflow:
+            train(reference, inner, [step])
     return compare(model, reference)
 
 
@@ -187,7 +189,7 @@ def train_kept_state(rank):
     model = new_model(0)
     inner = new_optimizer("adam", model)
     train(model, inner, range(10))
-    optimizer = DistributedOptimizer(inner, "dist_sync", model=model, update_on_kvstore=True)
+    optimizer = DistributedOptimizer(inner, "dist_sync", model=model, update="server")
     train(model, optimizer, range(10, 20), my_part((32, 32), rank))
     optimizer.synchronize()
     return compare(model, alone("adam", range(20)))
@@ -206,7 +208,7 @@ def train_state_dict(rank):
     train(middle, inner, range(10, 20))
     again = new_model(rank)
     again.load_state_dict(middle.state_dict())
-    last = DistributedOptimizer(new_optimizer("adam", again), "dist_sync", model=again, update_on_kvstore=True)
+    last = DistributedOptimizer(new_optimizer("adam", again), "dist_sync", model=again, update="server")
     last.load_state_dict(inner.state_dict())
     train(again, last, range(20, 30), part)
     last.synchronize()
@@ -248,16 +250,17 @@ def train_buffers_and_frozen(rank):
     return compare(model, reference)
 
 
-def train_unused_parameter(rank):
-    """A parameter that no loss depends on gets a gradient of zero and does not hold the others up."""
+def train_unused_parameter(rank, update):
+    """A parameter that no loss depends on stays where it is, weight decay or not, and does not hold the others up."""
     model, reference = new_model(rank), new_model(0)
     for one in (model, reference):
         one.unused = torch.nn.Parameter(torch.ones(3))
         one.forward = lambda inputs, one=one: one[2](one[1](one[0](inputs)))
-    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), "dist_sync", model=model)
+    options = {"lr": 0.1, "weight_decay": 0.1, "momentum": 0.9}
+    inner = torch.optim.SGD(model.parameters(), **options)
+    optimizer = DistributedOptimizer(inner, "dist_sync", model=model, update=update)
     train(model, optimizer, range(10), my_part((32, 32), rank))
-    optimizer.synchronize()
-    train(reference, torch.optim.SGD(reference.parameters(), lr=0.1), range(10))
+    train(reference, torch.optim.SGD(reference.parameters(), **options), range(10))
     return compare(model, reference)
 
 
@@ -272,7 +275,8 @@ FEATURE_FUNCTIONS = {
     "lamb": train_lamb,
     "reduction sum": train_reduction_sum,
     "buffers and frozen": train_buffers_and_frozen,
-    "unused parameter": train_unused_parameter,
+    "unused parameter, worker": lambda rank: train_unused_parameter(rank, "worker"),
+    "unused parameter, server": lambda rank: train_unused_parameter(rank, "server"),
 }
 
 

@@ -125,7 +125,7 @@ def on_the_worker():
     model = nn.Linear(30, 4)
     inner = torch.optim.Adam(model.parameters(), lr=0.05)
     settings = {"type": "int8", "leg": "pull"}
-    optimizer = DistributedOptimizer(inner, "dist_sync", model=model, update_on_kvstore=False, compression=settings)
+    optimizer = DistributedOptimizer(inner, "dist_sync", model=model, update="worker", compression=settings)
     return fitted(model, optimizer, 120, set_to_none=False)
 
 
@@ -147,7 +147,7 @@ def inherited():
     store.set_gradient_compression([{"type": "2bit", "threshold": 0.5}, {"type": "int8", "leg": "pull"}])
     torch.manual_seed(store.rank)
     model = nn.Linear(30, 4)
-    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), store, model=model)
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), store, model=model, update="server")
     codecs = {leg: one.name for leg, one in optimizer.kvstore.traffic.codecs.items()}
     return [optimizer.kvstore is not store, codecs, *fitted(model, optimizer, 150)]
 
@@ -252,7 +252,7 @@ def learn_digits():
         nn.Flatten(), nn.Linear(256, 64), nn.Tanh(), nn.Linear(64, 10),
     )  # fmt: skip
     settings = [{"type": "2bit", "threshold": 0.01}, {"type": "int8", "leg": "pull"}]
-    optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.08), model=net, compression=settings)
+    optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.08), model=net, update="server", compression=settings)
     images, labels = digits(True, 2, optimizer.kvstore.rank).tensors
     chance = torch.Generator().manual_seed(optimizer.kvstore.rank)
     for _ in range(8):

@@ -44,7 +44,7 @@ class ByOptimizer:
         if resumed:
             self.model.load_state_dict(torch.load(f"{folder}/weights", weights_only=True))
         inner = torch.optim.SGD(self.model.parameters(), lr=0.5, momentum=0.9)
-        self.optimizer = DistributedOptimizer(inner, "dist_sync", model=self.model, compression=BOTH)
+        self.optimizer = DistributedOptimizer(inner, "dist_sync", model=self.model, update="server", compression=BOTH)
         self.store = self.optimizer.kvstore
         if resumed:
             self.load()

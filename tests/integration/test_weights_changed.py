@@ -1,4 +1,4 @@
-"""Weights that change behind the servers' back are noticed, instead of being overwritten without a word."""
+"""Weights that a loop writes: honoured where workers hold them, noticed where servers do."""
 
 import pytest
 import torch
@@ -7,33 +7,64 @@ import paceline
 from paceline.testing import LocalJob
 
 
-def change_weights(on_store):
-    """Train a step, load other weights, train another step; return what that says."""
+def load_state_dict(net):
+    net.load_state_dict({name: torch.ones_like(value) for name, value in net.state_dict().items()})
+
+
+def write_through_data(net):
+    for param in net.parameters():
+        param.data.fill_(1.0)
+
+
+def one_element(net):
+    net.weight.data[0, 0] = 1.0
+
+
+WRITES = {"load_state_dict": load_state_dict, "data": write_through_data, "one element": one_element}
+
+
+def change_weights(update, write, tell):
+    """Train a step, write weights, train another step; return the weights of one process and ours, or the error."""
+    torch.manual_seed(0)
     net = torch.nn.Linear(4, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    optimizer = paceline.DistributedOptimizer(optimizer, "dist_sync", model=net, update_on_kvstore=on_store)
-    weights = {name: torch.ones_like(value) for name, value in net.state_dict().items()}
-    said = []
-    for _ in range(2):
-        net(torch.ones(3, 4)).sum().backward()
-        try:
-            optimizer.step()
-            said.append("stepped")
-        except paceline.errors.PacelineError as error:
-            said.append(str(error))
-        optimizer.zero_grad()
-        optimizer.synchronize()
-        net.load_state_dict(weights)
-    return said
+    optimizer = paceline.DistributedOptimizer(optimizer, "dist_sync", model=net, update=update)
+    torch.manual_seed(0)
+    alone = torch.nn.Linear(4, 2)
+    other = torch.optim.SGD(alone.parameters(), lr=0.1)
+    try:
+        for each, stepper in ((net, optimizer), (alone, other)):
+            for step in range(2):
+                each(torch.ones(3, 4)).sum().backward()
+                stepper.step()
+                stepper.zero_grad()
+                if step == 0:
+                    WRITES[write](each)
+                    if tell and stepper is optimizer:
+                        optimizer.broadcast_weights()
+    except paceline.errors.PacelineError as error:
+        return str(error)
+    return [(one - two).abs().max().item() for one, two in zip(net.parameters(), alone.parameters(), strict=True)]
 
 
-@pytest.mark.parametrize("on_store", [True, False])
-def test_weights_loaded_after_wrapping_are_an_error_where_servers_hold_the_weights(on_store: bool) -> None:
+@pytest.mark.parametrize("write", WRITES)
+def test_weights_written_in_all_workers_count(write: str) -> None:
+    with LocalJob(2, 1) as job:
+        for found in job.run(change_weights, "worker", write, False, timeout_s=60):
+            assert max(found) <= 1e-6
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_weights_written_where_servers_hold_them_are_an_error_in_the_next_step(write: str) -> None:
     with LocalJob(1, 1) as job:
-        [said] = job.run(change_weights, on_store, timeout_s=60)
-    assert said[0] == "stepped"
-    if on_store:
-        assert "'weight' was changed in place" in said[1]
-        assert "before wrapping" in said[1]
-    else:
-        assert said[1] == "stepped"
+        [said] = job.run(change_weights, "server", write, False, timeout_s=60)
+    assert "parameter 'weight' was changed" in said or "parameter 'bias' was changed" in said
+    assert "optimizer.broadcast_weights()" in said
+    assert "update='worker'" in said
+
+
+@pytest.mark.parametrize("update", ["worker", "server"])
+def test_broadcast_weights_makes_written_weights_everybodys(update: str) -> None:
+    with LocalJob(2, 2) as job:
+        for found in job.run(change_weights, update, "data", True, timeout_s=60):
+            assert max(found) <= 1e-6

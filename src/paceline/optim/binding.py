@@ -1,17 +1,21 @@
-"""Parameters and the arena: gradients go in, values come out, without copies where both are in CPU memory.
+"""Parameters and the arena: gradients are copied in, merged gradients or weights are copied out.
+
+The arena is never the user's memory. Servers may read it, and write it, at any time of a round, while ``param.data``
+and ``param.grad`` belong to this process alone: whatever a training loop does to them reaches nobody by itself.
 
 Where a parameter is on a CUDA device, copies run beside the computation, on a side stream.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from paceline.errors import PacelineError
-from paceline.kvstore.block import WorkerBlock
+from paceline.kvstore.block import Stretch, WorkerBlock
 from paceline.optim.device import SideStream, side_streams
 
 
@@ -23,88 +27,121 @@ class Bound:
     param: torch.nn.Parameter
     block: WorkerBlock
     index: int
-    buckets: tuple[int, ...]
+    stretches: tuple[Stretch, ...]
+    """Where the parameter lies in buckets."""
     value: torch.Tensor
     grad: torch.Tensor
-    in_place: bool
-    """``param.data`` is the arena's view."""
-    version: int
-    """Counts in-place changes of the parameter; neither the arena nor autograd moves it."""
     side: SideStream | None = None
     """Where copies run, for parameters on CUDA devices."""
+    absent: bool = False
+    """There was no gradient at the last :meth:`put_grad`."""
+    put: torch.Tensor | None = None
+    """The gradient at the last :meth:`put_grad`."""
+    put_version: int = 0
 
-    def take_grad(self) -> torch.cuda.Event | None:
-        """Bring the gradient into the arena, unless it is there; after this ``param.grad`` is the arena's view.
+    def put_grad(self) -> torch.cuda.Event | None:
+        """Copy the gradient into the arena; without one ``absent`` is True.
 
         Returns:
             What tells when it is there, where that takes time beside the computation; else None.
         """
+        self._check_kind()
         grad = self.param.grad
+        self.put, self.absent = grad, grad is None
         if grad is None:
-            self.grad.zero_()
             return None
+        self.put_version = grad._version
+        dense = grad.to_dense() if grad.is_sparse else grad
         if self.side is not None:
-            return self.side.fetch(grad.to_dense() if grad.is_sparse else grad, self.grad)
-        if grad.data_ptr() == self.grad.data_ptr() and self.param.device.type == "cpu":
-            return None
-        self.grad.copy_(grad.to_dense() if grad.is_sparse else grad)
-        if self.param.device.type == "cpu" and not grad.is_sparse:
-            self.param.grad = self.grad
+            return self.side.fetch(dense, self.grad)
+        self.grad.copy_(dense)
         return None
 
-    def give_value(self) -> None:
-        """Bring the arena's value to the parameter, where it is not the arena itself."""
-        if not self.in_place:
-            with torch.no_grad():
-                if self.side is None:
-                    self.param.copy_(self.value)
-                else:
-                    self.side.bring(self.value, self.param)
-
-    def check(self) -> None:
-        """Raise if the parameter was moved away from the arena, or changed where the servers do not see it.
-
-        Raises:
-            PacelineError: with what to do.
-        """
-        if self.in_place and self.param._version != self.version:
+    def _check_kind(self) -> None:
+        if self.param.dtype != self.value.dtype or self.param.shape != self.value.shape:
             raise PacelineError(
-                f"parameter {self.name!r} was changed in place after it was given to DistributedOptimizer; the servers "
-                "hold the weights and would overwrite it. Load weights before wrapping the optimizer, or let it run in "
-                "the workers (update_on_kvstore=False)"
-            )
-        if self.in_place and self.param.data_ptr() != self.value.data_ptr():
-            raise PacelineError(
-                f"parameter {self.name!r} was moved or converted after it was given to DistributedOptimizer; "
-                "call model.to(...), .half() and the like first"
+                f"parameter {self.name!r} was {self.value.dtype} {tuple(self.value.shape)} when it was given to "
+                f"DistributedOptimizer, and is {self.param.dtype} {tuple(self.param.shape)} now; convert the model first"
             )
 
+    def grad_changed(self) -> bool:
+        """Tell whether the gradient is not what :meth:`put_grad` has put."""
+        grad = self.param.grad
+        if grad is not self.put or (grad is not None and grad._version != self.put_version):
+            return True
+        return grad is not None and not grad.is_sparse and not same_bits(grad, self.grad)
 
-def bind(
-    names: Sequence[str], params: Sequence[torch.nn.Parameter], blocks: Sequence[WorkerBlock], values_in_place: bool
-) -> list[Bound]:
+    def weight_changed(self) -> bool:
+        """Tell whether the parameter is not the arena's value."""
+        return not same_bits(self.param.data, self.value)
+
+    def take_weight(self) -> None:
+        """Copy the arena's value to the parameter."""
+        self._copy_out(self.param)
+
+    def take_grad(self) -> None:
+        """Copy the arena's value, a merged gradient, to ``param.grad``."""
+        if self.param.grad is None or self.param.grad.is_sparse or self.param.grad.requires_grad:
+            self.param.grad = torch.empty_like(self.param)
+        self._copy_out(self.param.grad)
+
+    def _copy_out(self, target: torch.Tensor) -> None:
+        if self.side is None:
+            target.copy_(self.value)
+        else:
+            self.side.bring(self.value, target)
+
+    @property
+    def missing(self) -> bool:
+        """Whether no worker had a gradient in the last round."""
+        return self.absent and self.block.is_missing(self.index)
+
+
+def take_all(bound: Iterable[Bound], weights: bool) -> None:
+    """Copy the arena's values of several parameters out: to the weights, or to the gradients."""
+    targets, values = [], []
+    for one in bound:
+        target = one.param.data if weights else one.param.grad
+        if one.side is None and target is not None and not target.requires_grad and target.layout is torch.strided:
+            targets.append(target)
+            values.append(one.value)
+        elif weights:
+            one.take_weight()
+        else:
+            one.take_grad()
+    if targets:
+        torch._foreach_copy_(targets, values)
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Tell whether two tensors of one shape and dtype hold the same bits, NaN included."""
+    if one.device.type == other.device.type == "cpu" and one.is_contiguous() and other.is_contiguous():
+        return not _libc.memcmp(one.data_ptr(), other.data_ptr(), one.numel() * one.itemsize)
+    return torch.equal(one.to(other.device).nan_to_num(), other.nan_to_num())
+
+
+_libc = ctypes.CDLL(None)
+_libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+
+
+def bind(names: Sequence[str], params: Sequence[torch.nn.Parameter], blocks: Sequence[WorkerBlock]) -> list[Bound]:
     """Tie parameters to their places in the arenas.
 
     Args:
         names: of the keys.
         params: in the same order.
         blocks: where the keys are.
-        values_in_place: make ``param.data`` a view of the arena's values, for parameters in CPU memory.
     """
-    bound = []
     sides = side_streams(list(params))
     if sides:
         for block in blocks:
             block.pin()
+    bound = []
     for name, param in zip(names, params, strict=True):
         block = next(block for block in blocks if name in block.key_index)
         index = block.key_index[name]
-        buckets = tuple(stretch.bucket for stretch in block.stretches([index]))
-        in_place = values_in_place and param.device.type == "cpu"
-        one = Bound(name, param, block, index, buckets, block.value_of(index), block.grad_of(index), in_place, 0)
+        stretches = tuple(block.stretches([index]))
+        one = Bound(name, param, block, index, stretches, block.value_of(index), block.grad_of(index))
         one.side = sides.get(param.device)
-        if in_place:
-            param.data = one.value
-        one.version = param._version
         bound.append(one)
     return bound

@@ -1,0 +1,71 @@
+"""Watching backward passes: which gradient is complete, and when the whole pass is over."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from types import FrameType
+from typing import Any
+
+import torch
+
+_engine = torch.autograd.Variable._execution_engine
+
+
+class BackwardWatch:
+    """Calls back for every gradient that backward has completed, and once at the end of each backward pass.
+
+    Both run inside ``backward()``: what they raise is raised by it, and it returns after them. A pass inside another
+    one (``torch.utils.checkpoint`` with ``use_reentrant=True``) is part of the outer one.
+
+    Args:
+        arrived: called with a parameter whose ``grad`` is complete, in the thread that computed it.
+        ended: called when the outermost pass has ended, if a watched parameter took part.
+    """
+
+    def __init__(self, arrived: Callable[[torch.nn.Parameter], None], ended: Callable[[], None]) -> None:
+        self._arrived, self._ended = arrived, ended
+        # Each device has a thread of its own in autograd.
+        self._lock = threading.RLock()
+        self._queued: set[int] = set()
+
+    def watch(self, params: Iterable[torch.nn.Parameter]) -> None:
+        """Watch parameters, those that need no gradient yet included."""
+        for param in params:
+            needed = param.requires_grad
+            param.requires_grad_(True)  # torch refuses hooks otherwise; they stay when it is taken back
+            param.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
+            param.requires_grad_(needed)
+
+    def _on_gradient(self, param: torch.nn.Parameter) -> None:
+        with self._lock:
+            self._queue()
+            self._arrived(param)
+
+    def _queue(self, *_: Any) -> None:
+        """Have :meth:`_on_end` called at the end of the pass that runs now."""
+        task = torch._C._current_graph_task_id()
+        if task not in self._queued:
+            self._queued.add(task)
+            _engine.queue_callback(self._on_end)
+
+    def _on_end(self) -> None:
+        outer = _enclosing_function()
+        if outer is not None:
+            # Autograd calls this hook when the node is done, which is inside the outer pass.
+            outer.register_hook(self._queue)
+            return
+        self._queued.clear()
+        self._ended()
+
+
+def _enclosing_function() -> Any:
+    """Return the autograd function whose backward has started this pass, or None in an outermost one."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "apply" and code.co_filename == torch.autograd.function.__file__:
+            return frame.f_locals["self"]
+        frame = frame.f_back
+    return None

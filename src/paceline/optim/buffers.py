@@ -1,0 +1,89 @@
+"""Buffers of a model (running means of BatchNorm): rank 0's are everybody's, as with DDP.
+
+While a model trains, its output does not depend on them. So they are not sent with every forward pass: rank 0 publishes
+those that changed before it pushes, and the others take them before something reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from paceline.kvstore.dist import DistStore
+from paceline.optim.binding import same_bits
+
+
+class Buffers:
+    """The buffers of a model, and its parameters that no optimizer has.
+
+    Collective: every worker makes it.
+
+    Args:
+        store: whose job it is.
+        model: the network.
+        trained: parameters that an optimizer has; they travel by themselves.
+    """
+
+    def __init__(self, store: DistStore, model: torch.nn.Module, trained: Sequence[torch.nn.Parameter]) -> None:
+        known = {id(param) for param in trained}
+        rest = {name: param.data for name, param in model.named_parameters() if id(param) not in known}
+        self._buffers = {f"buffer {name}": one for name, one in model.named_buffers() if one.numel()}
+        rest |= self._buffers
+        rest = {name: one for name, one in rest.items() if one.numel()}
+        self._model, self._rank = model, store.rank
+        self._store = store.sibling("rest") if rest else None
+        self._stale = False
+        self._published: dict[str, torch.Tensor] = {}
+        if self._store is not None:
+            values = [_travelling(one) for one in rest.values()]
+            self._store.broadcast(list(rest), values, values)
+            for one, value in zip(rest.values(), values, strict=True):
+                one.copy_(value)
+        if self._rank == 0 and store.num_workers > 1:
+            self._published = {name: one.detach().clone() for name, one in self._current().items()}
+
+    def _current(self) -> dict[str, torch.Tensor]:
+        """Return the buffers as they are now: a module may have replaced a tensor."""
+        current = {f"buffer {name}": one for name, one in self._model.named_buffers()}
+        return {name: one for name, one in current.items() if name in self._buffers}
+
+    def publish(self) -> None:
+        """Give the servers rank 0's buffers that have changed; the others note that theirs are old."""
+        self._stale = True
+        if not self._published:
+            return
+        assert self._store is not None
+        changed = {name: one for name, one in self._current().items() if not same_bits(one, self._published[name])}
+        if changed:
+            self._store.set_values(list(changed), [_travelling(one) for one in changed.values()])
+            for name, one in changed.items():
+                self._published[name].copy_(one)
+
+    def take(self) -> None:
+        """Bring rank 0's buffers of its last step, unless they are here."""
+        if self._store is None or self._rank == 0 or not self._stale:
+            return
+        self._stale = False
+        current = self._current()
+        if not current:
+            return
+        values = [_travelling(one) for one in current.values()]
+        self._store.pull(list(current), values)
+        for one, value in zip(current.values(), values, strict=True):
+            one.copy_(value)
+
+    @property
+    def are_read(self) -> bool:
+        """Whether old buffers are about to be read: a part of the model that has some is in evaluation mode."""
+        return (
+            self._stale
+            and self._rank != 0
+            and any(not module.training and module._buffers for module in self._model.modules())
+        )
+
+
+def _travelling(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy in CPU memory in a type that servers hold; integers up to 2**53 are exact."""
+    values = tensor.detach().cpu().clone()
+    return values if values.is_floating_point() else values.to(torch.float64)

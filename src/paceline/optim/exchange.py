@@ -1,0 +1,160 @@
+"""One round after the other: each bucket leaves when its last gradient has appeared, and comes back once.
+
+    a bucket:   filling ──last gradient is there, or push_rest()──► in flight ──answered, settle()──► filling
+
+Gradients are copied into the arena when they are complete, so that they leave while backward still runs. ``settle``
+ends a round: after it no server reads or writes the arena.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+
+from paceline.errors import PacelineError
+from paceline.kvstore.block import Stretch, WorkerBlock
+from paceline.kvstore.dist import DistStore
+from paceline.optim.binding import Bound
+from paceline.optim.device import Pusher
+from paceline.roles.session import Ticket
+
+BucketKey = tuple[int, int]
+"""Number of the block, and index of the bucket in it."""
+
+
+class Exchange:
+    """Pushes the buckets of one optimizer's parameters, once each per round, and waits for the answers.
+
+    Args:
+        store: where to.
+        before_round: called before the first push of a round.
+        before_push: called with the parameters of a bucket before they are pushed, when their gradients are in the
+            arena; returns whether the update of this round must be skipped.
+        before_fill: called with each parameter before its gradient is copied into the arena: the arena's value is still
+            that of the last round.
+    """
+
+    def __init__(
+        self,
+        store: DistStore,
+        before_round: Callable[[], None],
+        before_push: Callable[[Sequence[Bound]], bool],
+        before_fill: Callable[[Bound], None] = lambda one: None,
+    ) -> None:
+        self._store, self._before_round = store, before_round
+        self._before_push, self._before_fill = before_push, before_fill
+        self.bound: list[Bound] = []
+        self._blocks: dict[int, WorkerBlock] = {}
+        self._members: dict[BucketKey, list[Bound]] = {}
+        self._pusher = Pusher(store.session.settings.timeout_s)
+        self._new_round()
+
+    def _new_round(self) -> None:
+        self._tickets: dict[BucketKey, Ticket | None] = {}
+        """The pushes of this round, by bucket; None while gradients are on their way from a device."""
+        self._copies: dict[BucketKey, list[torch.cuda.Event]] = {}
+        self._filled: set[Bound] = set()
+        self._missing = {key: len(members) for key, members in self._members.items()}
+        self._deferred = False
+
+    def add(self, bound: Sequence[Bound]) -> None:
+        """Take more parameters; between rounds."""
+        self.bound += bound
+        for one in bound:
+            self._blocks[one.block.spec.block] = one.block
+            for stretch in one.stretches:
+                self._members.setdefault((one.block.spec.block, stretch.bucket), []).append(one)
+        self._new_round()
+
+    @property
+    def blocks(self) -> list[WorkerBlock]:
+        """The blocks in which the parameters lie."""
+        return list(self._blocks.values())
+
+    @property
+    def started(self) -> bool:
+        """Whether a bucket of this round has left."""
+        return bool(self._tickets)
+
+    def fill(self, one: Bound) -> None:
+        """Copy a complete gradient into the arena, and push what is complete with it.
+
+        Raises:
+            PacelineError: its bucket has left already.
+        """
+        keys = [(one.block.spec.block, stretch.bucket) for stretch in one.stretches]
+        if any(key in self._tickets for key in keys):
+            raise PacelineError(
+                f"worker {self._store.rank}: parameter {one.name!r} got another gradient after its push. With "
+                "update='server' call optimizer.step() after every backward, set backward_passes_per_step, or use "
+                "update='worker'. With torch.utils.checkpoint set use_reentrant=False, or overlap=False here"
+            )
+        again = one in self._filled
+        self._put(one)
+        for key in keys if not again else ():
+            self._missing[key] -= 1
+            if self._missing[key] == 0:
+                self._push(key)
+
+    def _put(self, one: Bound) -> None:
+        self._before_fill(one)
+        copy = one.put_grad()
+        self._filled.add(one)
+        if copy is not None:
+            for stretch in one.stretches:
+                self._copies.setdefault((one.block.spec.block, stretch.bucket), []).append(copy)
+
+    def push_rest(self) -> None:
+        """Push what has not left yet, last layer first, with the gradients that are there now."""
+        for key in reversed(self._members):
+            if key not in self._tickets:
+                for one in self._members[key]:
+                    if one not in self._filled:
+                        self._put(one)
+                self._push(key)
+
+    def _push(self, key: BucketKey) -> None:
+        if not self._tickets:
+            self._before_round()
+        copies = self._copies.get(key, [])
+        self._tickets[key] = None
+        self._deferred = self._deferred or bool(copies)
+        if not self._deferred:
+            self._send(key)
+            return
+        what = f"worker {self._store.rank}: the gradients of {self._members[key][0].name!r}"
+        self._pusher.after(partial(_all_done, copies), partial(self._send, key), what)
+
+    def _send(self, key: BucketKey) -> None:
+        block, bucket = self._blocks[key[0]], key[1]
+        skip = self._before_push(self._members[key])
+        absent = [
+            (block, stretch)
+            for one in self._members[key]
+            if one.absent
+            for stretch in one.stretches
+            if stretch.bucket == bucket
+        ]
+        whole = Stretch(bucket, 0, block.layout.buckets[bucket].length)
+        self._tickets[key] = self._store.traffic.push_stretches(
+            block.ways[bucket], [(block, whole)], want=True, absent=absent, skip=skip
+        )
+
+    def settle(self) -> None:
+        """Wait for all answers of this round, and end it: the arena holds the new values."""
+        self._pusher.drain()
+        try:
+            self._store.session.wait([ticket for ticket in self._tickets.values() if ticket is not None])
+        finally:
+            self._new_round()
+
+    @property
+    def filled(self) -> list[Bound]:
+        """The parameters whose gradients are in the arena in this round, whether pushed or not."""
+        return [one for one in self.bound if one in self._filled]
+
+
+def _all_done(copies: Sequence[torch.cuda.Event]) -> bool:
+    return all(copy.query() for copy in copies)  # type: ignore[no-untyped-call]

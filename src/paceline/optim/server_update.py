@@ -1,0 +1,258 @@
+"""The optimizer runs on the servers.
+
+    gradient complete ─► arena ─► bucket complete ─► push ─► merge, update ─► new weights ─► copied at ``step``
+
+With ``overlap`` gradients leave while backward still runs. Then nothing may change them until ``step``, and each
+backward has one ``step``: both are checked in every step, bit by bit. Without it what is in ``p.grad`` at ``step`` is
+pushed. Weights of the user stand still until ``step`` brings new ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from paceline.errors import NonFiniteError, PacelineError
+from paceline.kvstore.dist import DistStore
+from paceline.kvstore.dist_states import UNSENT, States
+from paceline.optim.backward import BackwardWatch
+from paceline.optim.binding import Bound, bind, take_all
+from paceline.optim.choices import Choices
+from paceline.optim.exchange import Exchange
+from paceline.optim.samples import Samples
+from paceline.optim.worker_update import WAY_OUT, Closure, Named, is_finite, sums_up
+from paceline.updaters import KeyOptions, Options, UpdaterSpec, option_groups
+
+
+class ServerUpdate:
+    """Pushes gradients, and takes the weights that the servers make of them.
+
+    Args:
+        inner: the user's optimizer: its options and its state at the start.
+        named: its parameters.
+        choices: of the user.
+        store: with this spec's optimizer on its servers.
+        spec: of the optimizer.
+        samples: of this worker.
+        on_round: called before the first push of each round.
+    """
+
+    scales_by_itself = True
+    """All workers take part in each round, so a step that GradScaler leaves out must be known to the servers."""
+
+    def __init__(
+        self,
+        inner: torch.optim.Optimizer,
+        named: Named,
+        choices: Choices,
+        store: DistStore,
+        spec: UpdaterSpec,
+        samples: Samples,
+        on_round: Callable[[], None],
+    ) -> None:
+        self.inner, self.named, self.choices = inner, list(named), choices
+        self._store, self._samples, self._on_round = store, samples, on_round
+        self._merged = store.policy.merge in ("all", "groups")
+        self._overlap = store.policy.merge == "all" if choices.overlap is None else choices.overlap
+        if choices.on_nan == "skip":
+            if choices.overlap:
+                raise ValueError("on_nan='skip' needs overlap=False: a push that has left cannot be taken back")
+            self._overlap = False
+        self._exchange = Exchange(store, self._before_round, self._before_push, self._check_weight)
+        self._arrived: dict[torch.nn.Parameter, int] = {}
+        self._sent_options: list[Options] = []
+        self._round = self.skipped_steps = 0
+        self._skip = self._pending = False
+        self._bind(spec)
+        self._watch = BackwardWatch(self._on_gradient, lambda: None)
+        self._watch.watch(self._by_param)
+
+    def _bind(self, spec: UpdaterSpec) -> None:
+        store = self._store
+        names, params = [name for name, _, _ in self.named], [param for _, param, _ in self.named]
+        store.set_spec(spec)
+        tags = [2 * group + (not param.requires_grad) for _, param, group in self.named]
+        blocks = store.add_keys(names, [param.data for param in params], tags)
+        store.traffic.refresh(store.table.plan(tuple(names)))
+        bound = bind(names, params, blocks)
+        take_all(bound, weights=True)
+        self._exchange.add(bound)
+        self._by_param = {one.param: one for one in bound}
+        if self.inner.state and store.rank == 0:
+            store.set_optimizer_states(self._own_states())
+
+    # ---- backward --------------------------------------------------------------------------------------------------
+
+    def _on_gradient(self, param: torch.nn.Parameter) -> None:
+        if not self._overlap:
+            return
+        self.synchronize()
+        self._arrived[param] = self._arrived.get(param, 0) + 1
+        if self._arrived[param] >= self.choices.passes:
+            with torch.no_grad():
+                self._exchange.fill(self._by_param[param])
+
+    def _before_round(self) -> None:
+        self._round += 1
+        self._store.traffic.samples = self._samples.take()
+        self._sent_options = self._options()
+        self._store.set_options(self._sent_options)
+        self._on_round()
+
+    def _options(self) -> list[Options]:
+        groups = option_groups(self.inner)
+        if self.choices.clip_value is not None:
+            groups = [group | {"clip_gradient": self.choices.clip_value} for group in groups]
+        return groups
+
+    def _check_weight(self, one: Bound) -> None:
+        if one.weight_changed():
+            raise PacelineError(
+                f"worker {self._store.rank}: parameter {one.name!r} was changed after the last step, where the "
+                "servers do not see it; they hold the weights. After such a change call "
+                f"optimizer.broadcast_weights() on every worker{self._or_worker()}"
+            )
+
+    def _before_push(self, members: Sequence[Bound]) -> bool:
+        if self.choices.on_nan == "error" and not self._skip:
+            self._refuse_nan(members)
+        return self._skip
+
+    def _refuse_nan(self, members: Iterable[Bound]) -> None:
+        for one in members:
+            if not one.absent and not sums_up(one.grad) and not is_finite(one.grad):
+                raise NonFiniteError(
+                    f"worker {self._store.rank}: the gradient of {one.name!r} is NaN or Inf in round {self._round}; "
+                    f"{WAY_OUT}"
+                )
+
+    def _or_worker(self) -> str:
+        return ", or use update='worker'" if self._store.policy.merge == "all" else ""
+
+    # ---- step ------------------------------------------------------------------------------------------------------
+
+    def step(self, closure: Closure | None, scale: torch.Tensor | None = None, inf: torch.Tensor | None = None) -> Any:
+        """Have the round's gradients applied.
+
+        Args:
+            closure: computes the loss; once.
+            scale: of a GradScaler, which gradients are divided by.
+            inf: whether it has found Inf; then the step is left out.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch.no_grad():
+            self.synchronize()
+            self._check_unchanged(scaled=scale is not None or inf is not None)
+            self._skip = self._must_skip(scale, inf)
+            self._clip_own()
+            self._exchange.push_rest()
+            self._arrived = {}
+            if self._merged and self.choices.clip_norm is not None:
+                self._store.clip_round()
+            self._pending = True
+            if not self.choices.lazy:
+                self.synchronize()
+        return loss
+
+    def _check_unchanged(self, scaled: bool) -> None:
+        """Refuse what pushes that have left do not know."""
+        if not self._exchange.started:
+            return
+        ways_out = f"use overlap=False (what is there at step is pushed){self._or_worker()}"
+        rank = self._store.rank
+        if scaled:
+            raise PacelineError(
+                f"worker {rank}: gradients were pushed during backward, before GradScaler could unscale them; "
+                f"{ways_out}"
+            )
+        changed = next((one for one in self._exchange.filled if one.grad_changed()), None)
+        if changed is not None:
+            raise PacelineError(
+                f"worker {rank}: the gradient of {changed.name!r} was changed after its push, between backward and "
+                f"step, which the servers do not see; {ways_out}. To clip, give clip_grad_norm= or clip_grad_value="
+            )
+        if self._options() != self._sent_options:
+            raise PacelineError(
+                f"worker {rank}: options of the optimizer (a learning rate, for example) were changed between backward "
+                f"and step, but the gradients have left with the old ones; change them before backward, or {ways_out}"
+            )
+
+    def _must_skip(self, scale: torch.Tensor | None, inf: torch.Tensor | None) -> bool:
+        grads = [param.grad for _, param, _ in self.named if param.grad is not None]
+        for grad in grads if scale is not None else ():
+            grad.div_(scale.to(grad.device))  # type: ignore[union-attr]
+        skip = inf is not None and bool(inf)
+        if self.choices.on_nan == "skip":
+            skip = skip or not all(map(is_finite, grads))
+        self.skipped_steps += skip
+        return skip
+
+    def _clip_own(self) -> None:
+        """Clip what this worker pushes, where pushes are not merged."""
+        if not self._merged and self.choices.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_([param for _, param, _ in self.named], self.choices.clip_norm)
+
+    def synchronize(self) -> None:
+        """Wait until the weights of the last step are here."""
+        if self._pending:
+            self._pending = False
+            with torch.no_grad():
+                self._exchange.settle()
+                take_all(self._exchange.bound, weights=True)
+
+    # ---- weights and state -----------------------------------------------------------------------------------------
+
+    def broadcast_weights(self) -> None:
+        """Make rank 0's weights everybody's, on the servers too. Every worker calls it."""
+        self.synchronize()
+        names = [name for name, _, _ in self.named]
+        self._store.barrier()
+        if self._store.rank == 0:
+            self._store.set_values(names, [param.data for _, param, _ in self.named])
+        self._store.barrier()
+        self._store.traffic.refresh(self._store.table.plan(tuple(names)))
+        with torch.no_grad():
+            take_all(self._exchange.bound, weights=True)
+        self._store.barrier()
+
+    def add(self, named: Named) -> None:
+        """Refuse a param group that comes later."""
+        raise PacelineError(
+            "the servers step, and they know the param groups from the start: add them to the optimizer before it is "
+            f"given to DistributedOptimizer{self._or_worker()}"
+        )
+
+    def _own_states(self) -> States:
+        return {
+            name: {key: value for key, value in self.inner.state[param].items() if isinstance(value, torch.Tensor)}
+            for name, param, _ in self.named
+            if self.inner.state.get(param)
+        }
+
+    def fetch_states(self) -> States:
+        """Put the servers' state into the optimizer's; returns what codecs of pulls have not told yet, by key."""
+        states = self._store.optimizer_states()
+        unsent = {name: {UNSENT: state.pop(UNSENT)} for name, state in states.items() if UNSENT in state}
+        for name, param, _ in self.named:
+            for key, value in states.get(name, {}).items():
+                shaped = value.view_as(param) if value.dim() == 1 and value.numel() == param.numel() else value
+                self.inner.state[param][key] = shaped.to(param.device) if value.dim() else value
+        return unsent
+
+    def give_states(self, unsent: States) -> None:
+        """Give the servers the optimizer's state. Every worker calls it, and rank 0's counts."""
+        if self._store.rank == 0:
+            self._store.set_optimizer_states(self._own_states())
+            self._store.set_optimizer_states(unsent)
+        self._store.barrier()
+
+
+def spec_of(inner: torch.optim.Optimizer, named: Named, make: Callable[..., UpdaterSpec]) -> UpdaterSpec:
+    """Describe an optimizer for the servers."""
+    keys: dict[str | int, KeyOptions] = {name: KeyOptions(group) for name, _, group in named if group}
+    return make(inner, keys=keys)

@@ -1,0 +1,99 @@
+"""Watching a model: samples that go in, and everything that reads weights or buffers."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from paceline.optim.buffers import Buffers
+from paceline.optim.samples import Samples
+
+
+class ModelHook:
+    """A hook of a model. Copies of the model, and pickled ones, have a hook that does nothing.
+
+    Args:
+        call: what to do; held weakly, so that the model does not keep the optimizer.
+    """
+
+    def __init__(self, call: Callable[..., None] | None = None) -> None:
+        self._call = None if call is None else weakref.WeakMethod(call)
+
+    def __call__(self, *args: Any) -> None:
+        call = None if self._call is None else self._call()
+        if call is not None:
+            call(*args)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModelHook:
+        return type(self)()
+
+    def __reduce__(self) -> tuple[type[ModelHook], tuple[()]]:
+        return type(self), ()
+
+
+class CopyHook(ModelHook):
+    """An attribute of a module that is copied and pickled before all others, and calls back then."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModelHook:
+        self()
+        return super().__deepcopy__(memo)
+
+    def __reduce__(self) -> tuple[type[ModelHook], tuple[()]]:
+        self()
+        return super().__reduce__()
+
+    def put_first(self, module: torch.nn.Module) -> None:
+        """Make this the first attribute of a module."""
+        attributes = dict(module.__dict__)
+        attributes.pop(_ATTRIBUTE, None)
+        module.__dict__.clear()
+        module.__dict__.update({_ATTRIBUTE: self} | attributes)
+
+
+_ATTRIBUTE = "_paceline_before_copy"
+
+
+class ModelWatch:
+    """Counts samples, and sees to it that what reads the model reads what it should.
+
+    Args:
+        model: the network.
+        samples: counts what goes in.
+        buffers: of the model, if workers share them.
+        synchronize: waits for the weights of the last step.
+        lazy: weights may be on their way, so reads by any part of the model wait for them.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        samples: Samples,
+        buffers: Buffers | None,
+        synchronize: Callable[[], None],
+        lazy: bool,
+    ) -> None:
+        self._samples, self._buffers, self._synchronize = samples, buffers, synchronize
+        model.register_forward_pre_hook(ModelHook(self._before_forward), with_kwargs=True)
+        for module in model.modules() if lazy else [model]:
+            module.register_state_dict_pre_hook(ModelHook(self._before_read))  # type: ignore[no-untyped-call]
+            CopyHook(self._before_read).put_first(module)
+            if module is not model:
+                module.register_forward_pre_hook(ModelHook(self._before_part))
+
+    def _before_forward(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        self._synchronize()
+        if module.training and torch.is_grad_enabled():
+            self._samples.see((args, kwargs))
+        if self._buffers is not None and self._buffers.are_read:
+            self._buffers.take()
+
+    def _before_part(self, module: torch.nn.Module, args: Any) -> None:
+        self._synchronize()
+
+    def _before_read(self, *_: Any) -> None:
+        self._synchronize()
+        if self._buffers is not None:
+            self._buffers.take()
