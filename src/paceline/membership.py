@@ -13,6 +13,7 @@ from typing import TypeAlias
 from paceline.config import Settings
 from paceline.exitcodes import PEER_FAILED
 from paceline.wire import messages as m
+from paceline.wire.limits import MAX_GATHER_BYTES
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ class _Waiting:
     peer: bytes
     seq: int
     keys: frozenset[int | str] = field(default_factory=frozenset)
+    payload: bytes | None = None
+    """What it brought to a gather; None at a barrier."""
 
 
 class Membership:
@@ -108,6 +111,8 @@ class Membership:
                 return [Answer(peer, seq, m.Done()), *self._bye(key, body.reason, now)]
             case m.Enter():
                 return self._enter(key, _Waiting(peer, seq), body.barrier)
+            case m.Gather():
+                return self._enter(key, _Waiting(peer, seq, payload=body.payload), body.barrier)
             case m.Publish():
                 return [Answer(peer, seq, m.Done()), *self._publish(body)]
             case m.Lookup():
@@ -196,11 +201,13 @@ class Membership:
         self._peers[peer] = (claim.role, claim.rank)
         return [Answer(peer, seq, m.Done())]
 
-    # ---- barriers and keys -----------------------------------------------------------------------------------------
+    # ---- barriers, gathers and keys ----------------------------------------------------------------------------------
 
     def _enter(self, key: MemberKey, waiting: _Waiting, name: str) -> list[Action]:
         if self.deaths:
             return self._failures_for([waiting])
+        if key[0] != "worker":
+            return [_refuse(waiting.peer, waiting.seq, f"barriers and gathers are for workers, not for a {key[0]}")]
         self._barriers.setdefault(name, {})[key] = waiting
         return self._opened()
 
@@ -215,8 +222,20 @@ class Membership:
         wanted = self._expected()
         actions: list[Action] = []
         for name in [name for name, inside in self._barriers.items() if wanted <= set(inside)]:
-            actions += [Answer(one.peer, one.seq, m.Done()) for one in self._barriers.pop(name).values()]
+            actions += self._open(name, self._barriers.pop(name))
         return actions
+
+    def _open(self, name: str, inside: dict[MemberKey, _Waiting]) -> list[Action]:
+        """Answer all who have come; those who brought something get what all have brought."""
+        size = sum(len(one.payload or b"") for one in inside.values())
+        gathered: m.Reply
+        if size > MAX_GATHER_BYTES:
+            text = f"gather {name!r}: the workers said {size} bytes together; at most {MAX_GATHER_BYTES} are possible"
+            gathered = m.Failed("RemoteError", text)
+        else:
+            by_rank = {rank: one.payload or b"" for (_, rank), one in inside.items()}
+            gathered = m.Gathered([by_rank.get(rank, b"") for rank in range(self._settings.num_workers)])
+        return [Answer(one.peer, one.seq, m.Done() if one.payload is None else gathered) for one in inside.values()]
 
     def _publish(self, body: m.Publish) -> list[Action]:
         known = self._blocks.setdefault(body.store, [])

@@ -17,6 +17,7 @@ from paceline.roles.desk import Desk
 from paceline.roles.link import PROBE_AFTER_S, Link
 from paceline.transport.memory import Fault, MemoryHub, MemoryListener, MemoryNetwork
 from paceline.wire import messages as m
+from paceline.wire.limits import MAX_GATHER_BYTES
 
 JOB = Settings(job_id="j", num_workers=2, num_servers=1, start_timeout_s=60.0, heartbeat_timeout_s=15.0)
 SEATS = [("worker", 0), ("worker", 1), ("server", 0)]
@@ -226,6 +227,56 @@ def test_barrier_does_not_wait_for_who_has_left() -> None:
     ]
 
 
+def test_gather_gives_everybody_what_all_have_said_by_rank() -> None:
+    members = joined()
+    assert members.handle(b"worker-1", 2, m.Gather("g", b"one"), 1.0) == []
+    assert members.handle(b"worker-1", 2, m.Gather("g", b"one"), 1.0) == [], "a repeat counts once"
+    asked = members.handle(b"worker-1", 3, m.AskAbsent("g"), 1.0)
+    assert asked == [Answer(b"worker-1", 3, m.Missing([0]))]
+    both = m.Gathered([b"zero", b"one"])
+    assert answers(members.handle(b"worker-0", 2, m.Gather("g", b"zero"), 1.0)) == [
+        (b"worker-1", 2, both),
+        (b"worker-0", 2, both),
+    ]
+    members.check()
+
+
+def test_gather_does_not_wait_for_who_has_left_and_says_nothing_in_its_place() -> None:
+    members = joined()
+    members.handle(b"worker-1", 2, m.Gather("g", b"one"), 1.0)
+    told = answers(members.handle(b"worker-0", 2, m.Bye(""), 1.0))
+    assert told == [(b"worker-0", 2, m.Done()), (b"worker-1", 2, m.Gathered([b"", b"one"]))]
+
+
+def test_gather_fails_for_all_when_a_worker_dies_or_is_dead() -> None:
+    members = joined()
+    members.handle(b"worker-1", 2, m.Gather("g", b"one"), 1.0)
+    told = members.handle(b"worker-0", 2, m.Bye("it raised ValueError"), 1.0)
+    (failed,) = [body for peer, seq, body in answers(told) if (peer, seq) == (b"worker-1", 2)]
+    assert isinstance(failed, m.Failed)
+    assert (failed.kind, "worker 0 on h died: it raised ValueError" in failed.text) == ("PeerDiedError", True)
+    assert "worker 0 on h died" in refusal(members.handle(b"worker-1", 3, m.Gather("g", b"one"), 1.0))
+
+
+def test_gather_of_too_much_is_refused_to_all() -> None:
+    members = joined()
+    half = bytes(MAX_GATHER_BYTES // 2)
+    members.handle(b"worker-0", 2, m.Gather("g", half), 1.0)
+    told = answers(members.handle(b"worker-1", 2, m.Gather("g", half), 1.0))
+    assert all(isinstance(body, m.Gathered) for _, _, body in told)
+    members.handle(b"worker-0", 3, m.Gather("h", half), 1.0)
+    told = answers(members.handle(b"worker-1", 3, m.Gather("h", half + b"1"), 1.0))
+    for (_, _, body), seat in zip(told, ((b"worker-0", 3), (b"worker-1", 3)), strict=True):
+        assert isinstance(body, m.Failed), seat
+        assert f"gather 'h': the workers said {MAX_GATHER_BYTES + 1} bytes together" in body.text
+
+
+def test_server_neither_enters_a_barrier_nor_speaks_in_a_gather() -> None:
+    members = joined()
+    for body in (m.Enter("b"), m.Gather("b", b"x")):
+        assert "for workers, not for a server" in refusal(members.handle(b"server-0", 2, body, 1.0))
+
+
 def test_barrier_before_everybody_is_there_waits_for_them() -> None:
     members = machine()
     members.handle(b"worker-0", 1, hello("worker", 0), 0.0)
@@ -390,6 +441,10 @@ class Job(RuleBasedStateMachine):
                 self.news[action.peer] = action.body
             elif action.peer not in self.gone:
                 assert self.asked.pop((action.peer, action.seq), None), "an answer that nobody waits for"
+                if isinstance(action.body, m.Gathered):
+                    for rank, payload in enumerate(action.body.payloads):
+                        here = ("worker", rank) in self.live
+                        assert payload == b"worker %d" % rank or (payload == b"" and not here)
 
     def somebody(self, data: st.DataObject, role: str = "") -> tuple[str, int]:
         return data.draw(st.sampled_from(sorted(seat for seat in self.live if role in ("", seat[0]))))
@@ -401,6 +456,13 @@ class Job(RuleBasedStateMachine):
         if (peer_of(*seat), "Enter") not in {(peer, kind) for (peer, _), kind in self.asked.items()}:
             self.inside.setdefault(barrier, set()).add(seat[1])
             self.ask(seat, m.Enter(barrier))
+
+    @precondition(lambda self: any(role == "worker" for role, _ in self.live))
+    @rule(data=st.data(), name=st.sampled_from("cd"))
+    def gather(self, data: st.DataObject, name: str) -> None:
+        seat = self.somebody(data, "worker")
+        if (peer_of(*seat), "Gather") not in {(peer, kind) for (peer, _), kind in self.asked.items()}:
+            self.ask(seat, m.Gather(name, b"worker %d" % seat[1]))
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
@@ -446,7 +508,7 @@ class Job(RuleBasedStateMachine):
     @invariant()
     def nobody_waits_without_a_reason(self) -> None:
         kinds = set(self.asked.values())
-        assert kinds <= {"Enter", "Lookup"}
+        assert kinds <= {"Enter", "Gather", "Lookup"}
         if self.members.deaths:
             assert not kinds, "somebody waits for the dead"
         if self.published:

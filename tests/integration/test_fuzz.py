@@ -92,6 +92,7 @@ def valid_messages(store, member, shared):
         (m.Heartbeat(3), []),
         (m.Bye("gone"), []),
         (m.Enter("b"), []),
+        (m.Gather("g", b"said"), []),
         (m.Publish(store, [block]), []),
         (m.Lookup(store, ["a"]), []),
         (m.AskStatus(), []),

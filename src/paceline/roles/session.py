@@ -7,6 +7,7 @@ import logging
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from paceline.config import Settings, from_environment
@@ -21,6 +22,7 @@ from paceline.transport import Hub, Security
 from paceline.transport.base import Frames
 from paceline.transport.zeromq import ZmqHub
 from paceline.wire import messages as m
+from paceline.wire.limits import MAX_GATHER_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +83,7 @@ class Session:
         self._lifeline = Lifeline(settings, make_hub(), on_news=self._hub.wake)
         self._tickets: dict[tuple[int, int], Ticket] = {}
         self._closers: list[Callable[[], None]] = []
+        self._gathers: Counter[str] = Counter()
         self._closed = False
         try:
             self._lifeline.join()
@@ -254,12 +257,12 @@ class Session:
         )
 
     def _whom_it_waits_for(self, ticket: Ticket) -> str:
-        """Ask who holds a push or a barrier up; returns text for the error."""
+        """Ask who holds a push, a barrier or a gather up; returns text for the error."""
         sent = ticket.link.sent(ticket.seq)
         question: m.Request
         if sent is not None and isinstance(sent.body, m.Push):
             question = m.AskMissing(sent.body.store, sent.body.entries[0])
-        elif sent is not None and isinstance(sent.body, m.Enter):
+        elif sent is not None and isinstance(sent.body, m.Enter | m.Gather):
             question = m.AskAbsent(sent.body.barrier)
         else:
             return ""
@@ -273,11 +276,41 @@ class Session:
         assert isinstance(status.body, m.Status)
         return "; it waits for " + (", ".join(_workers_of(status.body, asked.body.workers)) or "nobody")
 
-    # ---- leaving ---------------------------------------------------------------------------------------------------
+    # ---- together ----------------------------------------------------------------------------------------------------
 
     def barrier(self, name: str) -> None:
         """Wait until all live workers have come here."""
         self.call_scheduler(m.Enter(name), f"barrier {name!r}")
+
+    def gather(self, name: str, payload: bytes, timeout_s: float | None = None) -> list[bytes]:
+        """Return what every worker says, by rank. Collective: all live workers call it, in the same order per name.
+
+        Args:
+            name: says what it is about; calls with the same name are counted, so it need not be unique.
+            payload: what this worker says; of all workers together at most 8 MiB.
+            timeout_s: for all to come; by default as for any request.
+
+        Returns:
+            One entry for each rank; empty for a worker that had left the job in peace before it came here.
+
+        Raises:
+            ValueError: the payload alone is over the limit.
+            RemoteError: all payloads together are over the limit; on every worker.
+            PeerDiedError: a member of the job died; the text names it.
+            DeadlineError: not all came in time; the text names who is missing.
+        """
+        if len(payload) > MAX_GATHER_BYTES:
+            raise ValueError(
+                f"gather {name!r}: a payload of {len(payload)} bytes; all together have {MAX_GATHER_BYTES}"
+            )
+        self._gathers[name] += 1
+        full = f"gather/{name}/{self._gathers[name]}"
+        ticket = self.ask_scheduler(m.Gather(full, bytes(payload)), f"gather {name!r}")
+        self.wait([ticket], timeout_s)
+        assert isinstance(ticket.body, m.Gathered)
+        return ticket.body.payloads
+
+    # ---- leaving ---------------------------------------------------------------------------------------------------
 
     def on_close(self, closer: Callable[[], None]) -> None:
         """Have something done before the connections close."""

@@ -50,6 +50,8 @@ from paceline.wire.messages.membership import (
     Death,
     Enter,
     Found,
+    Gather,
+    Gathered,
     Heartbeat,
     Hello,
     KeySpec,
@@ -71,7 +73,7 @@ from paceline.wire.messages.relaying import (
 PROTOCOL = 1
 
 Request: TypeAlias = (
-    Hello | Heartbeat | Bye | Claim | Enter | Publish | Lookup | AskStatus | AskAbsent
+    Hello | Heartbeat | Bye | Claim | Enter | Gather | Publish | Lookup | AskStatus | AskAbsent
     | OpenStore | Init | SetUpdater | SetCompression | Push | Pull | MapArena | GetState | SetState
     | Command | AskStats | AskMissing | Leave | Pause | PullRows | AskValues | Relay
     | PushSum | OnBehalf | Probe
@@ -81,6 +83,7 @@ Reply: TypeAlias = (
     Welcome
     | News
     | Found
+    | Gathered
     | Status
     | Values
     | StateIs
@@ -130,6 +133,8 @@ __all__ = [
     "Envelope",
     "Failed",
     "Found",
+    "Gather",
+    "Gathered",
     "GetState",
     "Heartbeat",
     "Hello",

@@ -7,7 +7,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from paceline.wire.limits import MAX_NUMEL, MAX_RANK, MAX_TEXT
+from paceline.wire.limits import MAX_GATHER_BYTES, MAX_NUMEL, MAX_RANK, MAX_TEXT
 
 Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT)]
 Name: TypeAlias = Annotated[str, Meta(max_length=1024)]
@@ -18,6 +18,7 @@ Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Role: TypeAlias = Annotated[str, Meta(max_length=16, pattern="^(worker|server|scheduler)$")]
 Digest: TypeAlias = Annotated[bytes, Meta(max_length=64)]
 Blob: TypeAlias = Annotated[bytes, Meta(max_length=1 << 20)]
+Saying: TypeAlias = Annotated[bytes, Meta(max_length=MAX_GATHER_BYTES)]
 
 
 class Message(msgspec.Struct, array_like=True, forbid_unknown_fields=True):

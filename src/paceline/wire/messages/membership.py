@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.wire.messages.fields import Count, Digest, KeyName, Message, Name, Number, Rank, Role, Text
+from paceline.wire.messages.fields import Count, Digest, KeyName, Message, Name, Number, Rank, Role, Saying, Text
 
 
 class Hello(Message, tag=1):
@@ -145,6 +145,22 @@ class Status(Message, tag=12):
 
 
 class AskAbsent(Message, tag=13):
-    """Ask who has not entered a barrier yet; answered with :class:`Missing`."""
+    """Ask who has not entered a barrier or joined a gather yet; answered with :class:`Missing`."""
 
     barrier: Name
+
+
+class Gather(Message, tag=14):
+    """Say something to all workers; answered with :class:`Gathered` when every live worker has said its part.
+
+    A gather is a barrier whose members bring something: names are those of barriers.
+    """
+
+    barrier: Name
+    payload: Saying
+
+
+class Gathered(Message, tag=15):
+    """What every worker said, by rank; empty for a worker that had left before."""
+
+    payloads: list[Saying]
