@@ -12,6 +12,7 @@ from paceline.compression import Codec, State
 from paceline.errors import ProtocolError
 from paceline.kvstore.versions import Versions
 from paceline.placement import KeySize, Layout, place
+from paceline.ranges import Ranges, is_all, within
 from paceline.relays import Way
 from paceline.roles.session import Ticket
 from paceline.tensors import dtype_of
@@ -135,6 +136,8 @@ class WorkerBlock:
         """Servers that read and write the arena in place."""
         self.fresh = [False] * len(spec.keys)
         """Keys whose stretch of ``values`` is what the store would answer."""
+        self.missing: dict[int, Ranges] = {}
+        """By bucket, ranges (start, stop) for which no worker had a gradient in the last answered push."""
         self._stretches: list[list[Stretch]] = [[] for _ in spec.keys]
         for index, bucket in enumerate(self.layout.buckets):
             for part in bucket.parts:
@@ -166,6 +169,13 @@ class WorkerBlock:
             else:
                 joined.append(one)
         return joined
+
+    def is_missing(self, key: int) -> bool:
+        """Tell whether no worker had a gradient of a key in the last answered push of it."""
+        return bool(self.missing) and all(
+            is_all(within(self.missing.get(one.bucket, ()), one.start, one.start + one.length), one.length)
+            for one in self._stretches[key]
+        )
 
     def buckets_of(self, key: int) -> set[int]:
         """Return the buckets in which a key has elements."""

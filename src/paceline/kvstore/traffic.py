@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 
 from paceline.compression import Codec, Leg
-from paceline.kvstore import answers
+from paceline.kvstore import absence, answers
 from paceline.kvstore.block import Stretch, WorkerBlock
 from paceline.kvstore.plan import Plan, Step
 from paceline.relays import Way
@@ -81,13 +82,20 @@ class Traffic:
 
     # ---- messages --------------------------------------------------------------------------------------------------
 
-    def push_stretches(self, way: Way, located: Sequence[Located], want: bool) -> Ticket:
+    def push_stretches(
+        self, way: Way, located: Sequence[Located], want: bool, absent: Sequence[Located] = ()
+    ) -> Ticket:
         """Push what lies in the arenas' gradients.
+
+        The answer says for what no worker had a gradient: see :attr:`WorkerBlock.missing`.
 
         Args:
             way: that the stretches travel.
             located: what to push.
             want: bring the new values into the arenas' values with the answer.
+            absent: parts of that, whole keys as far as they lie there (:meth:`WorkerBlock.stretches`), for which this
+                worker has no gradient. They count as zeros, and the arenas' gradients become zeros there; where no
+                worker has a gradient, nothing is updated.
         """
         entries = [
             m.Entry(block.spec.block, one.bucket, *piece)
@@ -98,9 +106,11 @@ class Traffic:
         # What is encoded, on either leg, is a matter between a worker and the owner.
         server = way.owner if self.codecs else way.via
         shared = all(server in block.mapped for block in blocks.values())
-        frames = self._payload(blocks, entries, shared)
-        body = m.Push(self._store, entries, self.samples, self.options, "push" in self.codecs, want, shared)
-        done = partial(self._store_values, blocks, entries, shared) if want else None
+        gone = absence.cut(entries, absent) if absent else []
+        frames = self._payload(blocks, entries, shared, gone)
+        coded = "push" in self.codecs
+        body = m.Push(self._store, entries, self.samples, self.options, coded, want, shared, absent=gone)
+        done = partial(self._answered if want else self._noted, blocks, entries, shared)
         round = max(entry.round for entry in entries)
         self._session.note_round(round)
         ticket = self._session.ask_server(server, body, f"push of round {round}", frames, done)
@@ -108,20 +118,29 @@ class Traffic:
             block.note_sent(one, ticket)
         return ticket
 
-    def _payload(self, blocks: dict[int, WorkerBlock], entries: Iterable[m.Entry], shared: bool) -> Frames:
+    def _payload(
+        self, blocks: dict[int, WorkerBlock], entries: Iterable[m.Entry], shared: bool, gone: Sequence[m.Stretch]
+    ) -> Frames:
         codec = self.codecs.get("push")
-        if codec is None and shared:
+        if codec is None and shared and not gone:
             return ()
-        frames = []
+        frames: list[Any] = []
         for entry in entries:
             block = blocks[entry.block]
+            ranges = absence.gaps(gone, entry) if gone else ()
+            if absence.is_whole(ranges, entry):
+                frames.append(b"")
+                continue
             grads = block.grads[block.arena_slice(entry.bucket, entry.start, entry.length)]
+            for start, stop in ranges:
+                grads[start:stop] = 0
             if codec is None:
                 frames.append(to_frame(grads))
             else:
                 state = block.codec_state(codec, entry.bucket, entry.start, entry.length)
-                frames.append(codec.encode(grads, state, round=entry.round))
-        return frames
+                with absence.held_back(state.residual, ranges) if ranges else nullcontext():
+                    frames.append(codec.encode(grads, state, round=entry.round))
+        return () if codec is None and shared else frames
 
     def _pull_stretches(self, way: Way, located: Sequence[Located]) -> Ticket:
         entries = [m.Entry(block.spec.block, one.bucket, one.start, one.length, 0) for block, one in located]
@@ -132,6 +151,18 @@ class Traffic:
         for block, one in located:
             block.note_sent(one, ticket)
         return ticket
+
+    def _answered(
+        self, blocks: dict[int, WorkerBlock], entries: Sequence[m.Entry], shared: bool, body: m.Body, frames: Frames
+    ) -> None:
+        self._noted(blocks, entries, shared, body, frames)
+        self._store_values(blocks, entries, shared, body, frames)
+
+    def _noted(
+        self, blocks: dict[int, WorkerBlock], entries: Sequence[m.Entry], shared: bool, body: m.Body, frames: Frames
+    ) -> None:
+        assert isinstance(body, m.Values)
+        absence.note(blocks, entries, body.absent)
 
     def _store_values(
         self, blocks: dict[int, WorkerBlock], entries: Sequence[m.Entry], shared: bool, body: m.Body, frames: Frames

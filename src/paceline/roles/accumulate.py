@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from paceline.compression import Codec
+from paceline.ranges import Ranges, common, within
 from paceline.roles.scratch import Scratch
 from paceline.updaters import StepOptions
 
@@ -33,8 +35,9 @@ class Encoded:
 class Contribution:
     """One worker's push of one slot, or the sum of those of several workers on one host."""
 
-    values: torch.Tensor | Encoded
-    """Flat, or some rows of a key (sparse), or encoded; not ours to change when ``borrowed``, else sums go there."""
+    values: torch.Tensor | Encoded | None
+    """Flat, or some rows of a key (sparse), or encoded; not ours to change when ``borrowed``, else sums go there. None:
+    there is no gradient at all."""
     samples: float
     options: StepOptions | None
     borrowed: bool
@@ -43,6 +46,8 @@ class Contribution:
     """Of a sum: values times this are the sum of gradients times their samples. None: ``samples``."""
     others: tuple[int, ...] = ()
     """The workers behind a sum beside the one that it is added for."""
+    absent: Ranges = ()
+    """Where there is no gradient; the values are zeros there."""
 
 
 class _Sum:
@@ -149,6 +154,7 @@ class Accumulator:
         self._held: dict[int, Contribution] = {}
         self._host, self._whole = _Sum(dtype, scratch), _Sum(dtype, scratch)
         self._samples = 0.0
+        self._absent: Ranges | None = None
         self.shares: dict[int, float] = {}
         """Samples per worker that has pushed by itself."""
         self.options: StepOptions | None = None
@@ -175,6 +181,9 @@ class Accumulator:
         if one.samples == 0:
             return
         self._samples += one.samples
+        self._absent = one.absent if self._absent is None else common(self._absent, one.absent)
+        if one.values is None:
+            return
         unit = (one.samples if one.unit is None else one.unit) if self._mean else 1.0
         self._host.add(one.values, unit, one.borrowed)
 
@@ -192,8 +201,13 @@ class Accumulator:
             self._close_host()
         self._expected = []
 
+    @property
+    def absent(self) -> Ranges:
+        """Where nobody who had samples had a gradient, when all are merged."""
+        return self._absent or ()
+
     def sum(self) -> tuple[torch.Tensor, float] | None:
-        """Return the sum and its unit, or None when nobody had samples; it may be used until :meth:`close`.
+        """Return the sum and its unit, or None when nobody had a gradient; it may be used until :meth:`close`.
 
         With a mean, sum times unit is the sum of gradients times their samples. It may be in a worker's memory.
         """
@@ -204,7 +218,7 @@ class Accumulator:
         return values.coalesce() if values.is_sparse else values, self._whole.unit
 
     def result(self, weight: float) -> tuple[torch.Tensor, float] | None:
-        """Return the sum and the factor that makes it the gradient, or None when nobody had samples.
+        """Return the sum and the factor that makes it the gradient, or None when nobody had one.
 
         It may be used until :meth:`close`.
         """
@@ -222,13 +236,14 @@ class Accumulator:
 
     def split(self, at: int) -> tuple[Accumulator, Accumulator]:
         """Return accumulators of both halves, which share this one's scratch memory for good."""
-        return self._part(slice(None, at)), self._part(slice(at, None))
+        return self._part(slice(0, at)), self._part(slice(at, sys.maxsize))
 
     def _part(self, part: slice) -> Accumulator:
         other = Accumulator(self._expected, self._mean, self._dtype, self._scratch)
         other._held = {worker: _cut(one, part) for worker, one in self._held.items()}
         other._host, other._whole = self._host.part(part), self._whole.part(part)
         other._samples, other.options, other.shares = self._samples, self.options, dict(self.shares)
+        other._absent = None if self._absent is None else within(self._absent, part.start, part.stop)
         return other
 
 
@@ -238,4 +253,5 @@ def _flat(values: torch.Tensor | Encoded) -> torch.Tensor:
 
 
 def _cut(one: Contribution, part: slice) -> Contribution:
-    return replace(one, values=_flat(one.values)[part])
+    values = None if one.values is None else _flat(one.values)[part]
+    return replace(one, values=values, absent=within(one.absent, part.start, part.stop))

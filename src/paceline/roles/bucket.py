@@ -11,6 +11,7 @@ import torch
 from paceline.compression import Codec
 from paceline.compression.buffers import Bytes
 from paceline.consistency import Rule
+from paceline.ranges import Ranges, within
 from paceline.roles.accumulate import Accumulator
 from paceline.roles.readers import Readers
 from paceline.tensors import to_frame
@@ -31,6 +32,8 @@ class Pending:
     fail: Callable[[Exception], None]
     told: list[tuple[m.Told, Any]] = field(default_factory=list)
     """What the answer brings, with its frames, in a store that compresses pulls."""
+    absent: set[tuple[int, int, int, int]] = field(default_factory=set)
+    """(block, bucket, start, length) of what the answer says that nobody had a gradient for."""
     remaining: int = 0
     """Slots that have not released the worker; one that broke never does, so that ``finish`` is not called."""
 
@@ -48,6 +51,8 @@ class Slot:
     broken: Exception | None = None
     readers: Readers = field(default_factory=Readers)
     """Used in a store that compresses pulls."""
+    absent: dict[int, Ranges] = field(default_factory=dict)
+    """By worker: for what, in the last update with its push, nobody had a gradient; empty: never yet."""
 
     @property
     def stop(self) -> int:
@@ -87,6 +92,10 @@ class StoredBucket:
     def in_range(self, start: int, length: int) -> bool:
         """Tell whether a stretch lies inside."""
         return start >= 0 and start + length <= self.values.numel() and (length > 0 or self.values.numel() == 0)
+
+    def is_edge(self, position: int) -> bool:
+        """Tell whether a key, or what lies here of it, begins or ends at a position."""
+        return any(position in (one.start, one.start + one.length) for one in self.pieces)
 
     def slots_of(self, start: int, length: int) -> list[Slot]:
         """Return the slots that make up a stretch, after cutting at its ends."""
@@ -177,4 +186,6 @@ def _split(slot: Slot, at: int) -> list[Slot]:
     for worker, pending in slot.pending.items():
         left.pending[worker] = right.pending[worker] = pending
         pending.remaining += 1
+    for worker, absent in slot.absent.items():
+        left.absent[worker], right.absent[worker] = within(absent, 0, at), within(absent, at, slot.length)
     return [left, right]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import TypeAlias
 
 from paceline.consistency import Policy
 from paceline.errors import ConfigError, ProtocolError, RemoteError
-from paceline.roles.bucket import Slot
+from paceline.ranges import Ranges, is_all, joined, within
+from paceline.roles.bucket import Slot, StoredBucket
 from paceline.updaters import Piece
 from paceline.wire import messages as m
+
+BucketFn: TypeAlias = Callable[[int, int], StoredBucket]
 
 
 def check_updater(has_updater: bool, store: str, policy: Policy) -> None:
@@ -48,6 +52,42 @@ def check_distinct(entries: Sequence[m.Entry]) -> None:
     for (*bucket, start, length), (*next_bucket, next_start, _) in pairwise(spans):
         if bucket == next_bucket and next_start < start + length:
             raise ProtocolError(f"element {next_start} of bucket {bucket[1]} is pushed more than once by one request")
+
+
+def check_absent(entries: Sequence[m.Entry], absent: Sequence[m.Stretch], bucket: BucketFn) -> None:
+    """Refuse a push that says of something else than whole keys of its own that they have no gradient.
+
+    Args:
+        entries: of the push.
+        absent: what it says that of.
+        bucket: finds a bucket.
+
+    Raises:
+        ProtocolError: with the elements.
+    """
+    for one in absent:
+        start, stop, held = one.start, one.start + one.length, bucket(one.block, one.bucket)
+        pushed = any(
+            (e.block, e.bucket) == (one.block, one.bucket) and e.start <= start and stop <= e.start + e.length
+            for e in entries
+        )
+        if not pushed or not held.is_edge(start) or not held.is_edge(stop):
+            raise ProtocolError(
+                f"elements {start} to {stop} of bucket {one.bucket} are absent, but not a key's in the push"
+            )
+
+
+def absent_in(absent: Sequence[m.Stretch], entry: m.Entry) -> Ranges:
+    """Return what is absent of the bucket of an entry, in positions of the bucket."""
+    place = entry.block, entry.bucket
+    return joined((one.start, one.start + one.length) for one in absent if (one.block, one.bucket) == place)
+
+
+def is_absent(absent: Sequence[m.Stretch], entry: m.Entry) -> bool:
+    """Tell whether an entry is absent as a whole."""
+    return bool(absent) and is_all(
+        within(absent_in(absent, entry), entry.start, entry.start + entry.length), entry.length
+    )
 
 
 def pieces_of(spec: m.BucketSpec) -> list[Piece]:

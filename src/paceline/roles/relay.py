@@ -12,9 +12,11 @@ import torch
 
 from paceline.consistency import Apply, Policy, Pushed, Release
 from paceline.errors import KeyMismatchError, ProtocolError
+from paceline.ranges import Ranges, is_all, within
 from paceline.relays import Relays
 from paceline.roles.accumulate import Contribution
 from paceline.roles.bucket import Pending, Slot, StoredBucket
+from paceline.roles.checks import absent_in
 from paceline.roles.errors_by_name import rebuild
 from paceline.roles.stored import ServerStore
 from paceline.tensors import dtype_of, from_frame, to_frame
@@ -44,6 +46,10 @@ class RelayBucket(StoredBucket):
         super().__init__(values, [piece], store.new_rule(), updater, (block, spec.index))
         self.spec = spec
 
+    def is_edge(self, position: int) -> bool:
+        """Leave it to the owner where keys are."""
+        return True
+
 
 @dataclass(frozen=True)
 class _Sum:
@@ -60,10 +66,22 @@ class _Sum:
     options: StepOptions | None
     done: Callable[[], None]
     """Called when the values are not needed any more."""
+    absent: Ranges = ()
+    """Where nobody had a gradient."""
 
     @property
     def entry(self) -> m.Entry:
         return m.Entry(*self.bucket.place, self.start, self.length, 0)
+
+    @property
+    def gaps(self) -> list[m.Stretch]:
+        """Where in the bucket nobody had a gradient."""
+        return [m.Stretch(*self.bucket.place, self.start + first, stop - first) for first, stop in self.absent]
+
+    @property
+    def frame(self) -> object:
+        """The values as a frame; empty when there are none."""
+        return b"" if self.absent and is_all(self.absent, self.length) else to_frame(self.values)
 
     @property
     def together(self) -> tuple[object, ...]:
@@ -181,8 +199,10 @@ class RelayStore(ServerStore):
         shares = tuple((one, accumulator.shares[one], one in self._at_barrier) for one in action.workers)
         rounds = tuple(slot.rule.pushed[one] for one in action.workers)
         values = values.to(slot.updater.value.dtype)
-        options, done = accumulator.options, accumulator.close
-        self._outgoing.append(_Sum(bucket, slot.start, slot.length, unit, values, shares, rounds, options, done))
+        options, done, absent = accumulator.options, accumulator.close, accumulator.absent
+        self._outgoing.append(
+            _Sum(bucket, slot.start, slot.length, unit, values, shares, rounds, options, done, absent)
+        )
 
     def _release_all(self, bucket: StoredBucket, slot: Slot, action: Release) -> None:
         """Nobody is answered before the owner has answered."""
@@ -201,8 +221,9 @@ class RelayStore(ServerStore):
                 m.Share(*share, [one.rounds[position] for one in sums]) for position, share in enumerate(first.shares)
             ]
             options = b"" if first.options is None else msgspec.msgpack.encode(first.options)
-            body = m.PushSum(self.name, [one.entry for one in sums], shares, first.unit, options)
-            frames = [to_frame(one.values) for one in sums]
+            absent = [gap for one in sums for gap in one.gaps]
+            body = m.PushSum(self.name, [one.entry for one in sums], shares, first.unit, options, absent)
+            frames = [one.frame for one in sums]
             self._ask(first.bucket.spec.owner, body, frames, partial(self._answered, sums))
 
     def _answered(self, sums: Sequence[_Sum], body: m.Body, frames: Frames) -> None:
@@ -215,9 +236,13 @@ class RelayStore(ServerStore):
             for pending in {pending for one in sums for _, _, pending in self._waiting(one)}:
                 pending.fail(error)
             return
+        assert isinstance(body, m.Values)
         for one, new in zip(sums, values, strict=True):
             self._home_of(one.bucket, one.shares[0][0])[one.start : one.start + one.length].copy_(new)
+            absent = absent_in(body.absent, one.entry) if body.absent else ()
             for bucket, slot, pending in self._waiting(one):
+                if absent or slot.absent:
+                    slot.absent[pending.worker] = within(absent, slot.start, slot.stop)
                 self._release(bucket, slot, pending)
 
     def _values_of(self, sums: Sequence[_Sum], body: m.Body, frames: Frames) -> list[torch.Tensor]:
@@ -225,6 +250,8 @@ class RelayStore(ServerStore):
         owner = sums[0].bucket.spec.owner
         if isinstance(body, m.Failed):
             raise rebuild(body, f"server {owner}")
+        if not isinstance(body, m.Values):
+            raise ProtocolError(f"server {owner} answered a sum with {type(body).__name__}")
         if len(frames) != len(sums):
             raise ProtocolError(f"server {owner} answered {len(sums)} sums with {len(frames)} frames of values")
         pairs = zip(sums, frames, strict=True)

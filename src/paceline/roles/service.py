@@ -6,7 +6,7 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
@@ -19,6 +19,7 @@ from paceline.errors import KeyMismatchError, PacelineError, ProtocolError
 from paceline.roles import relaying, rows
 from paceline.roles.accumulate import Encoded
 from paceline.roles.bucket import Pending
+from paceline.roles.checks import is_absent
 from paceline.roles.errors_by_name import failed
 from paceline.roles.peers import Peers
 from paceline.roles.relay import AskFn, RelayStore
@@ -36,6 +37,8 @@ logger = logging.getLogger(__name__)
 #: ``answer(peer, seq, body, make_frames, urgency)``.
 AnswerFn: TypeAlias = Callable[[bytes, int, m.Reply, Callable[[], Frames], int | None], None]
 CommandFn: TypeAlias = Callable[["Service", str], str]
+_Place: TypeAlias = tuple[int, int, int, int]
+"""(block, bucket, start, length)"""
 
 _COMMANDS: dict[str, CommandFn] = {}
 _options_decoder = msgspec.msgpack.Decoder(StepOptions)
@@ -227,14 +230,12 @@ class Service:
         store.check_push(worker, push)
         options = _options(push.options)
         values = [self._pushed_values(store, worker, push, *pair) for pair in self._with_frames(push, frames)]
-        told: list[tuple[m.Told, Any]] = []
         pending = Pending(
             worker,
             push.want,
             push.shared,
-            finish=partial(self._pushed, peer, seq, worker, store, push, told),
+            finish=lambda: self._pushed(peer, seq, store, push, pending),
             fail=partial(self._push_failed, peer, seq),
-            told=told,
             remaining=1,  # until all entries are taken: the first may be released at once
         )
         for entry, value in zip(push.entries, values, strict=True):
@@ -254,10 +255,20 @@ class Service:
         if len(frames) != len(push.entries):
             raise ProtocolError(f"{len(push.entries)} entries with {len(frames)} frames of values")
         options, worker = _options(push.options), push.shares[0].worker
-        held = [store.bucket(entry.block, entry.bucket) for entry in push.entries]
-        values = [from_frame(f, b.values.dtype, e.length) for f, b, e in zip(frames, held, push.entries, strict=True)]
-        finish = partial(self._send_values, peer, seq, worker, store, push.entries)
-        pending = Pending(worker, True, False, finish, partial(self._push_failed, peer, seq), remaining=1)
+        values = [
+            None
+            if is_absent(push.absent, entry)
+            else from_frame(frame, store.bucket(entry.block, entry.bucket).values.dtype, entry.length)
+            for frame, entry in zip(frames, push.entries, strict=True)
+        ]
+        pending = Pending(
+            worker,
+            want=True,
+            shared=False,
+            finish=lambda: self._send_values(peer, seq, worker, store, push.entries, pending.absent),
+            fail=partial(self._push_failed, peer, seq),
+            remaining=1,
+        )
         for index, value in enumerate(values):
             push_sum(store, index, value, push, options, pending)
         pending.remaining -= 1
@@ -280,7 +291,9 @@ class Service:
 
     def _pushed_values(
         self, store: ServerStore, worker: int, push: m.Push, entry: m.Entry, frame: Any
-    ) -> torch.Tensor | Encoded:
+    ) -> torch.Tensor | Encoded | None:
+        if is_absent(push.absent, entry):
+            return None
         bucket = store.bucket(entry.block, entry.bucket)
         if frame is None:
             return bucket.arenas[worker].grads[entry.start : entry.start + entry.length]
@@ -292,15 +305,13 @@ class Service:
             return Encoded(codec, frame, entry.length)
         return from_frame(frame, bucket.values.dtype, entry.length)
 
-    def _pushed(
-        self, peer: bytes, seq: int, worker: int, store: ServerStore, push: m.Push, told: list[tuple[m.Told, Any]]
-    ) -> None:
-        if told:
-            self._tell(peer, seq, store, [], told)
+    def _pushed(self, peer: bytes, seq: int, store: ServerStore, push: m.Push, pending: Pending) -> None:
+        if pending.told:
+            self._tell(peer, seq, store, [], pending.told, pending.absent)
         elif push.want and not push.shared:
-            self._send_values(peer, seq, worker, store, push.entries)
+            self._send_values(peer, seq, pending.worker, store, push.entries, pending.absent)
         else:
-            self._reply(peer, seq, m.Values([]))
+            self._reply(peer, seq, m.Values([], absent=_stretches(pending.absent)))
 
     def _push_failed(self, peer: bytes, seq: int, error: Exception) -> None:
         self._reply(peer, seq, failed(error))
@@ -325,13 +336,20 @@ class Service:
         self._tell(peer, seq, store, versions, told)
 
     def _tell(
-        self, peer: bytes, seq: int, store: ServerStore, versions: list[int], told: Sequence[tuple[m.Told, Any]]
+        self,
+        peer: bytes,
+        seq: int,
+        store: ServerStore,
+        versions: list[int],
+        told: Sequence[tuple[m.Told, Any]],
+        absent: Collection[_Place] = (),
     ) -> None:
         """Answer with what a worker is told; given again, the answer is the same bytes."""
         frames = [frame for _, frame in told if frame is not None]
         store.sent_bytes += self._crossing(peer, frames)
         urgency = told[0][0].bucket if frames else None
-        self._answer(peer, seq, m.Values(versions, [words for words, _ in told]), lambda: frames, urgency)
+        body = m.Values(versions, [words for words, _ in told], _stretches(absent))
+        self._answer(peer, seq, body, lambda: frames, urgency)
 
     def _pull_rows(self, worker: int, body: m.PullRows, frames: Frames) -> tuple[m.Reply, Frames]:
         store, entry = self._store(body.store), body.entry
@@ -342,7 +360,15 @@ class Service:
         version, values = store.read(worker, entry)
         return m.Values([version]), [to_frame(values.view(rows.shape_of(bucket, entry))[chosen])]
 
-    def _send_values(self, peer: bytes, seq: int, worker: int, store: ServerStore, entries: Sequence[m.Entry]) -> None:
+    def _send_values(
+        self,
+        peer: bytes,
+        seq: int,
+        worker: int,
+        store: ServerStore,
+        entries: Sequence[m.Entry],
+        absent: Collection[_Place] = (),
+    ) -> None:
         """Answer with values, as they are at the moment of sending, also when the answer is given again."""
 
         def read() -> tuple[list[int], list[Any]]:
@@ -355,7 +381,8 @@ class Service:
         first = [frames]
         # The next forward pass needs the first layers first.
         urgency = entries[0].bucket if entries else None
-        self._answer(peer, seq, m.Values(versions), lambda: first.pop() if first else read()[1], urgency)
+        body = m.Values(versions, absent=_stretches(absent))
+        self._answer(peer, seq, body, lambda: first.pop() if first else read()[1], urgency)
 
     # ---- the rest --------------------------------------------------------------------------------------------------
 
@@ -392,6 +419,10 @@ class Service:
             self._reply(peer, seq, relaying.on_behalf(opened, self._peers.rank, server, body))
         else:
             raise ProtocolError(f"a server does not take {type(body).__name__} from another server")
+
+
+def _stretches(absent: Collection[_Place]) -> list[m.Stretch]:
+    return [m.Stretch(*one) for one in sorted(absent)] if absent else []
 
 
 def _describe(body: m.OpenStore) -> str:

@@ -12,10 +12,11 @@ from paceline.compression.buffers import Bytes
 from paceline.consistency import Apply, Merge, Policy, Pushed, Refuse, Release, Repeat, Rule, Stats
 from paceline.consistency.rule import Action
 from paceline.errors import KeyMismatchError, ProtocolError, RemoteError
+from paceline.ranges import Ranges, is_all, within
 from paceline.roles import rows
 from paceline.roles.accumulate import Accumulator, Contribution, Encoded
 from paceline.roles.bucket import Pending, Slot, StoredBucket
-from paceline.roles.checks import check_distinct, check_updater, pieces_of, raise_for
+from paceline.roles.checks import absent_in, check_absent, check_distinct, check_updater, pieces_of, raise_for
 from paceline.roles.codecs import Codecs
 from paceline.roles.home import Home, map_buckets
 from paceline.roles.scratch import Scratch
@@ -182,6 +183,7 @@ class ServerStore:
         if push.coded and "push" not in self.codecs:
             raise ProtocolError(f"a compressed push, but store {self.name!r} has no compression")
         check_distinct(push.entries)
+        check_absent(push.entries, push.absent, self.bucket)
         for entry in push.entries:
             bucket = self.bucket(entry.block, entry.bucket)
             self.check_entry(bucket, entry)
@@ -202,26 +204,29 @@ class ServerStore:
     def push(
         self,
         entry: m.Entry,
-        values: torch.Tensor | Encoded,
+        values: torch.Tensor | Encoded | None,
         push: m.Push,
         options: StepOptions | None,
         pending: Pending,
     ) -> None:
         """Carry out one entry of a push that was checked."""
+        all_absent = absent_in(push.absent, entry) if push.absent else ()
         bucket = self.bucket(entry.block, entry.bucket)
         slots = bucket.slots_of(entry.start, entry.length)
         if isinstance(values, Encoded) and len(slots) > 1:
             values = values.decoded()
         for slot in slots:
-            part = values
+            part, absent = values, within(all_absent, slot.start, slot.stop)
             if isinstance(part, torch.Tensor) and not push.rows:
                 part = part[slot.start - entry.start : slot.stop - entry.start]
-            borrowed = push.shared and not push.coded
+            if absent and push.coded and part is not None:
+                part = _with_zeros(part, absent)
+            borrowed = push.shared and not push.coded and part is not None
             if borrowed and self.policy.merge == "first":
                 # The worker goes on before its push is merged, and writes its next gradients over these.
                 assert isinstance(part, torch.Tensor)
                 part, borrowed = part.clone(), False
-            one = Contribution(part, push.samples, options, borrowed)
+            one = Contribution(part, push.samples, options, borrowed, absent=absent)
             self.take(bucket, slot, [Pushed(pending.worker, entry.round, push.samples)], one, pending)
 
     def take(
@@ -300,14 +305,22 @@ class ServerStore:
             self._update(slot, accumulator, action.weight)
         finally:
             accumulator.close()
+        if (accumulator.absent or slot.absent) and self.policy.merge != "first":
+            slot.absent |= dict.fromkeys(action.workers, accumulator.absent)
 
     def _update(self, slot: Slot, accumulator: Accumulator, weight: float) -> None:
         result = accumulator.result(weight)
+        absent = accumulator.absent
+        if absent and is_all(absent, slot.length):
+            slot.updater.update_nothing()
+            return
         if result is None or weight == 0.0:
             return
         try:
-            update = slot.updater.update_rows if result[0].is_sparse else slot.updater.update
-            update(*result, accumulator.options)
+            if result[0].is_sparse:
+                slot.updater.update_rows(*result, accumulator.options)
+            else:
+                slot.updater.update(*result, accumulator.options, absent)
         except Exception as error:  # noqa: BLE001 - a user's optimizer may raise anything; all who wait must know
             self._break(slot, error)
             return
@@ -338,6 +351,9 @@ class ServerStore:
             self.show(bucket, pending.worker, slot.start, slot.length)
         if pending.want and "pull" in self.codecs:
             pending.told.append(bucket.tell(slot, pending.worker, pending.shared, payload))
+        if slot.absent:
+            absent = slot.absent.get(pending.worker, ())
+            pending.absent |= {(*bucket.place, slot.start + start, stop - start) for start, stop in absent}
         pending.remaining -= 1
         if pending.remaining == 0:
             pending.finish()
@@ -395,3 +411,11 @@ class ServerStore:
             "step_mass": self.step_mass,
             "data_mass": {str(worker): mass for worker, mass in sorted(self.stats.data_mass.items())},
         }
+
+
+def _with_zeros(values: torch.Tensor | Encoded, absent: Ranges) -> torch.Tensor:
+    """Return decoded values with zeros where there is no gradient: some codecs make something of every element."""
+    flat = values.decoded() if isinstance(values, Encoded) else values
+    for start, stop in absent:
+        flat[start:stop] = 0.0
+    return flat

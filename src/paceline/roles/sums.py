@@ -6,9 +6,10 @@ import torch
 
 from paceline.consistency import Pushed
 from paceline.errors import ProtocolError
+from paceline.ranges import within
 from paceline.roles.accumulate import Contribution
 from paceline.roles.bucket import Pending
-from paceline.roles.checks import check_distinct, check_updater, raise_for
+from paceline.roles.checks import absent_in, check_absent, check_distinct, check_updater, raise_for
 from paceline.roles.stored import ServerStore
 from paceline.updaters import StepOptions
 from paceline.wire import messages as m
@@ -30,6 +31,7 @@ def check_sum(store: ServerStore, push: m.PushSum) -> None:
     if "pull" in store.codecs:
         raise ProtocolError(f"a sum for store {store.name!r}, which compresses what it answers every worker")
     check_distinct(push.entries)
+    check_absent(push.entries, push.absent, store.bucket)
     for index, entry in enumerate(push.entries):
         bucket = store.bucket(entry.block, entry.bucket)
         store.check_entry(bucket, entry)
@@ -40,7 +42,7 @@ def check_sum(store: ServerStore, push: m.PushSum) -> None:
 def push_sum(
     store: ServerStore,
     index: int,
-    values: torch.Tensor,
+    values: torch.Tensor | None,
     push: m.PushSum,
     options: StepOptions | None,
     pending: Pending,
@@ -48,10 +50,12 @@ def push_sum(
     """Carry out one entry of a sum that was checked."""
     entry, pushes = push.entries[index], _pushes(push, index)
     bucket = store.bucket(entry.block, entry.bucket)
+    all_absent = absent_in(push.absent, entry) if push.absent else ()
     samples, others = sum(one.samples for one in pushes), tuple(one.worker for one in pushes[1:])
     for slot in bucket.slots_of(entry.start, entry.length):
-        part = values[slot.start - entry.start : slot.stop - entry.start]
-        one = Contribution(part, samples, options, False, push.unit, others)
+        part = None if values is None else values[slot.start - entry.start : slot.stop - entry.start]
+        absent = within(all_absent, slot.start, slot.stop)
+        one = Contribution(part, samples, options, False, push.unit, others, absent)
         store.take(bucket, slot, pushes, one, pending)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from paceline.ranges import Ranges
 from paceline.updaters.spec import StepOptions
 
 
@@ -47,14 +48,19 @@ class FlatUpdater(abc.ABC):
         self.pieces = tuple(pieces)
 
     @abc.abstractmethod
-    def update(self, merged: torch.Tensor, scale: float, options: StepOptions | None) -> None:
+    def update(self, merged: torch.Tensor, scale: float, options: StepOptions | None, absent: Ranges = ()) -> None:
         """Apply one merged push.
 
         Args:
             merged: 1-D tensor like the value; its content may be overwritten.
             scale: factor that turns ``merged`` into the gradient.
             options: options at this step; None means those of the last one.
+            absent: ranges of whole pieces, but not all, for which nobody had a gradient: zeros in ``merged``. They stay
+                as they are, and so does their state, as a parameter whose ``grad`` is None does.
         """
+
+    def update_nothing(self) -> None:  # noqa: B027 - most have nothing to do
+        """Take a push in which nobody had a gradient of any piece: by default nothing changes."""
 
     def update_rows(self, merged: torch.Tensor, scale: float, options: StepOptions | None) -> None:
         """Apply one merged push of some rows of the one key that is stored; by default the other rows count as zero.

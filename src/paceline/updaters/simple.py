@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from paceline.ranges import Ranges
 from paceline.updaters.flat import FlatUpdater
 from paceline.updaters.spec import StepOptions
 
@@ -13,12 +14,16 @@ from paceline.updaters.spec import StepOptions
 class AssignUpdater(FlatUpdater):
     """Replace the stored value by the merged one: a store without an optimizer."""
 
-    def update(self, merged: torch.Tensor, scale: float, options: StepOptions | None) -> None:
-        """Set the value to ``scale * merged``."""
+    def update(self, merged: torch.Tensor, scale: float, options: StepOptions | None, absent: Ranges = ()) -> None:
+        """Set the value to ``scale * merged``: 0 where nobody had a gradient."""
         if scale == 1.0:
             self.value.copy_(merged)
         else:
             torch.mul(merged, scale, out=self.value)
+
+    def update_nothing(self) -> None:
+        """Set the value to 0."""
+        self.value.zero_()
 
     def split(self, at: int) -> tuple[FlatUpdater, FlatUpdater]:
         """Return updaters of both halves."""
@@ -39,7 +44,7 @@ class AddUpdater(FlatUpdater):
         super().__init__(value, pieces)  # type: ignore[arg-type]
         self._rate = rate
 
-    def update(self, merged: torch.Tensor, scale: float, options: StepOptions | None) -> None:
+    def update(self, merged: torch.Tensor, scale: float, options: StepOptions | None, absent: Ranges = ()) -> None:
         """Add ``rate * scale * merged`` to the value."""
         self.value.add_(merged, alpha=self._rate * scale)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from paceline.ranges import Ranges, common
 from paceline.updaters.flat import FlatUpdater, Piece, State
 from paceline.updaters.registry import check_name, find_class, is_whole_tensor
 from paceline.updaters.rows import LAZY, step_rows
@@ -108,16 +109,26 @@ class TorchUpdater(FlatUpdater):
             group.update(changed)
         self._applied = options
 
+    def _keep_apart(self, absent: Ranges) -> None:
+        """Part pieces without a gradient from the others, for good: Adam's ``step`` is one number of a run."""
+        edges = {edge for one in absent for edge in one} - {0, self.value.numel()}
+        known = {run.start for run in self._runs}
+        if edges - known:
+            keys = self._spec.keys if self._applied is None or self._applied.keys is None else self._applied.keys
+            self._rebuild(_runs(self.pieces, keys, self._whole, apart=known | edges))
+
     def _rebuild(self, runs: list[_Run]) -> None:
-        """Part keys whose options have become unequal; the state stays."""
+        """Part keys that have become unequal; the state stays."""
         states = [self.state(piece) for piece in self.pieces]
         self._build(runs)
         for piece, state in zip(self.pieces, states, strict=True):
             self.load_state(piece, state)
 
-    def update(self, merged: torch.Tensor, scale: float, options: StepOptions | None) -> None:
+    def update(self, merged: torch.Tensor, scale: float, options: StepOptions | None, absent: Ranges = ()) -> None:
         """Run one optimizer step on ``scale * merged``."""
         self._set_options(options)
+        if absent:
+            self._keep_apart(absent)
         merged = merged if merged.dtype == self._master.dtype else merged.to(self._master.dtype)
         if self._fused:
             # torch's fused kernels divide by grad_scale (made for GradScaler): the scaling costs no pass of its own.
@@ -125,7 +136,8 @@ class TorchUpdater(FlatUpdater):
         elif scale != 1.0:
             merged.mul_(scale)
         for param, run in zip(self._params, self._runs, strict=True):
-            param.grad = _view(merged, run)
+            has_none = bool(absent) and bool(common(absent, ((run.start, run.start + run.length),)))
+            param.grad = None if has_none else _view(merged, run)
         with torch.no_grad():
             self._raw_step(self._optimizer)
         for param in self._params:

@@ -72,6 +72,15 @@ class Entry(Message):
     round: Number
 
 
+class Stretch(Message):
+    """A stretch of a bucket."""
+
+    block: Number
+    bucket: Count
+    start: Count
+    length: Count
+
+
 class Push(Message, tag=24):
     """Push values; one frame per entry, or none when they lie in shared memory."""
 
@@ -87,6 +96,9 @@ class Push(Message, tag=24):
     """Values are read from and written to shared memory."""
     rows: bool = False
     """Two frames per entry: ascending row numbers (int64) and those rows; the entry is a whole key with a bucket."""
+    absent: list[Stretch] = msgspec.field(default_factory=list)
+    """Parts of the entries, whole keys as far as they lie there, for which the worker has no gradient: zeros, but not
+    updated where nobody has one. An entry that is absent as a whole has an empty frame, and is not read."""
 
 
 class Pull(Message, tag=25):
@@ -118,6 +130,8 @@ class Values(Message, tag=26):
 
     versions: list[Number]
     told: list[Told] = msgspec.field(default_factory=list)
+    absent: list[Stretch] = msgspec.field(default_factory=list)
+    """To a push: the parts of its entries for which nobody had a gradient in that update."""
 
 
 class MapArena(Message, tag=27):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from paceline.wire.messages.data import AskMissing, Entry, Leave, Pause
+import msgspec
+
+from paceline.wire.messages.data import AskMissing, Entry, Leave, Pause, Stretch
 from paceline.wire.messages.fields import Blob, Count, Message, Name, Number, Rank
 
 
@@ -45,6 +47,8 @@ class PushSum(Message, tag=43):
     """Where the store merges to the mean: values times this are the sum of gradients times their samples."""
     options: Blob
     """Encoded StepOptions of the optimizer; empty: unchanged."""
+    absent: list[Stretch] = msgspec.field(default_factory=list)
+    """As in :class:`Push`: what is absent in the pushes of all its workers."""
 
 
 class OnBehalf(Message, tag=44):

@@ -1,0 +1,183 @@
+"""A job in one process and one thread: workers' stores and servers' services, and the messages between them."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, cast
+
+from paceline.config import Settings
+from paceline.consistency import Policy
+from paceline.errors import PacelineError
+from paceline.kvstore.dist import DistStore
+from paceline.relays import Relays
+from paceline.roles.service import Service
+from paceline.roles.session import OnAnswer, Session, Ticket
+from paceline.transport.base import Frames
+from paceline.wire import messages as m
+
+
+class _Link:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class _Session:
+    """Stands for a worker's session; waiting delivers messages until the answers are here."""
+
+    def __init__(self, job: OneProcess, rank: int) -> None:
+        self._job, self.rank, self.settings = job, rank, job.settings
+        self.workers, self.servers = job.workers, job.servers
+        self.host_id, self.pid = job.workers[rank].host_id, os.getpid()
+        self.is_on_one_host = len({one.host_id for one in (*job.workers, *job.servers)}) == 1
+
+    def relays(self, policy: Policy) -> Relays:
+        workers, servers = ([one.host_id for one in members] for members in (self.workers, self.servers))
+        units = policy.unit_of(len(workers)) if self.settings.local_merge else range(len(workers))
+        return Relays(workers, servers, units)
+
+    def on_close(self, closer: Callable[[], None]) -> None:
+        """Nothing: a test closes stores itself."""
+
+    def note_round(self, round: int) -> None:
+        """Nothing: there is no scheduler."""
+
+    def barrier(self, name: str) -> None:
+        """Deliver all there is; a test calls its workers one after the other."""
+        self._job.deliver_all()
+
+    def ask_server(
+        self, server: int, body: m.Request, what: str, frames: Frames = (), on_answer: OnAnswer | None = None
+    ) -> Ticket:
+        ticket = Ticket(cast(Any, _Link(f"server {server}")), what, on_answer)
+        self._job.send_request(self.rank, server, body, frames, ticket)
+        return ticket
+
+    def call_server(self, server: int, body: m.Request, what: str, frames: Frames = ()) -> m.Body:
+        ticket = self.ask_server(server, body, what, frames)
+        self.wait([ticket])
+        assert ticket.body is not None
+        return ticket.body
+
+    def call_scheduler(self, body: m.Request, what: str) -> m.Body:
+        if isinstance(body, m.Publish):
+            self._job.published.setdefault(body.store, []).extend(body.blocks)
+            return m.Done()
+        assert isinstance(body, m.Lookup)
+        wanted = set(body.keys)
+        blocks = self._job.published[body.store]
+        return m.Found([one for one in blocks if wanted & {key.name for key in one.keys}])
+
+    def wait(self, tickets: Iterable[Ticket], timeout_s: float | None = None) -> None:
+        tickets = list(tickets)
+        while not all(ticket.done for ticket in tickets):
+            if not self._job.deliver():
+                waiting = ", ".join(ticket.what for ticket in tickets if not ticket.done)
+                raise PacelineError(f"worker {self.rank} waits for ever: {waiting}")
+        for ticket in tickets:
+            if ticket.error is not None:
+                error, ticket.error = ticket.error, None
+                raise error
+
+
+class OneProcess:
+    """Workers and servers of a job, without sockets or processes.
+
+    Requests of one connection arrive in order; those of different ones in any order, drawn by ``seed``. Workers on a
+    server's host share memory with it unless ``shared_memory`` is off.
+
+    Args:
+        workers: the host of every worker, e.g. ``"aab"``.
+        servers: the host of every server, e.g. ``"ab"``.
+        seed: draws which message arrives next.
+        **settings: fields of :class:`paceline.config.Settings`.
+
+    Attributes:
+        requests: all that was delivered to servers, as (peer, server, body).
+    """
+
+    def __init__(self, workers: str, servers: str = "a", seed: int = 0, **settings: Any) -> None:
+        self.settings = Settings(num_workers=len(workers), num_servers=len(servers), **settings)
+        pid = os.getpid()
+        self.workers = [m.Member("worker", r, 0, "h", host, pid, "", b"w") for r, host in enumerate(workers)]
+        self.servers = [m.Member("server", r, 0, "h", host, pid, "", b"s") for r, host in enumerate(servers)]
+        self.published: dict[str, list[m.BlockSpec]] = {}
+        self.requests: list[tuple[str, int, m.Request]] = []
+        self._chance = random.Random(seed)
+        self._ways: dict[tuple[str, str], deque[Callable[[], None]]] = {}
+        self._waiting: dict[tuple[str, int], Callable[[m.Body, Frames], None]] = {}
+        self._seq = 0
+        self.services = [self._service(rank) for rank in range(len(servers))]
+        for server in range(len(servers)):
+            for claim, peer in [(one, f"worker {one.rank}") for one in self.workers] + [
+                (one, f"server {one.rank}") for one in self.servers
+            ]:
+                self._seq += 1
+                self._waiting[peer, self._seq] = lambda body, frames: None
+                body = m.Claim(claim.role, claim.rank, claim.token)
+                self.services[server].handle(peer.encode(), self._seq, body, ())
+        self.deliver_all()
+
+    def session(self, rank: int) -> Session:
+        """Return a worker's session."""
+        return cast(Session, _Session(self, rank))
+
+    def stores(self, policy: Policy = Policy(), mean: bool = False, **options: Any) -> list[DistStore]:  # noqa: B008
+        """Return the store of every worker, rank 0 first: what all of them call, they call in this order."""
+        names = {"all": "dist_sync", "each": "dist_async", "groups": "dist_gsync", "first": "dist_ksync"}
+        name = names[policy.merge]
+        return [DistStore(name, name, self.session(one.rank), policy, "s", mean, **options) for one in self.workers]
+
+    # ---- messages --------------------------------------------------------------------------------------------------
+
+    def _service(self, rank: int) -> Service:
+        def answer(peer: bytes, seq: int, body: m.Reply, frames: Callable[[], Frames], urgency: int | None) -> None:
+            copies = [bytearray(memoryview(cast(Any, frame))) for frame in frames()]
+            use = partial(self._answered, peer.decode(), seq, body, copies)
+            self._send(f"server {rank}", peer.decode(), use)
+
+        def ask(owner: int, body: m.Request, frames: Frames, on_answer: OnAnswer) -> None:
+            self.send(f"server {rank}", owner, body, frames, on_answer)
+
+        service = Service(self.settings, answer, ask)
+        service.admit([*self.workers, *self.servers], self.servers[rank].host_id, rank)
+        return service
+
+    def send(self, peer: str, server: int, body: m.Request, frames: Frames, on_answer: OnAnswer) -> int:
+        """Send a request of a member, e.g. of ``"worker 0"``; returns its number."""
+        self._seq += 1
+        self._waiting[peer, self._seq] = on_answer
+        deliver = partial(self._arrive, peer, self._seq, server, body, frames)
+        self._send(peer, f"server {server}", deliver)
+        return self._seq
+
+    def send_request(self, rank: int, server: int, body: m.Request, frames: Frames, ticket: Ticket) -> None:
+        """Send a worker's request, whose answer completes a ticket."""
+        ticket.seq = self.send(f"worker {rank}", server, body, frames, ticket.complete)
+
+    def _arrive(self, peer: str, seq: int, server: int, body: m.Request, frames: Frames) -> None:
+        self.requests.append((peer, server, body))
+        # Read as late as a transport without copies may.
+        copies = [bytearray(memoryview(cast(Any, frame))) for frame in frames]
+        self.services[server].handle(peer.encode(), seq, body, copies)
+
+    def _answered(self, peer: str, seq: int, body: m.Reply, frames: Sequence[bytearray]) -> None:
+        self._waiting.pop((peer, seq))(body, frames)
+
+    def _send(self, source: str, target: str, deliver: Callable[[], None]) -> None:
+        self._ways.setdefault((source, target), deque()).append(deliver)
+
+    def deliver(self) -> bool:
+        """Deliver one message of any connection; False when there is none."""
+        busy = [way for way in sorted(self._ways) if self._ways[way]]
+        if busy:
+            self._ways[self._chance.choice(busy)].popleft()()
+        return bool(busy)
+
+    def deliver_all(self) -> None:
+        """Deliver until nothing is under way."""
+        while self.deliver():
+            pass
