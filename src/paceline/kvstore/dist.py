@@ -94,7 +94,7 @@ class DistStore(KVStore):
         )  # fmt: skip
         self._on_all_servers(body, f"opening store {self.name!r}")
 
-    def for_optimizer(self, mean: bool) -> DistStore:
+    def for_optimizer(self, mean: bool, clip_norm: float = 0.0) -> DistStore:
         """Return a store for an optimizer's parameters: this one while it is unused, else a sibling."""
         if not self._is_open:
             self._mean = mean
