@@ -255,7 +255,8 @@ class Membership:
         actions: list[Action] = []
         for waiting in [one for one in self._lookups.get(store, []) if one.keys <= published]:
             self._lookups[store].remove(waiting)
-            found = [block for block in blocks if any(spec.name in waiting.keys for spec in block.keys)]
+            wanted = waiting.keys or published
+            found = [block for block in blocks if any(spec.name in wanted for spec in block.keys)]
             actions.append(Answer(waiting.peer, waiting.seq, m.Found(found)))
         return actions
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.parameter import is_lazy
 
 from paceline.errors import ProtocolError
 
@@ -30,6 +32,21 @@ def dtype_name(dtype: torch.dtype) -> str:
     if dtype not in _NAMES:
         raise TypeError(f"a distributed store holds {', '.join(_DTYPES)}, not {str(dtype).removeprefix('torch.')}")
     return _NAMES[dtype]
+
+
+def check_initialised(named: Iterable[tuple[object, torch.Tensor]]) -> None:
+    """Refuse parameters that have no shape yet.
+
+    Raises:
+        ValueError: one belongs to a lazy module that has not seen a batch.
+    """
+    lazy = [repr(name) for name, tensor in named if is_lazy(tensor)]
+    if lazy:
+        more = f" and {len(lazy) - 3} more" if len(lazy) > 3 else ""
+        raise ValueError(
+            f"{', '.join(lazy[:3])}{more}: no shape yet, because a lazy module such as LazyLinear has seen no batch; "
+            "run one forward pass first, as in model(batch), and then make the optimizer or initialise the store"
+        )
 
 
 def dtype_of(name: str) -> torch.dtype:

@@ -16,7 +16,7 @@ ROOT = Path(paceline.__file__).parent
 #: From the lowest; a module imports its own layer and those below.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "config", "exitcodes", "context", "logs", "naming"),
-    ("consistency", "placement", "relays", "ranges", "membership", "wire"),
+    ("consistency", "placement", "relays", "ranges", "membership", "agreement", "wire"),
     ("updaters", "tensors", "compression", "transport"),
     ("roles",),
     ("kvstore",),

@@ -7,8 +7,10 @@ from typing import Any, TypeAlias
 
 import torch
 
+from paceline.agreement import Fact
 from paceline.gluon.parameter import Parameter
 from paceline.kvstore._local_optimizer import KeyedOptimizer, check_options
+from paceline.kvstore.agreement import option_facts
 from paceline.kvstore.base import Key
 from paceline.updaters import KeyOptions, Options, make_spec, option_groups
 from paceline.updaters.registry import SIMPLE, find_class
@@ -92,6 +94,15 @@ class OptimizerPlan:
             key: KeyOptions(of_param.get(key, 0), one.lr_mult, one.wd_mult) for key, one in self._parameters.items()
         }
         return {key: one for key, one in table.items() if one != KeyOptions()}
+
+    def facts(self) -> list[Fact]:
+        """Return what must be the same on all workers: name, options and multipliers."""
+        facts = [Fact("the optimizer", self.spec.name)]
+        for index, group in enumerate(self.groups()):
+            facts += option_facts(f"param group {index}", group)
+        for key, one in self.key_options().items():
+            facts += option_facts(f"parameter {key!r}", {name: getattr(one, name) for name in one.__struct_fields__})
+        return [*facts, *option_facts("the optimizer", {"multi_precision": self.multi_precision})]
 
     def build(self, keys: Mapping[Key, KeyOptions]) -> KeyedOptimizer:
         """Build an optimizer for the tensors of one replica."""

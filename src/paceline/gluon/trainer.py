@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paceline.agreement import Fact
 from paceline.context import Context
 from paceline.gluon import _gradients as gradients
 from paceline.gluon._optimizer import OptimizerLike, OptimizerPlan
@@ -15,6 +16,7 @@ from paceline.gluon._policy import choose_store, update_on_store
 from paceline.gluon._updates import LocalUpdates, StoreUpdates
 from paceline.gluon.parameter import Parameter, ParameterDict
 from paceline.gluon.replicate import ReplicatedModule
+from paceline.kvstore.agreement import agree_on_store, option_facts, tensor_facts
 from paceline.kvstore.base import KVStoreBase
 
 if TYPE_CHECKING:
@@ -204,10 +206,22 @@ class Trainer:
             on_store = update_on_store(self._wanted, self._store, largest)
             kind = StoreUpdates if on_store else LocalUpdates
             self._updates = kind(self._plan, self._store, self._contexts)
+            if self._store is not None:
+                agree_on_store(self._store, "the trainer", self._facts(on_store))
             self._updates.start(self._all, self._trained())
             for one in self._all.values():
                 one.on_set(self._on_set)
         return self._updates
+
+    def _facts(self, on_store: bool) -> list[Fact]:
+        """Return what must be the same on all workers."""
+        trained = self._trained()
+        values = tensor_facts([(key, one.on_devices()[0]) for key, one in self._all.items()])
+        facts = [
+            fact if key in trained else fact._replace(value=f"{fact.value}, not trained")
+            for key, fact in zip(self._all, values, strict=True)
+        ]
+        return [*self._plan.facts(), *option_facts("the trainer", {"update_on_kvstore": on_store}), *facts]
 
     def _start_when_ready(self) -> None:
         if all(one.has_shape for one in self._all.values()):

@@ -16,6 +16,7 @@ from paceline.kvstore._local_merge import Merger
 from paceline.kvstore._local_optimizer import KeyedOptimizer, check_options, check_state
 from paceline.kvstore._local_states import load_states, save_states
 from paceline.kvstore.base import Key, Keys, KVStore, Updater, Values, normalise
+from paceline.tensors import check_initialised
 from paceline.updaters import KeyOptions, Options, UpdaterSpec, make_spec
 from paceline.updaters.registry import SIMPLE, find_class
 from paceline.updaters.rows import copy_rows
@@ -52,6 +53,7 @@ class InProcessStore(KVStore):
         """See :meth:`KVStore.init`. A value may be a list of one."""
         keys, values = normalise(key, value)
         check.same_kind(keys, self._values)
+        check_initialised([(one, devices[0]) for one, devices in zip(keys, values, strict=True)])
         for one, devices in zip(keys, values, strict=True):
             if one in self._values or len(devices) > 1:
                 raise KeyMismatchError(f"key {one!r} is initialised twice; init every key once, with one value")
@@ -62,6 +64,7 @@ class InProcessStore(KVStore):
     def broadcast(self, key: Keys, value: Values, out: Values, priority: int = 0) -> None:
         """Initialise keys and copy the values into ``out``."""
         keys, values = normalise(key, value)
+        check_initialised([(one, devices[0]) for one, devices in zip(keys, values, strict=True)])
         outs = dict(zip(*normalise(key, out), strict=True))
         check.outputs({one: devices[0] for one, devices in zip(keys, values, strict=True)}, outs)
         self.init(key, value)

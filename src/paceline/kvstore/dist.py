@@ -24,6 +24,7 @@ from paceline.kvstore.reports import merged
 from paceline.kvstore.row_traffic import RowTraffic, own_bucket
 from paceline.kvstore.traffic import Traffic
 from paceline.roles.session import Session
+from paceline.tensors import check_initialised
 from paceline.updaters import KeyOptions, Options, StepOptions, UpdaterSpec, is_whole_tensor, make_spec
 from paceline.updaters.rows import put_rows
 from paceline.wire import messages as m
@@ -124,6 +125,7 @@ class DistStore(KVStore):
     def init(self, key: Keys, value: Values) -> None:
         """Initialise keys, once each, with rank 0's values; other workers' values only say shape and dtype."""
         keys, values = normalise(key, value)
+        check_initialised([(one, devices[0]) for one, devices in zip(keys, values, strict=True)])
         for one, devices in zip(keys, values, strict=True):
             if len(devices) > 1:
                 raise KeyMismatchError(f"init takes one value per key; {one!r} has {len(devices)}")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from paceline.errors import KeyMismatchError, ProtocolError, RemoteError
+from paceline.errors import DeadlineError, KeyMismatchError, ProtocolError, RemoteError
 from paceline.kvstore.base import Key
 from paceline.kvstore.block import WorkerBlock, bucket_specs
 from paceline.kvstore.plan import Place, Plan, make_plan
@@ -164,8 +164,13 @@ class KeyTable:
 
     def _look_up(self, keys: Sequence[Key], values: Sequence[torch.Tensor]) -> list[WorkerBlock]:
         """Learn from the scheduler where rank 0 has put the keys, and compare them with ours."""
-        what = f"waiting for worker 0 to initialise {', '.join(map(repr, keys[:3]))}{' ...' if len(keys) > 3 else ''}"
-        found = self._session.call_scheduler(m.Lookup(self._store, list(keys)), what)
+        if not keys:
+            return []
+        timeout_s = min(self._session.settings.start_timeout_s, self._session.settings.timeout_s)
+        try:
+            found = self._session.call_scheduler(m.Lookup(self._store, list(keys)), "asking for keys", timeout_s)
+        except DeadlineError:
+            raise self._never_initialised(keys, timeout_s) from None
         assert isinstance(found, m.Found)
         specs = {spec.name: (block.dtype, spec.shape) for block in found.blocks for spec in block.keys}
         for key, value in zip(keys, values, strict=True):
@@ -176,6 +181,20 @@ class KeyTable:
                     f"but shape {tuple(specs[key][1])} and dtype {specs[key][0]} on worker 0; the models differ"
                 )
         return [self.blocks.get(spec.block) or self._make_block(spec) for spec in found.blocks]
+
+    def _never_initialised(self, keys: Sequence[Key], timeout_s: float) -> DeadlineError:
+        """Say which keys worker 0 has not initialised, and what it has instead."""
+        answer = self._session.call_scheduler(m.Lookup(self._store, []), "asking for the keys of worker 0", 5.0)
+        assert isinstance(answer, m.Found)
+        there = [spec.name for block in answer.blocks for spec in block.keys]
+        missing = [key for key in keys if key not in there]
+        others = [key for key in there if key not in keys and key not in self._where]
+        return DeadlineError(
+            f"worker {self._session.rank}: worker 0 did not initialise {_listed(missing)} of store {self._store!r} "
+            f"within {timeout_s:g} s; " + (f"it has {_listed(others)} instead" if others else "it has no other keys")
+            + ". Every worker must initialise the same keys; if worker 0 only takes longer to come there, raise "
+            "PACELINE_START_TIMEOUT_S"
+        )  # fmt: skip
 
     def _adopt(self, block: WorkerBlock) -> None:
         """Make a block's keys known, and offer its arena to the servers of this host."""
@@ -241,6 +260,11 @@ class KeyTable:
             block.look_at(own, found)
         if relayed is not None:
             block.look_at(*relayed)
+
+
+def _listed(keys: Sequence[Key]) -> str:
+    more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
+    return f"key{'s' if len(keys) > 1 else ''} {', '.join(map(repr, keys[:5]))}{more}"
 
 
 def _has_sparse_rows(tensor: torch.Tensor) -> bool:

@@ -187,12 +187,12 @@ class Session:
         """Ask a server and wait for the answer."""
         return self._answer_of(self.ask_server(server, body, what, frames))
 
-    def call_scheduler(self, body: m.Request, what: str) -> m.Body:
+    def call_scheduler(self, body: m.Request, what: str, timeout_s: float | None = None) -> m.Body:
         """Ask the scheduler and wait for the answer."""
-        return self._answer_of(self.ask_scheduler(body, what))
+        return self._answer_of(self.ask_scheduler(body, what), timeout_s)
 
-    def _answer_of(self, ticket: Ticket) -> m.Body:
-        self.wait([ticket])
+    def _answer_of(self, ticket: Ticket, timeout_s: float | None = None) -> m.Body:
+        self.wait([ticket], timeout_s)
         assert ticket.body is not None
         return ticket.body
 
@@ -305,10 +305,9 @@ class Session:
             )
         self._gathers[name] += 1
         full = f"gather/{name}/{self._gathers[name]}"
-        ticket = self.ask_scheduler(m.Gather(full, bytes(payload)), f"gather {name!r}")
-        self.wait([ticket], timeout_s)
-        assert isinstance(ticket.body, m.Gathered)
-        return ticket.body.payloads
+        gathered = self.call_scheduler(m.Gather(full, bytes(payload)), f"gather {name!r}", timeout_s)
+        assert isinstance(gathered, m.Gathered)
+        return gathered.payloads
 
     # ---- leaving ---------------------------------------------------------------------------------------------------
 

@@ -119,7 +119,7 @@ class Publish(Message, tag=8):
 
 
 class Lookup(Message, tag=9):
-    """Ask for the place of keys; answered when all of them are published."""
+    """Ask for the place of keys; answered when all of them are published. No keys: ask for all that are published."""
 
     store: Name
     keys: list[KeyName]

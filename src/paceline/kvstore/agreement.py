@@ -1,0 +1,139 @@
+"""Make sure at the start that all workers train the same model in the same way.
+
+Collective. Workers that agree exchange 32 bytes; only when they do not, they exchange what they have, so that each of
+them can raise the same error.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from paceline.agreement import (
+    MAX_VARIANTS,
+    Document,
+    Fact,
+    Facts,
+    digest,
+    disagreement,
+    pack,
+    representatives,
+    squeeze,
+    unsqueeze,
+)
+from paceline.kvstore.base import KVStoreBase
+from paceline.kvstore.dist import DistStore
+from paceline.roles.session import Session
+from paceline.tensors import check_initialised
+
+#: Options that say how torch computes, not what; workers on unlike machines may choose otherwise.
+_IMPLEMENTATION = frozenset({"params", "param_names", "foreach", "fused", "capturable", "differentiable"})
+_LARGEST_LISTED = 16
+
+
+def agree(session: Session, what: str, facts: Facts, timeout_s: float | None = None) -> None:
+    """Compare facts with all other workers; every worker calls it at the same point of its script.
+
+    Args:
+        session: this worker's part in the job.
+        what: is set up here, for the error: ``the optimizer``.
+        facts: what has to be the same, in order; each subject once.
+        timeout_s: for all workers to come here; by default as for any request.
+
+    Raises:
+        KeyMismatchError: keys, their shapes, types or order differ. On every worker, with the same text.
+        ConfigError: options differ. On every worker, with the same text.
+        PeerDiedError: a worker died; the text names it.
+        DeadlineError: not all workers came here in time; the text names who is missing.
+    """
+    if session.settings.num_workers == 1:
+        return
+    packed = pack(Document(what, list(facts)))
+    ranks = representatives(session.gather("agreement", digest(packed), timeout_s))
+    if len(ranks) == 1:
+        return
+    compared = list(ranks)[:MAX_VARIANTS]
+    mine = squeeze(packed) if session.rank in compared else b""
+    found = session.gather("disagreement", mine, timeout_s)
+    raise disagreement({rank: unsqueeze(found[rank]) for rank in compared if found[rank]}, ranks)
+
+
+def agree_on_store(store: KVStoreBase, what: str, facts: Facts) -> None:
+    """Compare facts with all workers of a distributed store, and the store's own; other stores have one worker."""
+    if isinstance(store, DistStore):
+        agree(store.session, what, [*facts, *store_facts(store)])
+
+
+# ---- facts -----------------------------------------------------------------------------------------------------------
+
+
+def tensor_facts(named: Iterable[tuple[object, torch.Tensor]], kind: str = "parameter") -> list[Fact]:
+    """Describe tensors that become keys: name, shape, dtype, and their order.
+
+    Raises:
+        ValueError: a parameter has no shape yet.
+    """
+    table = list(named)
+    check_initialised(table)
+    return [Fact(f"{kind} {name!r}", _kind(tensor), True) for name, tensor in table]
+
+
+def optimizer_facts(optimizer: torch.optim.Optimizer, named: Sequence[tuple[object, torch.Tensor, int]]) -> list[Fact]:
+    """Describe an optimizer: its class, its parameters with their groups, and the options of every group.
+
+    Args:
+        optimizer: any; options that are neither numbers, text nor lists of them are left out.
+        named: name, parameter and index of the param group, in the order of the keys.
+
+    Raises:
+        ValueError: a parameter has no shape yet.
+    """
+    check_initialised([(name, param) for name, param, _ in named])
+    cls = type(optimizer)
+    facts = [Fact("the optimizer", f"{cls.__module__}.{cls.__qualname__}")]
+    facts += [
+        Fact(f"parameter {name!r}", f"{_kind(param)} in param group {group}", True) for name, param, group in named
+    ]
+    for index, group in enumerate(optimizer.param_groups):
+        facts += option_facts(f"param group {index}", group)
+    return facts
+
+
+def option_facts(owner: str, options: Mapping[str, Any]) -> list[Fact]:
+    """Describe options of something by name; those that are neither numbers, text nor lists of them are left out."""
+    texts = {name: _text(value) for name, value in options.items() if name not in _IMPLEMENTATION}
+    return [Fact(f"{name} of {owner}", texts[name] or "") for name in sorted(texts) if texts[name] is not None]
+
+
+def store_facts(store: DistStore) -> list[Fact]:
+    """Describe what a distributed store does with pushes."""
+    policy = store.policy
+    options = {name: getattr(policy, name) for name in policy.__dataclass_fields__}
+    return [Fact("the store's type", store.type), *option_facts("the store", options)]
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    layout = "" if tensor.layout is torch.strided else " sparse"
+    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}{layout}"
+
+
+def _text(value: Any) -> str | None:
+    """Return a value as text, equal for equal values; None for what is not plain data."""
+    if isinstance(value, torch.Tensor):
+        value = value.tolist() if value.numel() <= _LARGEST_LISTED else _kind(value)
+    if value is None or isinstance(value, bool | str):
+        return str(value)
+    if isinstance(value, numbers.Integral):
+        return str(int(value))
+    if isinstance(value, numbers.Real):
+        number = float(value)
+        return str(int(number)) if number.is_integer() else repr(number)
+    if isinstance(value, Mapping):
+        parts = {str(name): _text(one) for name, one in value.items()}
+        return "{" + ", ".join(f"{name}: {part}" for name, part in sorted(parts.items()) if part is not None) + "}"
+    if isinstance(value, tuple | list):
+        return "(" + ", ".join(_text(one) or "..." for one in value) + ")"
+    return None

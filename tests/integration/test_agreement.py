@@ -1,0 +1,124 @@
+"""Workers that set up different things all say at once what differs; a key that worker 0 never has is named."""
+
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from paceline import kvstore
+from paceline.errors import PacelineError
+from paceline.gluon import Trainer, replicate
+from paceline.kvstore.agreement import agree_on_store, optimizer_facts
+from paceline.testing import LocalJob
+
+SOON_S = 5.0
+
+# ---- what runs in the workers --------------------------------------------------------------------------------------
+
+
+def network(kind, rank):
+    layers = [("first", nn.Linear(4, 3)), ("second", nn.Linear(3, 2))]
+    if kind == "extra layer" and rank == 0:
+        layers.append(("third", nn.Linear(2, 2)))
+    if kind == "extra key" and rank == 1:
+        layers.append(("gate", nn.Linear(2, 1, bias=False)))
+    if kind == "shape" and rank == 1:
+        layers[1] = ("second", nn.Linear(3, 5))
+    if kind == "order" and rank == 1:
+        layers.reverse()
+    net = nn.Module()
+    for name, layer in layers:
+        net.add_module(name, layer)
+    return net.double() if kind == "dtype" and rank == 1 else net
+
+
+def optimizer_for(kind, rank, params):
+    if kind == "optimizer" and rank == 1:
+        return torch.optim.Adam(params, lr=0.1)
+    return torch.optim.SGD(params, lr=0.2 if kind == "rate" and rank == 1 else 0.1)
+
+
+def set_up(kind, front_door):
+    """Set up what differs on one of the workers; return (error, text, seconds) of what came of it."""
+    store = kvstore.create("dist_sync")
+    net = network(kind, store.rank)
+    optimizer = optimizer_for(kind, store.rank, net.parameters())
+    store.barrier()
+    started = time.monotonic()
+    try:
+        if front_door == "trainer":
+            Trainer(replicate(net, ["cpu"]), optimizer, kvstore=store)
+        else:
+            named = [(name, param, 0) for name, param in net.named_parameters()]
+            agree_on_store(store, "the optimizer", optimizer_facts(optimizer, named))
+    except PacelineError as error:
+        return type(error).__name__, str(error), time.monotonic() - started
+    return "", "", time.monotonic() - started
+
+
+def init_unlike_keys():
+    """Worker 0 initialises 'w' and 'bias', worker 1 'w' and 'gain'."""
+    store = kvstore.create("dist_sync")
+    store.init("w", torch.zeros(2))
+    started = time.monotonic()
+    if store.rank == 0:
+        store.init("bias", torch.zeros(2))
+        store.session.gather("done", b"", 30.0)
+        return []
+    try:
+        store.init("gain", torch.zeros(2))
+    except PacelineError as error:
+        store.session.gather("done", b"")
+        return [type(error).__name__, str(error), time.monotonic() - started]
+    return []
+
+
+# ---- tests ---------------------------------------------------------------------------------------------------------
+
+SAYS = {
+    "extra layer": (
+        "KeyMismatchError",
+        "worker 0 has parameter 'third.weight' (2, 2) float32",
+        "which workers 1, 2 do not have",
+    ),
+    "extra key": ("KeyMismatchError", "worker 1 has parameter 'gate.weight' (1, 2) float32", "workers 0, 2 do not"),
+    "shape": ("KeyMismatchError", "parameter 'second.weight' is (2, 3) float32", "(5, 3) float32"),
+    "dtype": ("KeyMismatchError", "parameter 'first.weight' is (3, 4) float32", "(3, 4) float64"),
+    "order": ("KeyMismatchError", "the order differs from position 0 on", "parameter 'second.weight' on worker 1"),
+    "rate": ("ConfigError", "lr of param group 0 is 0.1 on workers 0, 2 and 0.2 on worker 1"),
+    "optimizer": (
+        "ConfigError",
+        "the optimizer is ",
+        "on workers 0, 2 and ",
+        "worker 1 has eps of param group 0 = 1e-08, which",
+    ),
+}
+
+
+@pytest.mark.parametrize("front_door", ["optimizer", "trainer"])
+@pytest.mark.parametrize("kind", list(SAYS))
+def test_all_workers_say_at_once_what_differs_between_whom(kind, front_door):
+    with LocalJob(num_workers=3, num_servers=1) as job:
+        found = job.run(set_up, kind, front_door)
+    expected, *parts = SAYS[kind]
+    assert [one for one, _, _ in found] == [expected] * 3
+    assert len({text for _, text, _ in found}) == 1
+    for part in parts:
+        assert part in found[0][1]
+    assert max(seconds for _, _, seconds in found) < SOON_S
+
+
+@pytest.mark.parametrize("front_door", ["optimizer", "trainer"])
+def test_workers_that_agree_go_on(front_door):
+    with LocalJob(num_workers=2, num_servers=1) as job:
+        assert [error for error, _, _ in job.run(set_up, "same", front_door)] == ["", ""]
+
+
+def test_wait_for_a_key_that_worker_0_never_has_names_what_it_has_instead():
+    with LocalJob(num_workers=2, num_servers=1, start_timeout_s=3.0) as job:
+        kind, text, took_s = job.run(init_unlike_keys)[1]
+    assert kind == "DeadlineError"
+    assert "worker 1: worker 0 did not initialise key 'gain' of store" in text
+    assert "within 3 s; it has key 'bias' instead" in text
+    assert took_s < SOON_S
