@@ -252,7 +252,8 @@ def learn_digits():
         nn.Flatten(), nn.Linear(256, 64), nn.Tanh(), nn.Linear(64, 10),
     )  # fmt: skip
     settings = [{"type": "2bit", "threshold": 0.01}, {"type": "int8", "leg": "pull"}]
-    optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.08), model=net, update="server", compression=settings)
+    inner = torch.optim.SGD(net.parameters(), lr=0.08)
+    optimizer = DistributedOptimizer(inner, model=net, update="server", compression=settings)
     images, labels = digits(True, 2, optimizer.kvstore.rank).tensors
     chance = torch.Generator().manual_seed(optimizer.kvstore.rank)
     for _ in range(8):

@@ -61,7 +61,7 @@ class Bound:
         if self.param.dtype != self.value.dtype or self.param.shape != self.value.shape:
             raise PacelineError(
                 f"parameter {self.name!r} was {self.value.dtype} {tuple(self.value.shape)} when it was given to "
-                f"DistributedOptimizer, and is {self.param.dtype} {tuple(self.param.shape)} now; convert the model first"
+                f"DistributedOptimizer and is {self.param.dtype} {tuple(self.param.shape)} now; convert the model first"
             )
 
     def grad_changed(self) -> bool:

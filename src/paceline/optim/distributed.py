@@ -14,7 +14,7 @@ import torch
 from paceline import compression as codecs
 from paceline.errors import PacelineError
 from paceline.kvstore import create
-from paceline.kvstore.agreement import agree_on_store, option_facts, optimizer_facts, tensor_facts
+from paceline.kvstore.agreement import agree_on_store, optimizer_facts, option_facts, tensor_facts
 from paceline.kvstore.base import KVStore, KVStoreBase
 from paceline.kvstore.dist import DistStore
 from paceline.kvstore.dist_states import States
@@ -131,7 +131,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self, store: DistStore, update: Update | None, choices: Choices, compression: codecs.Compression
     ) -> WorkerUpdate | ServerUpdate:
         who = self._who_steps(store, update)
-        self._agree(store, who, choices)
+        self._agree(store, who, choices, compression)
         store.set_gradient_compression(compression)
         if self._named_model is not None:
             self._buffers = Buffers(store, self._named_model, [param for _, param, _ in self._names])
@@ -140,9 +140,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         spec = spec_of(self.inner, self._names, make_spec)
         return ServerUpdate(self.inner, self._names, choices, store, spec, self._samples, self._publish)
 
-    def _agree(self, store: DistStore, who: Update, choices: Choices) -> None:
+    def _agree(self, store: DistStore, who: Update, choices: Choices, compression: codecs.Compression) -> None:
         """Compare the model and all options with the other workers, before anything is sent."""
-        options = dataclasses.asdict(choices) | {"update": who, "batch_dim": self._samples.batch_dim}
+        legs = sorted((leg, sorted(codec.params().items())) for leg, codec in codecs.by_leg(compression).items())
+        options = dataclasses.asdict(choices) | {"update": who, "compression": str(legs)}
         facts = [*optimizer_facts(self.inner, self._names), *option_facts("DistributedOptimizer", options)]
         if self._named_model is not None:
             facts += tensor_facts(self._named_model.named_buffers(), "buffer")

@@ -21,7 +21,7 @@ class Samples:
     """
 
     def __init__(self, given: float | None, batch_dim: int) -> None:
-        self.given, self.batch_dim = given, batch_dim
+        self.given, self._batch_dim = given, batch_dim
         self._seen = 0.0
         self.last = 1.0
         """Of the last push."""
@@ -34,14 +34,14 @@ class Samples:
             inputs: positional and keyword inputs, nested as they may be.
         """
         for tensor in tensors_in(inputs):
-            if tensor.dim() > self.batch_dim:
-                self._seen += tensor.shape[self.batch_dim]
+            if tensor.dim() > self._batch_dim:
+                self._seen += tensor.shape[self._batch_dim]
                 return
         if self.given is None and not self._warned:
             self._warned = True
             logger.warning(
                 "the inputs of the model hold no tensor with dimension %d, so samples cannot be counted and all "
-                "workers weigh alike; set optimizer.samples to the size of each batch if they differ", self.batch_dim,
+                "workers weigh alike; set optimizer.samples to the size of each batch if they differ", self._batch_dim,
             )  # fmt: skip
 
     def take(self) -> float:

@@ -23,6 +23,7 @@ class ModelHook:
         self._call = None if call is None else weakref.WeakMethod(call)
 
     def __call__(self, *args: Any) -> None:
+        """Call back, unless this is a copy's or the optimizer is gone."""
         call = None if self._call is None else self._call()
         if call is not None:
             call(*args)
