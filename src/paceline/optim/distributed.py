@@ -26,7 +26,6 @@ from paceline.optim.server_update import ServerUpdate, spec_of
 from paceline.optim.watch import ModelWatch
 from paceline.optim.worker_update import LocalUpdate, StoreUpdate, WorkerUpdate
 from paceline.transport.allocator import give_back_freed_memory
-from paceline.updaters import make_spec
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +119,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         else:
             self._update = self._in_process(self.kvstore, update, choices, compression if by_leg else None)
         self._step_supports_amp_scaling = self._update.scales_by_itself
-        self._watch = model and ModelWatch(model, self._samples, self._buffers, self.synchronize, lazy)
+        if model is not None:
+            self._watch = ModelWatch(model, self._samples, self._buffers, self.synchronize, lazy)
         if isinstance(self.kvstore, DistStore):
             self.kvstore.barrier()
             give_back_freed_memory()
@@ -137,7 +137,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._buffers = Buffers(store, self._named_model, [param for _, param, _ in self._names])
         if who == "worker":
             return WorkerUpdate(self.inner, self._names, choices, store, self._samples, self._publish)
-        spec = spec_of(self.inner, self._names, make_spec)
+        spec = spec_of(self.inner, self._names)
         return ServerUpdate(self.inner, self._names, choices, store, spec, self._samples, self._publish)
 
     def _agree(self, store: DistStore, who: Update, choices: Choices, compression: codecs.Compression) -> None:

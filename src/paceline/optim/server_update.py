@@ -23,7 +23,7 @@ from paceline.optim.choices import Choices
 from paceline.optim.exchange import Exchange
 from paceline.optim.samples import Samples
 from paceline.optim.worker_update import WAY_OUT, Closure, Named, is_finite, sums_up
-from paceline.updaters import KeyOptions, Options, UpdaterSpec, option_groups
+from paceline.updaters import KeyOptions, Options, UpdaterSpec, make_spec, option_groups
 
 
 class ServerUpdate:
@@ -66,8 +66,8 @@ class ServerUpdate:
         self._round = self.skipped_steps = 0
         self._skip = self._pending = False
         self._bind(spec)
-        self._watch = BackwardWatch(self._on_gradient, lambda: None)
-        self._watch.watch(self._by_param)
+        if self._overlap:
+            BackwardWatch(self._on_gradient, lambda: None).watch(self._by_param)
 
     def _bind(self, spec: UpdaterSpec) -> None:
         store = self._store
@@ -86,8 +86,6 @@ class ServerUpdate:
     # ---- backward --------------------------------------------------------------------------------------------------
 
     def _on_gradient(self, param: torch.nn.Parameter) -> None:
-        if not self._overlap:
-            return
         self.synchronize()
         self._arrived[param] = self._arrived.get(param, 0) + 1
         if self._arrived[param] >= self.choices.passes:
@@ -252,7 +250,15 @@ class ServerUpdate:
         self._store.barrier()
 
 
-def spec_of(inner: torch.optim.Optimizer, named: Named, make: Callable[..., UpdaterSpec]) -> UpdaterSpec:
-    """Describe an optimizer for the servers."""
+def spec_of(inner: torch.optim.Optimizer, named: Named) -> UpdaterSpec:
+    """Describe an optimizer for the servers.
+
+    Raises:
+        ValueError: servers cannot run it; the text names the ways out.
+        TypeError: an option is not plain data.
+    """
     keys: dict[str | int, KeyOptions] = {name: KeyOptions(group) for name, _, group in named if group}
-    return make(inner, keys=keys)
+    try:
+        return make_spec(inner, keys=keys)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{error}. In dist_sync update='worker' runs any optimizer") from error

@@ -1,0 +1,71 @@
+"""What a training loop writes to weights and gradients is seen by its own process alone."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+import paceline
+from paceline.testing import LocalJob
+
+
+def digest(net):
+    return [
+        part for param in net.parameters() for part in (param.detach().sum().item(), param.grad.detach().sum().item())
+    ]
+
+
+def write_in_rank_0(update):
+    """Train two steps; worker 0 zeroes its weights and gradients. Return what this worker holds before and after."""
+    torch.manual_seed(0)
+    net = torch.nn.Linear(300, 300)
+    inner = torch.optim.SGD(net.parameters(), lr=0.1)
+    optimizer = paceline.DistributedOptimizer(inner, "dist_sync", model=net, update=update)
+    for _ in range(2):
+        net(torch.ones(3, 300)).square().mean().backward()
+        optimizer.step()
+    before = digest(net)
+    optimizer.kvstore.barrier()
+    if optimizer.kvstore.rank == 0:
+        for param in net.parameters():
+            param.data.zero_()
+            param.grad.zero_()
+    optimizer.kvstore.barrier()
+    return before, digest(net)
+
+
+def write_in_child(update):
+    """Train a step; a forked child zeroes weights and gradients. Return what the parent holds before and after."""
+    net = torch.nn.Linear(300, 300)
+    inner = torch.optim.SGD(net.parameters(), lr=0.1)
+    optimizer = paceline.DistributedOptimizer(inner, "dist_sync", model=net, update=update)
+    net(torch.ones(3, 300)).square().mean().backward()
+    optimizer.step()
+    before = digest(net)
+    child = os.fork()
+    if child == 0:
+        for param in net.parameters():
+            param.data.zero_()
+            param.grad.zero_()
+        os._exit(0)
+    os.waitpid(child, 0)
+    return before, digest(net)
+
+
+@pytest.mark.parametrize("update", ["worker", "server"])
+def test_writes_of_one_worker_reach_no_other(update: str) -> None:
+    with LocalJob(2, 1) as job:
+        writer, other = job.run(write_in_rank_0, update, timeout_s=60)
+    assert writer[1] == [0.0] * 4
+    assert other[0] == other[1]
+    assert 0.0 not in other[1]
+
+
+@pytest.mark.parametrize("update", ["worker", "server"])
+def test_writes_of_a_forked_child_do_not_reach_its_parent(update: str) -> None:
+    with LocalJob(1, 1) as job:
+        [(before, after)] = job.run(write_in_child, update, timeout_s=60)
+    assert before == after
+    assert 0.0 not in after
