@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections import UserDict
+from typing import Any
 
 import pytest
 import torch
 
 from paceline.optim.samples import Samples
+
+
+def backward(samples: Samples, inputs: Any, passes: int = 1) -> None:
+    """Go forward and backward through something with two outputs."""
+    weight = torch.ones(1, requires_grad=True)
+    outputs = {"one": weight * 2, "other": [weight * 3]}
+    samples.see(inputs, outputs)
+    for _ in range(passes):
+        (outputs["one"] + outputs["other"][0]).backward(retain_graph=True)
 
 
 @pytest.mark.parametrize(
@@ -25,30 +35,44 @@ from paceline.optim.samples import Samples
 )
 def test_samples_are_the_size_of_the_first_tensor_that_has_the_dimension(inputs, batch_dim, expected) -> None:
     samples = Samples(None, batch_dim)
-    samples.see(inputs)
+    backward(samples, inputs)
     assert samples.take() == expected
 
 
 def test_passes_before_a_push_add_up_and_a_push_without_any_counts_as_the_last() -> None:
     samples = Samples(None, 0)
     assert samples.take() == 1.0
-    samples.see(((torch.zeros(2),), {}))
-    samples.see(((torch.zeros(3),), {}))
+    backward(samples, ((torch.zeros(2),), {}))
+    backward(samples, ((torch.zeros(3),), {}))
     assert [samples.take(), samples.take()] == [5, 5]
-    samples.see(((torch.zeros(4),), {}))
+    backward(samples, ((torch.zeros(4),), {}))
     assert samples.take() == 4
+
+
+def test_forward_passes_without_a_backward_pass_count_nothing() -> None:
+    samples = Samples(None, 0)
+    samples.see(((torch.zeros(50),), {}), torch.ones(1, requires_grad=True) * 2)
+    samples.see(((torch.zeros(50),), {}), torch.ones(1))
+    backward(samples, ((torch.zeros(3),), {}))
+    assert samples.take() == 3
+
+
+def test_each_backward_pass_through_one_forward_pass_counts() -> None:
+    samples = Samples(None, 0)
+    backward(samples, ((torch.zeros(3),), {}), passes=2)
+    assert samples.take() == 6
 
 
 def test_given_number_is_stronger_than_what_is_seen() -> None:
     samples = Samples(7, 0)
-    samples.see(((torch.zeros(2),), {}))
+    backward(samples, ((torch.zeros(2),), {}))
     assert samples.take() == 7
 
 
 def test_inputs_that_cannot_be_counted_are_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
     samples = Samples(None, 0)
     with caplog.at_level(logging.WARNING):
-        samples.see((("text",), {}))
-        samples.see((("text",), {}))
+        backward(samples, (("text",), {}))
+        backward(samples, (("text",), {}))
     assert len(caplog.records) == 1
     assert "set optimizer.samples" in caplog.text

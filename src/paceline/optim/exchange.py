@@ -32,6 +32,7 @@ class Exchange:
         before_round: called before the first push of a round.
         before_push: called with the parameters of a bucket before they are pushed, when their gradients are in the
             arena; returns whether the update of this round must be skipped.
+        again: what to do about a gradient that comes after its push, for the error.
         before_fill: called with each parameter before its gradient is copied into the arena: the arena's value is still
             that of the last round.
     """
@@ -41,9 +42,10 @@ class Exchange:
         store: DistStore,
         before_round: Callable[[], None],
         before_push: Callable[[Sequence[Bound]], bool],
+        again: str,
         before_fill: Callable[[Bound], None] = lambda one: None,
     ) -> None:
-        self._store, self._before_round = store, before_round
+        self._store, self._before_round, self._again = store, before_round, again
         self._before_push, self._before_fill = before_push, before_fill
         self.bound: list[Bound] = []
         self._blocks: dict[int, WorkerBlock] = {}
@@ -87,9 +89,7 @@ class Exchange:
         keys = [(one.block.spec.block, stretch.bucket) for stretch in one.stretches]
         if any(key in self._tickets for key in keys):
             raise PacelineError(
-                f"worker {self._store.rank}: parameter {one.name!r} got another gradient after its push. With "
-                "update='server' call optimizer.step() after every backward, set backward_passes_per_step, or use "
-                "update='worker'. With torch.utils.checkpoint set use_reentrant=False, or overlap=False here"
+                f"worker {self._store.rank}: parameter {one.name!r} got another gradient after its push. {self._again}"
             )
         again = one in self._filled
         self._put(one)

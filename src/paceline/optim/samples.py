@@ -13,7 +13,9 @@ logger = logging.getLogger(__name__)
 
 
 class Samples:
-    """Counts the samples that went through a model since the last push.
+    """Counts the samples of a model whose losses went backward since the last push.
+
+    Forward passes without a backward pass count nothing: outputs that are logged, or detached.
 
     Args:
         given: samples of every local batch, or None to count.
@@ -27,22 +29,38 @@ class Samples:
         """Of the last push."""
         self._warned = False
 
-    def see(self, inputs: Any) -> None:
-        """Count the samples of one forward pass: the size of the first tensor that has the dimension.
+    def see(self, inputs: Any, outputs: Any) -> None:
+        """Have the samples of one forward pass counted in each backward pass through its outputs.
 
         Args:
-            inputs: positional and keyword inputs, nested as they may be.
+            inputs: positional and keyword inputs, nested as they may be. The first tensor with the dimension counts.
+            outputs: likewise.
         """
+        nodes = {one.grad_fn for one in tensors_in(outputs) if one.grad_fn is not None}
+        number = self._number(inputs) if nodes else 0
+        last_pass = -1
+
+        def count(*_: Any) -> None:
+            nonlocal last_pass
+            this_pass = torch._C._current_graph_task_id()
+            if this_pass != last_pass:
+                last_pass = this_pass
+                self._seen += number
+
+        for node in nodes if number else ():
+            node.register_prehook(count)
+
+    def _number(self, inputs: Any) -> int:
         for tensor in tensors_in(inputs):
             if tensor.dim() > self._batch_dim:
-                self._seen += tensor.shape[self._batch_dim]
-                return
+                return tensor.shape[self._batch_dim]
         if self.given is None and not self._warned:
             self._warned = True
             logger.warning(
                 "the inputs of the model hold no tensor with dimension %d, so samples cannot be counted and all "
                 "workers weigh alike; set optimizer.samples to the size of each batch if they differ", self._batch_dim,
             )  # fmt: skip
+        return 0
 
     def take(self) -> float:
         """Return the samples behind the push that begins now; without a forward pass, those of the last one."""

@@ -60,7 +60,7 @@ class ServerUpdate:
             if choices.overlap:
                 raise ValueError("on_nan='skip' needs overlap=False: a push that has left cannot be taken back")
             self._overlap = False
-        self._exchange = Exchange(store, self._before_round, self._before_push, self._check_weight)
+        self._exchange = Exchange(store, self._before_round, self._before_push, self._again, self._check_weight)
         self._arrived: dict[torch.nn.Parameter, int] = {}
         self._sent_options: list[Options] = []
         self._round = self.skipped_steps = 0
@@ -98,6 +98,13 @@ class ServerUpdate:
         self._sent_options = self._options()
         self._store.set_options(self._sent_options)
         self._on_round()
+
+    @property
+    def _again(self) -> str:
+        return (
+            "The servers have stepped on the first one: call optimizer.step() after every backward, set "
+            f"backward_passes_per_step, or use overlap=False{self._or_worker()}"
+        )
 
     def _options(self) -> list[Options]:
         groups = option_groups(self.inner)

@@ -77,17 +77,19 @@ class ModelWatch:
         lazy: bool,
     ) -> None:
         self._samples, self._buffers, self._synchronize = samples, buffers, synchronize
-        model.register_forward_pre_hook(ModelHook(self._before_forward), with_kwargs=True)
+        model.register_forward_pre_hook(ModelHook(self._before_forward))
+        model.register_forward_hook(ModelHook(self._after_forward), with_kwargs=True)
         for module in model.modules() if lazy else [model]:
             module.register_state_dict_pre_hook(ModelHook(self._before_read))  # type: ignore[no-untyped-call]
             CopyHook(self._before_read).put_first(module)
             if module is not model:
                 module.register_forward_pre_hook(ModelHook(self._before_part))
 
-    def _before_forward(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+    def _after_forward(self, module: torch.nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:
+        self._samples.see((args, kwargs), outputs)
+
+    def _before_forward(self, module: torch.nn.Module, args: Any) -> None:
         self._synchronize()
-        if module.training and torch.is_grad_enabled():
-            self._samples.see((args, kwargs))
         if self._buffers is not None and self._buffers.are_read:
             self._buffers.take()
 

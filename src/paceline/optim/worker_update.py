@@ -245,7 +245,7 @@ class WorkerUpdate(MergingUpdate):
     ) -> None:
         super().__init__(inner, [], choices)
         self._store, self._samples, self._on_round = store, samples, on_round
-        self._exchange = Exchange(store, self._before_round, self._before_push)
+        self._exchange = Exchange(store, self._before_round, self._before_push, _AGAIN)
         self._overlap = choices.overlap is not False
         self._round = 0
         self._suspect = False
@@ -341,6 +341,11 @@ def plain_groups(optimizer: torch.optim.Optimizer) -> list[Options]:
     return found
 
 
+#: Within one backward pass only checkpointing inside autograd's own passes does this.
+_AGAIN = (
+    "One backward pass computes it twice: give torch.utils.checkpoint use_reentrant=False, or DistributedOptimizer "
+    "overlap=False"
+)
 WAY_OUT = "lower the learning rate, clip gradients, or set on_nan='skip' (leave such steps out) or 'pass'"
 
 
