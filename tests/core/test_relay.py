@@ -197,7 +197,7 @@ class Worker:
         entries = [m.Entry(0, bucket, *piece) for piece in pieces]
         grads = [gradient(self.rank, (bucket, first, count), round) for first, count, round in pieces]
         frames = [to_frame(grad.to(self.cluster.dtype)) for grad in grads]
-        options = msgspec.msgpack.encode(StepOptions([{"lr": 0.1 / pieces[0][2], "momentum": 0.9}]))
+        options = msgspec.msgpack.encode(StepOptions([{"lr": 0.05, "momentum": 0.9}]))
         body = m.Push("s", entries, self.samples, options, False, True, False)
         ticket = self.cluster.ask(self.rank, self.cluster.relays.via(self.rank, bucket), body, frames)
         self.pushed.append((stretch, ticket))

@@ -11,6 +11,8 @@ class Stats:
     """Counters over the updates of a store."""
 
     updates: int = 0
+    skipped: int = 0
+    """Updates that a worker asked not to make: counted, but without effect."""
     inverse_sum: float = 0.0
     """Sum of 1/staleness."""
     weight_sum: float = 0.0

@@ -17,6 +17,7 @@ def merged(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
         data_mass.update({int(worker): mass / slots for worker, mass in report["data_mass"].items()})
     return {
         "updates": sum(report["updates"] for report in reports) / slots,
+        "skipped": sum(report["skipped"] for report in reports) / slots,
         "staleness": dict(sorted(staleness.items())),
         "step_mass": sum(report["step_mass"] for report in reports) / slots,
         "data_mass": dict(sorted(data_mass.items())),

@@ -83,7 +83,7 @@ class Traffic:
     # ---- messages --------------------------------------------------------------------------------------------------
 
     def push_stretches(
-        self, way: Way, located: Sequence[Located], want: bool, absent: Sequence[Located] = ()
+        self, way: Way, located: Sequence[Located], want: bool, absent: Sequence[Located] = (), skip: bool = False
     ) -> Ticket:
         """Push what lies in the arenas' gradients.
 
@@ -96,6 +96,8 @@ class Traffic:
             absent: parts of that, whole keys as far as they lie there (:meth:`WorkerBlock.stretches`), for which this
                 worker has no gradient. They count as zeros, and the arenas' gradients become zeros there; where no
                 worker has a gradient, nothing is updated.
+            skip: this round must not be applied on any worker's behalf, e.g. since gradients are not finite. Nothing of
+                the arenas is read or sent, nor what a codec holds back. Merged gradients become NaN for all.
         """
         entries = [
             m.Entry(block.spec.block, one.bucket, *piece)
@@ -106,10 +108,10 @@ class Traffic:
         # What is encoded, on either leg, is a matter between a worker and the owner.
         server = way.owner if self.codecs else way.via
         shared = all(server in block.mapped for block in blocks.values())
-        gone = absence.cut(entries, absent) if absent else []
-        frames = self._payload(blocks, entries, shared, gone)
+        gone = absence.cut(entries, absent) if absent and not skip else []
+        frames = () if skip else self._payload(blocks, entries, shared, gone)
         coded = "push" in self.codecs
-        body = m.Push(self._store, entries, self.samples, self.options, coded, want, shared, absent=gone)
+        body = m.Push(self._store, entries, self.samples, self.options, coded, want, shared, absent=gone, skip=skip)
         done = partial(self._answered if want else self._noted, blocks, entries, shared)
         round = max(entry.round for entry in entries)
         self._session.note_round(round)

@@ -11,6 +11,7 @@ import torch
 
 from paceline.compression import Codec
 from paceline.ranges import Ranges, common, within
+from paceline.roles.agreement import difference
 from paceline.roles.scratch import Scratch
 from paceline.updaters import StepOptions
 
@@ -48,6 +49,10 @@ class Contribution:
     """The workers behind a sum beside the one that it is added for."""
     absent: Ranges = ()
     """Where there is no gradient; the values are zeros there."""
+    skip: bool = False
+    """The update must not be made; there are no values."""
+    problem: str = ""
+    """Of a sum: why those behind it do not go together."""
 
 
 class _Sum:
@@ -158,6 +163,11 @@ class Accumulator:
         self.shares: dict[int, float] = {}
         """Samples per worker that has pushed by itself."""
         self.options: StepOptions | None = None
+        self._options_of = 0
+        self.skip = False
+        """Somebody said that the update must not be made."""
+        self.problem = ""
+        """Why the contributions do not go together, when all are merged."""
 
     def add(self, worker: int, contribution: Contribution) -> None:
         """Take one worker's values, or a sum of several workers' in the name of the first."""
@@ -168,16 +178,19 @@ class Accumulator:
         while self._expected:
             host = self._expected[0]
             while host and host[0] in self._held:
-                self._merge(self._held.pop(host.pop(0)))
+                self._merge(host[0], self._held.pop(host.pop(0)))
             if host:
                 return
             self._close_host()
             self._expected.pop(0)
         self._merge_rest()
 
-    def _merge(self, one: Contribution) -> None:
+    def _merge(self, worker: int, one: Contribution) -> None:
         """Add to the sum of the current host."""
-        self.options = self.options or one.options
+        if one.options is not self.options and one.options is not None:
+            self._note_options(worker, one.options)
+        self.problem = self.problem or one.problem
+        self.skip = self.skip or one.skip
         if one.samples == 0:
             return
         self._samples += one.samples
@@ -186,6 +199,12 @@ class Accumulator:
             return
         unit = (one.samples if one.unit is None else one.unit) if self._mean else 1.0
         self._host.add(one.values, unit, one.borrowed)
+
+    def _note_options(self, worker: int, options: StepOptions) -> None:
+        if self.options is None:
+            self.options, self._options_of = options, worker
+        elif options != self.options:
+            self.problem = self.problem or difference(self.options, options, self._options_of, worker)
 
     def _close_host(self) -> None:
         """Add the sum of the current host to the whole."""
@@ -197,14 +216,14 @@ class Accumulator:
         for host in [*self._expected, *([worker] for worker in sorted(self._held))]:
             for worker in host:
                 if worker in self._held:
-                    self._merge(self._held.pop(worker))
+                    self._merge(worker, self._held.pop(worker))
             self._close_host()
         self._expected = []
 
     @property
-    def absent(self) -> Ranges:
-        """Where nobody who had samples had a gradient, when all are merged."""
-        return self._absent or ()
+    def absent(self) -> Ranges | None:
+        """Where nobody who had samples had a gradient, when all are merged; None: nobody had samples."""
+        return self._absent
 
     def sum(self) -> tuple[torch.Tensor, float] | None:
         """Return the sum and its unit, or None when nobody had a gradient; it may be used until :meth:`close`.
@@ -243,6 +262,7 @@ class Accumulator:
         other._held = {worker: _cut(one, part) for worker, one in self._held.items()}
         other._host, other._whole = self._host.part(part), self._whole.part(part)
         other._samples, other.options, other.shares = self._samples, self.options, dict(self.shares)
+        other._options_of, other.skip, other.problem = self._options_of, self.skip, self.problem
         other._absent = None if self._absent is None else within(self._absent, part.start, part.stop)
         return other
 

@@ -27,8 +27,8 @@ class Pending:
     worker: int
     want: bool
     shared: bool
-    finish: Callable[[], None]
-    """Called when the last slot has released the worker."""
+    finish: Callable[[Pending], None]
+    """Called with this when the last slot has released the worker."""
     fail: Callable[[Exception], None]
     told: list[tuple[m.Told, Any]] = field(default_factory=list)
     """What the answer brings, with its frames, in a store that compresses pulls."""
@@ -36,6 +36,13 @@ class Pending:
     """(block, bucket, start, length) of what the answer says that nobody had a gradient for."""
     remaining: int = 0
     """Slots that have not released the worker; one that broke never does, so that ``finish`` is not called."""
+    failed: bool = False
+
+    def break_off(self, error: Exception) -> None:
+        """Answer with an error, once."""
+        if not self.failed:
+            self.failed = True
+            self.fail(error)
 
 
 @dataclass(eq=False)

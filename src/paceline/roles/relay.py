@@ -68,6 +68,10 @@ class _Sum:
     """Called when the values are not needed any more."""
     absent: Ranges = ()
     """Where nobody had a gradient."""
+    skip: bool = False
+    """The update must not be made."""
+    problem: str = ""
+    """Why the pushes behind it do not go together."""
 
     @property
     def entry(self) -> m.Entry:
@@ -86,7 +90,7 @@ class _Sum:
     @property
     def together(self) -> tuple[object, ...]:
         """Sums that agree in this travel in one message."""
-        return self.bucket.spec.owner, self.unit, self.shares, id(self.options)
+        return self.bucket.spec.owner, self.unit, self.shares, id(self.options), self.skip, self.problem
 
 
 class RelayStore(ServerStore):
@@ -199,10 +203,9 @@ class RelayStore(ServerStore):
         shares = tuple((one, accumulator.shares[one], one in self._at_barrier) for one in action.workers)
         rounds = tuple(slot.rule.pushed[one] for one in action.workers)
         values = values.to(slot.updater.value.dtype)
-        options, done, absent = accumulator.options, accumulator.close, accumulator.absent
-        self._outgoing.append(
-            _Sum(bucket, slot.start, slot.length, unit, values, shares, rounds, options, done, absent)
-        )
+        gone, skip, problem = accumulator.absent or (), accumulator.skip, accumulator.problem
+        place, options, done = (bucket, slot.start, slot.length), accumulator.options, accumulator.close
+        self._outgoing.append(_Sum(*place, unit, values, shares, rounds, options, done, gone, skip, problem))
 
     def _release_all(self, bucket: StoredBucket, slot: Slot, action: Release) -> None:
         """Nobody is answered before the owner has answered."""
@@ -222,8 +225,11 @@ class RelayStore(ServerStore):
             ]
             options = b"" if first.options is None else msgspec.msgpack.encode(first.options)
             absent = [gap for one in sums for gap in one.gaps]
-            body = m.PushSum(self.name, [one.entry for one in sums], shares, first.unit, options, absent)
-            frames = [one.frame for one in sums]
+            entries = [one.entry for one in sums]
+            body = m.PushSum(
+                self.name, entries, shares, first.unit, options, absent, first.skip, first.problem
+            )  # fmt: skip
+            frames = () if first.skip else [one.frame for one in sums]
             self._ask(first.bucket.spec.owner, body, frames, partial(self._answered, sums))
 
     def _answered(self, sums: Sequence[_Sum], body: m.Body, frames: Frames) -> None:
@@ -234,7 +240,7 @@ class RelayStore(ServerStore):
             values = self._values_of(sums, body, frames)
         except Exception as error:  # noqa: BLE001 - whatever the owner said, those who wait are told
             for pending in {pending for one in sums for _, _, pending in self._waiting(one)}:
-                pending.fail(error)
+                pending.break_off(error)
             return
         assert isinstance(body, m.Values)
         for one, new in zip(sums, values, strict=True):

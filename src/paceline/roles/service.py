@@ -234,7 +234,7 @@ class Service:
             worker,
             push.want,
             push.shared,
-            finish=lambda: self._pushed(peer, seq, store, push, pending),
+            finish=partial(self._pushed, peer, seq, store, push),
             fail=partial(self._push_failed, peer, seq),
             remaining=1,  # until all entries are taken: the first may be released at once
         )
@@ -242,7 +242,7 @@ class Service:
             store.push(entry, value, push, options, pending)
         pending.remaining -= 1
         if pending.remaining == 0:
-            pending.finish()
+            pending.finish(pending)
         store.flush()
         store.received_bytes += self._crossing(peer, frames)
 
@@ -252,20 +252,20 @@ class Service:
         for share in push.shares:
             relaying.check_speaker(opened, self._peers.rank, server, share.worker)
         check_sum(store, push)
-        if len(frames) != len(push.entries):
+        if not push.skip and len(frames) != len(push.entries):
             raise ProtocolError(f"{len(push.entries)} entries with {len(frames)} frames of values")
         options, worker = _options(push.options), push.shares[0].worker
         values = [
             None
             if is_absent(push.absent, entry)
             else from_frame(frame, store.bucket(entry.block, entry.bucket).values.dtype, entry.length)
-            for frame, entry in zip(frames, push.entries, strict=True)
-        ]
+            for frame, entry in zip(() if push.skip else frames, () if push.skip else push.entries, strict=True)
+        ] or [None] * len(push.entries)
         pending = Pending(
             worker,
             want=True,
             shared=False,
-            finish=lambda: self._send_values(peer, seq, worker, store, push.entries, pending.absent),
+            finish=lambda one: self._send_values(peer, seq, worker, store, push.entries, one.absent),
             fail=partial(self._push_failed, peer, seq),
             remaining=1,
         )
@@ -273,7 +273,7 @@ class Service:
             push_sum(store, index, value, push, options, pending)
         pending.remaining -= 1
         if pending.remaining == 0:
-            pending.finish()
+            pending.finish(pending)
         store.received_bytes += self._crossing(peer, frames)
 
     def _crossing(self, peer: bytes, frames: Frames) -> int:
@@ -281,7 +281,7 @@ class Service:
         return sum(memoryview(frame).nbytes for frame in frames) if frames and self._peers.is_far(peer) else 0
 
     def _with_frames(self, push: m.Push, frames: Frames) -> list[tuple[m.Entry, Any]]:
-        if push.shared and not push.coded:
+        if push.skip or (push.shared and not push.coded):
             return [(entry, None) for entry in push.entries]
         if push.rows and len(frames) == 2 * len(push.entries):
             return list(zip(push.entries, zip(frames[::2], frames[1::2], strict=True), strict=True))
@@ -292,7 +292,7 @@ class Service:
     def _pushed_values(
         self, store: ServerStore, worker: int, push: m.Push, entry: m.Entry, frame: Any
     ) -> torch.Tensor | Encoded | None:
-        if is_absent(push.absent, entry):
+        if push.skip or is_absent(push.absent, entry):
             return None
         bucket = store.bucket(entry.block, entry.bucket)
         if frame is None:

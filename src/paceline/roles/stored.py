@@ -11,7 +11,7 @@ import torch
 from paceline.compression.buffers import Bytes
 from paceline.consistency import Apply, Merge, Policy, Pushed, Refuse, Release, Repeat, Rule, Stats
 from paceline.consistency.rule import Action
-from paceline.errors import KeyMismatchError, ProtocolError, RemoteError
+from paceline.errors import ConfigError, KeyMismatchError, ProtocolError, RemoteError
 from paceline.ranges import Ranges, is_all, within
 from paceline.roles import rows
 from paceline.roles.accumulate import Accumulator, Contribution, Encoded
@@ -226,7 +226,7 @@ class ServerStore:
                 # The worker goes on before its push is merged, and writes its next gradients over these.
                 assert isinstance(part, torch.Tensor)
                 part, borrowed = part.clone(), False
-            one = Contribution(part, push.samples, options, borrowed, absent=absent)
+            one = Contribution(part, push.samples, options, borrowed, absent=absent, skip=push.skip)
             self.take(bucket, slot, [Pushed(pending.worker, entry.round, push.samples)], one, pending)
 
     def take(
@@ -302,19 +302,27 @@ class ServerStore:
             bucket.keep_first_version(slot.rule.unit)
         accumulator = slot.cohorts.pop(action.cohort)
         try:
-            self._update(slot, accumulator, action.weight)
+            self._update(slot, accumulator, action)
         finally:
             accumulator.close()
-        if (accumulator.absent or slot.absent) and self.policy.merge != "first":
-            slot.absent |= dict.fromkeys(action.workers, accumulator.absent)
+        absent = ((0, slot.length),) if accumulator.absent is None else accumulator.absent
+        if (absent or slot.absent) and self.policy.merge != "first":
+            slot.absent |= dict.fromkeys(action.workers, absent)
 
-    def _update(self, slot: Slot, accumulator: Accumulator, weight: float) -> None:
-        result = accumulator.result(weight)
+    def _update(self, slot: Slot, accumulator: Accumulator, action: Apply) -> None:
+        result, weight = accumulator.result(action.weight), action.weight
         absent = accumulator.absent
-        if absent and is_all(absent, slot.length):
+        if accumulator.problem and self.policy.merge in ("all", "groups"):
+            self._refuse(slot, action.workers, accumulator.problem)
+            return
+        if accumulator.skip:
+            self.stats.skipped += 1
+            slot.updater.skip()
+            return
+        if absent is None or result is None or is_all(absent, slot.length):
             slot.updater.update_nothing()
             return
-        if result is None or weight == 0.0:
+        if weight == 0.0:
             return
         try:
             if result[0].is_sparse:
@@ -328,12 +336,24 @@ class ServerStore:
         rate = groups[0].get("lr", 1.0) if groups else 1.0
         self.step_mass += weight * float(rate if isinstance(rate, int | float) else 1.0)
 
+    def _refuse(self, slot: Slot, workers: Sequence[int], problem: str) -> None:
+        """Tell workers why their pushes cannot make one update; the round counts as made, without it."""
+        key, round = slot.updater.pieces[0].key, slot.rule.pushed[workers[0]]
+        error = ConfigError(
+            f"the workers of store {self.name!r} do not have the same optimizer: {problem}, round {round} (key {key!r})"
+            "; set the same options on every worker before the same step"
+        )
+        for worker in workers:
+            pending = slot.pending.pop(worker, None)
+            if pending is not None:
+                pending.break_off(error)
+
     def _break(self, slot: Slot, error: Exception) -> None:
         names = ", ".join(str(piece.key) for piece in slot.updater.pieces[:3])
         logger.exception("the update of %s failed", names)
         slot.broken = RemoteError(f"the update of {names} failed: {type(error).__name__}: {error}")
         for pending in set(slot.pending.values()):
-            pending.fail(slot.broken)
+            pending.break_off(slot.broken)
         slot.pending.clear()
 
     def _release_all(self, bucket: StoredBucket, slot: Slot, action: Release) -> None:
@@ -356,7 +376,7 @@ class ServerStore:
             pending.absent |= {(*bucket.place, slot.start + start, stop - start) for start, stop in absent}
         pending.remaining -= 1
         if pending.remaining == 0:
-            pending.finish()
+            pending.finish(pending)
 
     def show(self, bucket: StoredBucket, worker: int, start: int, length: int) -> None:
         """Write values into a worker's arena, unless it looks at ours."""
@@ -406,6 +426,7 @@ class ServerStore:
             "received_bytes": self.received_bytes,
             "sent_bytes": self.sent_bytes,
             "updates": self.stats.updates,
+            "skipped": self.stats.skipped,
             "staleness": {str(age): number for age, number in sorted(self.stats.staleness.items())},
             "weight_sum": self.stats.weight_sum,
             "step_mass": self.step_mass,

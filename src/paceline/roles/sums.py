@@ -55,7 +55,7 @@ def push_sum(
     for slot in bucket.slots_of(entry.start, entry.length):
         part = None if values is None else values[slot.start - entry.start : slot.stop - entry.start]
         absent = within(all_absent, slot.start, slot.stop)
-        one = Contribution(part, samples, options, False, push.unit, others, absent)
+        one = Contribution(part, samples, options, False, push.unit, others, absent, push.skip, push.problem)
         store.take(bucket, slot, pushes, one, pending)
 
 

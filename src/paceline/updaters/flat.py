@@ -62,6 +62,9 @@ class FlatUpdater(abc.ABC):
     def update_nothing(self) -> None:  # noqa: B027 - most have nothing to do
         """Take a push in which nobody had a gradient of any piece: by default nothing changes."""
 
+    def skip(self) -> None:  # noqa: B027 - most have nothing to do
+        """Take a push that must not be applied: by default nothing changes."""
+
     def update_rows(self, merged: torch.Tensor, scale: float, options: StepOptions | None) -> None:
         """Apply one merged push of some rows of the one key that is stored; by default the other rows count as zero.
 

@@ -25,6 +25,10 @@ class AssignUpdater(FlatUpdater):
         """Set the value to 0."""
         self.value.zero_()
 
+    def skip(self) -> None:
+        """Set the value to NaN: all who read it see that there is no gradient to step with."""
+        self.value.fill_(float("nan"))
+
     def split(self, at: int) -> tuple[FlatUpdater, FlatUpdater]:
         """Return updaters of both halves."""
         left, right = self.cut(at)

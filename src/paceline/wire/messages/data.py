@@ -100,6 +100,9 @@ class Push(Message, tag=24):
     """Parts of the entries, whole keys as far as they lie there, for which the worker has no gradient: zeros, but not
     updated where nobody has one. An entry that is absent as a whole has an empty frame, and is not read."""
 
+    skip: bool = False
+    """This round must not be applied, by anybody: no frames, and nothing is read."""
+
 
 class Pull(Message, tag=25):
     """Ask for values."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from paceline.wire.messages.data import AskMissing, Entry, Leave, Pause, Stretch
-from paceline.wire.messages.fields import Blob, Count, Message, Name, Number, Rank
+from paceline.wire.messages.fields import Blob, Count, Message, Name, Number, Rank, Text
 
 
 class RelayBucket(Message):
@@ -49,6 +49,10 @@ class PushSum(Message, tag=43):
     """Encoded StepOptions of the optimizer; empty: unchanged."""
     absent: list[Stretch] = msgspec.field(default_factory=list)
     """As in :class:`Push`: what is absent in the pushes of all its workers."""
+    skip: bool = False
+    """As in :class:`Push`, if any of its workers says so."""
+    problem: Text = ""
+    """Why the pushes of its workers do not go together: all who wait for the update get it as an error."""
 
 
 class OnBehalf(Message, tag=44):
