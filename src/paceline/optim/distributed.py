@@ -177,7 +177,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             PacelineError: the servers step.
         """
-        if not hasattr(self, "_update"):
+        if "_update" not in self.__dict__:
             super().add_param_group(param_group)
             return
         if isinstance(self._update, ServerUpdate):
