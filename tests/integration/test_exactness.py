@@ -294,7 +294,7 @@ def train_then_save(rank, folder):
 def load_then_train(rank, folder):
     model = new_model(rank)
     model.load_state_dict(torch.load(f"{folder}/weights", weights_only=True))
-    optimizer = DistributedOptimizer(new_optimizer("adam", model), "dist_sync", model=model)
+    optimizer = DistributedOptimizer(new_optimizer("adam", model), "dist_sync", model=model, update="server")
     optimizer.kvstore.load_optimizer_states(f"{folder}/states")
     train(model, optimizer, range(10, 20), my_part((32, 32), rank))
     optimizer.synchronize()
