@@ -19,6 +19,7 @@ from paceline.kvstore import checkpoint, codec_files, dist_states
 from paceline.kvstore.base import Key, Keys, KVStore, OptimizerLike, Updater, Values, normalise
 from paceline.kvstore.block import WorkerBlock
 from paceline.kvstore.key_table import KeyTable
+from paceline.kvstore.overwrite import overwrite
 from paceline.kvstore.planned import planned
 from paceline.kvstore.reports import merged
 from paceline.kvstore.row_traffic import RowTraffic, own_bucket
@@ -195,6 +196,22 @@ class DistStore(KVStore):
         for one, targets in outs.items():
             for target, rows in zip(targets, chosen[one], strict=True):
                 put_rows(self._rows.pull(places[one], rows), rows, target)
+
+    def set_values(self, key: Keys, value: Values) -> None:
+        """Overwrite stored values: they are in place on the servers when this returns, after this worker's own pushes.
+
+        One worker is enough, outside of any round: while no other worker has pushed what it still waits for. The others
+        get the values with their next ``pull`` after a barrier. The optimizer's state stays; float32 masters of 2-byte
+        values follow.
+
+        Args:
+            key: initialised keys.
+            value: one dense tensor per key, in its shape.
+        """
+        plan, values = planned(self.table, key, value)
+        if any(not isinstance(one, torch.Tensor) for one in values):
+            raise ValueError("set_values takes one value per key")
+        overwrite(self.session, self.name, plan, values, self.traffic.wait)
 
     # ---- what a push does ------------------------------------------------------------------------------------------
 

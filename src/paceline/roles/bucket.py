@@ -139,6 +139,18 @@ class StoredBucket:
             for piece in before.pieces:
                 slot.updater.load_state(piece, before.state(piece))
 
+    def overwrite(self, start: int, new: torch.Tensor) -> None:
+        """Set values for all readers, from a position on."""
+        stop = start + new.numel()
+        for known in (self.values, *self.snapshots.values()):
+            known[start:stop].copy_(new)
+        for slot in self.slots:
+            first, last = max(start, slot.start), min(stop, slot.stop)
+            if first < last:
+                slot.updater.value_was_set(first - slot.start, last - slot.start)
+                for unit in self.snapshots:
+                    slot.readers.jump(unit)
+
     def visible(self, unit: int) -> torch.Tensor:
         """Return the values that the workers of a unit see."""
         return self.snapshots.get(unit, self.values)

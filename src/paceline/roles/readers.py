@@ -36,6 +36,10 @@ class Readers:
         """Return how often what a unit knows has moved."""
         return self.versions.get(unit, 0)
 
+    def jump(self, unit: int) -> None:
+        """Note that what a unit knows has moved by no difference: the next answer brings the values as they are."""
+        self.versions[unit] = self.version(unit) + 1
+
     def tell(self, worker: int, unit: int) -> bool:
         """Note that a worker is told the unit's version; returns whether the last move is all it lacks."""
         version = self.version(unit)

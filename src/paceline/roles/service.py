@@ -89,6 +89,7 @@ class Service:
             m.OpenStore: self._open,
             m.Init: self._init,
             m.SetUpdater: self._set_updater,
+            m.SetValues: self._set_values,
             m.SetCompression: self._set_compression,
             m.MapArena: self._map_arena,
             m.AskValues: self._ask_values,
@@ -350,6 +351,19 @@ class Service:
         urgency = told[0][0].bucket if frames else None
         body = m.Values(versions, [words for words, _ in told], _stretches(absent))
         self._answer(peer, seq, body, lambda: frames, urgency)
+
+    def _set_values(self, worker: int, body: m.SetValues, frames: Frames) -> m.Reply:
+        store = self._store(body.store)
+        if len(frames) != len(body.entries):
+            raise ProtocolError(f"{len(body.entries)} entries with {len(frames)} frames of values")
+        buckets = [store.bucket(entry.block, entry.bucket) for entry in body.entries]
+        for bucket, entry in zip(buckets, body.entries, strict=True):
+            store.check_entry(bucket, entry)
+        triples = zip(buckets, body.entries, frames, strict=True)
+        values = [from_frame(frame, bucket.values.dtype, entry.length) for bucket, entry, frame in triples]
+        for bucket, entry, new in zip(buckets, body.entries, values, strict=True):
+            bucket.overwrite(entry.start, new)
+        return m.Done()
 
     def _pull_rows(self, worker: int, body: m.PullRows, frames: Frames) -> tuple[m.Reply, Frames]:
         store, entry = self._store(body.store), body.entry

@@ -65,6 +65,9 @@ class FlatUpdater(abc.ABC):
     def skip(self) -> None:  # noqa: B027 - most have nothing to do
         """Take a push that must not be applied: by default nothing changes."""
 
+    def value_was_set(self, start: int, stop: int) -> None:  # noqa: B027 - most keep no copy
+        """Note that ``value[start:stop]`` was set by others; by default that needs nothing."""
+
     def update_rows(self, merged: torch.Tensor, scale: float, options: StepOptions | None) -> None:
         """Apply one merged push of some rows of the one key that is stored; by default the other rows count as zero.
 

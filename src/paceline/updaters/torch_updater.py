@@ -160,6 +160,11 @@ class TorchUpdater(FlatUpdater):
             rows = merged.indices()[0]
             self.value.view(shape).index_copy_(0, rows, self._master.view(shape)[rows].to(self.value.dtype))
 
+    def value_was_set(self, start: int, stop: int) -> None:
+        """Let the float32 master follow."""
+        if self._master is not self.value:
+            self._master[start:stop].copy_(self.value[start:stop])
+
     def split(self, at: int) -> tuple[FlatUpdater, FlatUpdater]:
         """Return updaters of both halves, with the state so far."""
         halves = []

@@ -33,6 +33,7 @@ from paceline.wire.messages.data import (
     SetCompression,
     SetState,
     SetUpdater,
+    SetValues,
     StateIs,
     StateItem,
     StatsAre,
@@ -77,7 +78,7 @@ Request: TypeAlias = (
     Hello | Heartbeat | Bye | Claim | Enter | Gather | Publish | Lookup | AskStatus | AskAbsent
     | OpenStore | Init | SetUpdater | SetCompression | Push | Pull | MapArena | GetState | SetState
     | Command | AskStats | AskMissing | Leave | Pause | PullRows | AskValues | Relay
-    | PushSum | OnBehalf | Probe
+    | PushSum | OnBehalf | SetValues | Probe
 )  # fmt: skip
 
 Reply: TypeAlias = (
@@ -164,6 +165,7 @@ __all__ = [
     "SetCompression",
     "SetState",
     "SetUpdater",
+    "SetValues",
     "Share",
     "StateIs",
     "StateItem",

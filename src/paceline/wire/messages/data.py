@@ -47,6 +47,13 @@ class Init(Message, tag=21):
     buckets: list[BucketSpec]
 
 
+class SetValues(Message, tag=54):
+    """Overwrite values, outside of any round; one frame of values per entry. Their rounds do not count."""
+
+    store: Name
+    entries: list[Entry]
+
+
 class SetUpdater(Message, tag=22):
     """Set what a push does, as an encoded UpdaterSpec."""
 
