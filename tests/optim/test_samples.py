@@ -12,11 +12,12 @@ import torch
 from paceline.optim.samples import Samples
 
 
-def backward(samples: Samples, inputs: Any, passes: int = 1) -> None:
+def backward(samples: Samples, inputs: Any, passes: int = 1, reaches: bool = True) -> None:
     """Go forward and backward through something with two outputs."""
     weight = torch.ones(1, requires_grad=True)
     outputs = {"one": weight * 2, "other": [weight * 3]}
     samples.see(inputs, outputs)
+    weight.register_post_accumulate_grad_hook(lambda param: samples.touch() if reaches else None)
     for _ in range(passes):
         (outputs["one"] + outputs["other"][0]).backward(retain_graph=True)
 
@@ -55,6 +56,24 @@ def test_forward_passes_without_a_backward_pass_count_nothing() -> None:
     samples.see(((torch.zeros(50),), {}), torch.ones(1))
     backward(samples, ((torch.zeros(3),), {}))
     assert samples.take() == 3
+
+
+def test_backward_passes_that_reach_no_parameter_count_nothing() -> None:
+    samples = Samples(None, 0)
+    backward(samples, ((torch.zeros(50),), {}), reaches=False)
+    backward(samples, ((torch.zeros(3),), {}))
+    assert samples.take() == 3
+
+
+def test_push_within_a_pass_weighs_what_the_pass_has_seen() -> None:
+    samples, taken = Samples(None, 0), []
+    weight = torch.ones(1, requires_grad=True)
+    weight.register_post_accumulate_grad_hook(lambda param: (samples.touch(), taken.append(samples.take())))
+    for number in (3, 4):
+        output = weight * 2
+        samples.see(((torch.zeros(number),), {}), output)
+        output.backward()
+    assert taken == [3, 4]
 
 
 def test_each_backward_pass_through_one_forward_pass_counts() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-_engine = torch.autograd.Variable._execution_engine
+engine = torch.autograd.Variable._execution_engine
 
 
 class BackwardWatch:
@@ -48,7 +48,7 @@ class BackwardWatch:
         task = torch._C._current_graph_task_id()
         if task not in self._queued:
             self._queued.add(task)
-            _engine.queue_callback(self._on_end)
+            engine.queue_callback(self._on_end)
 
     def _on_end(self) -> None:
         outer = _enclosing_function()

@@ -9,13 +9,16 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from paceline.optim.backward import engine
+
 logger = logging.getLogger(__name__)
 
 
 class Samples:
     """Counts the samples of a model whose losses went backward since the last push.
 
-    Forward passes without a backward pass count nothing: outputs that are logged, or detached.
+    Forward passes without a backward pass count nothing (outputs that are logged, or detached), nor do backward passes
+    that reach none of the optimizer's parameters (a frozen critic that only passes gradients on).
 
     Args:
         given: samples of every local batch, or None to count.
@@ -24,7 +27,8 @@ class Samples:
 
     def __init__(self, given: float | None, batch_dim: int) -> None:
         self.given, self._batch_dim = given, batch_dim
-        self._seen = 0.0
+        self._seen = self._pending = 0.0
+        self._touched = False
         self.last = 1.0
         """Of the last push."""
         self._warned = False
@@ -45,10 +49,19 @@ class Samples:
             this_pass = torch._C._current_graph_task_id()
             if this_pass != last_pass:
                 last_pass = this_pass
-                self._seen += number
+                self._pending += number
+                engine.queue_callback(self._end_pass)
 
         for node in nodes if number else ():
             node.register_prehook(count)
+
+    def touch(self) -> None:
+        """Note that the backward pass that runs has reached a parameter of the optimizer."""
+        self._touched = True
+
+    def _end_pass(self) -> None:
+        self._seen += self._pending if self._touched else 0.0
+        self._pending, self._touched = 0.0, False
 
     def _number(self, inputs: Any) -> int:
         for tensor in tensors_in(inputs):
@@ -66,9 +79,9 @@ class Samples:
         """Return the samples behind the push that begins now; without a forward pass, those of the last one."""
         if self.given is not None:
             self.last = float(self.given)
-        elif self._seen:
-            self.last = self._seen
-        self._seen = 0.0
+        elif self._seen + self._pending:
+            self.last = self._seen + self._pending
+        self._seen = self._pending = 0.0
         return self.last
 
 

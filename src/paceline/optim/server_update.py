@@ -66,8 +66,7 @@ class ServerUpdate:
         self._round = self.skipped_steps = 0
         self._skip = self._pending = False
         self._bind(spec)
-        if self._overlap:
-            BackwardWatch(self._on_gradient, lambda: None).watch(self._by_param)
+        BackwardWatch(self._on_gradient, lambda: None).watch(self._by_param)
 
     def _bind(self, spec: UpdaterSpec) -> None:
         store = self._store
@@ -86,6 +85,9 @@ class ServerUpdate:
     # ---- backward --------------------------------------------------------------------------------------------------
 
     def _on_gradient(self, param: torch.nn.Parameter) -> None:
+        self._samples.touch()
+        if not self._overlap:
+            return
         self.synchronize()
         self._arrived[param] = self._arrived.get(param, 0) + 1
         if self._arrived[param] >= self.choices.passes:

@@ -266,6 +266,10 @@ class WorkerUpdate(MergingUpdate):
         self._exchange.add(bound)
         self._by_param = {one.param: one for one in self._exchange.bound}
 
+    def _on_gradient(self, param: torch.nn.Parameter) -> None:
+        self._samples.touch()
+        super()._on_gradient(param)
+
     def complete(self, param: torch.nn.Parameter) -> None:
         """Copy a gradient into the arena and push its bucket when that is complete."""
         if self._overlap:
