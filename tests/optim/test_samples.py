@@ -68,7 +68,12 @@ def test_backward_passes_that_reach_no_parameter_count_nothing() -> None:
 def test_push_within_a_pass_weighs_what_the_pass_has_seen() -> None:
     samples, taken = Samples(None, 0), []
     weight = torch.ones(1, requires_grad=True)
-    weight.register_post_accumulate_grad_hook(lambda param: (samples.touch(), taken.append(samples.take())))
+
+    def push(param: torch.Tensor) -> None:
+        samples.touch()
+        taken.append(samples.take())
+
+    weight.register_post_accumulate_grad_hook(push)
     for number in (3, 4):
         output = weight * 2
         samples.see(((torch.zeros(number),), {}), output)
