@@ -387,7 +387,6 @@ def test_options_have_mxnets_names_too() -> None:
         ("adamm", "did you mean 'adam'"),
         ("zzzzzz", "known are adadelta"),
         ("lbfgs", "evaluates a closure"),
-        ("SparseAdam", "use 'adam'"),
         (torch.optim.LBFGS, "evaluates a closure"),
     ],
 )

@@ -409,11 +409,11 @@ def test_sparse_pushes_are_summed_by_row(store):
     assert pulled(store, "e", torch.zeros(5, 2))[:, 0].tolist() == [0, 9, 0, 6, 0]
 
 
-@pytest.mark.parametrize("name", ["adam", "adagrad"])
+@pytest.mark.parametrize("name", ["adam", "sparseadam", "adagrad"])
 def test_untouched_rows_and_their_state_stay(store, name):
     torch.manual_seed(0)
     start = torch.randn(6, 3)
-    cls = {"adam": torch.optim.SparseAdam, "adagrad": torch.optim.Adagrad}[name]
+    cls = {"adam": torch.optim.SparseAdam, "sparseadam": torch.optim.SparseAdam, "adagrad": torch.optim.Adagrad}[name]
     param = torch.nn.Parameter(start.clone())
     reference = cls([param], lr=0.1)
     store.set_optimizer(name, lr=0.1)

@@ -144,12 +144,13 @@ class WorkerBlock:
                 self._stretches[part.key].append(Stretch(index, part.start, part.length))
 
     def numel(self, key: int) -> int:
-        """Return the number of elements of a key."""
-        return _numel(self.spec.keys[key].shape)
+        """Return the number of elements that are stored of a key."""
+        return _stored(self.spec, self.spec.keys[key])
 
     def _view(self, arena: torch.Tensor, key: int) -> torch.Tensor:
         start = self.layout.key_starts[key]
-        return arena[start : start + self.numel(key)].view(self.spec.keys[key].shape)
+        shape = [1] if self.spec.answers == "merged" else self.spec.keys[key].shape
+        return arena[start : start + self.numel(key)].view(shape)
 
     def value_of(self, key: int) -> torch.Tensor:
         """Return the arena's view of a key's value, in its shape."""
@@ -266,7 +267,7 @@ class WorkerBlock:
 
 def layout_of(spec: m.BlockSpec, num_servers: int) -> Layout:
     """Place the keys of a block; the same on every worker, because all of it is in the spec."""
-    keys = [KeySize(key.name, _numel(key.shape), key.tag) for key in spec.keys]
+    keys = [KeySize(key.name, _stored(spec, key), key.tag) for key in spec.keys]
     return place(
         keys,
         num_servers,
@@ -286,9 +287,14 @@ def bucket_specs(spec: m.BlockSpec, layout: Layout, server: int) -> list[m.Bucke
         if bucket.server == server:
             keys = [spec.keys[part.key] for part in bucket.parts]
             lengths = [part.length for part in bucket.parts]
-            shapes = [key.shape if _numel(key.shape) == n else [] for key, n in zip(keys, lengths, strict=True)]
+            shapes = [key.shape if _stored(spec, key) == n else [] for key, n in zip(keys, lengths, strict=True)]
             found.append(m.BucketSpec(index, bucket.length, [key.name for key in keys], lengths, shapes))
     return found
+
+
+def _stored(spec: m.BlockSpec, key: m.KeySpec) -> int:
+    """Return the number of elements that are stored of a key: one that stands for it where only rows are merged."""
+    return 1 if spec.answers == "merged" else _numel(key.shape)
 
 
 def _numel(shape: Sequence[int]) -> int:

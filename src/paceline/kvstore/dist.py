@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import torch
@@ -32,6 +32,8 @@ from paceline.wire import messages as m
 
 logger = logging.getLogger(__name__)
 
+RowAnswer: TypeAlias = Literal["merged", "changed"]
+
 
 class DistStore(KVStore):
     """Keys on the servers of a job.
@@ -54,7 +56,7 @@ class DistStore(KVStore):
         whole, still = (lambda: is_whole_tensor(self._spec.name)), policy.merge == "all"
         self.table = KeyTable(session, name, whole, still, session.relays(policy))
         self.traffic = Traffic(session, name, eager=policy.merge in ("all", "groups"))
-        self._rows = RowTraffic(session, name, self.traffic)
+        self.rows = RowTraffic(session, name, self.traffic)
         self._barriers = self._siblings = 0
         self._is_open = self._closed = False
         session.on_close(self.close)
@@ -142,6 +144,25 @@ class DistStore(KVStore):
         self._open()
         return self.table.add(keys, values, tags or [0] * len(keys))
 
+    def add_row_keys(self, keys: Sequence[Key], values: Sequence[torch.Tensor], answers: RowAnswer) -> None:
+        """Initialise keys whose gradients are rows, and whose pushes bring rows back (``rows``). For front doors.
+
+        Args:
+            keys: to add.
+            values: dense; with ``merged`` only their shapes and dtypes count.
+            answers: ``merged``: the merged rows of the round; nothing is stored, so keys of any size cost the servers
+                nothing. ``changed``: rank 0's values are stored, and what comes back are the rows that changed.
+
+        Raises:
+            ValueError: ``merged`` in a store whose updates are not made of the pushes of all workers.
+        """
+        if answers == "merged" and self.policy.merge != "all":
+            raise ValueError(f"a {self.type} store has no merged gradient; that needs dist_sync")
+        for one, value in zip(keys, values, strict=True):
+            self.table.check_new(one, value)
+        self._open()
+        self.table.add(keys, values, [0] * len(keys), answers)
+
     # ---- push and pull ---------------------------------------------------------------------------------------------
 
     def push(self, key: Keys, value: Values, priority: int = 0) -> None:
@@ -152,7 +173,7 @@ class DistStore(KVStore):
         by_rows: dict[Key, list[torch.Tensor]] = {}
         dense = planned(self.table, key, value, by_rows)
         for place, devices in zip(self.table.locate(list(by_rows)), by_rows.values(), strict=True):
-            self._rows.push(place, devices)
+            self.rows.push(place, devices)
         self.traffic.push(*dense)
 
     def pull(self, key: Keys, out: Values, priority: int = 0, ignore_sparse: bool = True) -> None:
@@ -195,7 +216,7 @@ class DistStore(KVStore):
                 raise ValueError(f"key {one!r} has no place of its own for rows: initialise it with a sparse value")
         for one, targets in outs.items():
             for target, rows in zip(targets, chosen[one], strict=True):
-                put_rows(self._rows.pull(places[one], rows), rows, target)
+                put_rows(self.rows.pull(places[one], rows), rows, target)
 
     def set_values(self, key: Keys, value: Values) -> None:
         """Overwrite stored values: they are in place on the servers when this returns, after this worker's own pushes.

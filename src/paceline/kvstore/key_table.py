@@ -98,47 +98,62 @@ class KeyTable:
 
     # ---- adding keys -----------------------------------------------------------------------------------------------
 
-    def add(self, keys: Sequence[Key], values: Sequence[torch.Tensor], tags: Sequence[int]) -> list[WorkerBlock]:
+    def add(
+        self, keys: Sequence[Key], values: Sequence[torch.Tensor], tags: Sequence[int], answers: str = ""
+    ) -> list[WorkerBlock]:
         """Initialise keys with rank 0's values, in one arena per dtype.
+
+        Args:
+            keys: to add.
+            values: sparse, in their rows alone, where pushes are rows; also dense with ``answers``.
+            tags: keys of different tags never share a bucket.
+            answers: what pushes of rows bring back, as in :class:`paceline.wire.messages.Init`.
 
         Raises:
             KeyMismatchError: shape or dtype differ from rank 0's.
         """
         if self._session.rank == 0:
-            blocks = self._place(keys, values, tags)
+            blocks = self._place(keys, values, tags, answers)
             self._send_values(blocks)
             publish = m.Publish(self._store, [block.spec for block in blocks])
             self._session.call_scheduler(publish, "publishing keys")
         else:
-            blocks = self._look_up(keys, values)
+            blocks = self._look_up(keys, values, answers)
         for block in blocks:
             self._adopt(block)
         return blocks
 
-    def _place(self, keys: Sequence[Key], values: Sequence[torch.Tensor], tags: Sequence[int]) -> list[WorkerBlock]:
-        kinds = [(dtype_name(value.dtype), value.is_sparse) for value in values]
+    def _place(
+        self, keys: Sequence[Key], values: Sequence[torch.Tensor], tags: Sequence[int], answers: str
+    ) -> list[WorkerBlock]:
+        kinds = [(dtype_name(value.dtype), value.is_sparse or bool(answers)) for value in values]
         found: dict[tuple[str, bool], list[m.KeySpec]] = {}
         for key, value, tag, kind in zip(keys, values, tags, kinds, strict=True):
             specs = found.setdefault(kind, [])
             # A tag of its own gives a row-sparse key a bucket for itself.
-            specs.append(m.KeySpec(key, list(value.shape), len(specs) if value.is_sparse else tag))
+            specs.append(m.KeySpec(key, list(value.shape), len(specs) if kind[1] else tag))
         blocks: dict[tuple[str, bool], WorkerBlock] = {}
         for (dtype, by_rows), specs in found.items():
-            block = self._make_block(self._block_spec(len(self.blocks) + len(blocks), dtype, specs, by_rows))
+            block = self._make_block(self._block_spec(len(self.blocks) + len(blocks), dtype, specs, by_rows, answers))
             for bucket in block.layout.buckets:
                 self._loads[bucket.server] += bucket.length
             blocks[dtype, by_rows] = block
         for key, value, kind in zip(keys, values, kinds, strict=True):
             block = blocks[kind]
-            block.value_of(block.key_index[key]).copy_(value.detach().to_dense())
+            if answers != "merged":
+                block.value_of(block.key_index[key]).copy_(value.detach().to_dense())
         return list(blocks.values())
 
-    def _block_spec(self, number: int, dtype: str, specs: list[m.KeySpec], rows: bool) -> m.BlockSpec:
+    def _block_spec(self, number: int, dtype: str, specs: list[m.KeySpec], rows: bool, answers: str) -> m.BlockSpec:
         settings = self._session.settings
         speeds = [float(part) for part in settings.server_speeds.split(",") if part]
-        loads, bound, whole = list(self._loads), settings.bigarray_bound, rows or self._whole()
+        # Keys of which nothing is stored weigh nothing: they go round the servers.
+        loads = [0] * self._num_servers if answers == "merged" else list(self._loads)
+        bound, whole = settings.bigarray_bound, rows or self._whole()
         largest = GROWTH * bound if self._session.is_on_one_host else bound
-        return m.BlockSpec(number, dtype, specs, loads, speeds, bound, settings.placement, whole, rows, largest)
+        return m.BlockSpec(
+            number, dtype, specs, loads, speeds, bound, settings.placement, whole, rows, largest, answers
+        )
 
     def _make_block(self, spec: m.BlockSpec) -> WorkerBlock:
         near = any(server.host_id == self._session.host_id for server in self._session.servers)
@@ -158,11 +173,11 @@ class KeyTable:
             for server in range(self._num_servers):
                 buckets = bucket_specs(block.spec, block.layout, server)
                 frames = [to_frame(block.values[block.arena_slice(one.index, 0, one.length)]) for one in buckets]
-                body = m.Init(self._store, block.spec.block, block.spec.dtype, buckets)
+                body = m.Init(self._store, block.spec.block, block.spec.dtype, buckets, block.spec.answers)
                 tickets.append(self._session.ask_server(server, body, "initialising keys", frames))
         self._session.wait(tickets)
 
-    def _look_up(self, keys: Sequence[Key], values: Sequence[torch.Tensor]) -> list[WorkerBlock]:
+    def _look_up(self, keys: Sequence[Key], values: Sequence[torch.Tensor], answers: str) -> list[WorkerBlock]:
         """Learn from the scheduler where rank 0 has put the keys, and compare them with ours."""
         if not keys:
             return []
@@ -173,12 +188,19 @@ class KeyTable:
             raise self._never_initialised(keys, timeout_s) from None
         assert isinstance(found, m.Found)
         specs = {spec.name: (block.dtype, spec.shape) for block in found.blocks for spec in block.keys}
+        kinds = {spec.name: block.answers for block in found.blocks for spec in block.keys}
         for key, value in zip(keys, values, strict=True):
             ours = (dtype_name(value.dtype), list(value.shape))
             if ours != specs[key]:
                 raise KeyMismatchError(
                     f"key {key!r} has shape {tuple(value.shape)} and dtype {ours[0]} on worker {self._session.rank}, "
                     f"but shape {tuple(specs[key][1])} and dtype {specs[key][0]} on worker 0; the models differ"
+                )
+            if answers != kinds[key]:
+                theirs, ours_is = ("sparse" if kind else "dense" for kind in (kinds[key], answers))
+                raise KeyMismatchError(
+                    f"the gradients of key {key!r} are {ours_is} on worker {self._session.rank}, but {theirs} on "
+                    "worker 0; the models or the optimizers differ"
                 )
         return [self.blocks.get(spec.block) or self._make_block(spec) for spec in found.blocks]
 
@@ -203,7 +225,7 @@ class KeyTable:
         self.blocks[block.spec.block] = block
         self._where |= {name: (block, index) for name, index in block.key_index.items()}
         relayed = self._ask_relays(block)
-        if block.grad_file is not None:
+        if block.grad_file is not None and not block.spec.answers:  # rows travel as frames
             self._share(block, relayed)
 
     def _ask_relays(self, block: WorkerBlock) -> dict[int, _Relayed]:

@@ -56,6 +56,8 @@ def _row_sparse(
     """Return the keys all of whose values are row-sparse, after checking them."""
     found = {one: tensors for one, tensors in zip(keys, values, strict=True) if all(t.is_sparse for t in tensors)}
     for one, place in zip(found, table.locate(list(found)), strict=True):
+        if place[0].spec.answers:
+            raise ValueError(f"the rows of key {one!r} are the business of the optimizer that made it")
         value = place[0].value_of(place[1])
         check.pushes({one: value}, {one: found[one]})
         if not place[0].spec.rows or own_bucket(place) is None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 
+from paceline.errors import ProtocolError
 from paceline.kvstore.block import Stretch, WorkerBlock
 from paceline.kvstore.plan import Place
 from paceline.kvstore.traffic import Traffic
-from paceline.roles.session import Session
+from paceline.roles.session import OnAnswer, Session, Ticket
 from paceline.tensors import from_frame, to_frame
 from paceline.transport.base import Frames
 from paceline.updaters.rows import sum_rows
@@ -23,6 +25,51 @@ def own_bucket(place: Place) -> Stretch | None:
     bucket = block.layout.buckets[stretches[0].bucket]
     alone = len(stretches) == 1 and len(bucket.parts) == 1
     return stretches[0] if alone and len(block.spec.keys[index].shape) > 1 and block.numel(index) else None
+
+
+def _own_rows(gradient: torch.Tensor) -> torch.Tensor:
+    """Return coalesced rows in CPU memory that nobody else changes."""
+    own = gradient.detach().coalesce().cpu()
+    return own.clone() if own.values().data_ptr() == gradient._values().data_ptr() else own
+
+
+class Exchange:
+    """A push of rows, or a question for them, whose answer brings rows.
+
+    Args:
+        place: the key.
+
+    Attributes:
+        ticket: to be waited for, with ``Session.wait``.
+        rows: what came, once the ticket is done: coalesced, in the shape of the key, in CPU memory. None: there is no
+            merged gradient, because no worker had one.
+    """
+
+    ticket: Ticket
+
+    def __init__(self, place: Place) -> None:
+        self._block, self._index = place
+        self.rows: torch.Tensor | None = None
+
+    def keep(self, body: m.Body, frames: Frames) -> None:
+        """Take what an answer brings.
+
+        Raises:
+            ProtocolError: the frames are not rows of the key.
+        """
+        if not frames:
+            return
+        shape = self._block.spec.keys[self._index].shape
+        if len(frames) != 2:
+            raise ProtocolError(f"an answer with rows has {len(frames)} frames")
+        numbers = from_frame(frames[0], torch.int64, memoryview(frames[0]).nbytes // torch.int64.itemsize)
+        if numbers.numel() and (int(numbers[0]) < 0 or int(numbers[-1]) >= shape[0]):
+            raise ProtocolError(f"an answer has rows {int(numbers[0])} to {int(numbers[-1])} of a key of {shape[0]}")
+        values = from_frame(frames[1], self._block.dtype, numbers.numel() * math.prod(shape[1:]))
+        # Copied: the memory of a message is not ours to keep, and belongs to all who share it.
+        self.rows = torch.sparse_coo_tensor(
+            numbers.clone()[None], values.clone().view(-1, *shape[1:]), shape, is_coalesced=True, check_invariants=False
+        )
 
 
 class RowTraffic:
@@ -39,18 +86,49 @@ class RowTraffic:
 
     def push(self, place: Place, values: Sequence[torch.Tensor]) -> None:
         """Push the sum of row-sparse values of a key that :func:`own_bucket` knows."""
-        block, index = place
+        self._send(place, sum_rows(values, torch.device("cpu")), None)
+        place[0].fresh[place[1]] = False
+
+    def exchange(self, place: Place, gradient: torch.Tensor | None) -> Exchange:
+        """Push the rows of a key that ``DistStore.add_row_keys`` made, and have rows brought back. Does not wait.
+
+        Args:
+            place: the key.
+            gradient: row-sparse, in the shape of the key, on any device; what it holds now counts. None: this worker
+                has no gradient; it takes part, and counts as zeros unless all workers have none.
+        """
+        done = Exchange(place)
+        done.ticket = self._send(place, None if gradient is None else _own_rows(gradient), done.keep)
+        return done
+
+    def news(self, place: Place) -> Exchange:
+        """Ask for the rows of a key that changed since this worker last got any, without pushing. Does not wait."""
+        done = Exchange(place)
         one = self._free(place)
-        total = sum_rows(values, torch.device("cpu"))
+        body = m.PullRows(self._store, m.Entry(place[0].spec.block, one.bucket, 0, one.length, 0))
+        server = self._server(place[0], one)
+        done.ticket = self._session.ask_server(server, body, "pull of changed rows", (), done.keep)
+        place[0].note_sent(one, done.ticket)
+        return done
+
+    def _send(self, place: Place, total: torch.Tensor | None, keep: OnAnswer | None) -> Ticket:
+        """Push coalesced rows that stay unchanged until the answer."""
+        block, _ = place
+        one = self._free(place)
         [(start, length, round)] = block.buckets[one.bucket].rounds.next(one.start, one.length)
         entry = m.Entry(block.spec.block, one.bucket, start, length, round)
-        weight, options = self._traffic.samples, self._traffic.options
-        body = m.Push(self._store, [entry], weight, options, coded=False, want=False, shared=False, rows=True)
-        frames = [to_frame(total.indices()[0].contiguous()), to_frame(total.values().contiguous())]
+        weight, options, want = self._traffic.samples, self._traffic.options, keep is not None
+        absent = [m.Stretch(block.spec.block, one.bucket, start, length)] if total is None else []
+        body = m.Push(self._store, [entry], weight, options, False, want, False, rows=True, absent=absent)
+        parts = (
+            [torch.empty(0)] * 2 if total is None else [total.indices()[0].contiguous(), total.values().contiguous()]
+        )
+        frames = [to_frame(part) for part in parts]
         self._session.note_round(round)
-        ticket = self._session.ask_server(self._server(block, one), body, f"push of round {round}", frames)
+        what = f"push of round {round} of rows of {block.spec.keys[place[1]].name!r}"
+        ticket = self._session.ask_server(self._server(block, one), body, what, frames, keep)
         block.note_sent(one, ticket)
-        block.fresh[index] = False
+        return ticket
 
     def pull(self, place: Place, rows: torch.Tensor) -> torch.Tensor:
         """Return rows of a key, given their ascending numbers, after this worker's own pushes of it are applied."""

@@ -14,6 +14,7 @@ from paceline.consistency import Rule
 from paceline.ranges import Ranges, within
 from paceline.roles.accumulate import Accumulator
 from paceline.roles.readers import Readers
+from paceline.roles.row_answers import RowAnswers
 from paceline.tensors import to_frame
 from paceline.transport.shared import MappedArena
 from paceline.updaters import FlatUpdater, Piece
@@ -90,6 +91,8 @@ class StoredBucket:
         self.values = values
         self.pieces = tuple(pieces)
         self.slots = [Slot(0, values.numel(), rule, updater)]
+        self.answers: RowAnswers | None = None
+        """What answers to pushes of rows bring; such a bucket is pushed and read as a whole."""
         self.arenas: dict[int, MappedArena] = {}
         """Shared memory of workers on this host."""
         self.snapshots: dict[int, torch.Tensor] = {}
@@ -144,6 +147,8 @@ class StoredBucket:
         stop = start + new.numel()
         for known in (self.values, *self.snapshots.values()):
             known[start:stop].copy_(new)
+        if self.answers is not None:
+            self.answers.overwritten()
         for slot in self.slots:
             first, last = max(start, slot.start), min(stop, slot.stop)
             if first < last:

@@ -186,7 +186,9 @@ class Service:
             raise ProtocolError(f"{len(body.buckets)} buckets with {len(frames)} frames of values")
         dtype = dtype_of(body.dtype)
         pairs = zip(body.buckets, frames, strict=True)
-        self._store(body.store).init(body.block, body.buckets, [from_frame(f, dtype, b.length) for b, f in pairs])
+        self._store(body.store).init(
+            body.block, body.buckets, [from_frame(f, dtype, b.length) for b, f in pairs], body.answers
+        )
         return m.Done()
 
     def _set_updater(self, worker: int, body: m.SetUpdater, frames: Frames) -> m.Reply:
@@ -296,10 +298,10 @@ class Service:
         if push.skip or is_absent(push.absent, entry):
             return None
         bucket = store.bucket(entry.block, entry.bucket)
-        if frame is None:
-            return bucket.arenas[worker].grads[entry.start : entry.start + entry.length]
         if push.rows:
             return rows.pushed(bucket, entry, frame)
+        if frame is None:
+            return bucket.arenas[worker].grads[entry.start : entry.start + entry.length]
         if push.coded:
             codec = store.codecs["push"]
             codec.check(frame, entry.length)
@@ -307,7 +309,9 @@ class Service:
         return from_frame(frame, bucket.values.dtype, entry.length)
 
     def _pushed(self, peer: bytes, seq: int, store: ServerStore, push: m.Push, pending: Pending) -> None:
-        if pending.told:
+        if push.want and push.rows:
+            self._send_rows(peer, seq, pending.worker, store, push.entries[0])
+        elif pending.told:
             self._tell(peer, seq, store, [], pending.told, pending.absent)
         elif push.want and not push.shared:
             self._send_values(peer, seq, pending.worker, store, push.entries, pending.absent)
@@ -365,11 +369,22 @@ class Service:
             bucket.overwrite(entry.start, new)
         return m.Done()
 
+    def _send_rows(self, peer: bytes, seq: int, worker: int, store: ServerStore, entry: m.Entry) -> None:
+        """Answer a push of rows with rows; given again, the answer is the same bytes."""
+        version, values = store.read(worker, entry)
+        frames = rows.taken(store.bucket(entry.block, entry.bucket), worker, version, values)
+        store.sent_bytes += self._crossing(peer, frames)
+        self._answer(peer, seq, m.Values([version]), lambda: frames, entry.bucket)
+
     def _pull_rows(self, worker: int, body: m.PullRows, frames: Frames) -> tuple[m.Reply, Frames]:
         store, entry = self._store(body.store), body.entry
         bucket = store.bucket(entry.block, entry.bucket)
-        if len(frames) != 1:
-            raise ProtocolError(f"one frame of row numbers is needed, not {len(frames)}")
+        if not frames and bucket.answers is not None and bucket.answers.stores_value:
+            store.check_entry(bucket, entry)
+            version, values = store.read(worker, entry)
+            return m.Values([version]), rows.taken(bucket, worker, version, values)
+        if len(frames) != 1 or (bucket.answers is not None and not bucket.answers.stores_value):
+            raise ProtocolError(f"a pull of rows with {len(frames)} frames of row numbers makes no sense here")
         chosen = rows.numbers(bucket, entry, frames[0])
         version, values = store.read(worker, entry)
         return m.Values([version]), [to_frame(values.view(rows.shape_of(bucket, entry))[chosen])]

@@ -87,24 +87,41 @@ class ServerStore:
         """Tell whether a bucket of a block is initialised here."""
         return any(one == block for one, _ in self._buckets)
 
-    def init(self, block: int, specs: Sequence[m.BucketSpec], values: Sequence[torch.Tensor]) -> None:
+    def init(
+        self, block: int, specs: Sequence[m.BucketSpec], values: Sequence[torch.Tensor], answers: str = ""
+    ) -> None:
         """Initialise buckets; nothing happens when one of them cannot be.
+
+        Args:
+            block: its number.
+            specs: of its buckets that are owned here.
+            values: theirs.
+            answers: what pushes of rows bring back, as in :class:`paceline.wire.messages.Init`.
 
         Raises:
             KeyMismatchError: a bucket is initialised already.
-            ProtocolError: keys do not cover a bucket.
+            ProtocolError: keys do not cover a bucket, or it cannot answer so.
         """
         self.codecs.check(value.dtype for value in values)
         for spec in specs:
             if (block, spec.index) in self._buckets:
                 raise KeyMismatchError(f"block {block} of store {self.name!r} is initialised already")
+        if answers == "merged" and self.policy.merge != "all":
+            raise ProtocolError(f"store {self.name!r} has no rounds of all workers whose merged rows it could bring")
         all_pieces = [pieces_of(spec) for spec in specs]
         made = {}
         for spec, pieces, own in zip(specs, all_pieces, self._home.settle(block, values), strict=True):
             updater = make_updater(self.spec, own, pieces, self._allowed)
-            made[block, spec.index] = StoredBucket(own, pieces, self.new_rule(), updater, (block, spec.index))
+            bucket = StoredBucket(own, pieces, self.new_rule(), updater, (block, spec.index))
+            bucket.answers = rows.answers_of(bucket, answers, self.readers)
+            made[block, spec.index] = bucket
         self._keep_known_apart(made.values())
         self._buckets |= made
+
+    @property
+    def readers(self) -> set[int]:
+        """The workers that have not left."""
+        return set(range(self._num_workers)) - self._left
 
     def new_rule(self) -> Rule:
         """Return the rule of a bucket that is new: it knows who has left, and who waits at a barrier."""
@@ -178,8 +195,10 @@ class ServerStore:
             RemoteError: an earlier update failed.
         """
         check_updater(self.has_updater, self.name, self.policy)
-        if push.rows and (push.coded or push.shared or push.want):
-            raise ProtocolError("rows travel as they are, and are pulled by themselves")
+        if push.rows and (push.coded or push.shared):
+            raise ProtocolError("rows travel as they are")
+        if push.rows and push.want and len(push.entries) != 1:
+            raise ProtocolError(f"an answer brings rows of one key, not of {len(push.entries)}")
         if push.coded and "push" not in self.codecs:
             raise ProtocolError(f"a compressed push, but store {self.name!r} has no compression")
         check_distinct(push.entries)
@@ -189,6 +208,10 @@ class ServerStore:
             self.check_entry(bucket, entry)
             if push.rows:
                 rows.shape_of(bucket, entry)
+            if bucket.answers is not None and not (push.rows or bucket.answers.stores_value):
+                raise ProtocolError(f"bucket {entry.bucket} of block {entry.block} takes rows only: it has no values")
+            if push.rows and push.want and bucket.answers is None:
+                raise ProtocolError(f"bucket {entry.bucket} of block {entry.block} was not made to answer with rows")
             if push.shared and worker not in bucket.arenas:
                 raise ProtocolError(f"worker {worker} has not offered shared memory for block {entry.block}")
             for slot in bucket.slots_of(entry.start, entry.length):
@@ -200,6 +223,8 @@ class ServerStore:
             raise ProtocolError(
                 f"elements {entry.start} to {entry.start + entry.length} of a bucket of {bucket.values.numel()}"
             )
+        if bucket.answers is not None and (entry.start, entry.length) != (0, bucket.values.numel()):
+            raise ProtocolError(f"bucket {entry.bucket} of block {entry.block} is pushed and read as a whole")
 
     def push(
         self,
@@ -253,6 +278,8 @@ class ServerStore:
         self._note_paused(worker, False)
         for bucket in self._buckets.values():
             bucket.arenas.pop(worker, None)
+            if bucket.answers is not None:
+                bucket.answers.leave(worker)
             for slot in bucket.slots:
                 slot.pending.pop(worker, None)
                 self._perform(bucket, slot, slot.rule.leave(worker), None)
@@ -302,16 +329,18 @@ class ServerStore:
             bucket.keep_first_version(slot.rule.unit)
         accumulator = slot.cohorts.pop(action.cohort)
         try:
-            self._update(slot, accumulator, action)
+            self._update(bucket, slot, accumulator, action)
         finally:
             accumulator.close()
         absent = ((0, slot.length),) if accumulator.absent is None else accumulator.absent
         if (absent or slot.absent) and self.policy.merge != "first":
             slot.absent |= dict.fromkeys(action.workers, absent)
 
-    def _update(self, slot: Slot, accumulator: Accumulator, action: Apply) -> None:
+    def _update(self, bucket: StoredBucket, slot: Slot, accumulator: Accumulator, action: Apply) -> None:
         result, weight = accumulator.result(action.weight), action.weight
-        absent = accumulator.absent
+        absent, told = accumulator.absent, bucket.answers
+        if told is not None:
+            told.note_nothing()
         if accumulator.problem and self.policy.merge in ("all", "groups"):
             self._refuse(slot, action.workers, accumulator.problem)
             return
@@ -324,8 +353,12 @@ class ServerStore:
             return
         if weight == 0.0:
             return
+        if told is not None:
+            told.note(action.version, *result, only_rows=slot.updater.is_lazy)
         try:
-            if result[0].is_sparse:
+            if told is not None and not told.stores_value:
+                pass
+            elif result[0].is_sparse:
                 slot.updater.update_rows(*result, accumulator.options)
             else:
                 slot.updater.update(*result, accumulator.options, absent)
@@ -362,14 +395,15 @@ class ServerStore:
         waiting = [one.worker for one in released if one.want]
         # Merged gradients that replace the first values have nothing in common with those: no difference is sent.
         replaced = self.spec.name == "assign" and slot.readers.version(unit) == 0
-        payload = bucket.advance(slot, unit, self.codecs.get("pull"), [] if replaced else waiting)
+        codec = self.codecs.get("pull") if bucket.answers is None else None  # rows travel as they are
+        payload = bucket.advance(slot, unit, codec, [] if replaced else waiting)
         for pending in released:
             self._release(bucket, slot, pending, payload)
 
     def _release(self, bucket: StoredBucket, slot: Slot, pending: Pending, payload: Bytes | None = None) -> None:
         if pending.want and pending.shared:
             self.show(bucket, pending.worker, slot.start, slot.length)
-        if pending.want and "pull" in self.codecs:
+        if pending.want and "pull" in self.codecs and bucket.answers is None:
             pending.told.append(bucket.tell(slot, pending.worker, pending.shared, payload))
         if slot.absent:
             absent = slot.absent.get(pending.worker, ())

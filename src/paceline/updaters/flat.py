@@ -47,6 +47,11 @@ class FlatUpdater(abc.ABC):
         self.value = value
         self.pieces = tuple(pieces)
 
+    @property
+    def is_lazy(self) -> bool:
+        """Whether :meth:`update_rows` leaves the other rows as they are."""
+        return False
+
     @abc.abstractmethod
     def update(self, merged: torch.Tensor, scale: float, options: StepOptions | None, absent: Ranges = ()) -> None:
         """Apply one merged push.

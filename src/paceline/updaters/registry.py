@@ -27,6 +27,9 @@ ELEMENTWISE: dict[str, type[Optimizer]] = {
     "asgd": torch.optim.ASGD,
 }
 
+#: Optimizers that take nothing but rows: for row-sparse keys.
+ROWS_ONLY: dict[str, type[Optimizer]] = {"sparseadam": torch.optim.SparseAdam}
+
 #: Optimizers that look at norms or shapes of whole tensors: their keys are never split.
 WHOLE_TENSOR: dict[str, type[Optimizer]] = {
     name: cls
@@ -39,17 +42,18 @@ WHOLE_TENSOR: dict[str, type[Optimizer]] = {
     if cls is not None
 }
 
+_BY_NAME = ELEMENTWISE | WHOLE_TENSOR | ROWS_ONLY
+
 SIMPLE = ("assign", "add", "test")
 
 _IMPOSSIBLE = {
     "lbfgs": "L-BFGS evaluates a closure, which a server cannot",
-    "sparseadam": "use 'adam', which updates only the touched rows of row-sparse keys",
 }
 
 
 def known_names() -> list[str]:
     """Return every name that can be given without an import path."""
-    return sorted([*ELEMENTWISE, *WHOLE_TENSOR, *SIMPLE])
+    return sorted([*_BY_NAME, *SIMPLE])
 
 
 def check_name(name: str) -> str:
@@ -70,7 +74,7 @@ def check_name(name: str) -> str:
 
 def name_of_class(cls: type[Optimizer]) -> str:
     """Return the registered name of a class, or its import path ``pkg.mod:Class``."""
-    for name, known in (ELEMENTWISE | WHOLE_TENSOR).items():
+    for name, known in _BY_NAME.items():
         if known is cls:
             return name
     if cls.__module__.startswith("torch.optim"):
@@ -94,7 +98,7 @@ def find_class(name: str, allowed: Collection[str] = ()) -> type[Optimizer]:
         ValueError: unknown name, a path that is not allowed, or a path that leads to something else.
     """
     if ":" not in name:
-        return (ELEMENTWISE | WHOLE_TENSOR)[check_name(name)]
+        return _BY_NAME[check_name(name)]
     if name not in allowed:
         raise ValueError(
             f"optimizer {name!r} is not allowed on this server; start it with --allow-optimizer {name} "

@@ -8,7 +8,14 @@ from typing import Any
 import torch
 
 #: Optimizers whose lazy form is well known: untouched rows keep both value and state (MXNet's ``lazy_update=True``).
-LAZY = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.RMSprop)
+LAZY = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adagrad,
+    torch.optim.RMSprop,
+    torch.optim.SparseAdam,
+)
 
 
 def sum_rows(values: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
@@ -85,19 +92,26 @@ def step_rows(
         grad: row-sparse gradient: one sparse dimension, coalesced.
         scale: factor that turns ``grad`` into the gradient.
     """
-    rows = grad.indices()[0]
-    if rows.numel() == 0:
+    rows, takes_rows = grad.indices()[0], cls is torch.optim.SparseAdam
+    if rows.numel() == 0 and not takes_rows:  # SparseAdam counts the step nevertheless
         return
     small = torch.nn.Parameter(param[rows])
     options = {name: value for name, value in group.items() if name not in ("params", "fused", "key_options")}
     solver = cls([{"params": [small], **options}])  # type: ignore[call-arg]  # subclasses have defaults
     solver.state[small] |= {name: _take(value, rows, param) for name, value in state.items() if value is not None}
-    small.grad = grad.values().to(small.dtype) * scale
+    values = grad.values().to(small.dtype) * scale
+    small.grad = _all_rows(values) if takes_rows else values
     with torch.enable_grad():
         solver.step()
     param.index_copy_(0, rows, small.detach())
     for name, value in solver.state[small].items():
         state[name] = _put(state.get(name), value, rows, param)
+
+
+def _all_rows(values: torch.Tensor) -> torch.Tensor:
+    """Return a dense gradient as rows, for an optimizer that takes no other."""
+    numbers = torch.arange(values.shape[0], device=values.device)[None]
+    return torch.sparse_coo_tensor(numbers, values, values.shape, is_coalesced=True, check_invariants=False)
 
 
 def _take(value: Any, rows: torch.Tensor, param: torch.Tensor) -> Any:

@@ -145,9 +145,14 @@ class TorchUpdater(FlatUpdater):
         if self._master is not self.value:
             self.value.copy_(self._master)
 
+    @property
+    def is_lazy(self) -> bool:
+        """Whether the optimizer has a form that touches the rows of a gradient alone."""
+        return self._cls in LAZY
+
     def update_rows(self, merged: torch.Tensor, scale: float, options: StepOptions | None) -> None:
         """Run one optimizer step on the touched rows and their state alone, where the optimizer has such a form."""
-        if self._cls not in LAZY:
+        if not self.is_lazy:
             super().update_rows(merged, scale, options)
             return
         self._set_options(options)
@@ -185,7 +190,8 @@ class TorchUpdater(FlatUpdater):
         param, run = self._find(piece)
         at = piece.start - run.start
         state: State = {}
-        for name, value in self._optimizer.state.get(param, {}).items():
+        for name, found in self._optimizer.state.get(param, {}).items():
+            value = torch.tensor(float(found)) if isinstance(found, int) else found  # SparseAdam counts so
             if not isinstance(value, torch.Tensor):
                 continue
             flat = not self._whole and value.dim() == 1

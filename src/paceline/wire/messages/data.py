@@ -45,6 +45,9 @@ class Init(Message, tag=21):
     block: Number
     dtype: Name
     buckets: list[BucketSpec]
+    answers: Name = ""
+    """What the answer to a push of rows brings: nothing; the ``changed`` rows of the value, as they are after the
+    update; or the ``merged`` rows of the round: then no value is stored, and one element stands for it."""
 
 
 class SetValues(Message, tag=54):
@@ -102,7 +105,10 @@ class Push(Message, tag=24):
     shared: bool
     """Values are read from and written to shared memory."""
     rows: bool = False
-    """Two frames per entry: ascending row numbers (int64) and those rows; the entry is a whole key with a bucket."""
+    """Two frames per entry: ascending row numbers (int64) and those rows; the entry is a whole key with a bucket.
+
+    With ``want`` there is one entry, and the answer has frames of the same kind, or none when there is no merged gradient.
+    """
     absent: list[Stretch] = msgspec.field(default_factory=list)
     """Parts of the entries, whole keys as far as they lie there, for which the worker has no gradient: zeros, but not
     updated where nobody has one. An entry that is absent as a whole has an empty frame, and is not read."""
@@ -257,7 +263,11 @@ class Pause(Message, tag=38):
 
 
 class PullRows(Message, tag=39):
-    """Ask for some rows of a key that has a bucket for itself; one frame of ascending row numbers (int64)."""
+    """Ask for some rows of a key that has a bucket for itself.
+
+    One frame of ascending row numbers (int64), answered by one of rows. Without a frame, for keys whose pushes are
+    answered by ``changed`` rows: all that changed since this worker last read; two frames as in a push of rows.
+    """
 
     store: Name
     entry: Entry

@@ -109,6 +109,8 @@ class BlockSpec(Message):
     """Keys whose pushes may be rows, which go to their server directly."""
     largest: Count = 0
     """Elements of the largest bucket; 0: the bound."""
+    answers: Name = ""
+    """What a push of rows brings back: as in ``Init``."""
 
 
 class Publish(Message, tag=8):

@@ -1,0 +1,187 @@
+"""Parameters whose gradients are sparse: some rows of them are pushed, and some rows come back.
+
+``update="worker"``: the merged rows come back, and the servers store nothing of such a parameter. ``update="server"``:
+the servers hold the weights and run the lazy form of the optimizer; the rows of the weights that changed come back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
+
+import torch
+from torch import nn
+
+from paceline.errors import PacelineError
+from paceline.kvstore.dist import DistStore
+from paceline.kvstore.plan import Place
+from paceline.kvstore.row_traffic import Exchange
+
+Named = tuple[str, nn.Parameter]
+
+#: Weights are given to the other workers in parts of about so many bytes.
+_PART_BYTES = 16 * 1024 * 1024
+
+
+def find_sparse(named: Iterable[Named], optimizer: torch.optim.Optimizer, model: nn.Module | None) -> list[Named]:
+    """Return the parameters whose gradients will be sparse; the same on every worker, and known before any backward.
+
+    These are: all of ``SparseAdam``; those that belong to modules with ``sparse=True`` and to no other (what a
+    parameter gets from elsewhere too is dense); and those that say so themselves: ``parameter.sparse_grad = True``.
+
+    Args:
+        named: names and parameters of the optimizer.
+        optimizer: the user's.
+        model: the network, if it is known.
+    """
+    owners: dict[nn.Parameter, list[bool]] = {}
+    for module in () if model is None else model.modules():
+        is_sparse = isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
+        for param in module.parameters(recurse=False):
+            owners.setdefault(param, []).append(is_sparse)
+    always = isinstance(optimizer, torch.optim.SparseAdam)
+    return [
+        (name, param)
+        for name, param in named
+        if param.dim() > 1
+        and param.numel()
+        and (always or getattr(param, "sparse_grad", False) or all(owners.get(param, [False])))
+    ]
+
+
+def check_dense(name: str, param: nn.Parameter) -> None:
+    """Refuse a sparse gradient of a parameter that :func:`find_sparse` did not find.
+
+    Raises:
+        PacelineError: with the way out.
+    """
+    if param.grad is not None and param.grad.is_sparse:
+        raise PacelineError(
+            f"the gradient of {name!r} is sparse, which could not be seen when the optimizer was wrapped: give "
+            "DistributedOptimizer model=..., with the parameter in an Embedding(sparse=True) and nowhere else, or set "
+            "parameter.sparse_grad = True before wrapping on every worker; or make its gradients dense (sparse=False)"
+        )
+
+
+class SparseExchange:
+    """The parameters of one optimizer whose gradients are sparse, in one store.
+
+    Collective: every worker makes it with the same parameters, after the store knows its updater, and before its first
+    push. All of a round push every parameter once, also those without a gradient.
+
+    Args:
+        store: of the optimizer's keys.
+        named: names (the keys) and parameters, as :func:`find_sparse` returns them.
+        update: where the optimizer runs; ``worker`` needs ``dist_sync``.
+
+    Raises:
+        ValueError: ``worker`` in another mode.
+        KeyMismatchError: the models of the workers differ.
+    """
+
+    def __init__(self, store: DistStore, named: Sequence[Named], update: Literal["worker", "server"]) -> None:
+        self._store, self._in_worker = store, update == "worker"
+        names, params = [name for name, _ in named], [param for _, param in named]
+        if names:
+            store.add_row_keys(names, params, "merged" if self._in_worker else "changed")
+        places = store.table.locate(names)
+        self._places: dict[nn.Parameter, tuple[str, Place]] = {
+            param: (name, place) for (name, param), place in zip(named, places, strict=True)
+        }
+        self._under_way: dict[nn.Parameter, Exchange] = {}
+        self.broadcast_weights()
+
+    def __contains__(self, param: nn.Parameter) -> bool:
+        """Whether a parameter is one of these."""
+        return param in self._places
+
+    def __len__(self) -> int:
+        """Return how many parameters there are."""
+        return len(self._places)
+
+    def push(self, *params: nn.Parameter) -> None:
+        """Push what ``param.grad`` holds now, of these parameters or of all that were not pushed in this round.
+
+        Does not wait. The push weighs ``store.samples``. A parameter without gradient is pushed as absent.
+
+        Raises:
+            PacelineError: a gradient is not row-sparse, or was pushed in this round already.
+        """
+        for param in params or [one for one in self._places if one not in self._under_way]:
+            name, place = self._places[param]
+            if param in self._under_way:
+                raise PacelineError(f"the gradient of {name!r} was pushed already; finish the round first")
+            _check_rows(name, param)
+            self._under_way[param] = self._store.rows.exchange(place, param.grad)
+
+    def finish(self) -> None:
+        """Push what is left, and wait for all answers of the round.
+
+        With ``worker`` every ``param.grad`` is the merged gradient afterwards, the same bits on every worker, or None
+        where no worker had one. With ``server`` ``param`` has the new weights; ``param.grad`` stays as it is.
+
+        Raises:
+            PeerDiedError: a member of the job died.
+            DeadlineError: other workers did not come in time.
+        """
+        self.push()
+        found, self._under_way = self._under_way, {}
+        self._store.session.wait([one.ticket for one in found.values()])
+        for param, one in found.items():
+            if self._in_worker:
+                param.grad = None if one.rows is None else one.rows.to(param.device)
+            else:
+                _put(one.rows, param)
+
+    def refresh(self) -> None:
+        """Bring the rows that changed on the servers since the last answer; with ``worker`` there are none."""
+        if self._in_worker:
+            return
+        found = {param: self._store.rows.news(place) for param, (_, place) in self._places.items()}
+        self._store.session.wait([one.ticket for one in found.values()])
+        for param, one in found.items():
+            _put(one.rows, param)
+
+    def broadcast_weights(self) -> None:
+        """Give rank 0's weights to all workers. Collective; with ``server`` those on the servers stay as they are."""
+        if not self._places:
+            return
+        other = self._store.sibling("rest")
+        other.samples = float(other.rank == 0)
+        names, params = [name for name, _ in self._places.values()], list(self._places)
+        other.add_row_keys(names, params, "merged")
+        for param, place in zip(params, other.table.locate(names), strict=True):
+            for rows in _parts(param):
+                mine = _rows_of(param, rows) if other.rank == 0 else None
+                one = other.rows.exchange(place, mine)
+                other.session.wait([one.ticket])
+                if other.rank:
+                    _put(one.rows, param)
+        other.close()
+
+
+def _check_rows(name: str, param: nn.Parameter) -> None:
+    grad = param.grad
+    if grad is not None and not (grad.is_sparse and grad.sparse_dim() == 1):
+        kind = "dense" if not grad.is_sparse else "sparse, but not in its rows alone"
+        raise PacelineError(
+            f"the gradient of {name!r} is {kind}, though its module or its optimizer promised rows; what it gets "
+            "besides from another layer or a penalty makes it so: make the embedding with sparse=False"
+        )
+
+
+def _parts(param: nn.Parameter) -> Iterator[torch.Tensor]:
+    height, step = param.shape[0], max(1, _PART_BYTES // (math.prod(param.shape[1:]) * param.dtype.itemsize))
+    return (torch.arange(start, min(start + step, height)) for start in range(0, height, step))
+
+
+def _rows_of(param: nn.Parameter, rows: torch.Tensor) -> torch.Tensor:
+    values = param.detach()[rows.to(param.device)].cpu()
+    return torch.sparse_coo_tensor(rows[None], values, param.shape, is_coalesced=True, check_invariants=False)
+
+
+@torch.no_grad()
+def _put(rows: torch.Tensor | None, param: nn.Parameter) -> None:
+    if rows is not None:
+        param.index_copy_(0, rows.indices()[0].to(param.device), rows.values().to(param.device))

@@ -1,0 +1,146 @@
+"""What the answers to pushes of rows bring: the merged rows of a round, or the rows of a value that changed."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Collection
+from typing import TypeAlias
+
+import torch
+
+Rows: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+"""Ascending row numbers (int64), and those rows."""
+
+#: Updates that are remembered one by one, and how many older ones at most before they are joined.
+_RECENT, _MOST_OLD = 8, 256
+
+
+class RowAnswers(abc.ABC):
+    """What a bucket of one key tells those who push rows of it.
+
+    Attributes:
+        stores_value: the bucket holds the key's value, which updates change.
+    """
+
+    stores_value: bool
+
+    @abc.abstractmethod
+    def note(self, version: int, gradient: torch.Tensor, scale: float, only_rows: bool) -> None:
+        """Note an update.
+
+        Args:
+            version: after it.
+            gradient: merged: row-sparse and coalesced, or flat.
+            scale: factor that makes it the gradient.
+            only_rows: the update touched nothing but the gradient's rows.
+        """
+
+    def note_nothing(self) -> None:  # noqa: B027 - most have nothing to do
+        """Note a round that may bring no update."""
+
+    def overwritten(self) -> None:  # noqa: B027
+        """Note that the value was set, outside of any round."""
+
+    @abc.abstractmethod
+    def take(self, worker: int, version: int, values: torch.Tensor) -> Rows | None:
+        """Return what a worker is to know that reads now.
+
+        Args:
+            worker: its rank.
+            version: that it reads.
+            values: of that version, [rows, elements of a row].
+        """
+
+    @abc.abstractmethod
+    def leave(self, worker: int) -> None:
+        """Forget a worker."""
+
+
+class MergedRows(RowAnswers):
+    """Brings the merged rows of the last round. No value is stored: a table of any size costs the server nothing."""
+
+    stores_value = False
+
+    def __init__(self) -> None:
+        self._rows: Rows | None = None
+
+    def note_nothing(self) -> None:
+        """Forget the round before."""
+        self._rows = None
+
+    def note(self, version: int, gradient: torch.Tensor, scale: float, only_rows: bool) -> None:
+        """Keep the merged rows until the next round."""
+        values = gradient.values()
+        self._rows = gradient.indices()[0].contiguous(), (values if scale == 1.0 else values * scale).contiguous()
+
+    def take(self, worker: int, version: int, values: torch.Tensor) -> Rows | None:
+        """Return the merged rows, the same for every worker; None: nobody had a gradient."""
+        return self._rows
+
+    def leave(self, worker: int) -> None:
+        """Forget a worker: all are told the same, so none is remembered."""
+
+
+class ChangedRows(RowAnswers):
+    """Brings the rows that changed since a worker last read, and remembers no more than it needs for that.
+
+    Args:
+        height: rows of the value.
+        workers: who reads; all of them know version 0.
+    """
+
+    stores_value = True
+
+    def __init__(self, height: int, workers: Collection[int]) -> None:
+        self._height = height
+        self._read = dict.fromkeys(workers, 0)
+        self._outdated: set[int] = set()
+        """Workers that are to be told everything: the value was set since they read."""
+        self._log: list[tuple[int, torch.Tensor | None]] = []
+        """Version and the rows that changed with it, in order; None: all of them."""
+
+    def note(self, version: int, gradient: torch.Tensor, scale: float, only_rows: bool) -> None:
+        """Remember which rows changed."""
+        rows = gradient.indices()[0] if gradient.is_sparse and only_rows else None
+        self._log.append((version, rows))
+        self._shorten()
+
+    def overwritten(self) -> None:
+        """Tell everybody everything."""
+        self._outdated = set(self._read)
+
+    def take(self, worker: int, version: int, values: torch.Tensor) -> Rows | None:
+        """Return the rows that changed since the worker read, as they are now."""
+        before = self._read.get(worker, 0)
+        rows = self._union([one for one in self._log if before < one[0]]) if worker not in self._outdated else None
+        self._outdated.discard(worker)
+        if worker in self._read:
+            self._read[worker] = version
+            self._forget()
+        if rows is None:
+            return torch.arange(self._height), values.clone()
+        return rows, values[rows]
+
+    def leave(self, worker: int) -> None:
+        """Keep nothing for a worker any more."""
+        self._read.pop(worker, None)
+        self._forget()
+
+    def _shorten(self) -> None:
+        """Join what only slow readers still need; they get some rows once more than they must."""
+        old = self._log[:-_RECENT]
+        size = sum(self._height if rows is None else rows.numel() for _, rows in old)
+        if len(old) > _MOST_OLD or size > 2 * self._height:
+            self._log[:-_RECENT] = [(old[-1][0], self._union(old))]
+
+    def _forget(self) -> None:
+        slowest = min(self._read.values(), default=0)
+        self._log = [one for one in self._log if one[0] > slowest]
+
+    def _union(self, entries: Collection[tuple[int, torch.Tensor | None]]) -> torch.Tensor | None:
+        changed = [rows for _, rows in entries if rows is not None]
+        if len(changed) < len(entries):
+            return None
+        if len(changed) == 1:
+            return changed[0]
+        return torch.unique(torch.cat(changed)) if changed else torch.empty(0, dtype=torch.int64)
