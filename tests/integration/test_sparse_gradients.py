@@ -17,9 +17,12 @@ SAMPLES = (6, 2, 4)
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 OPTIMIZERS = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.1),
-    "sgd momentum 0": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.0, dampening=0.0),
+    "sgd with momentum": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.5),
+    "adagrad": lambda params: torch.optim.Adagrad(params, lr=0.05, lr_decay=0.1),
     "sparseadam": lambda params: torch.optim.SparseAdam(params, lr=0.01, betas=(0.8, 0.95)),
 }
+IMPOSSIBLE = [("sgd with momentum", "server")]
+CASES = [(name, update) for name in OPTIMIZERS for update in ("worker", "server") if (name, update) not in IMPOSSIBLE]
 TOLERANCE = {"float32": 1e-6, "float64": 1e-13}
 """Of differences, absolute and relative."""
 
@@ -140,17 +143,11 @@ def trained(workers, kind):
 
 
 def train_all():
-    return {
-        f"{name}, {dtype}, {update}": train(name, dtype, update)
-        for name in OPTIMIZERS
-        for dtype in DTYPES
-        for update in ("worker", "server")
-    }
+    return {f"{name}, {dtype}, {update}": train(name, dtype, update) for name, update in CASES for dtype in DTYPES}
 
 
-@pytest.mark.parametrize("update", ["worker", "server"])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(("name", "update"), CASES)
 @pytest.mark.parametrize(("workers", "kind"), [(2, "shared memory"), (3, "shared memory"), (2, "tcp")])
 def test_sparse_embeddings_train_as_in_one_process(workers, kind, name, dtype, update):
     found = [worker[f"{name}, {dtype}, {update}"] for worker in trained(workers, kind)]

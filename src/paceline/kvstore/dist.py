@@ -314,6 +314,11 @@ class DistStore(KVStore):
             self._on_all_servers(body, f"setting compression of the {leg} leg")
             self.traffic.codecs[leg] = codec
 
+    @property
+    def spec(self) -> UpdaterSpec:
+        """What a push does."""
+        return self._spec
+
     # ---- state -----------------------------------------------------------------------------------------------------
 
     def optimizer_states(self) -> dict[Key, dict[str, torch.Tensor]]:

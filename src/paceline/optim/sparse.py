@@ -17,6 +17,7 @@ from paceline.errors import PacelineError
 from paceline.kvstore.dist import DistStore
 from paceline.kvstore.plan import Place
 from paceline.kvstore.row_traffic import Exchange
+from paceline.updaters import KeyOptions, UpdaterSpec
 
 Named = tuple[str, nn.Parameter]
 
@@ -76,13 +77,16 @@ class SparseExchange:
         update: where the optimizer runs; ``worker`` needs ``dist_sync``.
 
     Raises:
-        ValueError: ``worker`` in another mode.
+        ValueError: ``worker`` in another mode; ``server`` with an optimizer that torch does not run on rows, or options
+            with which it moves other rows too.
         KeyMismatchError: the models of the workers differ.
     """
 
     def __init__(self, store: DistStore, named: Sequence[Named], update: Literal["worker", "server"]) -> None:
         self._store, self._in_worker = store, update == "worker"
         names, params = [name for name, _ in named], [param for _, param in named]
+        if not self._in_worker:
+            _check_server(store.spec, names)
         if names:
             store.add_row_keys(names, params, "merged" if self._in_worker else "changed")
         places = store.table.locate(names)
@@ -159,6 +163,27 @@ class SparseExchange:
                 if other.rank:
                     _put(one.rows, param)
         other.close()
+
+
+#: Optimizers that torch runs on sparse gradients, and their options with which it refuses to, or moves all rows.
+_ON_ROWS = {"sgd": ("momentum", "weight_decay"), "adagrad": ("weight_decay",), "sparseadam": ()}
+
+
+def _check_server(spec: UpdaterSpec, names: Sequence[str]) -> None:
+    """Refuse what servers would update otherwise than torch does in one process."""
+    for name in names:
+        if spec.name not in _ON_ROWS:
+            raise ValueError(
+                f"the gradients of {name!r} are sparse, which torch's {spec.name!r} does not take; use SparseAdam, "
+                "SGD or Adagrad for it, or sparse=False"
+            )
+        options = spec.groups[spec.keys.get(name, KeyOptions()).group]
+        wrong = next((one for one in _ON_ROWS[spec.name] if options.get(one)), None)
+        if wrong is not None:
+            raise ValueError(
+                f"the gradients of {name!r} are sparse, and servers update only their rows, while {wrong} in "
+                f'{spec.name!r} is about all rows: use update="worker" (dist_sync), {wrong}=0 or sparse=False'
+            )
 
 
 def _check_rows(name: str, param: nn.Parameter) -> None:

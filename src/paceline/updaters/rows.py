@@ -17,6 +17,9 @@ LAZY = (
     torch.optim.SparseAdam,
 )
 
+#: Those that torch itself runs on rows, and which count a step also when there are none.
+_COUNTING = (torch.optim.Adagrad, torch.optim.SparseAdam)
+
 
 def sum_rows(values: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
     """Return the coalesced sum of row-sparse tensors on one device: indices sorted, without repeats."""
@@ -93,12 +96,14 @@ def step_rows(
         scale: factor that turns ``grad`` into the gradient.
     """
     rows, takes_rows = grad.indices()[0], cls is torch.optim.SparseAdam
-    if rows.numel() == 0 and not takes_rows:  # SparseAdam counts the step nevertheless
+    if rows.numel() == 0 and cls not in _COUNTING:
         return
     small = torch.nn.Parameter(param[rows])
     options = {name: value for name, value in group.items() if name not in ("params", "fused", "key_options")}
     solver = cls([{"params": [small], **options}])  # type: ignore[call-arg]  # subclasses have defaults
     solver.state[small] |= {name: _take(value, rows, param) for name, value in state.items() if value is not None}
+    if takes_rows and "step" in state:
+        solver.state[small]["step"] = int(state["step"])  # it travels as a tensor, whose powers would be float32
     values = grad.values().to(small.dtype) * scale
     small.grad = _all_rows(values) if takes_rows else values
     with torch.enable_grad():

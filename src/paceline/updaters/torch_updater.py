@@ -207,6 +207,8 @@ class TorchUpdater(FlatUpdater):
             ValueError: a tensor does not fit the piece.
         """
         param, run = self._find(piece)
+        if piece.shape and not self._whole:  # torch's own state has the shape of the key
+            state = {name: one.view(-1) if one.shape == piece.shape else one for name, one in state.items()}
         for name, value in state.items():
             self._check_state(piece, run, name, value)
         at = piece.start - run.start
