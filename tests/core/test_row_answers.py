@@ -77,12 +77,15 @@ class OneServer:
         self.service.handle(b"worker-%d" % rank, self.seq, body, frames)
         return self.answers.get((b"worker-%d" % rank, self.seq), (None, ()))[0]
 
-    def push(self, rank: int, round: int, grad: torch.Tensor | None, samples: float = 1.0, want: bool = True) -> int:
+    def push(self, rank: int, round: int, grad: torch.Tensor | None, samples: float = 1.0, skip: bool = False) -> int:
         """Push rows, nothing, or a dense gradient; returns the number of the request."""
         by_rows = grad is None or grad.is_sparse
-        push = m.Push("s", [m.Entry(0, 0, 0, self.numel, round)], samples, b"", False, want and by_rows, False, by_rows)
-        parts = [] if grad is None else [grad.indices()[0], grad.values()] if grad.is_sparse else [grad]
-        self.ask(rank, push, [bytearray(to_frame(part)) for part in parts])
+        entries, absent = [m.Entry(0, 0, 0, self.numel, round)], [m.Stretch(0, 0, 0, self.numel)] * (grad is None)
+        push = m.Push("s", entries, samples, b"", False, by_rows, False, by_rows, absent, skip)
+        parts = (
+            [torch.empty(0)] * 2 if grad is None else [grad.indices()[0], grad.values()] if grad.is_sparse else [grad]
+        )
+        self.ask(rank, push, [] if skip else [bytearray(to_frame(part)) for part in parts])
         return self.seq
 
     def news(self, rank: int) -> int:
@@ -167,6 +170,17 @@ def test_merged_rows_are_not_stored_and_not_those_of_the_round_before() -> None:
         third = server.push(rank, 3, None)
     assert server.rows(2, third) is None, "nobody had a gradient"
     assert server.service._stores["s"][1].bucket(0, 0).values.numel() == 1
+
+
+@pytest.mark.parametrize("answers", ["merged", "changed"])
+def test_round_that_one_worker_skips_brings_nothing(answers: str) -> None:
+    server = OneServer(answers)
+    for rank in range(WORKERS):
+        asked = server.push(rank, 1, gradient([rank], rank), skip=rank == 1)
+    assert server.rows(2, asked) == (None if answers == "merged" else {})
+    for rank in range(WORKERS):
+        asked = server.push(rank, 2, gradient([rank], rank))
+    assert list(server.rows(2, asked) or ()) == [0, 1, 2]
 
 
 def test_repeated_push_of_merged_rows_is_answered_again_and_counts_once() -> None:
@@ -275,6 +289,17 @@ def test_gradient_that_all_lack_is_no_step(optimizer: str) -> None:
         server.push(rank, 2, gradient([rank], rank))
         other.push(rank, 1, gradient([rank], rank))
     assert torch.equal(server.values, other.values), "the optimizer has counted no step"
+
+
+def test_value_that_was_set_is_told_to_everybody_once() -> None:
+    server = OneServer("changed", POLICIES["each"])
+    server.push(0, 1, gradient([1], 0))
+    server.ask(2, m.SetValues("s", [m.Entry(0, 0, 0, server.numel, 0)]), [to_frame(start() + 1)])
+    for rank in range(WORKERS):
+        told = server.rows(rank, server.news(rank))
+        assert told is not None
+        assert torch.equal(torch.stack(list(told.values())), start() + 1)
+        assert server.rows(rank, server.news(rank)) == {}
 
 
 @settings(max_examples=30, deadline=None)

@@ -99,9 +99,15 @@ def started():
         params = [table(store.rank), nn.Parameter(table(store.rank + 9).detach().float())]
         exchange = SparseExchange(store, [("one", params[0]), ("other", params[1])], update)
         found.append(torch.equal(params[0], table(0)) and torch.equal(params[1], table(9).float()))
-        params[0].data.add_(store.rank)
+        params[0].data.add_(store.rank + 1)
         exchange.broadcast_weights()
-        found.append(torch.equal(params[0], table(0)))
+        found.append(torch.equal(params[0], table(0) + 1))
+        params[0].grad = gradient(1, store.rank)
+        exchange.finish()
+        if update == "worker":
+            torch.optim.SGD(params, lr=0.1).step()
+        total = sum(gradient(1, rank).to_dense() for rank in range(WORKERS))
+        found.append(float((params[0] - table(0) - 1 + 0.1 * total).abs().max()) < 1e-12)
         found.append(len(exchange) == 2 and params[0] in exchange and table(0) not in exchange)
     return found
 
@@ -134,6 +140,31 @@ def pushed_twice():
         exchange.finish()
 
 
+def weights_changed():
+    store = kvstore.create("dist_sync")
+    store.set_spec(make_spec("sgd", lr=0.1))
+    param = table(0)
+    exchange = SparseExchange(store, [("table", param)], "server")
+    exchange.finish()
+    with torch.no_grad():
+        param.clamp_(-0.1, 0.1)
+    exchange.push()
+
+
+def not_finite():
+    """One worker pushes NaN; who it was is known to itself, and that something is wrong to all."""
+    store = kvstore.create("dist_sync", mean=True)
+    param = table(0)
+    exchange = SparseExchange(store, [("table", param)], "worker")
+    rounds(exchange, param, store.rank, [1])
+    found = [exchange.all_sum_up(), exchange.not_finite()]
+    param.grad = gradient(1, store.rank)
+    if store.rank == 1:
+        param.grad.mul_(float("nan"))
+    exchange.finish()
+    return [*found, exchange.all_sum_up(), exchange.not_finite()]
+
+
 def by_hand():
     store = kvstore.create("dist_sync")
     store.add_row_keys(["table"], [table(0)], "merged")
@@ -155,11 +186,16 @@ REFUSED = {
     "penalised": penalised,
     "pushed twice": pushed_twice,
     "by hand": by_hand,
+    "weights changed": weights_changed,
 }
 
 
 def run_all():
-    found = {mode: in_mode(mode) for mode in MODES} | {"resumed": resumed(), "started": started()}
+    found = {mode: in_mode(mode) for mode in MODES} | {
+        "resumed": resumed(),
+        "started": started(),
+        "not finite": not_finite(),
+    }
     for what, call in REFUSED.items():
         try:
             call()
@@ -195,6 +231,11 @@ def test_every_worker_starts_from_the_weights_of_worker_0(found):
     assert all(all(worker["started"]) for worker in found)
 
 
+def test_merged_rows_that_are_not_finite_are_noticed_by_all_and_traced(found):
+    for rank, worker in enumerate(found):
+        assert worker["not finite"] == [True, [], False, ["table"] if rank == 1 else []]
+
+
 @pytest.mark.parametrize(
     ("what", "words"),
     [
@@ -207,6 +248,7 @@ def test_every_worker_starts_from_the_weights_of_worker_0(found):
         ("adam", "torch's 'adam' does not take; use SparseAdam, SGD or Adagrad"),
         ("penalised", "PacelineError: the gradient of 'table' is dense"),
         ("pushed twice", "PacelineError: the gradient of 'table' was pushed already"),
+        ("weights changed", "parameter 'table' was changed after the last step"),
         ("by hand", "ValueError: the rows of key 'table' are the business of the optimizer"),
     ],
 )

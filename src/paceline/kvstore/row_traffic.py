@@ -41,6 +41,7 @@ class Exchange:
 
     Attributes:
         ticket: to be waited for, with ``Session.wait``.
+        sent: coalesced rows that were pushed, in CPU memory; None: absent or skipped.
         rows: what came, once the ticket is done: coalesced, in the shape of the key, in CPU memory. None: there is no
             merged gradient, because no worker had one.
     """
@@ -49,6 +50,7 @@ class Exchange:
 
     def __init__(self, place: Place) -> None:
         self._block, self._index = place
+        self.sent: torch.Tensor | None = None
         self.rows: torch.Tensor | None = None
 
     def keep(self, body: m.Body, frames: Frames) -> None:
@@ -89,16 +91,18 @@ class RowTraffic:
         self._send(place, sum_rows(values, torch.device("cpu")), None)
         place[0].fresh[place[1]] = False
 
-    def exchange(self, place: Place, gradient: torch.Tensor | None) -> Exchange:
+    def exchange(self, place: Place, gradient: torch.Tensor | None, skip: bool = False) -> Exchange:
         """Push the rows of a key that ``DistStore.add_row_keys`` made, and have rows brought back. Does not wait.
 
         Args:
             place: the key.
             gradient: row-sparse, in the shape of the key, on any device; what it holds now counts. None: this worker
                 has no gradient; it takes part, and counts as zeros unless all workers have none.
+            skip: nobody may apply this round.
         """
         done = Exchange(place)
-        done.ticket = self._send(place, None if gradient is None else _own_rows(gradient), done.keep)
+        done.sent = None if gradient is None or skip else _own_rows(gradient)
+        done.ticket = self._send(place, done.sent, done.keep, skip)
         return done
 
     def news(self, place: Place) -> Exchange:
@@ -111,19 +115,19 @@ class RowTraffic:
         place[0].note_sent(one, done.ticket)
         return done
 
-    def _send(self, place: Place, total: torch.Tensor | None, keep: OnAnswer | None) -> Ticket:
+    def _send(self, place: Place, total: torch.Tensor | None, keep: OnAnswer | None, skip: bool = False) -> Ticket:
         """Push coalesced rows that stay unchanged until the answer."""
         block, _ = place
         one = self._free(place)
         [(start, length, round)] = block.buckets[one.bucket].rounds.next(one.start, one.length)
         entry = m.Entry(block.spec.block, one.bucket, start, length, round)
         weight, options, want = self._traffic.samples, self._traffic.options, keep is not None
-        absent = [m.Stretch(block.spec.block, one.bucket, start, length)] if total is None else []
-        body = m.Push(self._store, [entry], weight, options, False, want, False, rows=True, absent=absent)
+        absent = [m.Stretch(block.spec.block, one.bucket, start, length)] if total is None and not skip else []
+        body = m.Push(self._store, [entry], weight, options, False, want, False, rows=True, absent=absent, skip=skip)
         parts = (
             [torch.empty(0)] * 2 if total is None else [total.indices()[0].contiguous(), total.values().contiguous()]
         )
-        frames = [to_frame(part) for part in parts]
+        frames = [] if skip else [to_frame(part) for part in parts]
         self._session.note_round(round)
         what = f"push of round {round} of rows of {block.spec.keys[place[1]].name!r}"
         ticket = self._session.ask_server(self._server(block, one), body, what, frames, keep)

@@ -84,17 +84,25 @@ class SparseExchange:
 
     def __init__(self, store: DistStore, named: Sequence[Named], update: Literal["worker", "server"]) -> None:
         self._store, self._in_worker = store, update == "worker"
+        self._places: dict[nn.Parameter, tuple[str, Place]] = {}
+        self._under_way: dict[nn.Parameter, Exchange] = {}
+        self._last: dict[nn.Parameter, Exchange] = {}
+        """The exchanges of the last round."""
+        self._versions: dict[nn.Parameter, int] = {}
+        """What counts in-place changes of weights, when they last came from the servers."""
+        self.add(named)
+
+    def add(self, named: Sequence[Named]) -> None:
+        """Take more parameters, between rounds; every worker does."""
         names, params = [name for name, _ in named], [param for _, param in named]
         if not self._in_worker:
-            _check_server(store.spec, names)
+            _check_server(self._store.spec, names)
         if names:
-            store.add_row_keys(names, params, "merged" if self._in_worker else "changed")
-        places = store.table.locate(names)
-        self._places: dict[nn.Parameter, tuple[str, Place]] = {
-            param: (name, place) for (name, param), place in zip(named, places, strict=True)
-        }
-        self._under_way: dict[nn.Parameter, Exchange] = {}
-        self.broadcast_weights()
+            self._store.add_row_keys(names, params, "merged" if self._in_worker else "changed")
+            _give_weights(self._store, named)
+        places = self._store.table.locate(names)
+        self._places |= {param: (name, place) for (name, param), place in zip(named, places, strict=True)}
+        self._versions |= {param: param._version for param in params}
 
     def __contains__(self, param: nn.Parameter) -> bool:
         """Whether a parameter is one of these."""
@@ -104,20 +112,31 @@ class SparseExchange:
         """Return how many parameters there are."""
         return len(self._places)
 
-    def push(self, *params: nn.Parameter) -> None:
+    def push(self, *params: nn.Parameter, skip: bool = False) -> None:
         """Push what ``param.grad`` holds now, of these parameters or of all that were not pushed in this round.
 
-        Does not wait. The push weighs ``store.samples``. A parameter without gradient is pushed as absent.
+        Does not wait. The push weighs ``store.samples``. A parameter without gradient is pushed as absent. With
+        ``skip`` nobody applies the round.
 
         Raises:
-            PacelineError: a gradient is not row-sparse, or was pushed in this round already.
+            PacelineError: a gradient is not row-sparse, or was pushed in this round already; with ``server``, weights
+                were changed where the servers do not see it (changes through ``.data`` go unnoticed).
         """
         for param in params or [one for one in self._places if one not in self._under_way]:
             name, place = self._places[param]
             if param in self._under_way:
                 raise PacelineError(f"the gradient of {name!r} was pushed already; finish the round first")
             _check_rows(name, param)
-            self._under_way[param] = self._store.rows.exchange(place, param.grad)
+            self._check_weight(name, param)
+            self._under_way[param] = self._store.rows.exchange(place, param.grad, skip)
+
+    def _check_weight(self, name: str, param: nn.Parameter) -> None:
+        if not self._in_worker and param._version != self._versions[param]:
+            raise PacelineError(
+                f"worker {self._store.rank}: parameter {name!r} was changed after the last step, where the servers do "
+                "not see it; they hold the weights. After such a change call optimizer.broadcast_weights() on every "
+                "worker"
+            )
 
     def finish(self) -> None:
         """Push what is left, and wait for all answers of the round.
@@ -130,13 +149,26 @@ class SparseExchange:
             DeadlineError: other workers did not come in time.
         """
         self.push()
-        found, self._under_way = self._under_way, {}
-        self._store.session.wait([one.ticket for one in found.values()])
-        for param, one in found.items():
+        self._last, self._under_way = self._under_way, {}
+        self._store.session.wait([one.ticket for one in self._last.values()])
+        for param, one in self._last.items():
             if self._in_worker:
                 param.grad = None if one.rows is None else one.rows.to(param.device)
             else:
-                _put(one.rows, param)
+                self._bring(one, param)
+
+    def _bring(self, one: Exchange, param: nn.Parameter) -> None:
+        _put(one.rows, param)
+        self._versions[param] = param._version
+
+    def all_sum_up(self) -> bool:
+        """Tell whether what the last round brought is finite; never wrong when it says yes."""
+        return all(one.rows is None or _sums_up(one.rows) for one in self._last.values())
+
+    def not_finite(self) -> list[str]:
+        """Return the names of the parameters of which this worker pushed NaN or Inf in the last round."""
+        pushed = {self._places[param][0]: one.sent for param, one in self._last.items()}
+        return [name for name, rows in pushed.items() if rows is not None and not bool(rows.values().isfinite().all())]
 
     def refresh(self) -> None:
         """Bring the rows that changed on the servers since the last answer; with ``worker`` there are none."""
@@ -145,24 +177,34 @@ class SparseExchange:
         found = {param: self._store.rows.news(place) for param, (_, place) in self._places.items()}
         self._store.session.wait([one.ticket for one in found.values()])
         for param, one in found.items():
-            _put(one.rows, param)
+            self._bring(one, param)
 
     def broadcast_weights(self) -> None:
-        """Give rank 0's weights to all workers. Collective; with ``server`` those on the servers stay as they are."""
-        if not self._places:
-            return
-        other = self._store.sibling("rest")
-        other.samples = float(other.rank == 0)
-        names, params = [name for name, _ in self._places.values()], list(self._places)
-        other.add_row_keys(names, params, "merged")
-        for param, place in zip(params, other.table.locate(names), strict=True):
-            for rows in _parts(param):
-                mine = _rows_of(param, rows) if other.rank == 0 else None
-                one = other.rows.exchange(place, mine)
-                other.session.wait([one.ticket])
-                if other.rank:
-                    _put(one.rows, param)
-        other.close()
+        """Make rank 0's weights everybody's, on the servers too. Collective, between rounds."""
+        named = [(name, param) for param, (name, _) in self._places.items()]
+        if self._in_worker and named:
+            _give_weights(self._store, named)
+        elif named:
+            self._store.barrier()
+            if self._store.rank == 0:
+                self._store.set_values([name for name, _ in named], [param.data for _, param in named])
+            self._store.barrier()
+            self.refresh()
+
+
+def _give_weights(store: DistStore, named: Sequence[Named]) -> None:
+    """Give rank 0's weights to all workers, part by part: it pushes rows, the others none."""
+    other = store.sibling("rest")
+    other.samples = float(other.rank == 0)
+    names = [name for name, _ in named]
+    other.add_row_keys(names, [param for _, param in named], "merged")
+    for (_, param), place in zip(named, other.table.locate(names), strict=True):
+        for rows in _parts(param):
+            one = other.rows.exchange(place, _rows_of(param, rows) if other.rank == 0 else None)
+            other.session.wait([one.ticket])
+            if other.rank:
+                _put(one.rows, param)
+    other.close()
 
 
 #: Optimizers that torch runs on sparse gradients, and their options with which it refuses to, or moves all rows.
@@ -194,6 +236,12 @@ def _check_rows(name: str, param: nn.Parameter) -> None:
             f"the gradient of {name!r} is {kind}, though its module or its optimizer promised rows; what it gets "
             "besides from another layer or a penalty makes it so: make the embedding with sparse=False"
         )
+
+
+def _sums_up(rows: torch.Tensor) -> bool:
+    """Tell whether the sum is finite: one quick pass, and no proof of the contrary (it may be too large)."""
+    values = rows.values()
+    return bool(values.sum(dtype=torch.float32 if values.itemsize < 4 else None).isfinite())
 
 
 def _parts(param: nn.Parameter) -> Iterator[torch.Tensor]:

@@ -107,7 +107,8 @@ class Push(Message, tag=24):
     rows: bool = False
     """Two frames per entry: ascending row numbers (int64) and those rows; the entry is a whole key with a bucket.
 
-    With ``want`` there is one entry, and the answer has frames of the same kind, or none when there is no merged gradient.
+    With ``want`` there is one entry, and the answer has frames of the same kind, or none when there is no merged
+    gradient.
     """
     absent: list[Stretch] = msgspec.field(default_factory=list)
     """Parts of the entries, whole keys as far as they lie there, for which the worker has no gradient: zeros, but not
