@@ -133,12 +133,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         who = self._who_steps(store, update)
         self._agree(store, who, choices, compression)
         store.set_gradient_compression(compression)
-        if self._named_model is not None:
-            self._buffers = Buffers(store, self._named_model, [param for _, param, _ in self._names])
+        model = self._named_model
+        if model is not None:
+            self._buffers = Buffers(store, model, [param for _, param, _ in self._names])
         if who == "worker":
-            return WorkerUpdate(self.inner, self._names, choices, store, self._samples, self._publish)
+            return WorkerUpdate(self.inner, self._names, choices, store, model, self._samples, self._publish)
         spec = spec_of(self.inner, self._names)
-        return ServerUpdate(self.inner, self._names, choices, store, spec, self._samples, self._publish)
+        return ServerUpdate(self.inner, self._names, choices, store, spec, model, self._samples, self._publish)
 
     def _agree(self, store: DistStore, who: Update, choices: Choices, compression: codecs.Compression) -> None:
         """Compare the model and all options with the other workers, before anything is sent."""

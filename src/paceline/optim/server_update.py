@@ -22,6 +22,7 @@ from paceline.optim.binding import Bound, bind, take_all
 from paceline.optim.choices import Choices
 from paceline.optim.exchange import Exchange
 from paceline.optim.samples import Samples
+from paceline.optim.sparse import SparseExchange, find_sparse
 from paceline.optim.worker_update import WAY_OUT, Closure, Named, is_finite, sums_up
 from paceline.updaters import KeyOptions, Options, UpdaterSpec, make_spec, option_groups
 
@@ -35,6 +36,7 @@ class ServerUpdate:
         choices: of the user.
         store: with this spec's optimizer on its servers.
         spec: of the optimizer.
+        model: the network, if it is known.
         samples: of this worker.
         on_round: called before the first push of each round.
     """
@@ -49,6 +51,7 @@ class ServerUpdate:
         choices: Choices,
         store: DistStore,
         spec: UpdaterSpec,
+        model: torch.nn.Module | None,
         samples: Samples,
         on_round: Callable[[], None],
     ) -> None:
@@ -64,21 +67,28 @@ class ServerUpdate:
         self._arrived: dict[torch.nn.Parameter, int] = {}
         self._sent_options: list[Options] = []
         self._round = self.skipped_steps = 0
-        self._skip = self._pending = False
-        self._bind(spec)
-        BackwardWatch(self._on_gradient, lambda: None).watch(self._by_param)
-
-    def _bind(self, spec: UpdaterSpec) -> None:
-        store = self._store
-        names, params = [name for name, _, _ in self.named], [param for _, param, _ in self.named]
+        self._skip = self._pending = self._is_open = False
         store.set_spec(spec)
-        tags = [2 * group + (not param.requires_grad) for _, param, group in self.named]
-        blocks = store.add_keys(names, [param.data for param in params], tags)
-        store.traffic.refresh(store.table.plan(tuple(names)))
-        bound = bind(names, params, blocks)
-        take_all(bound, weights=True)
-        self._exchange.add(bound)
-        self._by_param = {one.param: one for one in bound}
+        sparse = find_sparse([(name, param) for name, param, _ in named], inner, model)
+        if sparse and self._merged and choices.clip_norm is not None:
+            raise ValueError(
+                f"clip_grad_norm on the servers is for dense gradients, and {sparse[0][0]!r} has sparse ones"
+            )
+        self._sparse = SparseExchange(store, sparse, "server")
+        self._bind()
+        BackwardWatch(self._on_gradient, lambda: None).watch(param for _, param, _ in named)
+
+    def _bind(self) -> None:
+        store = self._store
+        dense = [one for one in self.named if one[1] not in self._sparse]
+        names, params = [name for name, _, _ in dense], [param for _, param, _ in dense]
+        if dense:
+            tags = [2 * group + (not param.requires_grad) for _, param, group in dense]
+            blocks = store.add_keys(names, [param.data for param in params], tags)
+            store.traffic.refresh(store.table.plan(tuple(names)))
+            self._exchange.add(bind(names, params, blocks))
+            take_all(self._exchange.bound, weights=True)
+        self._by_param = {one.param: one for one in self._exchange.bound}
         if self.inner.state and store.rank == 0:
             store.set_optimizer_states(self._own_states())
 
@@ -86,7 +96,7 @@ class ServerUpdate:
 
     def _on_gradient(self, param: torch.nn.Parameter) -> None:
         self._samples.touch()
-        if not self._overlap:
+        if not self._overlap or param in self._sparse:
             return
         self.synchronize()
         self._arrived[param] = self._arrived.get(param, 0) + 1
@@ -95,6 +105,9 @@ class ServerUpdate:
                 self._exchange.fill(self._by_param[param])
 
     def _before_round(self) -> None:
+        if self._is_open:
+            return
+        self._is_open = True
         self._round += 1
         self._store.traffic.samples = self._samples.take()
         self._sent_options = self._options()
@@ -158,7 +171,9 @@ class ServerUpdate:
             self._skip = self._must_skip(scale, inf)
             self._clip_own()
             self._exchange.push_rest()
-            self._arrived = {}
+            self._before_round()
+            self._sparse.push(skip=self._skip)
+            self._arrived, self._is_open = {}, False
             if self._merged and self.choices.clip_norm is not None:
                 self._store.clip_round()
             self._pending = True
@@ -211,21 +226,24 @@ class ServerUpdate:
             with torch.no_grad():
                 self._exchange.settle()
                 take_all(self._exchange.bound, weights=True)
+                self._sparse.finish()
 
     # ---- weights and state -----------------------------------------------------------------------------------------
 
     def broadcast_weights(self) -> None:
         """Make rank 0's weights everybody's, on the servers too. Every worker calls it."""
         self.synchronize()
-        names = [name for name, _, _ in self.named]
+        bound = self._exchange.bound
+        names = [one.name for one in bound]
         self._store.barrier()
         if self._store.rank == 0:
-            self._store.set_values(names, [param.data for _, param, _ in self.named])
+            self._store.set_values(names, [one.param.data for one in bound])
         self._store.barrier()
         self._store.traffic.refresh(self._store.table.plan(tuple(names)))
         with torch.no_grad():
-            take_all(self._exchange.bound, weights=True)
+            take_all(bound, weights=True)
         self._store.barrier()
+        self._sparse.broadcast_weights()
 
     def add(self, named: Named) -> None:
         """Refuse a param group that comes later."""

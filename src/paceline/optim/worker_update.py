@@ -25,6 +25,7 @@ from paceline.optim.binding import Bound, bind, take_all
 from paceline.optim.choices import Choices
 from paceline.optim.exchange import Exchange
 from paceline.optim.samples import Samples
+from paceline.optim.sparse import SparseExchange, find_sparse
 from paceline.updaters import Options, UpdaterSpec
 from paceline.updaters.spec import plain
 
@@ -230,6 +231,7 @@ class WorkerUpdate(MergingUpdate):
         named: its parameters.
         choices: of the user.
         store: merges to the mean over samples, or to the sum.
+        model: the network, if it is known.
         samples: of this worker.
         on_round: called before the first push of each merge.
     """
@@ -240,23 +242,31 @@ class WorkerUpdate(MergingUpdate):
         named: Named,
         choices: Choices,
         store: DistStore,
+        model: torch.nn.Module | None,
         samples: Samples,
         on_round: Callable[[], None],
     ) -> None:
         super().__init__(inner, [], choices)
-        self._store, self._samples, self._on_round = store, samples, on_round
+        self._store, self._model, self._samples, self._on_round = store, model, samples, on_round
         self._exchange = Exchange(store, self._before_round, self._before_push, _AGAIN)
         self._overlap = choices.overlap is not False
         self._round = 0
-        self._suspect = False
+        self._is_open = self._suspect = False
         self._loss_store: DistStore | None = None
         store.set_spec(UpdaterSpec())
+        self._sparse = SparseExchange(store, [], "worker")
         self.add(named)
 
     def add(self, named: Named) -> None:
         """Give parameters keys and rank 0's weights; every worker does."""
         super().add(named)
-        names, params = [name for name, _, _ in named], [param for _, param, _ in named]
+        sparse = find_sparse([(name, param) for name, param, _ in named], self.inner, self._model)
+        self._sparse.add(sparse)
+        dense = [(name, param) for name, param, _ in named if param not in self._sparse]
+        if dense:
+            self._add_dense([name for name, _ in dense], [param for _, param in dense])
+
+    def _add_dense(self, names: list[str], params: list[torch.nn.Parameter]) -> None:
         # What is frozen now may stay so for long: it shares no bucket with what is trained.
         tags = [int(not param.requires_grad) for param in params]
         blocks = self._store.add_keys(names, [param.data for param in params], tags)
@@ -272,18 +282,28 @@ class WorkerUpdate(MergingUpdate):
 
     def complete(self, param: torch.nn.Parameter) -> None:
         """Copy a gradient into the arena and push its bucket when that is complete."""
-        if self._overlap:
+        if self._overlap and param not in self._sparse:
             self._exchange.fill(self._by_param[param])
 
     def merge(self) -> None:
         """Push what is left, wait for all answers, and bring merged gradients to the parameters."""
-        self._round += 1
         self._exchange.push_rest()
+        self._before_round()
+        self._sparse.push()
         self._exchange.settle()
-        self._suspect = self.choices.on_nan != "pass" and not all(map(_block_sums_up, self._exchange.blocks))
+        self._sparse.finish()
+        self._is_open = False
+        self._suspect = self.choices.on_nan != "pass" and not self._all_sum_up()
         take_all((one for one in self._exchange.bound if not one.missing), weights=False)
 
+    def _all_sum_up(self) -> bool:
+        return all(sums_up(block.values) for block in self._exchange.blocks) and self._sparse.all_sum_up()
+
     def _before_round(self) -> None:
+        if self._is_open:
+            return
+        self._is_open = True
+        self._round += 1
         self._store.traffic.samples = self._samples.take()
         self._store.set_options(plain_groups(self.inner))  # the servers compare them between workers
         self._on_round()
@@ -300,6 +320,7 @@ class WorkerUpdate(MergingUpdate):
     def blame(self, names: Sequence[str]) -> NonFiniteError:
         """Return the error about gradients that are not finite; all workers come here in the same step."""
         own = [one.name for one in self._exchange.bound if not one.absent and not is_finite(one.grad)]
+        own += self._sparse.not_finite()
         found = self._store.session.gather(f"{self._store.name}/not finite", "\n".join(own[:100]).encode())
         guilty = {rank: text.decode().split("\n") for rank, text in enumerate(found) if text}
         whose = "; ".join(f"worker {rank} pushed that of {_some(theirs)}" for rank, theirs in guilty.items())
@@ -330,6 +351,7 @@ class WorkerUpdate(MergingUpdate):
         self._store.traffic.refresh(self._store.table.plan(tuple(names)))
         take_all(bound, weights=True)
         self._store.barrier()
+        self._sparse.broadcast_weights()
 
 
 def plain_groups(optimizer: torch.optim.Optimizer) -> list[Options]:
@@ -363,10 +385,6 @@ def sums_up(tensor: torch.Tensor) -> bool:
     """Tell whether the sum is finite: one quick pass, and no proof of the contrary (it may be too large)."""
     values = tensor._values() if tensor.is_sparse else tensor
     return bool(values.sum(dtype=torch.float32 if values.itemsize < 4 else None).isfinite())
-
-
-def _block_sums_up(block: Any) -> bool:
-    return sums_up(block.values)
 
 
 def _some(names: Sequence[str]) -> str:
