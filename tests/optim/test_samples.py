@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import UserDict
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -100,3 +101,24 @@ def test_inputs_that_cannot_be_counted_are_warned_about_once(caplog: pytest.LogC
         backward(samples, (("text",), {}))
     assert len(caplog.records) == 1
     assert "set optimizer.samples" in caplog.text
+
+
+@dataclass
+class Output:
+    loss: torch.Tensor
+
+
+class Opaque:
+    def __init__(self, loss: torch.Tensor) -> None:
+        self.loss = loss
+
+
+@pytest.mark.parametrize("wrap", [Output, Opaque])
+def test_outputs_in_objects_count(wrap: Any) -> None:
+    samples = Samples(None, 0)
+    weight = torch.ones(1, requires_grad=True)
+    weight.register_post_accumulate_grad_hook(lambda param: samples.touch())
+    output = wrap(weight * 2)
+    samples.see(((torch.zeros(3),), {}), output)
+    output.loss.backward()
+    assert samples.take() == 3

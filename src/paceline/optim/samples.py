@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -38,7 +39,7 @@ class Samples:
 
         Args:
             inputs: positional and keyword inputs, nested as they may be. The first tensor with the dimension counts.
-            outputs: likewise.
+            outputs: likewise. Where they are objects that hide their tensors, the forward pass counts by itself.
         """
         nodes = {one.grad_fn for one in tensors_in(outputs) if one.grad_fn is not None}
         number = self._number(inputs) if nodes else 0
@@ -54,6 +55,8 @@ class Samples:
 
         for node in nodes if number else ():
             node.register_prehook(count)
+        if not nodes and torch.is_grad_enabled() and _hides_tensors(outputs):
+            self._seen += self._number(inputs)
 
     def touch(self) -> None:
         """Note that the backward pass that runs has reached a parameter of the optimizer."""
@@ -86,12 +89,20 @@ class Samples:
 
 
 def tensors_in(inputs: Any) -> list[torch.Tensor]:
-    """Return the tensors in nested lists, tuples, dictionaries and other mappings, in order."""
-    leaves = pytree.tree_leaves(inputs)
+    """Return the tensors in nested lists, tuples, mappings and dataclasses, in order."""
     found: list[torch.Tensor] = []
-    for leaf in leaves:
+    for leaf in pytree.tree_leaves(inputs):
         if isinstance(leaf, torch.Tensor):
             found.append(leaf)
         elif isinstance(leaf, Mapping):
             found += tensors_in(dict(leaf))
+        elif dataclasses.is_dataclass(leaf):
+            found += tensors_in(vars(leaf))
     return found
+
+
+def _hides_tensors(outputs: Any) -> bool:
+    """Tell whether there is something in which tensors are not looked for."""
+    plain = (torch.Tensor, Mapping, str, bytes, int, float, type(None))
+    leaves = pytree.tree_leaves(outputs)
+    return any(not isinstance(leaf, plain) and not dataclasses.is_dataclass(leaf) for leaf in leaves)
