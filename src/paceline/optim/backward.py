@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -22,10 +23,16 @@ class BackwardWatch:
     Args:
         arrived: called with a parameter whose ``grad`` is complete, in the thread that computed it.
         ended: called when the outermost pass has ended, if a watched parameter took part.
+        starting: called with a parameter before its new gradient is added to ``grad``.
     """
 
-    def __init__(self, arrived: Callable[[torch.nn.Parameter], None], ended: Callable[[], None]) -> None:
-        self._arrived, self._ended = arrived, ended
+    def __init__(
+        self,
+        arrived: Callable[[torch.nn.Parameter], None],
+        ended: Callable[[], None],
+        starting: Callable[[torch.nn.Parameter], None] | None = None,
+    ) -> None:
+        self._arrived, self._ended, self._starting = arrived, ended, starting
         # Each device has a thread of its own in autograd.
         self._lock = threading.RLock()
         self._queued: set[int] = set()
@@ -36,12 +43,18 @@ class BackwardWatch:
             needed = param.requires_grad
             param.requires_grad_(True)  # torch refuses hooks otherwise; they stay when it is taken back
             param.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
+            if self._starting is not None:
+                param.register_hook(partial(self._on_start, param))  # type: ignore[no-untyped-call]
             param.requires_grad_(needed)
 
     def _on_gradient(self, param: torch.nn.Parameter) -> None:
         with self._lock:
             self._queue()
             self._arrived(param)
+
+    def _on_start(self, param: torch.nn.Parameter, grad: torch.Tensor) -> None:
+        assert self._starting is not None
+        self._starting(param)
 
     def _queue(self, *_: Any) -> None:
         """Have :meth:`_on_end` called at the end of the pass that runs now."""

@@ -23,7 +23,7 @@ from paceline.optim.choices import Choices, OnNan, Update
 from paceline.optim.names import name_parameters
 from paceline.optim.samples import Samples
 from paceline.optim.server_update import ServerUpdate, spec_of
-from paceline.optim.watch import ModelWatch
+from paceline.optim.watch import ModelWatch, refuse_renormalising
 from paceline.optim.worker_update import LocalUpdate, StoreUpdate, WorkerUpdate
 from paceline.transport.allocator import give_back_freed_memory
 
@@ -134,6 +134,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._agree(store, who, choices, compression)
         store.set_gradient_compression(compression)
         model = self._named_model
+        if model is not None and store.num_workers > 1:
+            refuse_renormalising(model)
         if model is not None:
             self._buffers = Buffers(store, model, [param for _, param, _ in self._names])
         if who == "worker":

@@ -70,10 +70,6 @@ class ServerUpdate:
         self._skip = self._pending = self._is_open = False
         store.set_spec(spec)
         sparse = find_sparse([(name, param) for name, param, _ in named], inner, model)
-        if sparse and self._merged and choices.clip_norm is not None:
-            raise ValueError(
-                f"clip_grad_norm on the servers is for dense gradients, and {sparse[0][0]!r} has sparse ones"
-            )
         self._sparse = SparseExchange(store, sparse, "server")
         self._bind()
         BackwardWatch(self._on_gradient, lambda: None).watch(param for _, param, _ in named)
@@ -143,10 +139,18 @@ class ServerUpdate:
     def _refuse_nan(self, members: Iterable[Bound]) -> None:
         for one in members:
             if not one.absent and not sums_up(one.grad) and not is_finite(one.grad):
-                raise NonFiniteError(
-                    f"worker {self._store.rank}: the gradient of {one.name!r} is NaN or Inf in round {self._round}; "
-                    f"{WAY_OUT}"
-                )
+                raise self._nan_error(one.name)
+
+    def _refuse_sparse_nan(self) -> None:
+        if self.choices.on_nan != "error" or self._skip:
+            return
+        for name, param, _ in self.named:
+            if param in self._sparse and param.grad is not None and not is_finite(param.grad):
+                raise self._nan_error(name)
+
+    def _nan_error(self, name: str) -> NonFiniteError:
+        where = f"worker {self._store.rank}: the gradient of {name!r}"
+        return NonFiniteError(f"{where} is NaN or Inf in round {self._round}; {WAY_OUT}")
 
     def _or_worker(self) -> str:
         return ", or use update='worker'" if self._store.policy.merge == "all" else ""
@@ -172,6 +176,7 @@ class ServerUpdate:
             self._clip_own()
             self._exchange.push_rest()
             self._before_round()
+            self._refuse_sparse_nan()
             self._sparse.push(skip=self._skip)
             self._arrived, self._is_open = {}, False
             if self._merged and self.choices.clip_norm is not None:
@@ -254,7 +259,11 @@ class ServerUpdate:
 
     def _own_states(self) -> States:
         return {
-            name: {key: value for key, value in self.inner.state[param].items() if isinstance(value, torch.Tensor)}
+            name: {
+                key: torch.as_tensor(value)  # SparseAdam counts its steps in an int
+                for key, value in self.inner.state[param].items()
+                if isinstance(value, torch.Tensor | int | float)
+            }
             for name, param, _ in self.named
             if self.inner.state.get(param)
         }

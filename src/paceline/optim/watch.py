@@ -100,3 +100,17 @@ class ModelWatch:
         self._synchronize()
         if self._buffers is not None:
             self._buffers.take()
+
+
+def refuse_renormalising(model: torch.nn.Module) -> None:
+    """Refuse modules that write weights in their forward pass: each worker would write others.
+
+    Raises:
+        ValueError: with the module and the way out.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.max_norm is not None:
+            raise ValueError(
+                f"module {name!r} has max_norm={module.max_norm}: it scales the rows that a worker looks up, so the "
+                "workers' weights would drift apart. Leave max_norm out, and renormalise all rows after step instead"
+            )

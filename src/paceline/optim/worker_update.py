@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from paceline.errors import NonFiniteError
+from paceline.errors import NonFiniteError, PacelineError
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
 from paceline.optim.backward import BackwardWatch
@@ -130,12 +130,15 @@ class MergingUpdate(LocalUpdate):
 
     def __init__(self, inner: torch.optim.Optimizer, named: Named, choices: Choices) -> None:
         super().__init__(inner, named, choices)
-        self._watch = BackwardWatch(self._on_gradient, self._on_end)
+        adds_up = choices.reduction == "sum"
+        self._watch = BackwardWatch(self._on_gradient, self._on_end, self._refuse_merged if adds_up else None)
         self._watch.watch(param for _, param, _ in named)
         self._passes = 0
         self._syncs = True
         self._is_merged = False
         """There was a merge since the last step, and no gradient came after it."""
+        self._sums: set[torch.nn.Parameter] = set()
+        """Parameters whose gradients are sums over workers since the last merge."""
 
     def _merges_now(self) -> bool:
         return self._syncs and self._passes + 1 >= self.choices.passes
@@ -161,8 +164,22 @@ class MergingUpdate(LocalUpdate):
 
     def _merge(self) -> None:
         self._passes = 0
+        for param in list(self._sums):
+            self._refuse_merged(param)
         self.merge()
         self._is_merged = True
+        if self.choices.reduction == "sum":
+            self._sums = {param for _, param, _ in self.named}
+
+    def _refuse_merged(self, param: torch.nn.Parameter) -> None:
+        """Refuse to merge a sum again: each worker would add it. A mean of equal values is that value."""
+        if param in self._sums and param.grad is not None and bool(param.grad.any()):
+            name = next(name for name, one, _ in self.named if one is param)
+            raise PacelineError(
+                f"the gradient of {name!r} is summed over the workers already, and would be once more: with "
+                "reduction='sum' call zero_grad before the next backward, set backward_passes_per_step, or use no_sync"
+            )
+        self._sums.discard(param)
 
     def complete(self, param: torch.nn.Parameter) -> None:
         """Take a gradient that is complete, while backward goes on."""
