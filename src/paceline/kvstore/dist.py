@@ -45,21 +45,35 @@ class DistStore(KVStore):
         policy: merge, bound and weighting.
         name: namespace of the keys.
         mean: merge to the mean over samples instead of the sum.
+        clip_norm: the largest norm of a merged gradient over all keys; 0: no limit. With one, every worker calls
+            :meth:`clip_round` after its pushes of a round; only then are they applied and answered.
     """
 
     def __init__(
-        self, store_type: str, alias: str, session: Session, policy: Policy, name: str, mean: bool = False
+        self,
+        store_type: str,
+        alias: str,
+        session: Session,
+        policy: Policy,
+        name: str,
+        mean: bool = False,
+        clip_norm: float = 0.0,
     ) -> None:
         self._canonical, self._alias, self.session, self.policy, self.name = store_type, alias, session, policy, name
-        self._mean = mean
         self._spec = UpdaterSpec()
         whole, still = (lambda: is_whole_tensor(self._spec.name)), policy.merge == "all"
         self.table = KeyTable(session, name, whole, still, session.relays(policy))
         self.traffic = Traffic(session, name, eager=policy.merge in ("all", "groups"))
         self.rows = RowTraffic(session, name, self.traffic)
+        self._set_merging(mean, clip_norm)
         self._barriers = self._siblings = 0
         self._is_open = self._closed = False
         session.on_close(self.close)
+
+    def _set_merging(self, mean: bool, clip_norm: float) -> None:
+        if clip_norm and self.policy.merge not in ("all", "groups"):
+            raise ValueError(f"a {self.type} store has no merged gradient to clip; clip in the worker")
+        self._mean, self.traffic.clip_norm = mean, clip_norm
 
     # ---- who and what ----------------------------------------------------------------------------------------------
 
@@ -94,21 +108,25 @@ class DistStore(KVStore):
         groups = [list(group) for group in policy.groups]
         body = m.OpenStore(
             self.name, policy.merge, groups, policy.first, bound, policy.weighting, policy.age, self._mean,
-            self.session.settings.local_merge,
+            self.session.settings.local_merge, self.traffic.clip_norm,
         )  # fmt: skip
         self._on_all_servers(body, f"opening store {self.name!r}")
 
     def for_optimizer(self, mean: bool, clip_norm: float = 0.0) -> DistStore:
-        """Return a store for an optimizer's parameters: this one while it is unused, else a sibling."""
+        """Return a store for an optimizer's parameters: this one while it is unused, else a sibling.
+
+        Raises:
+            ValueError: a largest norm, and pushes of one round are not merged.
+        """
         if not self._is_open:
-            self._mean = mean
+            self._set_merging(mean, clip_norm)
             return self
-        other = self.sibling("optimizer", mean)
+        other = self.sibling("optimizer", mean, clip_norm)
         for leg, codec in self.traffic.codecs.items():
             other.set_gradient_compression(codec.params() | {"leg": leg})
         return other
 
-    def sibling(self, what: str, mean: bool = False) -> DistStore:
+    def sibling(self, what: str, mean: bool = False, clip_norm: float = 0.0) -> DistStore:
         """Return another store with a namespace of its own; every worker makes the same ones in the same order.
 
         One for the ``rest`` of a model is never pushed to, so it needs no optimizer.
@@ -116,7 +134,7 @@ class DistStore(KVStore):
         self._siblings += 1
         policy = Policy() if what == "rest" else self.policy
         name = f"{self.name}/{what}{self._siblings}"
-        return DistStore(self._canonical, self._alias, self.session, policy, name, mean)
+        return DistStore(self._canonical, self._alias, self.session, policy, name, mean, clip_norm)
 
     def _on_all_servers(self, body: m.Request, what: str) -> list[m.Body]:
         tickets = [self.session.ask_server(server, body, what) for server in range(len(self.session.servers))]
@@ -233,6 +251,17 @@ class DistStore(KVStore):
         if any(not isinstance(one, torch.Tensor) for one in values):
             raise ValueError("set_values takes one value per key")
         overwrite(self.session, self.name, plan, values, self.traffic.wait)
+
+    def clip_round(self, skip_nonfinite: bool = False) -> float:
+        """Clip the merged gradient of what was pushed since the last call; returns its norm before.
+
+        For stores that were made with ``clip_norm``: every worker calls it after the last push of a round and before it
+        waits for the answers.
+
+        Args:
+            skip_nonfinite: make no update, on any worker's behalf, when the norm is not finite.
+        """
+        return self.traffic.clip(skip_nonfinite)
 
     # ---- what a push does ------------------------------------------------------------------------------------------
 

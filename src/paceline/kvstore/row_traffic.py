@@ -131,6 +131,7 @@ class RowTraffic:
         self._session.note_round(round)
         what = f"push of round {round} of rows of {block.spec.keys[place[1]].name!r}"
         ticket = self._session.ask_server(self._server(block, one), body, what, frames, keep)
+        self._traffic.note_pushed(self._server(block, one), [entry])
         block.note_sent(one, ticket)
         return ticket
 

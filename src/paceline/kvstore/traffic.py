@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -33,6 +34,10 @@ class Traffic:
     """
 
     def __init__(self, session: Session, store: str, eager: bool) -> None:
+        self.clip_norm = 0.0
+        """The largest norm of a merged gradient; 0: no limit. With one, pushes are answered after :meth:`clip`."""
+        self._unclipped: dict[int, list[m.Entry]] = {}
+        """What was pushed since the last clipping, by owner."""
         self._session, self._store, self._stand_still = session, store, eager
         self.codecs: dict[Leg, Codec] = {}
         self.samples = 1.0
@@ -116,9 +121,41 @@ class Traffic:
         round = max(entry.round for entry in entries)
         self._session.note_round(round)
         ticket = self._session.ask_server(server, body, f"push of round {round}", frames, done)
+        self.note_pushed(way.owner, entries)
         for block, one in located:
             block.note_sent(one, ticket)
         return ticket
+
+    def note_pushed(self, owner: int, entries: Sequence[m.Entry]) -> None:
+        """Remember what was pushed to an owner, as far as it will be clipped."""
+        if self.clip_norm:
+            self._unclipped.setdefault(owner, []).extend(entries)
+
+    def clip(self, skip_nonfinite: bool = False) -> float:
+        """Clip what was pushed since the last call, which lets the servers apply it; returns the norm before.
+
+        The merged gradient of all these pushes, after the mean, is scaled by ``min(1, clip_norm / (norm + 1e-6))``, as
+        :func:`torch.nn.utils.clip_grad_norm_` does. All workers that merge their pushes call this at the same point.
+
+        Args:
+            skip_nonfinite: make no update when the norm is not finite; all workers see the same norm.
+        """
+        pushed, self._unclipped = self._unclipped, {}
+        owners = sorted(pushed)
+        asked = [
+            self._session.ask_server(owner, m.AskNorm(self._store, pushed[owner]), "norm of a round")
+            for owner in owners
+        ]
+        self._session.wait(asked)
+        parts = [ticket.body for ticket in asked if isinstance(ticket.body, m.NormIs)]
+        norm = math.sqrt(math.fsum(one.squares for one in parts))
+        limit = self.clip_norm / (norm + 1e-6)
+        factor = 1.0 if limit > 1.0 else limit  # not min: that would lose a NaN
+        skip = any(one.skipped for one in parts) or (skip_nonfinite and not math.isfinite(norm))
+        for owner in owners:
+            # The answers to the pushes follow it.
+            self._session.ask_server(owner, m.Commit(self._store, pushed[owner], factor, skip), "clipping a round")
+        return norm
 
     def _payload(
         self, blocks: dict[int, WorkerBlock], entries: Iterable[m.Entry], shared: bool, gone: Sequence[m.Stretch]

@@ -236,16 +236,20 @@ class Accumulator:
         values = self._whole.tensor()
         return values.coalesce() if values.is_sparse else values, self._whole.unit
 
-    def result(self, weight: float) -> tuple[torch.Tensor, float] | None:
-        """Return the sum and the factor that makes it the gradient, or None when nobody had one.
-
-        It may be used until :meth:`close`.
-        """
+    def mean(self) -> tuple[torch.Tensor, float] | None:
+        """Return the sum and the factor that makes it the gradient, or None, as :meth:`sum` does."""
         found = self.sum()
+        return None if found is None else (found[0], found[1] / self._samples if self._mean else 1.0)
+
+    def result(self, weight: float) -> tuple[torch.Tensor, float] | None:
+        """Return the sum and the factor that makes it the gradient times a weight, or None when nobody had one.
+
+        It may be used until :meth:`close`, and be changed.
+        """
+        found = self.mean()
         if found is None:
             return None
-        values, unit = found
-        scale = weight * (unit / self._samples if self._mean else 1.0)
+        values, scale = found[0], weight * found[1]
         return (values if scale == 1.0 or values.is_sparse else self._whole.own()), scale
 
     def close(self) -> None:

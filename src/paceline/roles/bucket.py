@@ -13,6 +13,7 @@ from paceline.compression.buffers import Bytes
 from paceline.consistency import Rule
 from paceline.ranges import Ranges, within
 from paceline.roles.accumulate import Accumulator
+from paceline.roles.clipping import Clipping
 from paceline.roles.readers import Readers
 from paceline.roles.row_answers import RowAnswers
 from paceline.tensors import to_frame
@@ -59,6 +60,8 @@ class Slot:
     broken: Exception | None = None
     readers: Readers = field(default_factory=Readers)
     """Used in a store that compresses pulls."""
+    clipping: Clipping = field(default_factory=Clipping)
+    """Used in a store that clips."""
     absent: dict[int, Ranges] = field(default_factory=dict)
     """By worker: for what, in the last update with its push, nobody had a gradient; empty: never yet."""
 
@@ -210,6 +213,7 @@ def _split(slot: Slot, at: int) -> list[Slot]:
     for worker, pending in slot.pending.items():
         left.pending[worker] = right.pending[worker] = pending
         pending.remaining += 1
+    left.clipping, right.clipping = slot.clipping.halves(at)
     for worker, absent in slot.absent.items():
         left.absent[worker], right.absent[worker] = within(absent, 0, at), within(absent, at, slot.length)
     return [left, right]

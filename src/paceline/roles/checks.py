@@ -29,6 +29,20 @@ def check_updater(has_updater: bool, store: str, policy: Policy) -> None:
         )
 
 
+def check_clipping(clip_norm: float, policy: Policy) -> None:
+    """Refuse to clip where there is no norm to clip by.
+
+    Raises:
+        ValueError: the norm is no positive number, or pushes of one round are not merged.
+    """
+    if not 0 <= clip_norm < float("inf"):
+        raise ValueError(f"gradients are clipped to a norm of {clip_norm}; it must be a positive number")
+    if clip_norm and policy.merge not in ("all", "groups"):
+        raise ValueError(
+            f"a store that merges pushes as {policy.merge!r} has no merged gradient to clip; clip in the worker"
+        )
+
+
 def raise_for(slot: Slot, objection: str) -> None:
     """Raise what speaks against a push of a slot.
 

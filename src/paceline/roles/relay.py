@@ -195,7 +195,7 @@ class RelayStore(ServerStore):
         self._at_barrier.add(worker)
         super().pause(worker)
 
-    def _apply(self, bucket: StoredBucket, slot: Slot, action: Apply) -> None:
+    def _complete(self, bucket: StoredBucket, slot: Slot, action: Apply) -> None:
         """Put the sum of a complete cohort with those that leave next."""
         assert isinstance(bucket, RelayBucket)
         accumulator = slot.cohorts.pop(action.cohort)
@@ -207,7 +207,7 @@ class RelayStore(ServerStore):
         place, options, done = (bucket, slot.start, slot.length), accumulator.options, accumulator.close
         self._outgoing.append(_Sum(*place, unit, values, shares, rounds, options, done, gone, skip, problem))
 
-    def _release_all(self, bucket: StoredBucket, slot: Slot, action: Release) -> None:
+    def release_all(self, bucket: StoredBucket, slot: Slot, action: Release) -> None:
         """Nobody is answered before the owner has answered."""
 
     # ---- to the owners and back ------------------------------------------------------------------------------------

@@ -16,10 +16,10 @@ import torch
 from paceline.config import Settings
 from paceline.consistency import Policy
 from paceline.errors import KeyMismatchError, PacelineError, ProtocolError
-from paceline.roles import relaying, rows
+from paceline.roles import clip, relaying, rows
 from paceline.roles.accumulate import Encoded
 from paceline.roles.bucket import Pending
-from paceline.roles.checks import is_absent
+from paceline.roles.checks import check_clipping, is_absent
 from paceline.roles.errors_by_name import failed
 from paceline.roles.peers import Peers
 from paceline.roles.relay import AskFn, RelayStore
@@ -99,6 +99,7 @@ class Service:
             m.AskStats: self._stats,
             m.PullRows: self._pull_rows,
             m.Relay: self._relay,
+            m.Commit: self._commit,
         }
 
     def admit(self, members: Sequence[m.Member], host_id: str = "", rank: int = 0) -> None:
@@ -125,6 +126,10 @@ class Service:
                 self._pull(peer, seq, body)
             elif isinstance(body, m.Pause | m.Leave | m.AskMissing):
                 self._of_worker(peer, seq, body)
+            elif isinstance(body, m.AskNorm):
+                clip.ask(
+                    self._store(body.store), self._peers.workers[peer], body.entries, partial(self._reply, peer, seq)
+                )
             else:
                 self._other(peer, seq, body, frames)
         except (PacelineError, ValueError, TypeError, OverflowError, msgspec.MsgspecError) as error:
@@ -167,6 +172,7 @@ class Service:
         bound = None if body.bound < 0 else body.bound
         policy = Policy(body.merge, groups, body.first, bound, body.weighting, body.age)  # type: ignore[arg-type]
         policy.check(self.settings.num_workers)
+        check_clipping(body.clip_norm, policy)
         self._stores[body.store] = self._new_store(body, policy)
         return m.Done()
 
@@ -174,7 +180,8 @@ class Service:
         num_workers, peers = self.settings.num_workers, self._peers
         allowed = [path for path in self.settings.allow_optimizer.split(",") if path]
         share = self.settings.shared_memory and peers.has_neighbours
-        store = ServerStore(body.store, policy, body.mean, num_workers, allowed, share, peers.worker_hosts)
+        hosts, clip_norm = peers.worker_hosts, body.clip_norm
+        store = ServerStore(body.store, policy, body.mean, num_workers, allowed, share, hosts, clip_norm)
         relays = peers.relays(policy.unit_of(num_workers) if body.local_merge else range(num_workers))
         relay = None
         if any(relays.relayed_by(peers.rank, one) for one in range(num_workers)):
@@ -376,6 +383,10 @@ class Service:
         store.sent_bytes += self._crossing(peer, frames)
         self._answer(peer, seq, m.Values([version]), lambda: frames, entry.bucket)
 
+    def _commit(self, worker: int, body: m.Commit, frames: Frames) -> m.Reply:
+        clip.commit(self._store(body.store), worker, body)
+        return m.Done()
+
     def _pull_rows(self, worker: int, body: m.PullRows, frames: Frames) -> tuple[m.Reply, Frames]:
         store, entry = self._store(body.store), body.entry
         bucket = store.bucket(entry.block, entry.bucket)
@@ -458,4 +469,5 @@ def _describe(body: m.OpenStore) -> str:
     merged = {"groups": f"groups {body.groups}", "first": f"the first {body.first}"}.get(body.merge, body.merge)
     bound = "no bound" if body.bound < 0 else f"bound {body.bound}"
     how = f"{'mean' if body.mean else 'sum'}, {'with' if body.local_merge else 'without'} local merge"
+    how += f", norms up to {body.clip_norm:g}" if body.clip_norm else ""
     return f"merge {merged}, {bound}, weighting {body.weighting}, {how}"

@@ -259,22 +259,24 @@ class Session:
     def _whom_it_waits_for(self, ticket: Ticket) -> str:
         """Ask who holds a push, a barrier or a gather up; returns text for the error."""
         sent = ticket.link.sent(ticket.seq)
-        question: m.Request
+        questions: list[m.Request] = []
         if sent is not None and isinstance(sent.body, m.Push):
-            question = m.AskMissing(sent.body.store, sent.body.entries[0])
+            questions = [m.AskMissing(sent.body.store, sent.body.entries[0])]
+        elif sent is not None and isinstance(sent.body, m.AskNorm):
+            questions = [m.AskMissing(sent.body.store, entry) for entry in sent.body.entries]
         elif sent is not None and isinstance(sent.body, m.Enter | m.Gather):
-            question = m.AskAbsent(sent.body.barrier)
+            questions = [m.AskAbsent(sent.body.barrier)]
         else:
             return ""
         try:
-            asked = self._submit(ticket.link, question, (), "asking who is missing", None)
+            asked = [self._submit(ticket.link, one, (), "asking who is missing", None) for one in questions]
             status = self.ask_scheduler(m.AskStatus(), "asking for the status")
-            self.wait([asked, status], 5.0)
+            self.wait([*asked, status], 5.0)
         except PacelineError as error:
             return f" ({error})"
-        assert isinstance(asked.body, m.Missing)
         assert isinstance(status.body, m.Status)
-        return "; it waits for " + (", ".join(_workers_of(status.body, asked.body.workers)) or "nobody")
+        missing = {rank for one in asked if isinstance(one.body, m.Missing) for rank in one.body.workers}
+        return "; it waits for " + (", ".join(_workers_of(status.body, sorted(missing))) or "nobody")
 
     # ---- together ----------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from paceline.consistency import Apply, Merge, Policy, Pushed, Refuse, Release, 
 from paceline.consistency.rule import Action
 from paceline.errors import ConfigError, KeyMismatchError, ProtocolError, RemoteError
 from paceline.ranges import Ranges, is_all, within
-from paceline.roles import rows
+from paceline.roles import clip, rows
 from paceline.roles.accumulate import Accumulator, Contribution, Encoded
 from paceline.roles.bucket import Pending, Slot, StoredBucket
 from paceline.roles.checks import absent_in, check_absent, check_distinct, check_updater, pieces_of, raise_for
@@ -37,6 +37,7 @@ class ServerStore:
         allowed: import paths of optimizers that may be loaded here.
         share: keep values in shared memory where workers may look at them in place.
         hosts: of the workers, by rank: sums are made host by host; empty: all on one.
+        clip_norm: not 0: complete cohorts are held until a worker brings the factor that clips them.
     """
 
     def __init__(
@@ -48,7 +49,9 @@ class ServerStore:
         allowed: Collection[str],
         share: bool = False,
         hosts: Sequence[str] = (),
+        clip_norm: float = 0.0,
     ) -> None:
+        self.clip_norm = clip_norm
         self.name, self.policy, self.mean = name, policy, mean
         self.stats = Stats()
         self.spec = UpdaterSpec()
@@ -216,6 +219,12 @@ class ServerStore:
                 raise ProtocolError(f"worker {worker} has not offered shared memory for block {entry.block}")
             for slot in bucket.slots_of(entry.start, entry.length):
                 raise_for(slot, slot.rule.objection(worker, entry.round, push.samples))
+                self.check_free(slot, worker, entry.round)
+
+    def check_free(self, slot: Slot, worker: int, round: int) -> None:
+        """Refuse a push while the last one waits for a commit."""
+        if self.clip_norm and round > slot.rule.pushed[worker] and clip.is_held(slot, worker):
+            raise ProtocolError(f"round {round} of worker {worker} came before round {round - 1} was answered")
 
     def check_entry(self, bucket: StoredBucket, entry: m.Entry) -> None:
         """Refuse a stretch that lies outside its bucket."""
@@ -261,6 +270,10 @@ class ServerStore:
         pending.remaining += len(pushes)
         first, rule = pushes[0], slot.rule
         known = rule.pushed[first.worker] >= first.round
+        if known and self.clip_norm and clip.is_held(slot, first.worker):
+            # Who asked last is answered when the update is made.
+            slot.pending |= {each.worker: pending for each in pushes}
+            return
         actions = rule.push_sum(pushes)
         if not known or rule.answered[first.worker] < first.round:
             slot.pending |= {each.worker: pending for each in pushes}
@@ -282,6 +295,7 @@ class ServerStore:
                 bucket.answers.leave(worker)
             for slot in bucket.slots:
                 slot.pending.pop(worker, None)
+                clip.forget(self, bucket, slot, worker)
                 self._perform(bucket, slot, slot.rule.leave(worker), None)
 
     def pause(self, worker: int) -> None:
@@ -304,9 +318,9 @@ class ServerStore:
                 accumulator = slot.cohorts.get(action.cohort) or self._accumulator(slot, action)
                 accumulator.add(action.worker, one)
             elif isinstance(action, Apply):
-                self._apply(bucket, slot, action)
+                self._complete(bucket, slot, action)
             elif isinstance(action, Release):
-                self._release_all(bucket, slot, action)
+                self.release_all(bucket, slot, action)
             elif isinstance(action, Refuse):
                 raise ProtocolError(action.reason)
 
@@ -324,25 +338,33 @@ class ServerStore:
         slot.cohorts[action.cohort] = accumulator
         return accumulator
 
-    def _apply(self, bucket: StoredBucket, slot: Slot, action: Apply) -> None:
+    def _complete(self, bucket: StoredBucket, slot: Slot, action: Apply) -> None:
+        if self.clip_norm:
+            clip.hold(self, slot, action)
+        else:
+            self.apply(bucket, slot, slot.cohorts.pop(action.cohort), action)
+
+    def apply(
+        self, bucket: StoredBucket, slot: Slot, accumulator: Accumulator, action: Apply, factor: float = 1.0
+    ) -> None:
+        """Make the update of a complete cohort, whose merged gradient is scaled by a factor."""
         if "pull" in self.codecs or (self.policy.merge == "groups" and len(self.policy.groups) > 1):
             bucket.keep_first_version(slot.rule.unit)
-        accumulator = slot.cohorts.pop(action.cohort)
         try:
-            self._update(bucket, slot, accumulator, action)
+            self._update(bucket, slot, accumulator, action, factor)
         finally:
             accumulator.close()
         absent = ((0, slot.length),) if accumulator.absent is None else accumulator.absent
         if (absent or slot.absent) and self.policy.merge != "first":
             slot.absent |= dict.fromkeys(action.workers, absent)
 
-    def _update(self, bucket: StoredBucket, slot: Slot, accumulator: Accumulator, action: Apply) -> None:
-        result, weight = accumulator.result(action.weight), action.weight
+    def _update(self, bucket: StoredBucket, slot: Slot, accumulator: Accumulator, action: Apply, factor: float) -> None:
+        result, weight = accumulator.result(action.weight * factor), action.weight
         absent, told = accumulator.absent, bucket.answers
         if told is not None:
             told.note_nothing()
         if accumulator.problem and self.policy.merge in ("all", "groups"):
-            self._refuse(slot, action.workers, accumulator.problem)
+            self.refuse(slot, action.workers, accumulator.problem)
             return
         if accumulator.skip:
             self.stats.skipped += 1
@@ -369,7 +391,7 @@ class ServerStore:
         rate = groups[0].get("lr", 1.0) if groups else 1.0
         self.step_mass += weight * float(rate if isinstance(rate, int | float) else 1.0)
 
-    def _refuse(self, slot: Slot, workers: Sequence[int], problem: str) -> None:
+    def refuse(self, slot: Slot, workers: Sequence[int], problem: str) -> Exception:
         """Tell workers why their pushes cannot make one update; the round counts as made, without it."""
         key, round = slot.updater.pieces[0].key, slot.rule.pushed[workers[0]]
         error = ConfigError(
@@ -380,6 +402,7 @@ class ServerStore:
             pending = slot.pending.pop(worker, None)
             if pending is not None:
                 pending.break_off(error)
+        return error
 
     def _break(self, slot: Slot, error: Exception) -> None:
         names = ", ".join(str(piece.key) for piece in slot.updater.pieces[:3])
@@ -389,7 +412,12 @@ class ServerStore:
             pending.break_off(slot.broken)
         slot.pending.clear()
 
-    def _release_all(self, bucket: StoredBucket, slot: Slot, action: Release) -> None:
+    def release_all(self, bucket: StoredBucket, slot: Slot, action: Release) -> None:
+        """Answer workers whose update is made; while theirs waits for a commit, so do they."""
+        held = slot.clipping.held.get(slot.rule.unit[action.workers[0]]) if self.clip_norm else None
+        if held is not None:
+            held.releases.append(action)
+            return
         released = [slot.pending.pop(worker) for worker in action.workers if worker in slot.pending]
         unit = slot.rule.unit[action.workers[0]]
         waiting = [one.worker for one in released if one.want]

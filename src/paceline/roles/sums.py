@@ -36,7 +36,10 @@ def check_sum(store: ServerStore, push: m.PushSum) -> None:
         bucket = store.bucket(entry.block, entry.bucket)
         store.check_entry(bucket, entry)
         for slot in bucket.slots_of(entry.start, entry.length):
-            raise_for(slot, slot.rule.objection_to_sum(_pushes(push, index)))
+            pushes = _pushes(push, index)
+            raise_for(slot, slot.rule.objection_to_sum(pushes))
+            for one in pushes:
+                store.check_free(slot, one.worker, one.round)
 
 
 def push_sum(

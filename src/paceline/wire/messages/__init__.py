@@ -15,16 +15,19 @@ from paceline.wire.messages.common import (
 from paceline.wire.messages.data import (
     Answer,
     AskMissing,
+    AskNorm,
     AskStats,
     AskValues,
     BucketSpec,
     Command,
+    Commit,
     Entry,
     GetState,
     Init,
     Leave,
     MapArena,
     Missing,
+    NormIs,
     OpenStore,
     Pause,
     Pull,
@@ -78,7 +81,7 @@ Request: TypeAlias = (
     Hello | Heartbeat | Bye | Claim | Enter | Gather | Publish | Lookup | AskStatus | AskAbsent
     | OpenStore | Init | SetUpdater | SetCompression | Push | Pull | MapArena | GetState | SetState
     | Command | AskStats | AskMissing | Leave | Pause | PullRows | AskValues | Relay
-    | PushSum | OnBehalf | SetValues | Probe
+    | PushSum | OnBehalf | SetValues | AskNorm | Commit | Probe
 )  # fmt: skip
 
 Reply: TypeAlias = (
@@ -93,6 +96,7 @@ Reply: TypeAlias = (
     | StatsAre
     | Missing
     | ValuesAt
+    | NormIs
     | Done
     | Failed
     | Unknown
@@ -119,6 +123,7 @@ __all__ = [
     "Answer",
     "AskAbsent",
     "AskMissing",
+    "AskNorm",
     "AskStats",
     "AskStatus",
     "AskValues",
@@ -128,6 +133,7 @@ __all__ = [
     "Bye",
     "Claim",
     "Command",
+    "Commit",
     "Death",
     "Done",
     "Enter",
@@ -149,6 +155,7 @@ __all__ = [
     "Message",
     "Missing",
     "News",
+    "NormIs",
     "OnBehalf",
     "OpenStore",
     "Pause",

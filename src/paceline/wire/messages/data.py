@@ -25,6 +25,8 @@ class OpenStore(Message, tag=20):
     """Merge to the mean over samples instead of the sum."""
     local_merge: bool = False
     """Workers of one host that step together push through a server of their own host, which passes their sum on."""
+    clip_norm: float = 0.0
+    """Largest norm of a merged gradient over all keys; updates wait for a :class:`Commit`. 0: no limit."""
 
 
 class BucketSpec(Message):
@@ -255,6 +257,32 @@ class Leave(Message, tag=37):
     """A worker is done with a store; nobody waits for it any more."""
 
     store: Name
+
+
+class AskNorm(Message, tag=55):
+    """Ask for the norm of the merged gradient over what a worker has pushed here; answered when all of it is merged."""
+
+    store: Name
+    entries: list[Entry]
+
+
+class NormIs(Message, tag=56):
+    """A server's part of the norm of a merged gradient."""
+
+    squares: float
+    """Sum of squares, after the mean."""
+    skipped: bool
+    """A worker has asked not to make the update."""
+
+
+class Commit(Message, tag=57):
+    """Make the updates of a round that was pushed, with merged gradients times a factor; the first of a unit counts."""
+
+    store: Name
+    entries: list[Entry]
+    factor: float
+    skip: bool = False
+    """Make none of them."""
 
 
 class Pause(Message, tag=38):
