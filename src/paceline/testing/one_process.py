@@ -62,7 +62,7 @@ class _Session:
         assert ticket.body is not None
         return ticket.body
 
-    def call_scheduler(self, body: m.Request, what: str) -> m.Body:
+    def call_scheduler(self, body: m.Request, what: str, timeout_s: float | None = None) -> m.Body:
         if isinstance(body, m.Publish):
             self._job.published.setdefault(body.store, []).extend(body.blocks)
             return m.Done()
