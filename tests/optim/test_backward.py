@@ -80,3 +80,28 @@ def test_errors_of_callbacks_are_raised_by_backward() -> None:
     watch.watch(net.parameters())
     with pytest.raises(ValueError, match="no"):
         net(torch.ones(2, 3)).sum().backward()
+
+
+def test_parameters_are_watched_by_the_last_that_asked() -> None:
+    net = new_net()
+    first, second = Log(net), Log(net)
+    net(torch.ones(2, 3)).sum().backward()
+    assert first.said == []
+    assert second.said == ["1.weight", "0.weight", "end"]
+    second.watch.close()
+    net(torch.ones(2, 3)).sum().backward()
+    assert len(second.said) == 3
+
+
+def test_start_is_told_before_a_gradient_is_added() -> None:
+    net, said = new_net(), []
+
+    def start(param: torch.nn.Parameter) -> None:
+        said.append(None if param.grad is None else param.grad.clone())
+
+    watch = BackwardWatch(lambda param: None, lambda: None, start)
+    watch.watch([net[1].weight])
+    for _ in range(2):
+        net(torch.ones(2, 3)).sum().backward()
+    assert said[0] is None
+    assert torch.equal(said[1] * 2, net[1].weight.grad)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, MutableMapping
 from functools import partial
 from types import FrameType
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+#: Who watches a parameter: one at a time, so that wrapping a model again does not leave the first optimizer pushing.
+_watches: MutableMapping[torch.nn.Parameter, BackwardWatch] = WeakIdKeyDictionary()
 
 engine = torch.autograd.Variable._execution_engine
 
@@ -36,16 +40,34 @@ class BackwardWatch:
         # Each device has a thread of its own in autograd.
         self._lock = threading.RLock()
         self._queued: set[int] = set()
+        self._handles: dict[torch.nn.Parameter, list[Any]] = {}
 
     def watch(self, params: Iterable[torch.nn.Parameter]) -> None:
-        """Watch parameters, those that need no gradient yet included."""
+        """Watch parameters, those that need no gradient yet included; who watched them before does so no more."""
         for param in params:
+            former = _watches.get(param)
+            if former is not None:
+                former.unwatch([param])
+            _watches[param] = self
             needed = param.requires_grad
             param.requires_grad_(True)  # torch refuses hooks otherwise; they stay when it is taken back
-            param.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
+            handles = [param.register_post_accumulate_grad_hook(self._on_gradient)]  # type: ignore[no-untyped-call]
             if self._starting is not None:
-                param.register_hook(partial(self._on_start, param))  # type: ignore[no-untyped-call]
+                handles.append(param.register_hook(partial(self._on_start, param)))  # type: ignore[no-untyped-call]
+            self._handles[param] = handles
             param.requires_grad_(needed)
+
+    def unwatch(self, params: Iterable[torch.nn.Parameter]) -> None:
+        """Watch these parameters no more."""
+        for param in params:
+            for handle in self._handles.pop(param, ()):
+                handle.remove()
+            if _watches.get(param) is self:
+                del _watches[param]
+
+    def close(self) -> None:
+        """Watch nothing any more."""
+        self.unwatch(list(self._handles))
 
     def _on_gradient(self, param: torch.nn.Parameter) -> None:
         with self._lock:

@@ -262,6 +262,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Forget the gradients."""
         super().zero_grad(set_to_none)
 
+    def close(self) -> None:
+        """Take no part in backward passes any more. Another DistributedOptimizer of the same parameters does this."""
+        self._update.close()
+
     # ---- state -----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:

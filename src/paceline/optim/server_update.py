@@ -72,7 +72,8 @@ class ServerUpdate:
         sparse = find_sparse([(name, param) for name, param, _ in named], inner, model)
         self._sparse = SparseExchange(store, sparse, "server")
         self._bind()
-        BackwardWatch(self._on_gradient, lambda: None).watch(param for _, param, _ in named)
+        self._watch = BackwardWatch(self._on_gradient, lambda: None)
+        self._watch.watch(param for _, param, _ in named)
 
     def _bind(self) -> None:
         store = self._store
@@ -256,6 +257,11 @@ class ServerUpdate:
             "the servers step, and they know the param groups from the start: add them to the optimizer before it is "
             f"given to DistributedOptimizer{self._or_worker()}"
         )
+
+    def close(self) -> None:
+        """Take no part in backward passes any more."""
+        self.synchronize()
+        self._watch.close()
 
     def _own_states(self) -> States:
         return {

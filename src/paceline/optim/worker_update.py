@@ -118,6 +118,9 @@ class LocalUpdate:
         """Take the parameters of a param group that was added."""
         self.named += named
 
+    def close(self) -> None:
+        """Take no part in backward passes any more."""
+
 
 class MergingUpdate(LocalUpdate):
     """Merges gradients at the end of each backward pass.
@@ -180,6 +183,10 @@ class MergingUpdate(LocalUpdate):
                 "reduction='sum' call zero_grad before the next backward, set backward_passes_per_step, or use no_sync"
             )
         self._sums.discard(param)
+
+    def close(self) -> None:
+        """Take no part in backward passes any more."""
+        self._watch.close()
 
     def complete(self, param: torch.nn.Parameter) -> None:
         """Take a gradient that is complete, while backward goes on."""
