@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,14 @@ def paceline(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
         ("-n 2 --", 2, "there is no command to run"),
         ("-n 0 sh", 2, "number of workers is 0; a job has at least 1 worker"),
         ("-n -3 sh", 2, "number of workers is -3"),
-        ("-n two sh", 2, "invalid int value: 'two'"),
+        ("-n two sh", 2, "-n/-np/--num-workers: 'two' is not a whole number, as in -n 2"),
+        ("-n", 2, "-n/-np/--num-workers: needs a value after it"),
+        ("-n 2 --timeout soon sh", 2, "--timeout: 'soon' is not a number"),
+        ("--nproc_per_node 2 sh", 2, "unknown option '--nproc_per_node'; did you mean '-n'?"),
+        ("--nproc-per-node=2 sh", 2, "unknown option '--nproc-per-node=2'; did you mean '-n'?"),
+        ("-n 2 --workers 2 sh", 2, "unknown option '--workers'; did you mean '-n'?"),
+        ("-n 2 --allow-optimiser a:B sh", 2, "did you mean '--allow-optimizer'?"),
+        ("-n 2 -- python -u -W ignore no-such-script.py --lr 1", 127, "the script 'no-such-script.py' does not exist"),
         ("-n 2 -s -1 sh", 2, "number of servers is -1"),
         ("-n 2 --launcher locla sh", 2, "unknown launcher 'locla'; did you mean 'local'?"),
         ("-n 2 --env A sh", 2, "--env 'A' is not NAME=VALUE"),
@@ -60,6 +68,25 @@ def test_dry_run_shows_every_process_and_hides_the_key(tmp_path: Path, capsys: p
     assert "JOB_KEY" not in shown
     assert main(["launch", "-n", "1", "--dry-run", "sh"]) == 0
     assert capsys.readouterr().out.count("PACELINE_JOB_KEY=***\n") == 3
+
+
+def test_number_of_workers_may_be_given_as_to_mpirun(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["launch", "-np", "3", "-s", "1", "--dry-run", "sh"]) == 0
+    assert "1 server, 3 workers" in capsys.readouterr().out
+
+
+def test_allowed_optimizers_reach_the_servers(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["launch", "-n", "1", "--allow-optimizer", "mine:Lion", "--allow-optimizer", "mine:Tiger", "--dry-run"]
+    assert main([*words, "sh"]) == 0
+    assert "PACELINE_ALLOW_OPTIMIZER=mine:Lion,mine:Tiger\n" in capsys.readouterr().out
+
+
+def test_variables_of_torchrun_can_be_left_out() -> None:
+    script = (
+        "env | grep -E '^(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)=' ; echo $PACELINE_RANK"
+    )
+    words = ["launch", "-n", "1", "-s", "0", "--no-torchrun-env", "--", "sh", "-c", script]
+    assert paceline(*words, RANK="7", WORLD_SIZE="9").stdout == "[worker 0] 0\n"
 
 
 def test_times_reach_every_process(capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,6 +138,14 @@ def test_job_with_real_roles_trains_and_ends_by_itself(tmp_path: Path) -> None:
         "[worker 1] 1 2 [3.0, 3.0]",
         "[worker 1] key hidden",
     ]
+
+
+def test_job_whose_workers_all_failed_at_once_does_not_wait_for_its_roles(tmp_path: Path) -> None:
+    started = time.monotonic()
+    done = paceline("launch", "-n", "2", "--grace", "60", "--", "sh", "-c", "exit 3")
+    assert time.monotonic() - started < 30
+    assert done.returncode == 3
+    assert "did not leave" not in done.stderr
 
 
 def test_own_master_port_wins() -> None:

@@ -48,8 +48,8 @@ def test_options_are_parsed_by_their_type() -> None:
         (["--dryrun"], "unknown option '--dryrun'; did you mean '--dry-run'?"),
         (["--numbr=3"], "unknown option '--numbr=3'; did you mean '--number'?"),
         (["--num", "3"], "unknown option '--num'"),
-        (["-n", "two"], "invalid int value: 'two'"),
-        (["-n"], "expected one argument"),
+        (["-n", "two"], "'two' is not a whole number"),
+        (["-n"], "-n/--number: needs a value after it"),
         (["word"], "'word' is one word too many"),
     ],
 )

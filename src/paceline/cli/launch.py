@@ -13,14 +13,36 @@ from paceline.launch import BACKENDS, Graces, JobSpec, Machine, backend, describ
 from paceline.launch.preflight import readable_file
 
 OPTIONS = (
-    Option(("-n", "--num-workers"), "number of workers", "N", int),
-    Option(("-s", "--num-servers"), "number of servers (default: as many as workers; 0: workers only)", "S", int),
+    Option(
+        ("-n", "-np", "--num-workers"),
+        "number of workers",
+        "N",
+        int,
+        elsewhere=("--np", "--num-proc", "--nproc-per-node", "--ntasks", "--workers"),
+    ),
+    Option(
+        ("-s", "--num-servers"),
+        "number of servers (default: as many as workers; 0: workers only)",
+        "S",
+        int,
+        elsewhere=("--servers",),
+    ),
     Option(("--launcher",), f"where processes run: {', '.join(BACKENDS)} (default: local)", "NAME", default="local"),
     Option(("--env",), "set a variable in every process; may be repeated", "NAME=VALUE", repeat=True),
     Option(("--staleness",), "rounds a worker may be ahead of the slowest (dist_ssync, dist_gsync)", "ROUNDS"),
     Option(("--groups",), "groups file of dist_gsync", "FILE"),
     Option(
         ("--weighting",), "what a stale update counts: none, inverse, normalised, cutoff or a registered one", "NAME"
+    ),
+    Option(
+        ("--allow-optimizer",),
+        "an optimizer that the servers may load beside those of torch.optim; may be repeated",
+        "pkg.mod:Class",
+        repeat=True,
+    ),
+    Option(
+        ("--no-torchrun-env",),
+        "do not set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and so on, for scripts that would start DDP by them",
     ),
     Option(("--insecure",), "no key: for a network that nobody else can reach"),
     Option(("--timeout",), "how long any request may take (default: 300)", "SECONDS", float),
@@ -39,7 +61,7 @@ process that fails; nothing is left running, whichever way it ends."""
 EPILOG = """\
 examples:
   paceline launch -n 4 -- python train.py --lr 0.1
-  paceline launch -n 4 -s 1 --env PACELINE_ALLOW_OPTIMIZER=mylib.optim:Lion -- python train.py
+  paceline launch -n 4 -s 1 --allow-optimizer mylib.optim:Lion -- python train.py
   paceline launch -n 2 --dry-run -- python train.py
 
 exit code:
@@ -90,6 +112,7 @@ def job_spec(options: argparse.Namespace, command: Sequence[str]) -> JobSpec:
         job_id=secrets.token_hex(4),
         env=dict(_variable(text) for text in options.env),
         settings=_settings(options),
+        torchrun_env=not options.no_torchrun_env,
         graces=_graces(options),
     )
 
@@ -107,6 +130,7 @@ def _settings(options: argparse.Namespace) -> dict[str, str]:
         "staleness": options.staleness,
         "groups": groups,
         "weighting": options.weighting,
+        "allow_optimizer": ",".join(options.allow_optimizer) or None,
         "insecure": "1" if options.insecure else None,
         "timeout_s": options.timeout,
         "start_timeout_s": options.start_timeout,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -24,6 +24,8 @@ class Option:
     type: type[int] | type[float] | type[str] = str
     repeat: bool = False
     default: Any = None
+    elsewhere: tuple[str, ...] = ()
+    """What other launchers call it: who writes that is told our name."""
 
     @property
     def name(self) -> str:
@@ -44,6 +46,7 @@ class Parser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         self._flags = [flag for option in options for flag in option.flags]
+        self._elsewhere = {flag: option.flags[0] for option in options for flag in option.elsewhere}
         for option in options:
             self._add(option)
 
@@ -56,13 +59,17 @@ class Parser(argparse.ArgumentParser):
         parsed, rest = self.parse_known_args(words)
         for word in rest:
             if word.startswith("-"):
-                raise UsageError(f"unknown option {word!r}{suggestion(word.partition('=')[0], self._flags)}")
+                raise UsageError(f"unknown option {word!r}{self._hint(word.partition('=')[0])}")
             raise UsageError(f"{word!r} is one word too many")
         return parsed
 
     def error(self, message: str) -> NoReturn:
         """Raise :class:`UsageError` instead of leaving the process."""
-        raise UsageError(message)
+        raise UsageError(message.removeprefix("argument ").replace("expected one argument", "needs a value after it"))
+
+    def _hint(self, flag: str) -> str:
+        ours = self._elsewhere.get(flag.replace("_", "-"))
+        return f"; did you mean {ours!r}?" if ours else suggestion(flag, self._flags)
 
     def _add(self, option: Option) -> None:
         if option.metavar is None:
@@ -73,10 +80,27 @@ class Parser(argparse.ArgumentParser):
                 *option.flags,
                 help=option.help,
                 metavar=option.metavar,
-                type=option.type,
+                type=_NUMBERS.get(option.type, option.type),
                 action=action,
                 default=[] if option.repeat else option.default,
             )
+
+
+def _whole_number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, as in -n 2") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+
+
+_NUMBERS: dict[type, Callable[[str], Any]] = {int: _whole_number, float: _number}
 
 
 def split_command(words: Sequence[str], options: Sequence[Option]) -> tuple[list[str], list[str]]:

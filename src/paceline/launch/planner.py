@@ -78,11 +78,11 @@ def _role(spec: JobSpec, machine: Machine, role: str, rank: int, place: Place) -
 
 def _worker(spec: JobSpec, machine: Machine, rank: int, place: Place) -> ProcessSpec:
     env: dict[str, Value] = environment.unbuffered(machine.environ)
-    env |= environment.master(spec, machine.environ)
+    env |= environment.master(spec, machine.environ) if spec.torchrun_env else {}
     env |= _threads(machine, place)
     env |= spec.env
     env |= environment.settings(spec)
-    env |= environment.torchrun(spec, rank, place.local_rank, place.local_size)
+    env |= environment.torchrun(spec, rank, place.local_rank, place.local_size) if spec.torchrun_env else {}
     env |= environment.mxnet(spec)
     env |= environment.identity(spec, "worker", rank, place.local_rank)
     return ProcessSpec("worker", rank, spec.command, env, place.host)

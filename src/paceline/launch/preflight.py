@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,12 +18,32 @@ class CommandNotFoundError(LaunchError):
 def check_command(argv: Sequence[str], env: Mapping[str, str]) -> None:
     """Make sure that a command can be found the way a shell would.
 
+    What Python is to run must exist too: else all workers would start only to say that it does not.
+
     Raises:
         CommandNotFoundError: with what was probably meant.
     """
     word = argv[0]
+    script = _script(argv)
+    if script is not None and not Path(script).exists():
+        raise CommandNotFoundError(f"the script {script!r} does not exist in {Path.cwd()}")
     if shutil.which(word, path=env.get("PATH", os.defpath)) is None:
         raise CommandNotFoundError(f"{_why(word)}{_hint(argv)}")
+
+
+def _script(argv: Sequence[str]) -> str | None:
+    """Return the file that a Python interpreter is to run, if the command is one and names a file."""
+    if not re.fullmatch(r"python[0-9.]*", Path(argv[0]).name):
+        return None
+    words = iter(argv[1:])
+    for word in words:
+        if word in ("-W", "-X"):
+            next(words, None)
+        elif not word.startswith("-"):
+            return word
+        elif word.startswith(("-c", "-m")) or word == "-":
+            return None
+    return None
 
 
 def _why(word: str) -> str:

@@ -54,6 +54,8 @@ class JobSpec:
     settings: Mapping[str, str] = field(default_factory=dict)
     """Fields of :class:`paceline.config.Settings` for every process, as text."""
     graces: Graces = field(default_factory=Graces)
+    torchrun_env: bool = True
+    """Give workers what ``torch.distributed.init_process_group`` reads, as torchrun does."""
 
     def __post_init__(self) -> None:
         if not self.command or not self.command[0]:

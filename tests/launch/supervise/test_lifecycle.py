@@ -141,13 +141,33 @@ def test_first_failure_gives_the_code_and_the_others_time_to_leave(world: World)
     world.now = 3.0
     world.tell(Exited(W1, 137))
     assert world.signals == []
-    for member, code in ((W0, 1), (SERVER, 2), (SCHEDULER, 3)):
+    for member, code in ((SERVER, 2), (W0, 1), (SCHEDULER, 3)):
         world.tell(Exited(member, code))
     assert world.finished == [137]
     failure = world.cycle.failure
     assert failure is not None
     assert (failure.member, failure.reason, failure.after_s) == (W1, "killed by SIGKILL (exit code 137)", 3.0)
-    assert list(world.cycle.aftermath.items()) == [(W0, 1), (SERVER, 2), (SCHEDULER, 3)]
+    assert list(world.cycle.aftermath.items()) == [(SERVER, 2), (W0, 1)]
+
+
+def test_roles_are_ended_when_the_last_worker_has_failed(world: World) -> None:
+    world.tell(Exited(W0, 2))
+    assert world.signals == []
+    world.tell(Exited(W1, 2))
+    assert world.signals == [(signal.SIGTERM, ALL)]
+    assert world.warnings == []
+    for member in (SERVER, SCHEDULER):
+        world.tell(Exited(member, 143))
+    assert (world.finished, world.cycle.aftermath) == ([2], {W1: 2})
+
+
+def test_roles_may_say_what_happened_when_workers_only_saw_that_a_peer_failed(world: World) -> None:
+    for member in (W0, W1):
+        world.tell(Exited(member, PEER_FAILED))
+    assert world.signals == []
+    world.tell(Exited(SERVER, 9))
+    assert world.cycle.failure is not None
+    assert world.cycle.failure.member == SERVER
 
 
 def test_survivors_are_terminated_then_killed_then_given_up(world: World) -> None:

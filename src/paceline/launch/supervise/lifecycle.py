@@ -141,9 +141,15 @@ class Lifecycle:
         elif self.phase in _GOING_WELL:
             self._judge(member, code, now)
         actions = self._finish_if_empty()
-        if not actions and self.phase is Phase.INTERRUPTED and not self._workers():
+        if not actions and not self._workers() and self._is_explained():
             return self._terminate(now)  # servers and scheduler have nobody left to work for
         return actions
+
+    def _is_explained(self) -> bool:
+        """Tell whether the job is ending and nobody's end can tell more about why."""
+        if self.phase is Phase.FAILING:
+            return self.failure is not None and self.failure.code != PEER_FAILED
+        return self.phase is Phase.INTERRUPTED
 
     def _judge(self, member: Member, code: int, now: float) -> None:
         if code != 0:
