@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("roles",),
     ("kvstore",),
     ("optim", "gluon", "hvd", "data"),
-    ("launch", "hetero", "sim", "observe", "testing"),
+    ("lightning", "launch", "hetero", "sim", "observe", "testing"),
     ("cli", "__main__"),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -1,0 +1,286 @@
+"""PyTorch Lightning (``lightning`` ≥ 2.5, the extra ``lightning``): ``Trainer(strategy=PacelineStrategy())``.
+
+Lightning's loops stay as they are; a job's workers are started by ``paceline launch``, not by Lightning.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import lightning.pytorch as pl
+import msgspec
+import safetensors.torch as safetensors
+import torch
+from lightning.fabric.plugins import CheckpointIO
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.plugins import Precision
+from lightning.pytorch.strategies import ParallelStrategy
+from lightning.pytorch.utilities.data import extract_batch_size
+
+from paceline import config
+from paceline.errors import PacelineError
+from paceline.kvstore import create
+from paceline.kvstore.base import KVStoreBase
+from paceline.kvstore.dist import DistStore
+from paceline.optim import DistributedOptimizer
+from paceline.roles.session import current_session
+
+#: Modules whose parameters push; copies of them do not.
+_trained: weakref.WeakSet[pl.LightningModule] = weakref.WeakSet()
+
+_REDUCTIONS = {
+    "mean": lambda stacked: stacked.mean(0),
+    "avg": lambda stacked: stacked.mean(0),
+    "sum": lambda stacked: stacked.sum(0),
+    "min": lambda stacked: stacked.amin(0),
+    "max": lambda stacked: stacked.amax(0),
+}
+
+
+class PacelineEnvironment(ClusterEnvironment):
+    """Tells Lightning who this process is: rank and number of workers are those of the paceline job."""
+
+    def __init__(self) -> None:
+        self._settings = config.from_environment()
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        """True: ``paceline launch`` has made them."""
+        return True
+
+    @property
+    def main_address(self) -> str:
+        """Where ``torch.distributed`` would meet; paceline does not need it."""
+        return "127.0.0.1"
+
+    @property
+    def main_port(self) -> int:
+        """Of :attr:`main_address`."""
+        return 0
+
+    @staticmethod
+    def detect() -> bool:
+        """Tell whether this process is a worker of a job."""
+        settings = config.from_environment()
+        return bool(settings.scheduler) and settings.role == "worker"
+
+    def world_size(self) -> int:
+        """Return the number of workers; 1 outside of a job."""
+        return self._settings.num_workers if self.detect() else 1
+
+    def set_world_size(self, size: int) -> None:
+        """Do nothing: the job's size is given."""
+
+    def global_rank(self) -> int:
+        """Return this worker's rank, joining the job where only the scheduler knows it."""
+        if not self.detect():
+            return 0
+        return self._settings.rank if self._settings.rank >= 0 else current_session().rank
+
+    def set_global_rank(self, rank: int) -> None:
+        """Do nothing: the rank is given."""
+
+    def local_rank(self) -> int:
+        """Return this worker's index among those of its host."""
+        return self._settings.local_rank
+
+    def node_rank(self) -> int:
+        """Return 0: hosts have no numbers."""
+        return 0
+
+
+class PacelineStrategy(ParallelStrategy):
+    """Trains a LightningModule on all workers of a job: its optimizers become :class:`DistributedOptimizer`.
+
+    Ranks are those of the job, so logging and checkpoints are rank 0's, and Lightning gives every worker its share of
+    the samples (``DistributedSampler``). What is said with ``sync_dist=True``, ``all_gather``, early stopping and the
+    choice of checkpoints goes through the scheduler: a few numbers, not tensors of the size of a model. Metrics of
+    ``torchmetrics`` synchronise themselves through ``torch.distributed`` only, so here they are each worker's own.
+
+    Where ``Trainer(devices=...)`` names several devices, a worker takes the one of its local rank. In a loop with
+    ``dist_sync`` everything Lightning does between backward and step (clipping, accumulation, manual optimization) has
+    the meaning it has with ``strategy="ddp"``. With other store types clipping is each worker's own.
+
+    Args:
+        kvstore: a store, or the type of one. Stores of one process (``local``) train alone.
+        accelerator: as for Lightning's own strategies.
+        checkpoint_io: likewise.
+        precision_plugin: likewise.
+        **options: for every :class:`DistributedOptimizer`: ``update``, ``compression``, ``on_nan`` and the like.
+    """
+
+    strategy_name = "paceline"
+
+    def __init__(
+        self,
+        kvstore: str | KVStoreBase = "dist_sync",
+        *,
+        accelerator: Accelerator | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision_plugin: Precision | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(accelerator, None, PacelineEnvironment(), checkpoint_io, precision_plugin)
+        for name in {"model", "named_parameters", "samples"} & set(options):
+            raise ValueError(f"{name} is the strategy's to give")
+        self._kvstore, self._options = kvstore, options
+        self._store: KVStoreBase | None = kvstore if isinstance(kvstore, KVStoreBase) else None
+        self.set_world_ranks()
+
+    # ---- who and where ---------------------------------------------------------------------------------------------
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether Lightning is to share out the samples."""
+        return self.world_size > 1
+
+    @property
+    def root_device(self) -> torch.device:
+        """The device of this worker."""
+        devices = self.parallel_devices or [torch.device("cpu")]
+        return devices[self.local_rank % len(devices)]
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        """Which share of the samples is this worker's."""
+        return {"num_replicas": self.world_size, "rank": self.global_rank}
+
+    def set_world_ranks(self) -> None:
+        """Let Lightning's ``rank_zero_only`` know the rank."""
+        rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined]
+
+    @property
+    def store(self) -> KVStoreBase:
+        """The store of this worker; joins the job at the first use."""
+        if self._store is None:
+            assert isinstance(self._kvstore, str)
+            self._store = create(self._kvstore)
+            if self._store.num_workers != self.world_size:
+                raise MisconfigurationException(
+                    f"a {self._store.type} store has {self._store.num_workers} workers, but the job has "
+                    f"{self.world_size}; use a distributed store, as in PacelineStrategy('dist_sync')"
+                )
+        return self._store
+
+    # ---- setting up ------------------------------------------------------------------------------------------------
+
+    def setup_environment(self) -> None:
+        """Join the job."""
+        super().setup_environment()
+        self.store  # noqa: B018 - an error about the job is to come before the data is prepared
+
+    def model_to_device(self) -> None:
+        """Move the module to this worker's device."""
+        assert self.model is not None
+        self.model.to(self.root_device)
+
+    def setup_optimizers(self, trainer: pl.Trainer) -> None:
+        """Have the module make its optimizers, and wrap them.
+
+        Raises:
+            PacelineError: the module was trained by another ``fit`` in this process, whose hooks it still has.
+        """
+        super().setup_optimizers(trainer)
+        module = self.lightning_module
+        assert module is not None
+        if module in _trained:
+            raise PacelineError(
+                "this module was trained by fit already, and its parameters still push to the store of that time; "
+                "make a new module, load its weights from the checkpoint, and fit that"
+            )
+        _trained.add(module)
+        self.optimizers = [
+            DistributedOptimizer(one, self.store, model=module, **self._options) for one in self.optimizers
+        ]
+        for one in self.optimizers:
+            # Schedulers watch the optimizer of the module, which never steps where the servers do.
+            one.inner._opt_called = True  # type: ignore[attr-defined]
+
+    # ---- a step ----------------------------------------------------------------------------------------------------
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module's training step, and count the samples of its batch."""
+        size = _samples_of(args[0] if args else next(iter(kwargs.values()), None))
+        for one in self.optimizers:
+            if isinstance(one, DistributedOptimizer):
+                one.samples = size
+        return super().training_step(*args, **kwargs)
+
+    # ---- between workers -------------------------------------------------------------------------------------------
+
+    def barrier(self, name: str | None = None) -> None:
+        """Wait for all workers. Until they come nobody waits for the pushes of this one."""
+        stores = {id(one): one for one in (getattr(two, "kvstore", None) for two in self.optimizers)}
+        for store in stores.values():
+            if isinstance(store, DistStore):
+                store.barrier()
+        if self.is_distributed and not stores:
+            current_session().gather(f"lightning/barrier/{name or ''}", b"")
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """Return what worker ``src`` has: plain data (numbers, text, lists and dictionaries of them).
+
+        Raises:
+            TypeError: something else; nothing is ever unpickled.
+        """
+        if not self.is_distributed:
+            return obj
+        payload = b""
+        if self.global_rank == src:
+            try:
+                payload = msgspec.msgpack.encode(obj)
+            except (TypeError, OverflowError) as error:
+                raise TypeError(f"PacelineStrategy broadcasts plain data only: {error}") from error
+        return msgspec.msgpack.decode(current_session().gather("lightning/broadcast", payload)[src])
+
+    def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
+        """Return the tensors of all workers, stacked by rank. No gradient flows through it.
+
+        Raises:
+            ValueError: gradients were asked for.
+        """
+        if sync_grads:
+            raise ValueError("PacelineStrategy gathers values, not gradients; sync_grads=True is not possible")
+        if not self.is_distributed:
+            return tensor
+        payload = safetensors.save({"value": tensor.detach().cpu().contiguous()})
+        found = [safetensors.load(one)["value"] for one in current_session().gather("lightning/tensor", payload) if one]
+        return torch.stack(found).to(tensor.device)
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """Return the mean, sum, minimum or maximum over the workers, each counting alike.
+
+        Raises:
+            ValueError: another operation.
+        """
+        if not self.is_distributed or not isinstance(tensor, torch.Tensor):
+            return tensor
+        name = str(getattr(reduce_op, "name", reduce_op) or "mean").rpartition(".")[2].lower()
+        if name not in _REDUCTIONS:
+            raise ValueError(f"reduce_op is {reduce_op!r}; PacelineStrategy knows {', '.join(_REDUCTIONS)}")
+        found = self.all_gather(tensor)
+        if name in ("mean", "avg") and not found.is_floating_point():
+            found = found.float()
+        return _REDUCTIONS[name](found)
+
+    def teardown(self) -> None:
+        """Wait for the weights of the last step."""
+        for one in self.optimizers:
+            if isinstance(one, DistributedOptimizer) and isinstance(one.kvstore, DistStore):
+                one.synchronize()
+        super().teardown()
+
+
+def _samples_of(batch: Any) -> int | None:
+    """Return the size of a batch; None where it cannot be seen, so that the inputs of ``forward`` are counted."""
+    if batch is None or isinstance(batch, Iterator):  # looking into an iterator would use it up
+        return None
+    try:
+        return extract_batch_size(batch)
+    except MisconfigurationException:
+        return None

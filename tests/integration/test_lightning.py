@@ -1,0 +1,250 @@
+"""LightningModules on workers of a job, with Lightning's own Trainer, against one process with the joined batch."""
+
+import warnings
+from pathlib import Path
+
+import pytest
+
+pl = pytest.importorskip("lightning.pytorch")
+
+import torch  # noqa: E402
+from lightning.fabric.plugins import TorchCheckpointIO  # noqa: E402
+from lightning.fabric.utilities.rank_zero import rank_zero_only  # noqa: E402
+from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset  # noqa: E402
+
+from paceline.errors import PacelineError  # noqa: E402
+from paceline.lightning import PacelineEnvironment, PacelineStrategy  # noqa: E402
+from paceline.testing import LocalJob  # noqa: E402
+
+SAMPLES, BATCH = 64, 16
+CLIPPING = {"gradient_clip_val": 0.2}
+
+
+# ---- what runs in the workers --------------------------------------------------------------------------------------
+
+
+class Regression(pl.LightningModule):
+    """Two layers, batch statistics left out, a schedule, and a metric that is synchronised."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(self.global_seed())
+        self.net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1), nn.Flatten(0))
+        self.losses = []
+
+    @staticmethod
+    def global_seed():
+        return 1 + PacelineEnvironment().global_rank()  # workers must start from rank 0's weights
+
+    def training_step(self, batch, index):
+        x, y = batch
+        loss = nn.functional.mse_loss(self.net(x), y)
+        self.log("loss", loss, sync_dist=True, on_step=False, on_epoch=True)
+        return loss
+
+    def on_train_epoch_end(self):
+        self.losses.append(self.trainer.callback_metrics["loss"].item())
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
+
+
+class Adversaries(pl.LightningModule):
+    """Two optimizers that take turns, by hand."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.automatic_optimization = False
+        self.maker, self.judge = nn.Linear(6, 6), nn.Linear(6, 1)
+        self.losses = []
+
+    def training_step(self, batch, index):
+        x, _ = batch
+        make, judge = self.optimizers()
+        judge.zero_grad()
+        self.manual_backward(self.judge(x).pow(2).mean() + (self.judge(self.maker(x).detach()) - 1).pow(2).mean())
+        judge.step()
+        make.zero_grad()
+        self.manual_backward(self.judge(self.maker(x)).pow(2).mean())
+        make.step()
+
+    def configure_optimizers(self):
+        return (
+            torch.optim.Adam(self.maker.parameters(), lr=0.01),
+            torch.optim.SGD(self.judge.parameters(), lr=0.05),
+        )
+
+
+class CountingIO(TorchCheckpointIO):
+    """Counts what this process writes."""
+
+    written = 0
+
+    def save_checkpoint(self, *args, **kwargs):
+        self.written += 1
+        super().save_checkpoint(*args, **kwargs)
+
+
+def loader(batch, in_one=False):
+    chance = torch.Generator().manual_seed(7)
+    data = TensorDataset(
+        torch.randn(SAMPLES, 6, generator=chance), torch.randn(SAMPLES, generator=chance)
+    )  # fmt: skip
+    # Lightning shuffles what it shares out; a share of one is the joined order of all shares.
+    return DataLoader(data, batch, sampler=DistributedSampler(data, 1, 0) if in_one else None)
+
+
+def trainer(strategy, epochs, callbacks=(), **options):
+    warnings.filterwarnings("ignore")
+    return pl.Trainer(
+        strategy=strategy, max_epochs=epochs, accelerator="cpu", devices=1, logger=False, callbacks=list(callbacks),
+        enable_checkpointing=bool(callbacks), enable_progress_bar=False, enable_model_summary=False, **options,
+    )  # fmt: skip
+
+
+def values_of(module):
+    return [param.detach().double().flatten().tolist() for param in module.parameters()]
+
+
+def fit(kind, directory, options):
+    module = Adversaries() if kind == "adversaries" else Regression()
+    counter = CountingIO()
+    strategy = PacelineStrategy(checkpoint_io=counter, **options)
+    rank = strategy.global_rank
+    keeper = ModelCheckpoint(Path(directory) / f"rank{rank}", filename="{epoch}", save_top_k=-1)
+    more = CLIPPING if kind == "regression" else {}
+    one = trainer(strategy, 2, [keeper], **more)
+    one.fit(module, loader(BATCH // 2))
+    return {
+        "ranks": [one.global_rank, one.world_size, one.is_global_zero, rank_zero_only.rank],
+        "samples": len(one.train_dataloader.sampler),
+        "values": values_of(module),
+        "losses": module.losses,
+        "written": counter.written,
+        "same directory": str(keeper.dirpath),
+    }
+
+
+def go_on(checkpoint):
+    """Go on from a checkpoint after the first of two epochs."""
+    module = Regression()
+    trainer(PacelineStrategy(), 2, **CLIPPING).fit(module, loader(BATCH // 2), ckpt_path=checkpoint)
+    return values_of(module)
+
+
+def reduce_and_broadcast():
+    strategy = PacelineStrategy()
+    rank = strategy.global_rank
+    ones = torch.tensor([rank + 1.0, 3.0])
+    strategy.barrier("here")
+    return {
+        "from 1": strategy.broadcast({"path": f"of {rank}", "epoch": rank}, src=1),
+        "sum": strategy.reduce(ones, reduce_op="sum").tolist(),
+        "mean": strategy.reduce(torch.tensor(rank)).item(),
+        "max": strategy.reduce(ones, reduce_op=torch.distributed.ReduceOp.MAX).tolist(),
+        "all": strategy.all_gather(ones).tolist(),
+        "any": [strategy.reduce_boolean_decision(rank == 1, all=every) for every in (True, False)],
+    }
+
+
+def refuse():
+    """What is refused before anything is sent."""
+    strategy = PacelineStrategy()
+    found = []
+    for wrong in (
+        lambda: strategy.broadcast(object(), src=strategy.global_rank),
+        lambda: strategy.reduce(torch.zeros(1), reduce_op="product"),
+        lambda: strategy.all_gather(torch.zeros(1), sync_grads=True),
+        lambda: PacelineStrategy(samples=3),
+    ):
+        try:
+            wrong()
+        except (TypeError, ValueError) as error:
+            found.append(str(error))
+    return found
+
+
+def fit_twice():
+    module = Regression()
+    trainer(PacelineStrategy(), 1).fit(module, loader(BATCH // 2))
+    try:
+        trainer(PacelineStrategy(), 1).fit(module, loader(BATCH // 2))
+    except PacelineError as error:
+        return str(error)
+    return ""
+
+
+# ---- tests ---------------------------------------------------------------------------------------------------------
+
+
+def alone(kind):
+    module = Adversaries() if kind == "adversaries" else Regression()
+    more = CLIPPING if kind == "regression" else {}
+    trainer("auto", 2, **more).fit(module, loader(BATCH, in_one=True))
+    return module
+
+
+def close(one, other):
+    for mine, theirs in zip(one, other, strict=True):
+        torch.testing.assert_close(torch.tensor(mine), torch.tensor(theirs), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [("regression", {}), ("adversaries", {}), ("servers step", {"update": "server"})]
+)
+def test_module_trains_as_in_one_process_and_only_rank_0_writes(kind, options, tmp_path):
+    with LocalJob(num_workers=2, num_servers=1) as job:
+        found = job.run(fit, kind, str(tmp_path), options)
+    expected = alone(kind)
+    assert [one["ranks"] for one in found] == [[0, 2, True, 0], [1, 2, False, 1]]
+    assert [one["samples"] for one in found] == [SAMPLES // 2] * 2
+    for one in found:
+        close(one["values"], values_of(expected))
+        assert one["losses"] == pytest.approx(expected.losses, rel=1e-5)
+    assert [one["written"] for one in found] == [2, 0]
+    assert len({one["same directory"] for one in found}) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["rank0"]
+
+
+def test_training_goes_on_from_a_checkpoint(tmp_path):
+    with LocalJob(num_workers=2, num_servers=1) as job:
+        whole = job.run(fit, "regression", str(tmp_path), {})[0]["values"]
+    with LocalJob(num_workers=2, num_servers=2) as job:
+        for values in job.run(go_on, str(tmp_path / "rank0" / "epoch=0.ckpt")):
+            close(values, whole)
+
+
+def test_workers_exchange_numbers_and_plain_data():
+    with LocalJob(num_workers=2, num_servers=1) as job:
+        for found in job.run(reduce_and_broadcast):
+            assert found == {
+                "from 1": {"path": "of 1", "epoch": 1},
+                "sum": [3.0, 6.0],
+                "mean": 0.5,
+                "max": [2.0, 3.0],
+                "all": [[1.0, 3.0], [2.0, 3.0]],
+                "any": [False, True],
+            }
+
+
+def test_what_cannot_be_done_is_refused():
+    with LocalJob(num_workers=2, num_servers=1) as job:
+        for found in job.run(refuse):
+            assert len(found) == 4
+            for text, part in zip(found, ("plain data only", "'product'", "sync_grads", "samples is"), strict=True):
+                assert part in text
+
+
+def test_second_fit_of_a_module_is_refused():
+    with LocalJob(num_workers=2, num_servers=1) as job:
+        assert all("was trained by fit already" in text for text in job.run(fit_twice))
+
+
+def test_strategy_trains_alone_with_a_store_of_one_process():
+    module, expected = Regression(), alone("regression")
+    trainer(PacelineStrategy("local"), 2, **CLIPPING).fit(module, loader(BATCH, in_one=True))
+    close(values_of(module), values_of(expected))
