@@ -45,11 +45,13 @@ NETWORK = [(False, "none", 1), (False, "none", 2)]
 MEMORY = [("shared", 2, 2), ("tcp", 2, 1)]
 
 WHAT = """
-`arena` is what `DistributedOptimizer` does (gradients are born in shared memory, weights live there), `shm` the store's
-verbs on the caller's own tensors through shared memory, `tcp-arena` and `tcp` the same over loopback TCP without shared
-memory and without encryption; `mxnet` is MXNet 1.9.1 `dist_sync` (unencrypted TCP), `gloo` an all-reduce and a fused
-SGD in every process. SGD has momentum 0.9. Figures are medians of one run in which contenders took turns; in
-brackets, how many times as fast as the last of the row.
+`arena` is the exchange alone (gradients and weights lie in shared memory already), `shm` the store's verbs on the
+caller's own tensors through shared memory, `tcp-arena` and `tcp` the same over loopback TCP without shared memory and
+without encryption; `mxnet` is MXNet 1.9.1 `dist_sync` (unencrypted TCP), `gloo` an all-reduce and a fused SGD in every
+process. In training, `paceline` is `DistributedOptimizer` as it is by default (the optimizer steps in the workers) and
+`paceline-server` the same with `update="server"`; `ddp` is DistributedDataParallel over Gloo. SGD has momentum 0.9 and
+is fused in all of them; every worker of every contender has one thread, and servers share the cores alike. Figures are
+medians of one run in which contenders took turns; in brackets, how many times as fast as the last of the row.
 """
 
 
@@ -115,9 +117,10 @@ def report(
         last = list(times.values())[-1]
         cells = [f"{times[name]:.2f} ({last / times[name]:.1f} x)" if name in times else "" for name in NAMES]
         lines.append(f"| {title} | " + " | ".join(cells) + " |")
-    lines += ["", "| training, ms per step | paceline | ddp (Gloo) | alone | against ddp |", "|---|---|---|---|---|"]
+    columns = ["paceline", "paceline-server", "ddp", "alone"]
+    lines += ["", f"| training, ms per step | {' | '.join(columns)} | against ddp |", "|---" * 6 + "|"]
     for title, times in trained.items():
-        cells = " | ".join(f"{times[name]:.1f}" for name in ("paceline", "ddp", "alone"))
+        cells = " | ".join(f"{times[name]:.1f}" for name in columns)
         lines.append(f"| {title} | {cells} | {times['ddp'] / times['paceline']:.2f} x |")
     return "\n".join([*lines, *more]) + "\n"
 

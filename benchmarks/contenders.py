@@ -15,8 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.roles.server import share_of
+
 HERE = Path(__file__).parent
 TIMEOUT_S = 300.0
+#: Threads of every worker, whoever it belongs to; servers of all share the machine by paceline's rule.
+WORKER_THREADS = 1
 
 
 @dataclass(frozen=True)
@@ -102,8 +106,9 @@ def _mxnet(work: Work) -> dict[str, Any]:
         "PYTHONWARNINGS": "ignore",
     }
     script = [python, str(HERE / "workers" / "mxnet_worker.py"), *work.arguments()]
-    roles = ["scheduler", *["server"] * work.servers, *["worker"] * work.workers]
-    return _result(_together([(script, job | {"DMLC_ROLE": role}) for role in roles]), "mxnet")
+    own = {"OMP_NUM_THREADS": str(share_of(len(os.sched_getaffinity(0)), work.workers + work.servers))}
+    servers = [(script, job | own | {"DMLC_ROLE": role}) for role in ["scheduler", *["server"] * work.servers]]
+    return _result(_together([*servers, *[(script, job | {"DMLC_ROLE": "worker"})] * work.workers]), "mxnet")
 
 
 def mxnet_python() -> Path:
@@ -120,7 +125,7 @@ def mxnet_python() -> Path:
 
 def _environment(extra: Mapping[str, str]) -> dict[str, str]:
     clean = {name: value for name, value in os.environ.items() if not re.match("PACELINE_|DMLC_", name)}
-    return clean | {"PYTHONPATH": str(HERE.parent)} | dict(extra)
+    return clean | {"PYTHONPATH": str(HERE.parent), "OMP_NUM_THREADS": str(WORKER_THREADS)} | dict(extra)
 
 
 def _output(command: Sequence[str], extra: Mapping[str, str]) -> str:

@@ -18,10 +18,15 @@ SCRIPT = "training_worker.py"
 
 
 def measure(network: str, workers: int, servers: int, batch: int, steps: int, repeats: int) -> dict[str, float]:
-    """Return the median milliseconds per step of each contender; ``alone`` is as many processes, without exchange."""
+    """Return the median milliseconds per step of each contender.
+
+    ``paceline`` steps in the workers, ``paceline-server`` on the servers; ``alone`` is as many processes that exchange
+    nothing. All have the same network, the same fused SGD and one thread per worker.
+    """
     arguments = [network, str(batch), str(steps)]
     contenders = {
         "paceline": lambda: launched(SCRIPT, ["paceline", *arguments], workers, servers, {}),
+        "paceline-server": lambda: launched(SCRIPT, ["paceline-server", *arguments], workers, servers, {}),
         "ddp": lambda: together(SCRIPT, ["ddp", *arguments], workers),
         "alone": lambda: together(SCRIPT, ["alone", *arguments], workers),
     }

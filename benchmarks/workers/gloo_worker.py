@@ -13,7 +13,6 @@ from benchmarks.shapes import shapes_of
 
 def main() -> None:
     shapes_name, optimizer, _, steps = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
-    torch.set_num_threads(1)
     dist.init_process_group("gloo")
     numel = sum(torch.Size(shape).numel() for shape in shapes_of(shapes_name))
     weight = torch.nn.Parameter(torch.randn(numel) * 0.01)

@@ -16,7 +16,6 @@ from paceline.kvstore.dist import DistStore
 
 def main() -> None:
     shapes_name, optimizer, codec, steps = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
-    torch.set_num_threads(1)
     store = paceline.kvstore.create("dist_sync")
     assert isinstance(store, DistStore)
     if optimizer == "sgd":

@@ -16,18 +16,20 @@ from examples.networks import NETWORKS
 
 SHAPES = {"mlp": (1, 28, 28), "lenet": (1, 28, 28), "resnet18": (3, 32, 32)}
 
+#: Contenders of paceline: who steps.
+UPDATES = {"paceline": "worker", "paceline-server": "server"}
+
 
 def main() -> None:
     how, name, batch, steps = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-    torch.set_num_threads(1)
     torch.manual_seed(0)
     net = NETWORKS[name]()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, fused=how != "paceline")
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, fused=True)
     rank = 0
-    if how == "paceline":
+    if how in UPDATES:
         store = paceline.kvstore.create("dist_sync")
         rank = store.rank
-        optimizer = paceline.DistributedOptimizer(optimizer, kvstore=store, model=net)
+        optimizer = paceline.DistributedOptimizer(optimizer, kvstore=store, model=net, update=UPDATES[how])
     elif how == "ddp":
         dist.init_process_group("gloo")
         rank = dist.get_rank()
