@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from paceline import kvstore
+from paceline import DistributedOptimizer, kvstore
 from paceline.errors import PacelineError
 from paceline.gluon import Trainer, replicate
-from paceline.kvstore.agreement import agree_on_store, optimizer_facts
 from paceline.testing import LocalJob
 
 SOON_S = 5.0
@@ -50,8 +49,7 @@ def set_up(kind, front_door):
         if front_door == "trainer":
             Trainer(replicate(net, ["cpu"]), optimizer, kvstore=store)
         else:
-            named = [(name, param, 0) for name, param in net.named_parameters()]
-            agree_on_store(store, "the optimizer", optimizer_facts(optimizer, named))
+            DistributedOptimizer(optimizer, store, model=net)
     except PacelineError as error:
         return type(error).__name__, str(error), time.monotonic() - started
     return "", "", time.monotonic() - started
