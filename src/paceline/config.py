@@ -56,7 +56,9 @@ class Settings:
     groups: str = ""
     """Path of the groups file of ``dist_gsync``: a group per line, members by rank, host or ``host:slot``."""
     weighting: str = ""
-    """Default weighting of stale updates: ``none``, ``inverse``, ``normalised`` or ``cutoff``."""
+    """Default weighting of stale updates: ``none``, ``inverse`` or ``normalised``."""
+    age: int | None = None
+    """Missed updates beyond which ``dist_async``, ``dist_ssync`` and ``dist_ksync`` drop a push; None: no limit."""
     bigarray_bound: int = 1_000_000
     """Keys of up to this many elements stay whole; larger ones may be split over servers."""
     placement: str = "balanced"
@@ -193,6 +195,8 @@ def check(settings: Settings) -> None:
         raise ConfigError("heartbeat_timeout_s must be longer than heartbeat_interval_s")
     if settings.staleness is not None and settings.staleness < 0:
         raise ConfigError(f"staleness is {settings.staleness}; it is a number of rounds, 0 or more")
+    if settings.age is not None and settings.age < 0:
+        raise ConfigError(f"age is {settings.age}; it is a number of missed updates, 0 or more")
     if settings.scheduler and not settings.insecure and not settings.job_key:
         raise ConfigError(
             "this process has no job key: set PACELINE_JOB_KEY to the key of the job (paceline launch does), "

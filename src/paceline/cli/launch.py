@@ -32,9 +32,6 @@ OPTIONS = (
     Option(("--staleness",), "rounds a worker may be ahead of the slowest (dist_ssync, dist_gsync)", "ROUNDS"),
     Option(("--groups",), "groups file of dist_gsync", "FILE"),
     Option(
-        ("--weighting",), "what a stale update counts: none, inverse, normalised, cutoff or a registered one", "NAME"
-    ),
-    Option(
         ("--allow-optimizer",),
         "an optimizer that the servers may load beside those of torch.optim; may be repeated",
         "pkg.mod:Class",
@@ -44,6 +41,8 @@ OPTIONS = (
         ("--no-torchrun-env",),
         "do not set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and so on, for scripts that would start DDP by them",
     ),
+    Option(("--weighting",), "what a stale update counts: none, inverse, normalised or a registered one", "NAME"),
+    Option(("--age",), "missed updates beyond which a push is dropped (dist_async, dist_ssync, dist_ksync)", "UPDATES"),
     Option(("--insecure",), "no key: for a network that nobody else can reach"),
     Option(("--timeout",), "how long any request may take (default: 300)", "SECONDS", float),
     Option(("--start-timeout",), "how long to wait for all processes to join (default: 60)", "SECONDS", float),
@@ -131,6 +130,7 @@ def _settings(options: argparse.Namespace) -> dict[str, str]:
         "groups": groups,
         "weighting": options.weighting,
         "allow_optimizer": ",".join(options.allow_optimizer) or None,
+        "age": options.age,
         "insecure": "1" if options.insecure else None,
         "timeout_s": options.timeout,
         "start_timeout_s": options.start_timeout,

@@ -5,13 +5,14 @@ Pure: no socket, thread, clock or random generator. The servers and the simulato
 
 from paceline.consistency.groups import parse_groups, resolve_groups
 from paceline.consistency.policy import Policy, policy_of
-from paceline.consistency.rule import Action, Apply, Merge, Pushed, Refuse, Release, Repeat, Rule
+from paceline.consistency.rule import Action, Apply, Drop, Merge, Pushed, Refuse, Release, Repeat, Rule
 from paceline.consistency.stats import Stats
 from paceline.consistency.weighting import register_weighting, weighting_names
 
 __all__ = [
     "Action",
     "Apply",
+    "Drop",
     "Merge",
     "Policy",
     "Pushed",

@@ -1,4 +1,4 @@
-"""The three settings of the rule, and the store types that are combinations of them."""
+"""The settings of the rule, and the store types that are combinations of them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Policy:
     groups: tuple[tuple[int, ...], ...] = ()
     """Ranks per group, with merge ``groups``."""
     first: int = 0
-    """How many distinct workers make an update, with merge ``first``."""
+    """How many pushes make an update, with merge ``first``: of distinct workers, or with an age limit, of any."""
     bound: int | None = None
     """Rounds that a worker may be ahead of the slowest; None: no limit."""
     weighting: str = "none"
-    age: int = 0
-    """Missed updates beyond which weighting ``cutoff`` drops a push."""
+    age: int | None = None
+    """Missed updates beyond which a push is dropped, with merges ``each`` and ``first``; None: no limit."""
 
     def check(self, num_workers: int) -> None:
         """Refuse settings that make no sense for this many workers.
@@ -32,13 +32,15 @@ class Policy:
         Raises:
             ValueError: with the setting and what would be right.
         """
-        find_weighting(self.weighting, self.age)
+        find_weighting(self.weighting)
         if self.merge not in get_args(MergeKind):
             raise ValueError(f"merge {self.merge!r} is unknown; known are {', '.join(get_args(MergeKind))}")
         if self.bound is not None and self.bound < 0:
             raise ValueError(f"the staleness bound is {self.bound}; it is a number of rounds, 0 or more")
-        if self.merge == "first" and not 1 <= self.first <= num_workers:
-            raise ValueError(f"K is {self.first}; it must be 1 to {num_workers}, the number of workers")
+        if self.merge == "first":
+            _check_first(self.first, num_workers, self.age)
+        if self.age is not None:
+            _check_age(self.age, self.merge)
         if self.merge == "groups":
             _check_groups(self.groups, num_workers)
 
@@ -50,6 +52,27 @@ class Policy:
             table = {rank: index for index, group in enumerate(self.groups) for rank in group}
             return [table[rank] for rank in range(num_workers)]
         return list(range(num_workers))
+
+
+def _check_first(first: int, num_workers: int, age: int | None) -> None:
+    if first < 1:
+        raise ValueError(f"K is {first}; it is a number of pushes, 1 or more")
+    if first > num_workers and age is None:
+        raise ValueError(
+            f"K is {first}; without an age limit it counts workers, so it must be 1 to {num_workers}. "
+            "With age=0 it counts fresh gradients, and a worker may bring several"
+        )
+
+
+def _check_age(age: int, merge: MergeKind) -> None:
+    if age < 0:
+        raise ValueError(f"the age limit is {age}; it is a number of missed updates, 0 or more")
+    if merge not in ("each", "first"):
+        raise ValueError(
+            f"merge {merge!r} has no age limit: workers that step together would be dropped one by one, and their "
+            "update would wait for pushes that are gone. Merges 'each' (dist_async, dist_ssync) and 'first' "
+            "(dist_ksync) have one"
+        )
 
 
 def _check_groups(groups: tuple[tuple[int, ...], ...], num_workers: int) -> None:
@@ -112,6 +135,7 @@ def policy_of(
     if policy.merge == "first":
         policy = dataclasses.replace(policy, first=first if first is not None else max(1, num_workers // 2))
     if weighting is not None:
-        policy = dataclasses.replace(policy, weighting=weighting, age=policy.age if age is None else age)
+        policy = dataclasses.replace(policy, weighting=weighting)
+    policy = dataclasses.replace(policy, age=age)
     policy.check(num_workers)
     return policy

@@ -33,12 +33,21 @@ class Merge:
 
 
 @dataclass(frozen=True)
+class Drop:
+    """The push has missed more updates than the age limit allows: its values count for nothing."""
+
+    worker: int
+    version: int
+    """Version that it was too old for."""
+
+
+@dataclass(frozen=True)
 class Apply:
     """A cohort is complete: run the optimizer once on its merged values, scaled by ``weight``."""
 
     cohort: int
     workers: tuple[int, ...]
-    """Contributors, in the order in which their values are summed."""
+    """Contributors, in the order in which their values are summed; with an age limit one may contribute twice."""
     samples: float
     staleness: int
     weight: float
@@ -70,7 +79,7 @@ class Refuse:
     reason: str
 
 
-Action: TypeAlias = Merge | Apply | Release | Repeat | Refuse
+Action: TypeAlias = Merge | Drop | Apply | Release | Repeat | Refuse
 
 
 @dataclass
@@ -78,10 +87,17 @@ class _Cohort:
     number: int
     unit: int
     """The group that fills it; -1 where anybody may."""
+    oldest: int
+    """Oldest version that its contributors had read when they pushed."""
+    workers: list[int] = field(default_factory=list)
+    """Contributors as they came."""
     samples: dict[int, float] = field(default_factory=dict)
+    """Per contributor."""
 
-    def staleness(self, version: int, read: Sequence[int]) -> int:
-        return version - min(read[worker] for worker in self.samples) + 1
+    def join(self, worker: int, samples: float, read: int) -> None:
+        self.workers.append(worker)
+        self.samples[worker] = self.samples.get(worker, 0.0) + samples
+        self.oldest = min(self.oldest, read)
 
 
 class Rule:
@@ -89,8 +105,14 @@ class Rule:
 
     Rounds of a worker count from 1. A worker has at most one unanswered push.
 
+    With an age limit a push that has missed more than ``age`` updates is dropped before it joins a cohort. Its round
+    is finished and it is answered as any other, but it raises no version. Merge ``each`` with age R - 1 is then
+    Ringmaster ASGD with delay threshold R (Maranjyan, Tyurin and Richtarik, ICML 2025), and ``first`` with age 0
+    Rennala SGD with batch size K (Tyurin and Richtarik, NeurIPS 2023): K counts gradients of the current version, of
+    which one worker may bring several.
+
     Args:
-        policy: merge, bound and weighting.
+        policy: merge, bound, weighting and age limit.
         num_workers: ranks are 0 to ``num_workers - 1``.
         stats: counters, shared by the shards of a store.
     """
@@ -113,7 +135,7 @@ class Rule:
         self.read = [0] * num_workers
         """Version that the worker got last."""
         self._level = [0] * num_workers
-        self._weight = find_weighting(policy.weighting, policy.age)
+        self._weight = find_weighting(policy.weighting)
         self._open: list[_Cohort] = []
         self._next_cohort = 0
 
@@ -134,12 +156,25 @@ class Rule:
             self.pushed[one.worker] = one.round
             if not one.before_barrier:
                 self.paused.discard(one.worker)
+        return [self._drop(first) if self._is_too_old(first.worker) else self._merge(pushes), *self._settle()]
+
+    def _is_too_old(self, worker: int) -> bool:
+        """Tell whether what a worker pushes now has missed too many updates; with an age limit, sums are of one."""
+        return self.policy.age is not None and self.version - self.read[worker] > self.policy.age
+
+    def _drop(self, push: Pushed) -> Drop:
+        self.finished[push.worker] = push.round
+        self.stats.dropped[push.worker] += 1
+        return Drop(push.worker, self.version)
+
+    def _merge(self, pushes: Sequence[Pushed]) -> Merge:
+        first = pushes[0]
         cohort = self._cohort_for([one.worker for one in pushes])
-        cohort.samples |= {one.worker: one.samples for one in pushes}
-        actions: list[Action] = [Merge(cohort.number, first.worker)]
+        for one in pushes:
+            cohort.join(one.worker, one.samples, self.read[one.worker])
         if self.policy.merge == "first":
             self.finished[first.worker] = first.round
-        return actions + self._settle()
+        return Merge(cohort.number, first.worker)
 
     def objection_to_sum(self, pushes: Sequence[Pushed]) -> str:
         """Return why a sum of pushes would be refused, or an empty string."""
@@ -232,18 +267,30 @@ class Rule:
             assert self.answered[worker] <= last <= self.answered[worker] + 1, f"worker {worker}: unanswered pushes"
             assert self.finished[worker] <= last
             assert 0 <= self.read[worker] <= self.version
+            assert 0 <= self._level[worker] <= self.finished[worker]
+        assert self.paused <= self.live, "who has left waits at a barrier"
+        assert not any(self._may_go_on(worker) for worker in self.waiting()), "who may go on was not answered"
         for cohort in self._open:
-            assert cohort.samples, "an open cohort is empty"
-            assert not self._is_complete(cohort), "a complete cohort was not applied"
+            self._check_open(cohort)
         if self.policy.merge == "first":
-            assert len(self._open) <= 2, "too many open cohorts"
+            assert len(self._open) <= (2 if self.policy.age is None else 1), "too many open cohorts"
+
+    def _check_open(self, cohort: _Cohort) -> None:
+        assert cohort.workers, "an open cohort is empty"
+        assert not self._is_complete(cohort), "a complete cohort was not applied"
+        assert set(cohort.workers) == set(cohort.samples)
+        if self.policy.age is None:
+            assert len(cohort.workers) == len(cohort.samples), "a cohort counts a worker twice"
+        else:
+            # Nothing but the one open cohort moves the version, so a push that was fresh when it joined stays fresh.
+            assert self.version - cohort.oldest <= self.policy.age, "an open cohort holds what is too old"
 
     def _cohort_for(self, workers: Sequence[int]) -> _Cohort:
         unit = self.unit[workers[0]] if self.policy.merge in ("all", "groups") else -1
         for cohort in self._open:
-            if cohort.unit == unit and cohort.samples.keys().isdisjoint(workers):
+            if cohort.unit == unit and (self.policy.age is not None or cohort.samples.keys().isdisjoint(workers)):
                 return cohort
-        cohort = _Cohort(self._next_cohort, unit)
+        cohort = _Cohort(self._next_cohort, unit, oldest=self.version)
         self._next_cohort += 1
         self._open.append(cohort)
         return cohort
@@ -257,8 +304,14 @@ class Rule:
         if self.policy.merge == "each":
             return True
         if self.policy.merge == "first":
-            return len(cohort.samples) >= min(self.policy.first, len(self._active))
+            return len(cohort.workers) >= self._pushes_needed()
         return self._required(cohort) <= set(cohort.samples)
+
+    def _pushes_needed(self) -> int:
+        """Return how many pushes complete a cohort of merge ``first``: none when everybody is at a barrier."""
+        if self.policy.age is not None and self._active:
+            return self.policy.first
+        return min(self.policy.first, len(self._active))
 
     def _settle(self) -> list[Action]:
         actions: list[Action] = []
@@ -268,7 +321,7 @@ class Rule:
         return actions + self._releases()
 
     def _apply(self, cohort: _Cohort) -> Apply:
-        staleness = cohort.staleness(self.version, self.read)
+        staleness = self.version - cohort.oldest + 1
         weight = self._weight(staleness, self.stats.seen(staleness))
         self.stats.weight_sum += weight
         self.version += 1
@@ -277,7 +330,7 @@ class Rule:
             if self.policy.merge != "first":
                 self.finished[worker] = self.pushed[worker]
         ordered = self.policy.merge in ("all", "groups")
-        workers = tuple(sorted(cohort.samples) if ordered else cohort.samples)
+        workers = tuple(sorted(cohort.workers) if ordered else cohort.workers)
         return Apply(cohort.number, workers, sum(cohort.samples.values()), staleness, weight, self.version)
 
     def _releases(self) -> list[Action]:

@@ -21,6 +21,8 @@ class Stats:
     """How many updates had which staleness."""
     data_mass: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
     """Samples per worker that reached the model, each times its update's weight."""
+    dropped: Counter[int] = field(default_factory=Counter)
+    """Pushes per worker that were too old to count; their total is ``dropped.total()``."""
 
     def seen(self, staleness: int) -> tuple[int, float]:
         """Count an update and return (updates, sum of 1/staleness) so far."""

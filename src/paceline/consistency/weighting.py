@@ -30,18 +30,6 @@ def _normalised(staleness: int, history: tuple[int, float]) -> float:
 _REGISTRY: dict[str, Weighting] = {"none": _none, "inverse": _inverse, "normalised": _normalised}
 
 
-def cutoff(age: int) -> Weighting:
-    """Return the weighting that drops updates of more than ``age`` missed updates (Ringmaster ASGD, 2025).
-
-    With age 0 and ``first K`` this is Rennala SGD (Tyurin and Richtarik, NeurIPS 2023).
-    """
-
-    def weight(staleness: int, history: tuple[int, float]) -> float:
-        return 1.0 if staleness - 1 <= age else 0.0
-
-    return weight
-
-
 def register_weighting(name: str, function: Weighting) -> None:
     """Make a weighting available by name in this process.
 
@@ -55,17 +43,15 @@ def register_weighting(name: str, function: Weighting) -> None:
 
 def weighting_names() -> list[str]:
     """Return all known names."""
-    return sorted([*_REGISTRY, "cutoff"])
+    return sorted(_REGISTRY)
 
 
-def find_weighting(name: str, age: int, registry: Mapping[str, Weighting] = _REGISTRY) -> Weighting:
-    """Return the weighting behind a name; ``cutoff`` takes the age from the policy.
+def find_weighting(name: str, registry: Mapping[str, Weighting] = _REGISTRY) -> Weighting:
+    """Return the weighting behind a name.
 
     Raises:
         ValueError: unknown name.
     """
-    if name == "cutoff":
-        return cutoff(age)
     if name not in registry:
         raise ValueError(f"unknown weighting {name!r}{suggestion(name, weighting_names())}")
     return registry[name]

@@ -42,7 +42,7 @@ class DistStore(KVStore):
         store_type: canonical type, e.g. ``dist_sync``.
         alias: the type as the user wrote it.
         session: this worker's part in the job.
-        policy: merge, bound and weighting.
+        policy: merge, bound, weighting and age limit.
         name: namespace of the keys.
         mean: merge to the mean over samples instead of the sum.
         clip_norm: the largest norm of a merged gradient over all keys; 0: no limit. With one, every worker calls
@@ -105,10 +105,11 @@ class DistStore(KVStore):
         self._is_open = True
         policy = self.policy
         bound = -1 if policy.bound is None else policy.bound
+        age = -1 if policy.age is None else policy.age
         groups = [list(group) for group in policy.groups]
         body = m.OpenStore(
-            self.name, policy.merge, groups, policy.first, bound, policy.weighting, policy.age, self._mean,
-            self.session.settings.local_merge, self.traffic.clip_norm,
+            self.name, policy.merge, groups, policy.first, bound, policy.weighting, self._mean,
+            self.session.settings.local_merge, self.traffic.clip_norm, age,
         )  # fmt: skip
         self._on_all_servers(body, f"opening store {self.name!r}")
 
@@ -425,10 +426,12 @@ class DistStore(KVStore):
         return [answer.body for answer in answers if isinstance(answer, m.Answer)]
 
     def stats(self) -> dict[str, Any]:
-        """Return updates, staleness histogram, step mass, data mass per worker and network bytes, over all servers.
+        """Return what happened, over all servers.
 
-        Every slot of every server counts; ``updates`` and the masses are means over slots, so that one round of all
-        keys counts as one.
+        ``updates``, the histogram of their ``staleness``, ``step_mass`` (the sum of their weights times learning
+        rates), ``data_mass`` (samples per worker that reached the model), ``dropped`` (pushes that were too old to
+        count) and ``dropped_by_worker``, ``network_bytes``. Every slot of every server counts; all but ``staleness``
+        and ``network_bytes`` are means over slots, so that one round of all keys counts as one.
         """
         self._open()
         reports = [

@@ -21,6 +21,9 @@ def resolve_policy(store_type: str, session: Session, options: Mapping[str, Any]
     settings = session.settings
     staleness = options.get("staleness")
     weighting = options.get("weighting") or (settings.weighting if store_type != "dist_sync" else "") or None
+    age = options.get("age")
+    if age is None and store_type != "dist_sync":
+        age = settings.age
     groups: tuple[tuple[int, ...], ...] = ()
     if store_type == "dist_gsync":
         groups = _groups(options.get("groups") or settings.groups, session)
@@ -30,7 +33,7 @@ def resolve_policy(store_type: str, session: Session, options: Mapping[str, Any]
         first=options.get("k"),
         staleness=settings.staleness if staleness is None else staleness,
         weighting=weighting,
-        age=options.get("age"),
+        age=age,
         num_workers=settings.num_workers,
     )
 

@@ -38,8 +38,9 @@ def create(name: str = "local", **options: Any) -> KVStoreBase:
         name: ``local``, ``device``, ``dist_sync``, ``dist_async``, ``dist_ssync``, ``dist_gsync``, ``dist_ksync``,
             the ``_device`` forms in both spellings, or a registered class's name; upper or lower case.
         **options: of distributed stores: ``staleness``, ``groups`` (lists of members, or a path), ``weighting``,
-            ``age`` (of weighting ``cutoff``), ``k`` (of ``dist_ksync``), ``mean`` (merge to the mean over samples
-            instead of the sum), ``namespace`` (default: stores match by the order in which they are created).
+            ``age`` (missed updates beyond which a push is dropped), ``k`` (of ``dist_ksync``), ``mean`` (merge to the
+            mean over samples instead of the sum), ``namespace`` (default: stores match by the order in which they are
+            created).
 
     Raises:
         TypeError: the name is not a string, or the type does not have an option.
@@ -72,7 +73,7 @@ _OPTIONS = {
     "dist_sync": _COMMON_OPTIONS,
     "dist_async": _COMMON_OPTIONS | {"weighting", "age"},
     "dist_ssync": _COMMON_OPTIONS | {"weighting", "age", "staleness"},
-    "dist_gsync": _COMMON_OPTIONS | {"weighting", "age", "staleness", "groups"},
+    "dist_gsync": _COMMON_OPTIONS | {"weighting", "staleness", "groups"},
     "dist_ksync": _COMMON_OPTIONS | {"weighting", "age", "staleness", "k"},
 }
 

@@ -8,18 +8,22 @@ from typing import Any
 
 
 def merged(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the counters of a store: ``updates`` and the masses are means over the slots of all servers."""
+    """Return the counters of a store: updates, masses and drops are means over the slots of all servers."""
     slots = max(1, sum(report["slots"] for report in reports))
     staleness: Counter[int] = Counter()
     data_mass: Counter[int] = Counter()
+    dropped: Counter[int] = Counter()
     for report in reports:
         staleness.update({int(age): number for age, number in report["staleness"].items()})
         data_mass.update({int(worker): mass / slots for worker, mass in report["data_mass"].items()})
+        dropped.update({int(worker): number for worker, number in report["dropped"].items()})
     return {
         "updates": sum(report["updates"] for report in reports) / slots,
         "skipped": sum(report["skipped"] for report in reports) / slots,
         "staleness": dict(sorted(staleness.items())),
         "step_mass": sum(report["step_mass"] for report in reports) / slots,
         "data_mass": dict(sorted(data_mass.items())),
+        "dropped": dropped.total() / slots,
+        "dropped_by_worker": {worker: number / slots for worker, number in sorted(dropped.items())},
         "network_bytes": sum(report["received_bytes"] + report["sent_bytes"] for report in reports),
     }

@@ -172,7 +172,7 @@ class Accumulator:
     def add(self, worker: int, contribution: Contribution) -> None:
         """Take one worker's values, or a sum of several workers' in the name of the first."""
         self._held[worker] = contribution
-        self.shares[worker] = contribution.samples
+        self.shares[worker] = self.shares.get(worker, 0.0) + contribution.samples
         for host in self._expected if contribution.others else ():
             host[:] = [one for one in host if one not in contribution.others]
         while self._expected:

@@ -112,6 +112,9 @@ class RelayStore(ServerStore):
     def __init__(
         self, name: str, policy: Policy, mean: bool, relays: Relays, server: int, share: bool, ask: AskFn
     ) -> None:
+        if policy.merge not in ("all", "groups"):
+            # Nor has any other merge a push that is dropped: nobody here would be answered for it.
+            raise ValueError(f"merge {policy.merge!r} sums nothing over workers, so nothing of it can be passed on")
         super().__init__(name, Policy(policy.merge, policy.groups), mean, len(relays.workers), (), share)
         self.has_updater = True
         self._relays, self._server, self._ask = relays, server, ask

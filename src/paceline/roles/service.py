@@ -170,7 +170,8 @@ class Service:
             return m.Done()
         groups = tuple(tuple(group) for group in body.groups)
         bound = None if body.bound < 0 else body.bound
-        policy = Policy(body.merge, groups, body.first, bound, body.weighting, body.age)  # type: ignore[arg-type]
+        age = None if body.age < 0 else body.age
+        policy = Policy(body.merge, groups, body.first, bound, body.weighting, age)  # type: ignore[arg-type]
         policy.check(self.settings.num_workers)
         check_clipping(body.clip_norm, policy)
         self._stores[body.store] = self._new_store(body, policy)
@@ -468,6 +469,7 @@ def _stretches(absent: Collection[_Place]) -> list[m.Stretch]:
 def _describe(body: m.OpenStore) -> str:
     merged = {"groups": f"groups {body.groups}", "first": f"the first {body.first}"}.get(body.merge, body.merge)
     bound = "no bound" if body.bound < 0 else f"bound {body.bound}"
+    age = "no age limit" if body.age < 0 else f"age {body.age}"
     how = f"{'mean' if body.mean else 'sum'}, {'with' if body.local_merge else 'without'} local merge"
     how += f", norms up to {body.clip_norm:g}" if body.clip_norm else ""
-    return f"merge {merged}, {bound}, weighting {body.weighting}, {how}"
+    return f"merge {merged}, {bound}, weighting {body.weighting}, {age}, {how}"

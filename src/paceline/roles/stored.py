@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
@@ -31,7 +32,7 @@ class ServerStore:
 
     Args:
         name: of the store.
-        policy: merge, bound and weighting.
+        policy: merge, bound, weighting and age limit.
         mean: merge to the mean over samples instead of the sum.
         num_workers: of the job.
         allowed: import paths of optimizers that may be loaded here.
@@ -256,10 +257,6 @@ class ServerStore:
             if absent and push.coded and part is not None:
                 part = _with_zeros(part, absent)
             borrowed = push.shared and not push.coded and part is not None
-            if borrowed and self.policy.merge == "first":
-                # The worker goes on before its push is merged, and writes its next gradients over these.
-                assert isinstance(part, torch.Tensor)
-                part, borrowed = part.clone(), False
             one = Contribution(part, push.samples, options, borrowed, absent=absent, skip=push.skip)
             self.take(bucket, slot, [Pushed(pending.worker, entry.round, push.samples)], one, pending)
 
@@ -316,13 +313,20 @@ class ServerStore:
             if isinstance(action, Merge):
                 assert one is not None
                 accumulator = slot.cohorts.get(action.cohort) or self._accumulator(slot, action)
-                accumulator.add(action.worker, one)
+                accumulator.add(action.worker, self._kept(one))
             elif isinstance(action, Apply):
                 self._complete(bucket, slot, action)
             elif isinstance(action, Release):
                 self.release_all(bucket, slot, action)
             elif isinstance(action, Refuse):
                 raise ProtocolError(action.reason)
+
+    def _kept(self, one: Contribution) -> Contribution:
+        """Copy what its worker may write over before it is summed: with ``first`` a worker goes on at once."""
+        if self.policy.merge != "first" or not one.borrowed:
+            return one
+        assert isinstance(one.values, torch.Tensor)
+        return dataclasses.replace(one, values=one.values.clone(), borrowed=False)
 
     def _accumulator(self, slot: Slot, action: Merge) -> Accumulator:
         rule = slot.rule
@@ -493,6 +497,7 @@ class ServerStore:
             "weight_sum": self.stats.weight_sum,
             "step_mass": self.step_mass,
             "data_mass": {str(worker): mass for worker, mass in sorted(self.stats.data_mass.items())},
+            "dropped": {str(worker): number for worker, number in sorted(self.stats.dropped.items())},
         }
 
 

@@ -20,13 +20,14 @@ class OpenStore(Message, tag=20):
     bound: Rank
     """-1: no bound."""
     weighting: Name
-    age: Count
     mean: bool
     """Merge to the mean over samples instead of the sum."""
     local_merge: bool = False
     """Workers of one host that step together push through a server of their own host, which passes their sum on."""
     clip_norm: float = 0.0
     """Largest norm of a merged gradient over all keys; updates wait for a :class:`Commit`. 0: no limit."""
+    age: Rank = -1
+    """Missed updates beyond which a push is dropped; -1: no limit."""
 
 
 class BucketSpec(Message):
