@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -30,6 +31,9 @@ POLICIES = {
     "groups": Policy("groups", GROUPS, weighting="inverse"),
     "bounded groups": Policy("groups", GROUPS, bound=1),
     "first": Policy("first", first=2),
+    "each, age 1": Policy("each", age=1),
+    "first, age 0": Policy("first", first=4, age=0),
+    "bounded first, age 1": Policy("first", first=2, bound=1, age=1),
 }
 
 
@@ -44,8 +48,9 @@ class OneServer:
         for rank in range(3):
             self.ask(rank, m.Claim("worker", rank, b"t"))
         bound = -1 if policy.bound is None else policy.bound
+        age = -1 if policy.age is None else policy.age
         groups = [list(group) for group in policy.groups]
-        self.ask(0, m.OpenStore("s", policy.merge, groups, policy.first, bound, policy.weighting, policy.age, mean))
+        self.ask(0, m.OpenStore("s", policy.merge, groups, policy.first, bound, policy.weighting, mean, age=age))
         if spec is not None:
             self.ask(0, m.SetUpdater("s", msgspec.msgpack.encode(spec)))
         bucket = m.BucketSpec(0, NUMEL, ["a", "b"], [5, 7], [[5], [7]])
@@ -55,7 +60,7 @@ class OneServer:
 
     def _keep(self, peer: bytes, seq: int, body: m.Reply, frames: Any, urgency: int | None) -> None:
         assert (peer, seq) not in self.answers, "answered twice"
-        self.answers[peer, seq] = body, [bytes(frame) for frame in frames()]
+        self.answers[peer, seq] = body, [bytearray(frame) for frame in frames()]
 
     def ask(self, rank: int, body: m.Request, frames: Sequence[Any] = ()) -> int:
         self.seq += 1
@@ -74,6 +79,14 @@ class OneServer:
         body = self.answer(rank, seq)
         assert isinstance(body, m.Failed)
         return body.text
+
+    def frames(self, rank: int, seq: int) -> Sequence[Any]:
+        return self.answers[b"worker-%d" % rank, seq][1]
+
+    def report(self) -> dict[str, Any]:
+        body = self.answer(0, self.ask(0, m.AskStats("s")))
+        assert isinstance(body, m.StatsAre)
+        return json.loads(body.body)
 
     @property
     def values(self) -> list[float]:
@@ -201,6 +214,52 @@ def test_first_k_takes_what_was_pushed_and_not_what_the_worker_computes_next() -
     server.ask(1, push)
     assert server.values == [-3.0] * NUMEL
     assert arenas[0].grads.tolist() == [1000.0] * NUMEL
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["in place", "frames"])
+@settings(max_examples=20, deadline=None)
+@given(
+    pushes=st.lists(st.tuples(st.integers(0, 2), st.sampled_from([1.0, 3.0, 8.0])), max_size=24),
+    batch=st.integers(1, 5),
+)
+def test_server_steps_with_the_mean_over_samples_of_fresh_gradients(
+    shared: bool, pushes: list[tuple[int, float]], batch: int
+) -> None:
+    server = OneServer(Policy("first", first=batch, age=0), make_spec("sgd", lr=1.0))
+    arenas = [MappedArena(torch.zeros(NUMEL), torch.zeros(NUMEL)) for _ in range(3)]
+    server.bucket.arenas.update(enumerate(arenas))
+    value, version, read, rounds = server.bucket.values.clone(), 0, [0, 0, 0], [0, 0, 0]
+    gathered: list[tuple[torch.Tensor, float]] = []
+    mass = dict.fromkeys(range(3), 0.0)
+    for number, (worker, samples) in enumerate(pushes):
+        rounds[worker] += 1
+        gradient = torch.full((NUMEL,), float(number + 1))
+        if shared:
+            arenas[worker].grads.copy_(gradient)
+            push = m.Push("s", [m.Entry(0, 0, 0, NUMEL, rounds[worker])], samples, b"", False, True, True)
+            seq = server.ask(worker, push)
+            arenas[worker].grads.fill_(float("nan"))
+        else:
+            seq = server.push(worker, [(0, NUMEL, rounds[worker])], gradient, samples)
+        if read[worker] == version:
+            gathered.append((gradient, samples))
+            mass[worker] += samples
+        if len(gathered) == batch:
+            value = value - sum(one * count for one, count in gathered) / sum(count for _, count in gathered)
+            gathered, version = [], version + 1
+        read[worker] = version
+        torch.testing.assert_close(server.bucket.values, value)
+        answer = server.answer(worker, seq)
+        assert answer == (m.Values([]) if shared else m.Values([version]))
+        new = arenas[worker].values if shared else torch.frombuffer(server.frames(worker, seq)[0], dtype=torch.float32)
+        assert new is not None
+        assert torch.equal(new, server.bucket.values), "what is answered is fresh"
+    [slot] = server.bucket.slots
+    assert len(slot.cohorts) == bool(gathered), "what is dropped makes no accumulator"
+    report = server.report()
+    assert sum(report["dropped"].values()) == len(pushes) - batch * version - len(gathered)
+    open_mass = sum(count for _, count in gathered)
+    assert sum(report["data_mass"].values()) == sum(mass.values()) - open_mass
 
 
 def test_leaver_is_not_waited_for_in_any_slot() -> None:

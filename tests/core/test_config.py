@@ -78,6 +78,7 @@ def test_text_that_cannot_be_read_names_its_source(field: str, text: str, wanted
         ({"disconnect_grace_s": -1.0}, "disconnect_grace_s"),
         ({"heartbeat_timeout_s": 0.5}, "longer than heartbeat_interval_s"),
         ({"staleness": -1}, "0 or more"),
+        ({"age": -1}, "missed updates, 0 or more"),
         ({"scheduler": "tcp://h:1"}, "PACELINE_JOB_KEY"),
     ],
 )

@@ -21,8 +21,10 @@ from paceline.consistency.weighting import find_weighting
             Policy("groups", ((0, 1), (2, 3)), bound=2),
         ),
         ("dist_ksync", {}, Policy("first", first=2)),
-        ("dist_ksync", {"first": 3, "weighting": "cutoff", "age": 0}, Policy("first", first=3, weighting="cutoff")),
-        ("dist_ksync", {"weighting": "cutoff", "age": 4}, Policy("first", first=2, weighting="cutoff", age=4)),
+        ("dist_async", {"age": 3}, Policy("each", age=3)),
+        ("dist_ssync", {"age": 3, "staleness": 5}, Policy("each", bound=5, age=3)),
+        ("dist_ksync", {"first": 9, "age": 0}, Policy("first", first=9, age=0)),
+        ("dist_ksync", {"weighting": "inverse", "age": 4}, Policy("first", first=2, weighting="inverse", age=4)),
     ],
 )
 def test_store_type_is_a_combination_of_three_settings(
@@ -38,10 +40,13 @@ def test_store_type_is_a_combination_of_three_settings(
         ("dist_sync", {"weighting": "inverse"}, "no stale updates"),
         ("dist_gsync", {}, "needs groups"),
         ("dist_ssync", {"staleness": -1}, "0 or more"),
-        ("dist_ksync", {"first": 5}, "1 to 4"),
-        ("dist_ksync", {"first": 0}, "1 to 4"),
+        ("dist_ksync", {"first": 5}, "1 to 4.*With age=0 it counts fresh gradients"),
+        ("dist_ksync", {"first": 0}, "1 or more"),
+        ("dist_async", {"age": -1}, "0 or more"),
+        ("dist_sync", {"age": 3}, "dropped one by one.*dist_async"),
+        ("dist_gsync", {"groups": ((0, 1), (2, 3)), "age": 3}, "dropped one by one.*dist_async"),
         ("dist_async", {"weighting": "invers"}, "did you mean 'inverse'"),
-        ("dist_async", {"weighting": "zzz"}, "known are cutoff, inverse"),
+        ("dist_async", {"weighting": "zzz"}, "known are inverse"),
         ("dist_gsync", {"groups": ((0, 1), (1, 2, 3))}, "worker 1 is in more than one place"),
         ("dist_gsync", {"groups": ((0, 1), (3,))}, "worker 2 is in no group"),
         ("dist_gsync", {"groups": ((0, 1), (2, 3, 4))}, "worker 4 is not part"),
@@ -68,7 +73,7 @@ def test_registered_weighting_is_used_and_its_name_is_taken() -> None:
     name = "square of the inverse"
     register_weighting(name, lambda staleness, history: staleness**-2)
     assert name in weighting_names()
-    assert find_weighting(name, 0)(2, (1, 1.0)) == 0.25
-    for taken in (name, "none", "cutoff"):
+    assert find_weighting(name)(2, (1, 1.0)) == 0.25
+    for taken in (name, "none"):
         with pytest.raises(ValueError, match="registered already"):
             register_weighting(taken, lambda staleness, history: 1.0)

@@ -52,7 +52,7 @@ class Job:
         for rank in range(WORKERS):
             self.ask(rank, m.Claim("worker", rank, b"t"))
         groups = [list(group) for group in policy.groups]
-        self.ask(0, m.OpenStore("s", policy.merge, groups, policy.first, -1, policy.weighting, policy.age, True))
+        self.ask(0, m.OpenStore("s", policy.merge, groups, policy.first, -1, policy.weighting, True))
         spec_of_updater = make_spec(updater) if updater == "assign" else make_spec(updater, lr=0.1)
         self.ask(0, m.SetUpdater("s", msgspec.msgpack.encode(spec_of_updater)))
         if compressed:

@@ -18,6 +18,7 @@ from paceline.config import Settings
 from paceline.consistency import Policy
 from paceline.kvstore.block import Rounds
 from paceline.relays import Relays
+from paceline.roles.relay import RelayStore
 from paceline.roles.service import Service
 from paceline.tensors import dtype_name, from_frame, to_frame
 from paceline.updaters import StepOptions, make_spec
@@ -59,7 +60,7 @@ class Cluster:
         self.seq = 0
         groups = [list(group) for group in policy.groups]
         bound = -1 if policy.bound is None else policy.bound
-        opened = m.OpenStore("s", policy.merge, groups, 0, bound, policy.weighting, 0, mean, local_merge)
+        opened = m.OpenStore("s", policy.merge, groups, 0, bound, policy.weighting, mean, local_merge)
         spec = make_spec("sgd", lr=0.1, momentum=0.9, multi_precision=dtype != torch.float32)
         for server in range(len(SERVERS)):
             for other in range(len(SERVERS)):
@@ -318,6 +319,12 @@ def test_groups_with_local_merge_wait_for_nobody_for_ever_and_every_push_is_take
 def cluster() -> Cluster:
     """Workers 0, 1, 4 and 5 push bucket 1 through server 0."""
     return Cluster(ALL, False, True, random.Random(0))
+
+
+@pytest.mark.parametrize("policy", [Policy("each"), Policy("first", first=2, age=0)], ids=["each", "first"])
+def test_merge_that_may_drop_single_pushes_has_no_relay(policy: Policy, cluster: Cluster) -> None:
+    with pytest.raises(ValueError, match="sums nothing over workers"):
+        RelayStore("s", policy, False, cluster.relays, 0, False, lambda *request: None)
 
 
 def push(cluster: Cluster, worker: int, round: int = 1, **changes: Any) -> tuple[int, int, int]:

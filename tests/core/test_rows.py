@@ -58,7 +58,7 @@ class OneServer:
         for rank in range(WORKERS):
             self.ask(rank, m.Claim("worker", rank, b"t"))
         groups = [list(group) for group in policy.groups]
-        self.ask(0, m.OpenStore("s", policy.merge, groups, policy.first, -1, policy.weighting, policy.age, False))
+        self.ask(0, m.OpenStore("s", policy.merge, groups, policy.first, -1, policy.weighting, False))
         spec = make_spec(name, **(options or OPTIMIZERS[name]))
         self.ask(0, m.SetUpdater("s", msgspec.msgpack.encode(spec)))
         alone, packed = (

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from paceline.consistency import Action, Apply, Merge, Policy, Pushed, Refuse, Release, Repeat, Rule, Stats
+from paceline.consistency import Action, Apply, Drop, Merge, Policy, Pushed, Refuse, Release, Repeat, Stats
+from paceline.testing import CheckedRule
 
 QUICK = settings(max_examples=25, stateful_step_count=30, deadline=None)
-WEIGHTINGS = st.sampled_from(["none", "inverse", "normalised", "cutoff"])
+WEIGHTINGS = st.sampled_from(["none", "inverse", "normalised"])
 BOUNDS = st.none() | st.integers(0, 3)
+AGES = st.none() | st.integers(0, 3)
 
 
 @st.composite
@@ -22,6 +25,16 @@ def partitions(draw: st.DrawFn, num_workers: int) -> tuple[tuple[int, ...], ...]
     group_of = [draw(st.integers(0, num_workers - 1)) for _ in range(num_workers)]
     members = [tuple(rank for rank in range(num_workers) if group_of[rank] == group) for group in range(num_workers)]
     return tuple(group for group in members if group)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one worker has in a cohort."""
+
+    worker: int
+    round: int
+    samples: float
+    read: int
 
 
 class Model(RuleBasedStateMachine):
@@ -35,7 +48,7 @@ class Model(RuleBasedStateMachine):
     @initialize(num_workers=st.integers(1, 5), data=st.data())
     def start(self, num_workers: int, data: st.DataObject) -> None:
         self.settings = self.policy(data, num_workers)
-        self.rule = Rule(self.settings, num_workers)
+        self.rule = CheckedRule(self.settings, num_workers)
         self.live = set(range(num_workers))
         self.paused: set[int] = set()
         self.unit = {rank: i for i, group in enumerate(self.settings.groups) for rank in group}
@@ -45,8 +58,9 @@ class Model(RuleBasedStateMachine):
         self.level = [0] * num_workers
         self.read = [0] * num_workers
         self.version = 0
-        self.open: dict[int, dict[int, tuple[int, float]]] = {}
+        self.open: dict[int, list[Part]] = {}
         self.applied: set[tuple[int, int]] = set()
+        self.dropped: set[tuple[int, int]] = set()
         self.ages: list[int] = []
         self.weights: list[float] = []
         self.mass: defaultdict[int, float] = defaultdict(float)
@@ -141,16 +155,15 @@ class Model(RuleBasedStateMachine):
 
     def take(self, actions: list[Action], samples: Mapping[int, float] | None = None) -> None:
         samples = samples or {}
-        assert sum(isinstance(action, Merge) for action in actions) == bool(samples)
+        assert [type(one) for one in actions if isinstance(one, Merge | Drop)] == self.what_is_done_with(samples)
         for action in actions:
             match action:
                 case Merge():
-                    assert action.worker == next(iter(samples))
-                    cohort = self.open.setdefault(action.cohort, {})
-                    assert cohort.keys().isdisjoint(samples), "a cohort counts distinct workers"
-                    cohort |= {w: (self.pushed[w], count) for w, count in samples.items()}
-                    if self.settings.merge == "first":
-                        self.finished[action.worker] = self.pushed[action.worker]
+                    self.take_merge(action, samples)
+                case Drop():
+                    assert action == Drop(next(iter(samples)), self.version)
+                    self.dropped.add((action.worker, self.pushed[action.worker]))
+                    self.finished[action.worker] = self.pushed[action.worker]
                 case Apply():
                     self.take_update(action)
                 case Release():
@@ -159,36 +172,53 @@ class Model(RuleBasedStateMachine):
                     raise AssertionError(f"unexpected {action}")
         self.check_bound([w for one in actions if isinstance(one, Release) for w in one.workers])
 
+    def what_is_done_with(self, samples: Mapping[int, float]) -> list[type[Action]]:
+        if not samples:
+            return []
+        age = self.settings.age
+        return [Drop] if age is not None and any(self.version - self.read[w] > age for w in samples) else [Merge]
+
+    def take_merge(self, merge: Merge, samples: Mapping[int, float]) -> None:
+        assert merge.worker == next(iter(samples))
+        cohort = self.open.setdefault(merge.cohort, [])
+        if self.settings.age is None:
+            assert {part.worker for part in cohort}.isdisjoint(samples), "a cohort counts distinct workers"
+        cohort += [Part(w, self.pushed[w], count, self.read[w]) for w, count in samples.items()]
+        if self.settings.merge == "first":
+            self.finished[merge.worker] = self.pushed[merge.worker]
+
     def take_update(self, update: Apply) -> None:
         cohort = self.open.pop(update.cohort)
-        assert set(update.workers) == set(cohort)
-        assert len(update.workers) == len(cohort)
-        self.check_complete(set(cohort))
-        oldest = min(self.read[w] for w in cohort)
-        assert update.staleness == self.version - oldest + 1
+        workers = [part.worker for part in cohort]
+        assert list(update.workers) == (sorted(workers) if self.settings.merge in ("all", "groups") else workers)
+        self.check_complete(workers)
+        assert update.staleness == self.version - min(part.read for part in cohort) + 1
         self.ages.append(update.staleness)
         assert update.weight == pytest.approx(self.weight(update.staleness))
         self.weights.append(update.weight)
         self.version += 1
         assert update.version == self.version
-        assert update.samples == sum(samples for _, samples in cohort.values())
-        for w, (round, samples) in cohort.items():
-            assert (w, round) not in self.applied, "a push was applied twice"
-            self.applied.add((w, round))
-            self.mass[w] += samples * update.weight
+        assert update.samples == sum(part.samples for part in cohort)
+        for part in cohort:
+            assert (part.worker, part.round) not in self.applied, "a push was applied twice"
+            self.applied.add((part.worker, part.round))
+            self.mass[part.worker] += part.samples * update.weight
             if self.settings.merge != "first":
-                self.finished[w] = round
+                self.finished[part.worker] = part.round
 
-    def check_complete(self, cohort: set[int]) -> None:
+    def check_complete(self, cohort: list[int]) -> None:
         match self.settings.merge:
             case "all":
-                assert self.active <= cohort
+                assert self.active <= set(cohort)
             case "groups":
                 unit = {self.unit[w] for w in cohort}
                 assert len(unit) == 1
-                assert {w for w in self.active if self.unit[w] in unit} <= cohort
+                assert {w for w in self.active if self.unit[w] in unit} <= set(cohort)
             case "each":
                 assert len(cohort) == 1
+            case "first" if self.settings.age is not None:
+                assert len(cohort) == self.settings.first or not self.active
+                assert 1 <= len(cohort) <= self.settings.first
             case "first":
                 assert len(cohort) >= min(self.settings.first, len(self.active))
                 assert len(cohort) <= self.settings.first
@@ -199,9 +229,7 @@ class Model(RuleBasedStateMachine):
                 return 1.0
             case "inverse":
                 return 1 / age
-            case "normalised":
-                return len(self.ages) / (age * sum(1 / one for one in self.ages))
-        return float(age <= self.settings.age + 1)
+        return len(self.ages) / (age * sum(1 / one for one in self.ages))
 
     def take_release(self, release: Release) -> None:
         assert release.version == self.version
@@ -209,7 +237,7 @@ class Model(RuleBasedStateMachine):
             assert w in self.live
             assert self.pushed[w] == self.answered[w] + 1
             if self.settings.merge != "first":
-                assert (w, self.pushed[w]) in self.applied, "a worker goes on before its push counts"
+                assert (w, self.pushed[w]) in self.applied | self.dropped, "a worker goes on before its push counts"
             self.answered[w] = self.pushed[w]
             self.read[w] = self.version
 
@@ -221,8 +249,7 @@ class Model(RuleBasedStateMachine):
             assert self.answered[w] - self.level[w] - slowest <= self.settings.bound
 
     @invariant()
-    def rule_is_sound(self) -> None:
-        self.rule.check()
+    def rule_is_where_the_model_is(self) -> None:
         assert self.rule.version == self.version
         assert self.rule.read == self.read
         assert self.rule.answered == self.answered
@@ -246,12 +273,17 @@ class Model(RuleBasedStateMachine):
             assert len({self.read[w] for w in group if w in self.live}) <= 1
 
     @invariant()
-    def every_push_is_applied_or_open_exactly_once(self) -> None:
+    def every_push_is_applied_or_dropped_or_open_exactly_once(self) -> None:
         pushed = {(w, round) for w, last in enumerate(self.pushed) for round in range(1, last + 1)}
-        open_now = [(w, round) for cohort in self.open.values() for w, (round, _) in cohort.items()]
-        assert len(open_now) == len(set(open_now))
-        assert self.applied.isdisjoint(open_now)
-        assert self.applied | set(open_now) == pushed
+        open_now = [(part.worker, part.round) for cohort in self.open.values() for part in cohort]
+        assert sorted([*open_now, *self.applied, *self.dropped]) == sorted(pushed)
+
+    @invariant()
+    def what_was_fresh_when_it_joined_is_fresh_until_it_counts(self) -> None:
+        if self.settings.age is not None:
+            for part in [part for cohort in self.open.values() for part in cohort]:
+                assert self.version - part.read <= self.settings.age
+            assert max(self.ages, default=1) <= self.settings.age + 1
 
     @invariant()
     def counters_add_up(self) -> None:
@@ -261,11 +293,12 @@ class Model(RuleBasedStateMachine):
         assert stats.inverse_sum == pytest.approx(sum(1 / age for age in self.ages))
         assert stats.weight_sum == pytest.approx(sum(self.weights))
         assert all(stats.data_mass[w] == pytest.approx(mass) for w, mass in self.mass.items())
+        assert stats.dropped == Counter(w for w, _ in self.dropped)
 
     @invariant()
     def two_cohorts_are_enough(self) -> None:
         if self.settings.merge == "first":
-            assert len(self.open) <= 2
+            assert len(self.open) <= (2 if self.settings.age is None else 1)
 
     def teardown(self) -> None:
         if not hasattr(self, "rule"):
@@ -293,9 +326,7 @@ class All(Model):
 
 class Each(Model):
     def policy(self, data: st.DataObject, num_workers: int) -> Policy:
-        return Policy(
-            "each", bound=data.draw(BOUNDS), weighting=data.draw(WEIGHTINGS), age=data.draw(st.integers(0, 3))
-        )
+        return Policy("each", bound=data.draw(BOUNDS), weighting=data.draw(WEIGHTINGS), age=data.draw(AGES))
 
 
 class Groups(Model):
@@ -306,8 +337,9 @@ class Groups(Model):
 
 class FirstK(Model):
     def policy(self, data: st.DataObject, num_workers: int) -> Policy:
-        first = data.draw(st.integers(1, num_workers))
-        return Policy("first", first=first, bound=data.draw(BOUNDS), weighting=data.draw(WEIGHTINGS))
+        age = data.draw(AGES)
+        first = data.draw(st.integers(1, num_workers if age is None else 3 * num_workers))
+        return Policy("first", first=first, bound=data.draw(BOUNDS), weighting=data.draw(WEIGHTINGS), age=age)
 
 
 class Barriers(Model):
@@ -340,7 +372,7 @@ def updates(actions: list[Action]) -> list[Apply]:
 
 
 def test_sync_applies_once_and_releases_everybody_when_the_last_has_pushed() -> None:
-    rule = Rule(Policy("all"), 3)
+    rule = CheckedRule(Policy("all"), 3)
     assert rule.push(2, 1, 16) == [Merge(0, 2)]
     assert rule.push(0, 1, 48) == [Merge(0, 0)]
     assert rule.missing_for(2) == [1]
@@ -349,7 +381,7 @@ def test_sync_applies_once_and_releases_everybody_when_the_last_has_pushed() -> 
 
 
 def test_async_push_that_missed_three_updates_has_staleness_four() -> None:
-    rule = Rule(Policy("each", weighting="inverse"), 2)
+    rule = CheckedRule(Policy("each", weighting="inverse"), 2)
     for round in (1, 2, 3):
         assert releases(rule.push(0, round)) == [Release((0,), round)]
     assert updates(rule.push(1, 1)) == [Apply(3, (1,), 1.0, 4, 0.25, 4)]
@@ -357,20 +389,77 @@ def test_async_push_that_missed_three_updates_has_staleness_four() -> None:
 
 
 def test_normalised_weights_have_mean_one() -> None:
-    rule = Rule(Policy("each", weighting="normalised"), 2)
+    rule = CheckedRule(Policy("each", weighting="normalised"), 2)
     weights = [updates(rule.push(0, 1))[0].weight, updates(rule.push(1, 1))[0].weight]
     assert weights == pytest.approx([1.0, 2 / (2 * 1.5)])
 
 
-def test_cutoff_drops_what_is_older_than_the_age() -> None:
-    rule = Rule(Policy("each", weighting="cutoff", age=1), 3)
-    assert [updates(rule.push(worker, 1))[0].weight for worker in range(3)] == [1.0, 1.0, 0.0]
-    assert rule.stats.data_mass == {0: 1.0, 1: 1.0, 2: 0.0}
+def test_push_that_is_older_than_the_age_is_dropped_and_answered_with_what_is_new() -> None:
+    rule = CheckedRule(Policy("each", age=1), 3)
+    for worker in (0, 1):
+        assert len(updates(rule.push(worker, 1, 4.0))) == 1
+    assert rule.push(2, 1, 4.0) == [Drop(2, 2), Release((2,), 2)]
+    assert (rule.version, rule.read[2]) == (2, 2)
+    assert rule.stats.data_mass == {0: 4.0, 1: 4.0}
+    assert rule.stats.dropped == {2: 1}
+    assert updates(rule.push(2, 2)) == [Apply(2, (2,), 1.0, 1, 1.0, 3)], "the next one is fresh"
+
+
+def test_dropped_push_that_is_repeated_counts_once_before_and_after_its_answer() -> None:
+    rule = CheckedRule(Policy("each", bound=0, age=0), 3)
+    rule.push(0, 1)
+    assert rule.push(1, 1) == [Drop(1, 1)], "the bound holds the answer"
+    assert rule.push(1, 1) == []
+    assert rule.missing_for(1) == [2]
+    assert rule.push(2, 1) == [Drop(2, 1), Release((0,), 1), Release((1,), 1), Release((2,), 1)]
+    assert rule.push(1, 1) == [Repeat(1, 1)]
+    assert rule.stats.dropped == {1: 1, 2: 1}
+    assert rule.version == 1
+
+
+def test_dropped_round_is_finished_for_those_who_wait_for_it() -> None:
+    rule = CheckedRule(Policy("first", first=1, bound=0, age=0), 2)
+    assert releases(rule.push(0, 1)) == []
+    assert rule.push(1, 1) == [Drop(1, 1), Release((0,), 1), Release((1,), 1)]
+
+
+def test_with_an_age_one_worker_may_bring_all_of_a_cohort_and_nobody_is_held_back() -> None:
+    rule = CheckedRule(Policy("first", first=3, age=0), 2)
+    assert rule.push(0, 1, 2.0) == [Merge(0, 0), Release((0,), 0)]
+    assert rule.push(0, 2, 3.0) == [Merge(0, 0), Release((0,), 0)]
+    assert rule.push(0, 3, 5.0) == [Merge(0, 0), Apply(0, (0, 0, 0), 10.0, 1, 1.0, 1), Release((0,), 1)]
+    assert rule.push(1, 1, 7.0) == [Drop(1, 1), Release((1,), 1)]
+    assert rule.stats.data_mass == {0: 10.0}
+
+
+def test_barrier_applies_fresh_gradients_though_there_are_too_few() -> None:
+    rule = CheckedRule(Policy("first", first=5, age=0), 2)
+    rule.push(0, 1)
+    rule.push(0, 2)
+    assert rule.pause(1) == []
+    assert updates(rule.pause(0)) == [Apply(0, (0, 0), 2.0, 1, 1.0, 1)]
+    assert rule.push(1, 1) == [Drop(1, 1), Release((1,), 1)]
+
+
+def test_those_who_stay_fill_a_cohort_of_fresh_gradients_without_those_who_left() -> None:
+    rule = CheckedRule(Policy("first", first=3, age=0), 2)
+    rule.push(1, 1)
+    assert rule.leave(1) == []
+    assert updates(rule.push(0, 1)) == []
+    assert updates(rule.push(0, 2)) == [Apply(0, (1, 0, 0), 3.0, 1, 1.0, 1)]
+
+
+def test_staleness_counts_from_what_a_worker_had_read_when_it_pushed() -> None:
+    rule = CheckedRule(Policy("first", first=2, weighting="inverse"), 3)
+    for worker in (0, 1):
+        rule.push(worker, 1)
+    assert rule.push(2, 1) == [Merge(1, 2), Release((2,), 1)], "it has missed one update, and has now read that"
+    assert updates(rule.push(1, 2)) == [Apply(1, (2, 1), 2.0, 2, 0.5, 2)]
 
 
 @pytest.mark.parametrize("bound", [0, 1, 3])
 def test_ssp_worker_stops_bound_rounds_ahead_of_the_slowest(bound: int) -> None:
-    rule = Rule(Policy("each", bound=bound), 2)
+    rule = CheckedRule(Policy("each", bound=bound), 2)
     for round in range(1, bound + 1):
         assert releases(rule.push(0, round)), "within the bound"
     assert not releases(rule.push(0, bound + 1))
@@ -379,7 +468,7 @@ def test_ssp_worker_stops_bound_rounds_ahead_of_the_slowest(bound: int) -> None:
 
 
 def test_ssp_with_bound_zero_is_lock_step() -> None:
-    rule = Rule(Policy("each", bound=0), 3)
+    rule = CheckedRule(Policy("each", bound=0), 3)
     for round in (1, 2):
         assert not releases(rule.push(1, round))
         assert not releases(rule.push(0, round))
@@ -388,7 +477,7 @@ def test_ssp_with_bound_zero_is_lock_step() -> None:
 
 
 def test_group_steps_alone_and_reads_its_own_version() -> None:
-    rule = Rule(Policy("groups", ((0, 1), (2,)), weighting="inverse"), 3)
+    rule = CheckedRule(Policy("groups", ((0, 1), (2,)), weighting="inverse"), 3)
     assert releases(rule.push(2, 1)) == [Release((2,), 1)]
     assert rule.push(0, 1) == [Merge(1, 0)]
     assert rule.pull(1) == 0, "the other group's update is not seen before the own one"
@@ -396,7 +485,7 @@ def test_group_steps_alone_and_reads_its_own_version() -> None:
 
 
 def test_bounded_groups_name_only_who_has_not_pushed() -> None:
-    rule = Rule(Policy("groups", ((0,), (1, 2)), bound=0), 3)
+    rule = CheckedRule(Policy("groups", ((0,), (1, 2)), bound=0), 3)
     rule.push(0, 1)
     rule.push(1, 1)
     assert rule.missing_for(0) == [2]
@@ -404,7 +493,7 @@ def test_bounded_groups_name_only_who_has_not_pushed() -> None:
 
 
 def test_first_k_lets_everybody_go_on_at_once_and_takes_a_second_push_into_the_next_cohort() -> None:
-    rule = Rule(Policy("first", first=2), 3)
+    rule = CheckedRule(Policy("first", first=2), 3)
     assert rule.push(0, 1) == [Merge(0, 0), Release((0,), 0)]
     assert rule.push(0, 2) == [Merge(1, 0)], "held: a third would need a third buffer"
     assert rule.missing_for(0) == [1, 2]
@@ -414,7 +503,7 @@ def test_first_k_lets_everybody_go_on_at_once_and_takes_a_second_push_into_the_n
 
 
 def test_first_k_with_a_bound_names_the_slowest() -> None:
-    rule = Rule(Policy("first", first=3, bound=1), 4)
+    rule = CheckedRule(Policy("first", first=3, bound=1), 4)
     rule.push(0, 1)
     rule.push(0, 2)
     rule.push(1, 1)
@@ -424,7 +513,7 @@ def test_first_k_with_a_bound_names_the_slowest() -> None:
 
 
 def test_leaving_releases_those_who_waited_for_the_leaver() -> None:
-    rule = Rule(Policy("all"), 3)
+    rule = CheckedRule(Policy("all"), 3)
     rule.push(0, 1)
     rule.push(1, 1)
     assert rule.leave(2) == [Apply(0, (0, 1), 2.0, 1, 1.0, 1), Release((0, 1), 1)]
@@ -432,14 +521,14 @@ def test_leaving_releases_those_who_waited_for_the_leaver() -> None:
 
 
 def test_what_a_leaver_has_pushed_still_counts() -> None:
-    rule = Rule(Policy("all"), 2)
+    rule = CheckedRule(Policy("all"), 2)
     rule.push(1, 1, 5.0)
     assert rule.leave(1) == []
     assert updates(rule.push(0, 1, 3.0)) == [Apply(0, (0, 1), 8.0, 1, 1.0, 1)]
 
 
 def test_slowest_that_leaves_frees_the_others() -> None:
-    rule = Rule(Policy("each", bound=0), 2)
+    rule = CheckedRule(Policy("each", bound=0), 2)
     rule.push(0, 1)
     assert releases(rule.leave(1)) == [Release((0,), 1)]
 
@@ -457,7 +546,7 @@ def test_slowest_that_leaves_frees_the_others() -> None:
     ],
 )
 def test_nonsense_is_refused_with_a_reason(worker: int, round: int, samples: float, why: str) -> None:
-    rule = Rule(Policy("all"), 3)
+    rule = CheckedRule(Policy("all"), 3)
     rule.push(1, 1)
     (refusal,) = rule.push(worker, round, samples)
     assert isinstance(refusal, Refuse)
@@ -465,7 +554,7 @@ def test_nonsense_is_refused_with_a_reason(worker: int, round: int, samples: flo
 
 
 def test_sum_of_pushes_counts_every_worker_behind_it() -> None:
-    rule = Rule(Policy("all"), 3)
+    rule = CheckedRule(Policy("all"), 3)
     assert rule.push_sum([Pushed(2, 1, 16.0), Pushed(0, 1, 48.0)]) == [Merge(0, 2)]
     assert rule.missing_for(0) == [1]
     assert rule.push(1, 1, 1.0) == [Merge(0, 1), Apply(0, (0, 1, 2), 65.0, 1, 1.0, 1), Release((0, 1, 2), 1)]
@@ -473,7 +562,7 @@ def test_sum_of_pushes_counts_every_worker_behind_it() -> None:
 
 
 def test_repeated_sum_changes_nothing() -> None:
-    rule = Rule(Policy("all"), 3)
+    rule = CheckedRule(Policy("all"), 3)
     sum_of_two = [Pushed(0, 1), Pushed(1, 1)]
     rule.push_sum(sum_of_two)
     assert rule.push_sum(sum_of_two) == []
@@ -491,7 +580,7 @@ def test_repeated_sum_changes_nothing() -> None:
     ],
 )
 def test_sum_of_pushes_that_do_not_belong_together_is_refused(pushes: list[Pushed], why: str) -> None:
-    rule = Rule(Policy("groups", ((0, 1, 2), (3,))), 4)
+    rule = CheckedRule(Policy("groups", ((0, 1, 2), (3,))), 4)
     rule.push(1, 1)
     before = repr(rule.__dict__)
     (refusal,) = rule.push_sum(pushes)
@@ -501,7 +590,7 @@ def test_sum_of_pushes_that_do_not_belong_together_is_refused(pushes: list[Pushe
 
 
 def test_what_was_pushed_before_a_barrier_leaves_its_worker_waiting_there() -> None:
-    rule = Rule(Policy("all"), 3)
+    rule = CheckedRule(Policy("all"), 3)
     rule.pause(1)
     assert rule.push_sum([Pushed(0, 1), Pushed(1, 1, before_barrier=True)]) == [Merge(0, 0)]
     assert rule.paused == {1}
@@ -510,7 +599,7 @@ def test_what_was_pushed_before_a_barrier_leaves_its_worker_waiting_there() -> N
 
 
 def test_worker_at_a_barrier_holds_up_nobody() -> None:
-    rule = Rule(Policy("all"), 2)
+    rule = CheckedRule(Policy("all"), 2)
     assert rule.pause(1) == []
     assert releases(rule.push(0, 1)) == [Release((0,), 1)]
     assert rule.pause(0) == [], "the barrier opens, and everybody counts again"
@@ -520,7 +609,7 @@ def test_worker_at_a_barrier_holds_up_nobody() -> None:
 
 @pytest.mark.parametrize("policy", [Policy("each", bound=0), Policy("first", first=2, bound=0)], ids=["ssp", "first k"])
 def test_everybody_is_level_again_after_a_barrier(policy: Policy) -> None:
-    rule = Rule(policy, 2)
+    rule = CheckedRule(policy, 2)
     rule.pause(1)
     for round in (1, 2, 3):
         assert releases(rule.push(0, round))
@@ -530,7 +619,7 @@ def test_everybody_is_level_again_after_a_barrier(policy: Policy) -> None:
 
 
 def test_who_waits_is_released_when_the_slowest_enters_a_barrier() -> None:
-    rule = Rule(Policy("each", bound=0), 3)
+    rule = CheckedRule(Policy("each", bound=0), 3)
     rule.push(0, 1)
     assert rule.missing_for(0) == [1, 2]
     assert rule.pause(1) == []
@@ -540,7 +629,7 @@ def test_who_waits_is_released_when_the_slowest_enters_a_barrier() -> None:
 
 def test_shards_share_the_counters_of_their_store() -> None:
     stats = Stats()
-    shards = [Rule(Policy("all"), 1, stats) for _ in range(3)]
+    shards = [CheckedRule(Policy("all"), 1, stats) for _ in range(3)]
     for shard in shards:
         shard.push(0, 1, 4.0)
     assert stats.updates == 3
@@ -548,7 +637,7 @@ def test_shards_share_the_counters_of_their_store() -> None:
 
 
 def test_damage_is_noticed_by_check() -> None:
-    rule = Rule(Policy("first", first=2), 2)
+    rule = CheckedRule(Policy("first", first=2), 2)
     rule.push(0, 1)
     rule.answered[0] = 5
     with pytest.raises(AssertionError, match="unanswered"):

@@ -48,7 +48,7 @@ def valid_messages(store, member, shared):
     parts = [m.Entry(0, 0, 0, 400, 0), m.Entry(0, 0, 400, 600, 0)]
     rows, ids = m.Entry(1, 0, 0, NUMEL, 0), np.array([3, 17]).tobytes()
     state = m.StateItem(0, 0, 0, NUMEL, "exp_avg", "float32", [NUMEL])
-    open_store = m.OpenStore(store, "each", [], 0, -1, "none", 0, False)
+    open_store = m.OpenStore(store, "each", [], 0, -1, "none", False)
     bucket = m.BucketSpec(0, NUMEL, ["a", 7], [400, 600], [[400], [20, 30]])
     spec = msgspec.msgpack.encode(make_spec("adam", lr=0.1))
     options = msgspec.msgpack.encode(StepOptions([{"lr": 0.05}], {"a": KeyOptions(0, 0.5)}))

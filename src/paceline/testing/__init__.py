@@ -5,8 +5,10 @@ from paceline.testing.hosts import Host, Hosts, why_no_hosts
 from paceline.testing.hosts_job import HostsJob
 from paceline.testing.job import LocalJob
 from paceline.testing.process import Process, Worker, WorkerFailedError
+from paceline.testing.rules import CheckedRule
 
 __all__ = [
+    "CheckedRule",
     "Host",
     "Hosts",
     "HostsJob",
