@@ -9,7 +9,7 @@ TIMED = tests/gluon/test_work_load.py
 SIDE_BY_SIDE = tests/cli tests/compression tests/core tests/data tests/docs tests/examples tests/kvstore \
   $(filter-out $(TIMED),$(wildcard tests/gluon/test_*.py))
 
-.PHONY: help demo test check format fuzz bench clean
+.PHONY: help demo test check format fuzz mutations bench clean
 
 help:
 	@echo "make demo   train LeNet on handwritten digits with 2 workers and 2 servers"
@@ -17,6 +17,7 @@ help:
 	@echo "make check  ruff, ruff format, mypy"
 	@echo "make bench  run the benchmarks (about 7 minutes) and write docs/benchmarks.md"
 	@echo "make fuzz   one million mutated messages against a server"
+	@echo "make mutations  change lines of the core, one at a time: a test must fail for each (about 5 minutes)"
 	@echo "make clean  remove what the targets above have made"
 
 $(READY): pyproject.toml constraints.txt
@@ -48,6 +49,9 @@ format: $(READY)
 
 fuzz: $(READY)
 	PACELINE_FUZZ_MESSAGES=1000000 $(BIN)/python -m pytest tests/integration -k mutated --timeout 900
+
+mutations: $(READY)
+	$(BIN)/python tests/mutations.py
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks --report docs/benchmarks.md

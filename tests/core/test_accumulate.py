@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import reduce
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -42,12 +44,19 @@ def test_sum_is_the_same_bit_for_bit_in_any_order_of_arrival(order: list[int], m
         assert torch.equal(in_order, shuffled)
 
 
-@pytest.mark.parametrize("present", [[0, 2], [2, 0], [1], [2, 1]])
+def in_order_of_ranks(workers: list[int]) -> torch.Tensor:
+    return reduce(torch.add, [values(worker) for worker in sorted(workers)])
+
+
+def test_the_order_of_three_addends_shows_in_their_sum() -> None:
+    assert not torch.equal(in_order_of_ranks([0, 1, 2]), values(2) + values(1) + values(0))
+
+
+@pytest.mark.parametrize("present", [[0, 1, 3], [3, 1, 0], [3, 2, 1], [3, 0], [1]])
 def test_sum_without_those_who_left_is_still_in_the_order_of_ranks(present: list[int]) -> None:
-    got = merged(present, dict.fromkeys(range(3), 1.0), False, [0, 1, 2])
-    expected = torch.stack([values(worker) for worker in sorted(present)]).cumsum(0)[-1]
+    got = merged(present, dict.fromkeys(range(4), 1.0), False, [0, 1, 2, 3])
     assert got is not None
-    assert torch.equal(got, expected)
+    assert torch.equal(got, in_order_of_ranks(present))
 
 
 def test_mean_of_48_and_16_samples_counts_them_three_to_one() -> None:
@@ -111,11 +120,36 @@ def test_borrowed_memory_is_read_and_never_written(workers: int, mean: bool, wei
     assert result[0].dtype == F32
 
 
-def test_options_are_those_of_the_first_that_brings_some() -> None:
-    accumulator = Accumulator([[0, 1]], False, F32, Scratch())
-    accumulator.add(1, Contribution(torch.ones(1), 1.0, StepOptions([{"lr": 2.0}]), False))
-    accumulator.add(0, Contribution(torch.ones(1), 1.0, None, False))
-    assert accumulator.options == StepOptions([{"lr": 2.0}])
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 2, 0]])
+def test_options_are_those_of_the_lowest_rank_that_brings_some(order: list[int]) -> None:
+    options = [None, StepOptions([{"lr": 2.0}]), StepOptions([{"lr": 3.0}])]
+    accumulator = Accumulator([[0, 1, 2]], False, F32, Scratch())
+    for worker in order:
+        accumulator.add(worker, Contribution(torch.ones(1), 1.0, options[worker], False))
+    assert accumulator.options == options[1]
+
+
+@pytest.mark.parametrize("order", [[3, 2, 1], [1, 2, 3], [3, 2, 1, 0]])
+def test_those_who_were_not_expected_come_last_in_the_order_of_ranks(order: list[int]) -> None:
+    got = merged(order, dict.fromkeys(range(4), 1.0), False, [0])
+    assert got is not None
+    assert torch.equal(got, in_order_of_ranks(order))
+
+
+@pytest.mark.parametrize("encoded", [False, True])
+def test_worker_that_contributes_twice_counts_with_the_samples_of_both(encoded: bool) -> None:
+    codec = make({"type": "fp16"})
+    assert codec is not None
+    accumulator = Accumulator([], True, F32, Scratch())
+    for worker, value, samples in ((0, 4.0, 1.0), (1, 8.0, 2.0), (0, 2.0, 5.0)):
+        one: torch.Tensor | Encoded = torch.full((3,), value)
+        if encoded:
+            one = Encoded(codec, codec.encode(torch.full((3,), value), codec.new_state(3)), 3)
+        accumulator.add(worker, Contribution(one, samples, None, False))
+    result = accumulator.result(1.0)
+    assert result is not None
+    assert (result[0] * result[1]).tolist() == pytest.approx([(4.0 + 16.0 + 10.0) / 8.0] * 3)
+    assert accumulator.shares == {0: 6.0, 1: 2.0}
 
 
 @settings(max_examples=60, deadline=None)

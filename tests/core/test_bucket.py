@@ -262,6 +262,30 @@ def test_server_steps_with_the_mean_over_samples_of_fresh_gradients(
     assert sum(report["data_mass"].values()) == sum(mass.values()) - open_mass
 
 
+def test_stale_update_counts_with_its_weight() -> None:
+    server = OneServer(Policy("each", weighting="inverse"), make_spec("sgd", lr=1.0))
+    server.bucket.values.zero_()
+    for round in (1, 2, 3):
+        server.push(0, [(0, NUMEL, round)], torch.ones(NUMEL))
+    server.push(1, [(0, NUMEL, 1)], torch.ones(NUMEL))
+    assert server.values == [-3.25] * NUMEL
+    assert server.report()["step_mass"] == 3.25
+
+
+def test_push_that_is_sent_again_before_its_answer_counts_once_and_who_asked_last_is_answered() -> None:
+    server = OneServer(POLICIES["all"], None, mean=False)
+    first, again = (server.push(0, [(0, NUMEL, 1)], torch.ones(NUMEL)) for _ in range(2))
+    for rank in (1, 2):
+        server.push(rank, [(0, NUMEL, 1)], torch.ones(NUMEL))
+    assert server.answer(0, first) is None
+    assert server.answer(0, again) == m.Values([1])
+    assert server.values == [3.0] * NUMEL
+    assert not server.bucket.slots[0].cohorts, "what was applied is not kept"
+    late = server.push(0, [(0, NUMEL, 1)], torch.ones(NUMEL))
+    assert server.answer(0, late) == m.Values([1])
+    assert server.values == [3.0] * NUMEL
+
+
 def test_leaver_is_not_waited_for_in_any_slot() -> None:
     server = OneServer(POLICIES["all"], None, mean=False)
     server.push(1, [(0, 4, 1)], torch.ones(NUMEL))

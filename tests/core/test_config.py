@@ -89,7 +89,10 @@ def test_settings_that_cannot_work_are_refused(changes: dict[str, Any], why: str
 
 @pytest.mark.parametrize("changes", [{"job_key": "k"}, {"insecure": True}])
 def test_member_of_a_job_needs_its_key_unless_the_job_is_insecure(changes: dict[str, Any]) -> None:
-    check(Settings(scheduler="tcp://h:1").replace(**changes))
+    member = Settings(scheduler="tcp://h:1")
+    with pytest.raises(ConfigError, match="PACELINE_JOB_KEY"):
+        check(member)
+    assert member.replace(**changes) == from_environment({"PACELINE_SCHEDULER": "tcp://h:1"}, **changes)
 
 
 @pytest.mark.parametrize(

@@ -350,7 +350,11 @@ def test_state_that_does_not_fit_is_refused_and_changes_nothing(
 
 
 def test_simple_updater_accepts_no_state_at_all() -> None:
-    make_updater(make_spec("assign"), start(), pieces()).load_state(pieces()[0], {})
+    value = start()
+    updater = make_updater(make_spec("assign"), value, pieces())
+    updater.load_state(pieces()[0], {})
+    assert updater.state(pieces()[0]) == {}
+    assert torch.equal(value, start())
 
 
 # ---- names -----------------------------------------------------------------------------------------------------------
