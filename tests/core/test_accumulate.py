@@ -136,6 +136,25 @@ def test_those_who_were_not_expected_come_last_in_the_order_of_ranks(order: list
     assert torch.equal(got, in_order_of_ranks(order))
 
 
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 0, 2]])
+def test_absent_is_where_nobody_with_samples_has_a_gradient(order: list[int]) -> None:
+    absent = [((0, 4),), ((2, 6),), ()]
+    accumulator = Accumulator([[0, 1, 2]], True, F32, Scratch())
+    for worker in order:
+        samples = 0.0 if worker == 2 else 1.0
+        accumulator.add(worker, Contribution(torch.zeros(6), samples, None, False, absent=absent[worker]))
+    assert accumulator.absent == ((2, 4),)
+
+
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+@pytest.mark.parametrize("who", [0, 1])
+def test_one_who_says_that_the_update_must_not_be_made_is_enough(order: list[int], who: int) -> None:
+    accumulator = Accumulator([[0, 1]], True, F32, Scratch())
+    for worker in order:
+        accumulator.add(worker, Contribution(torch.zeros(3), 1.0, None, False, skip=worker == who))
+    assert accumulator.skip
+
+
 @pytest.mark.parametrize("encoded", [False, True])
 def test_worker_that_contributes_twice_counts_with_the_samples_of_both(encoded: bool) -> None:
     codec = make({"type": "fp16"})
