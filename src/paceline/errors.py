@@ -47,6 +47,14 @@ class DataError(PacelineError):
     """A data set is missing or damaged. The text says where to put it."""
 
 
+class CheckpointError(PacelineError):
+    """A checkpoint could not be written, or cannot be read: the text says which file, and why. Nothing was changed."""
+
+
+class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
+    """There is no such checkpoint."""
+
+
 class LaunchError(PacelineError):
     """A job could not be started, or one of its processes failed."""
 

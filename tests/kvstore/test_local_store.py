@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.errors import DataError, KeyMismatchError, PacelineError
+from paceline.errors import CheckpointError, KeyMismatchError, PacelineError
 from paceline.kvstore.device import DeviceStore
 from paceline.kvstore.local import LocalStore
 
@@ -363,8 +363,10 @@ def test_what_a_codec_holds_back_survives_a_break(store, tmp_path, name):
 
 
 def test_lost_residuals_start_at_zero_with_a_warning(store, tmp_path, caplog):
-    compressed_steps(type(store)(), "2bit", range(5), tmp_path / "states")
-    (tmp_path / "states.rank0").unlink()
+    plain = type(store)()
+    plain.set_optimizer("adam", lr=0.1)
+    plain.save_optimizer_states(tmp_path / "states")
+    torch.save(torch.zeros(20), tmp_path / "states.weight")
     compressed_steps(store, "2bit", [], tmp_path / "states", load=True)
     assert "residuals start at 0" in caplog.text
     assert store.codec_states() == {}
@@ -387,11 +389,11 @@ def test_states_of_another_codec_or_model_are_refused_and_change_nothing(store, 
         type(store)().set_codec_states(held)
 
 
-def test_a_file_that_holds_something_else_is_no_residuals(store, tmp_path):
-    compressed_steps(type(store)(), "2bit", range(2), tmp_path / "states")
-    (tmp_path / "states.rank0").write_bytes((tmp_path / "states").read_bytes())
-    with pytest.raises(DataError, match="codec states"):
-        compressed_steps(store, "2bit", [], tmp_path / "states", load=True)
+def test_a_file_that_holds_something_else_is_no_optimizer_state(store, tmp_path):
+    tensor_file.write(tmp_path / "states", "model", {"w": torch.zeros(20)}, {"workers": 1, "beside": {}})
+    store.set_optimizer("adam")
+    with pytest.raises(CheckpointError, match="holds model, not optimizer states"):
+        store.load_optimizer_states(tmp_path / "states")
 
 
 def test_unknown_compression_is_refused(store):

@@ -14,7 +14,6 @@ from paceline.gluon.parameter import Parameter
 from paceline.kvstore import codec_files
 from paceline.kvstore._local_base import InProcessStore
 from paceline.kvstore._local_optimizer import KeyedOptimizer, check_state
-from paceline.kvstore._local_states import load_states, save_states
 from paceline.kvstore.base import Key, KVStore, KVStoreBase
 from paceline.updaters import KeyOptions
 from paceline.updaters.rows import LAZY
@@ -158,22 +157,22 @@ class LocalUpdates:
             optimizer.set_value(key, value)
 
     def save(self, fname: str) -> None:
-        """Write the state of the first device, which is that of all, and beside it the residuals of the store."""
-        first, groups = self._optimizers[0], self._plan.groups()
-        save_states(fname, self._plan.spec.name, groups, {key: first.state(key) for key in first.keys})
-        if isinstance(self._store, KVStore):
-            codec_files.save(self._store, fname)
+        """Write the state of the first device, which is that of all, and the residuals of the store with it."""
+        first, store = self._optimizers[0], self._store if isinstance(self._store, KVStore) else None
+        states = {key: first.state(key) for key in first.keys}
+        codec_files.save(store, fname, lambda: states, optimizer=self._plan.spec.name, groups=self._plan.groups())
 
     def load(self, fname: str) -> None:
         """Read the state into every device's optimizer."""
-        states = load_states(fname, self._plan.spec.name)
+        store = self._store if isinstance(self._store, KVStore) else None
+        states, own = codec_files.load(store, fname, True, self._plan.spec.name)
+        assert states is not None, "it was read here"
         unknown = [key for key in states if key not in self._optimizers[0].keys]
         if unknown:
             raise ValueError(f"{fname!r} holds states of parameters that there are not: {', '.join(map(str, unknown))}")
         for key, state in states.items():
             check_state(key, self._optimizers[0].value(key), state)
+        codec_files.set_residuals(store, own)
         for optimizer in self._optimizers:
             for key, state in states.items():
                 optimizer.load_state(key, state)
-        if isinstance(self._store, KVStore):
-            codec_files.load(self._store, fname)

@@ -1,19 +1,18 @@
-"""Models on disk: safetensors with a manifest in the header."""
+"""Models on disk."""
 
 from __future__ import annotations
 
-import json
+import glob
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 
-from paceline.errors import PacelineError
-from paceline.kvstore.whole_file import save_whole
+from paceline.errors import CheckpointError, CheckpointNotFoundError
+from paceline.kvstore import codec_files, tensor_file
 
-_FORMAT = "paceline model 1"
+_KIND = "model"
 
 
 def model_path(prefix: str | os.PathLike[str], epoch: int) -> Path:
@@ -26,35 +25,46 @@ def states_path(prefix: str | os.PathLike[str], epoch: int) -> Path:
     return Path(f"{os.fspath(prefix)}-{epoch:04d}.states")
 
 
-def save_model(path: Path, state: Mapping[str, torch.Tensor], epoch: int) -> None:
+def save_model(path: Path, state: Mapping[str, torch.Tensor], epoch: int, states: Path | None = None) -> None:
     """Write a model's state, replacing the file only when all of it is written.
 
     Args:
         path: the file.
         state: tensors by name; tied ones are written once per name.
         epoch: epochs trained so far.
-    """
-    tensors = {name: one.detach().cpu().contiguous().clone() for name, one in state.items()}
-    save_whole(path, tensors, {"paceline": json.dumps({"format": _FORMAT, "epoch": epoch})})
-
-
-def load_model(path: Path) -> dict[str, torch.Tensor]:
-    """Read what :func:`save_model` wrote.
+        states: the file with the optimizer's state that belongs to it.
 
     Raises:
-        FileNotFoundError: no such checkpoint; the message names those there are.
-        PacelineError: damaged, or something else.
+        CheckpointError: it cannot be written there; what was there before is unchanged.
+    """
+    digest = None if states is None else _digest_of(states)
+    tensor_file.write(path, _KIND, state, {"epoch": epoch, "states": digest})
+
+
+def load_model(path: Path, states: Path | None = None) -> dict[str, torch.Tensor]:
+    """Read what :func:`save_model` wrote.
+
+    Args:
+        path: the file.
+        states: the file with the optimizer's state that must belong to it.
+
+    Raises:
+        CheckpointNotFoundError: no such checkpoint; the message names those there are.
+        CheckpointError: damaged, something else, or of another save than ``states``.
     """
     if not path.is_file():
         stem = path.name.rsplit("-", 1)[0]
-        there = sorted(one.name for one in path.parent.glob(f"{stem}-*.safetensors"))
-        raise FileNotFoundError(
+        there = sorted(one.name for one in path.parent.glob(f"{glob.escape(stem)}-*.safetensors"))
+        raise CheckpointNotFoundError(
             f"there is no checkpoint {path}; there are {', '.join(there) or 'none with this prefix'}"
         )
-    try:
-        with safe_open(path, framework="pt") as file:
-            if json.loads((file.metadata() or {})["paceline"])["format"] != _FORMAT:
-                raise KeyError("format")
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise PacelineError(f"{path} is damaged or holds no model ({error})") from error
+    if states is not None and not states.is_file():
+        raise CheckpointNotFoundError(f"there is no {states}; save with save_optimizer_states=True")
+    found = tensor_file.read(path, _KIND)
+    if states is not None and found.manifest["states"] != _digest_of(states):
+        raise CheckpointError(f"{states} was not saved together with {path}: one of them is of another save")
+    return found.tensors
+
+
+def _digest_of(states: Path) -> str:
+    return tensor_file.read(states, codec_files.KIND, with_tensors=False).digest

@@ -225,9 +225,10 @@ class Module:
         Of several workers let one do it; all of them with ``save_optimizer_states`` and compressed gradients, whose
         residuals lie in each worker (see :meth:`Trainer.save_states`).
         """
-        if save_optimizer_states:
-            self.trainer.save_states(states_path(prefix, epoch))
-        save_model(model_path(prefix, epoch), self.net.state_dict(), epoch)
+        states = states_path(prefix, epoch) if save_optimizer_states else None
+        if states is not None:
+            self.trainer.save_states(states)
+        save_model(model_path(prefix, epoch), self.net.state_dict(), epoch, states)
 
     @classmethod
     def load(
@@ -248,16 +249,14 @@ class Module:
             **options: the other arguments of :class:`Module`.
 
         Raises:
-            FileNotFoundError: no such checkpoint.
-            PacelineError: the file is damaged.
+            CheckpointNotFoundError: no such checkpoint.
+            CheckpointError: the file is damaged.
         """
-        state = load_model(model_path(prefix, epoch))
-        if load_optimizer_states and not states_path(prefix, epoch).is_file():
-            raise FileNotFoundError(f"there is no {states_path(prefix, epoch)}; save with save_optimizer_states=True")
+        states = states_path(prefix, epoch) if load_optimizer_states else None
+        state = load_model(model_path(prefix, epoch), states)
         module = cls(net, **options)
         module.net.load_state_dict(state)
-        if load_optimizer_states:
-            module._states_to_load = os.fspath(states_path(prefix, epoch))
+        module._states_to_load = None if states is None else os.fspath(states)
         return module
 
     def _fix(self, names: Sequence[str]) -> None:

@@ -158,7 +158,10 @@ class Trainer:
         """Write the optimizer's state (safetensors with a manifest), wherever the optimizer runs.
 
         With compressed gradients every worker calls it: what a codec has not sent yet lies in each worker, which writes
-        it beside the state, to ``<fname>.rank<r>`` (see ``KVStore.save_optimizer_states``).
+        it beside the state (see ``KVStore.save_optimizer_states``).
+
+        Raises:
+            CheckpointError: it cannot be written there; what was there before is unchanged.
         """
         self._started().save(os.fspath(fname))
 
@@ -166,6 +169,7 @@ class Trainer:
         """Read what :meth:`save_states` wrote, with any store and any number of devices. Every worker calls it.
 
         Raises:
+            CheckpointError: a file is missing, damaged, or of another save. Nothing is changed.
             ValueError: the states belong to another optimizer or model. Nothing is changed.
         """
         self._started().load(os.fspath(fname))

@@ -14,7 +14,6 @@ from paceline.kvstore import codec_files
 from paceline.kvstore._local_apply import Applier, CallableApplier, SimpleApplier, State
 from paceline.kvstore._local_merge import Merger
 from paceline.kvstore._local_optimizer import KeyedOptimizer, check_options, check_state
-from paceline.kvstore._local_states import load_states, save_states
 from paceline.kvstore.base import Key, Keys, KVStore, Updater, Values, normalise
 from paceline.tensors import check_initialised
 from paceline.updaters import KeyOptions, Options, UpdaterSpec, make_spec
@@ -226,9 +225,9 @@ class InProcessStore(KVStore):
             dump_optimizer: write the options of the optimizer into the manifest too.
         """
         spec = self._need_optimizer("save")
+        groups = (self._groups or spec.groups) if dump_optimizer else None
         states = {key: self._state(key) for key in self._values}
-        save_states(fname, spec.name, (self._groups or spec.groups) if dump_optimizer else None, states)
-        codec_files.save(self, fname)
+        codec_files.save(self, fname, lambda: states, optimizer=spec.name, groups=groups)
 
     def load_optimizer_states(self, fname: str) -> None:
         """See :meth:`KVStore.load_optimizer_states`. Keys may be initialised later.
@@ -236,17 +235,18 @@ class InProcessStore(KVStore):
         Raises:
             ValueError: states of another optimizer, or of keys with other shapes. Nothing is changed then.
         """
-        states = load_states(fname, self._need_optimizer("load").name)
+        states, own = codec_files.load(self, fname, True, self._need_optimizer("load").name)
+        assert states is not None, "this process is worker 0"
         for key, state in states.items():
             if key in self._values:
                 check_state(key, self._values[key], state)
+        codec_files.set_residuals(self, own)
         for key, state in states.items():
             applier = self._holder(key)
             if applier is None:
                 self._loaded[key] = state
             else:
                 applier.load_state(key, state)
-        codec_files.load(self, fname)
 
     def stats(self) -> dict[str, Any]:
         """Return how many pushes were applied."""

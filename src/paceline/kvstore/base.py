@@ -147,7 +147,7 @@ class KVStore(KVStoreBase):
 
     @abc.abstractmethod
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        """Write the optimizer's state (safetensors with a manifest), and residuals beside it (``<fname>.rank<r>``)."""
+        """Write the optimizer's state (safetensors with a manifest), and each worker's residuals with it."""
 
     @abc.abstractmethod
     def load_optimizer_states(self, fname: str) -> None:

@@ -1,51 +1,102 @@
-"""What codecs hold back, on disk: a file per worker, beside the one with the optimizer's state."""
+"""The optimizer's state on disk, with what codecs of pushes hold back in each worker."""
 
 from __future__ import annotations
 
 import logging
 import os
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from paceline.kvstore import checkpoint
-from paceline.kvstore.base import KVStore
+import torch
+
+from paceline.kvstore import together
+from paceline.kvstore.base import Key, KVStore
+from paceline.kvstore.key_states import flatten, restore
+from paceline.kvstore.tensor_file import TensorFile
+from paceline.kvstore.together import Content
 
 logger = logging.getLogger(__name__)
 
-FORMAT = "paceline codec states 1"
+KIND = "optimizer states"
+States = dict[Key, dict[str, Any]]
 
 
-def path_of(fname: str | os.PathLike[str], rank: int) -> Path:
-    """Return where a worker's residuals lie: ``<fname>.rank<r>``."""
-    return Path(f"{os.fspath(fname)}.rank{rank}")
-
-
-def save(store: KVStore, fname: str | os.PathLike[str]) -> None:
-    """Write this worker's residuals, if its codec keeps any; the file appears whole or not at all.
-
-    Args:
-        store: whose residuals.
-        fname: of the optimizer's state.
-    """
-    if store.keeps_residuals:
-        checkpoint.save(path_of(fname, store.rank), store.codec_states(), {}, FORMAT)
-
-
-def load(store: KVStore, fname: str | os.PathLike[str]) -> None:
-    """Read this worker's residuals, if its codec keeps any; where nothing was saved they become 0.
+def save(
+    store: KVStore | None,
+    fname: str | os.PathLike[str],
+    states: Callable[[], Mapping[Key, Mapping[str, Any]]],
+    **manifest: Any,
+) -> None:
+    """Write the optimizer's state; where a codec keeps residuals every worker calls this, else one is enough.
 
     Args:
-        store: whose residuals.
-        fname: of the optimizer's state.
+        store: whose codec; None: there is none.
+        fname: of the file.
+        states: returns the optimizer's state by key.
+        **manifest: plain data that describe the optimizer.
 
     Raises:
-        DataError: the file is damaged, or something else.
+        CheckpointError: it cannot be written there; what was there before is unchanged.
+    """
+
+    def content() -> Content:
+        tensors, keys = flatten(states(), "state/")
+        return Content(tensors, {**manifest, "keys": keys})
+
+    if store is None or not store.keeps_residuals:
+        together.save_alone(store, fname, KIND, content())
+    else:
+        together.save(store, fname, KIND, content, lambda: residuals_of(store))
+
+
+def residuals_of(store: KVStore) -> Content:
+    """Return what this worker's codec holds back."""
+    tensors, keys = flatten(store.codec_states(), "residual/")
+    return Content(tensors, {"residuals": keys})
+
+
+def load(
+    store: KVStore | None, fname: str | os.PathLike[str], everywhere: bool, optimizer: str | None = None
+) -> tuple[States | None, TensorFile | None]:
+    """Read the optimizer's state; every worker calls this.
+
+    Args:
+        store: whose codec; None: there is none.
+        fname: of the file.
+        everywhere: every worker needs the state, not worker 0 alone.
+        optimizer: name of the one that is to go on; None: whichever.
+
+    Returns:
+        The state by key, if it was read here, and this worker's own part of it for :func:`set_residuals`.
+
+    Raises:
+        CheckpointError: a file is missing, damaged, of another save, or something else.
+        ValueError: the state is of another optimizer.
+    """
+    loaded = together.load(store, fname, KIND, everywhere)
+    if loaded.common is None:
+        return None, loaded.own
+    found = loaded.common.manifest.get("optimizer")
+    if optimizer is not None and found != optimizer:
+        raise ValueError(f"{os.fspath(fname)!r} holds states of {found!r}, but the optimizer is {optimizer!r}")
+    return restore(loaded.common.tensors, loaded.common.manifest["keys"]), loaded.own
+
+
+def set_residuals(store: KVStore | None, own: TensorFile | None) -> None:
+    """Give this worker's codec its residuals back, if it keeps any; where nothing was saved they become 0.
+
+    Args:
+        store: whose codec; None: there is none.
+        own: this worker's own part of a checkpoint.
+
+    Raises:
         ValueError: residuals of another model. Nothing is changed then.
     """
-    if not store.keeps_residuals:
+    if store is None or not store.keeps_residuals:
         return
-    path = path_of(fname, store.rank)
-    if path.is_file():
-        store.set_codec_states(checkpoint.load(path, FORMAT))
+    if own is None or "residuals" not in own.manifest:
+        logger.warning("worker %d: no residuals were saved for it; its residuals start at 0", store.rank)
+        store.set_codec_states({})
         return
-    logger.warning("worker %d: there is no %s; its residuals start at 0", store.rank, path)
-    store.set_codec_states({})
+    states: dict[Key, dict[str, torch.Tensor]] = restore(own.tensors, own.manifest["residuals"])
+    store.set_codec_states(states)

@@ -15,7 +15,7 @@ from paceline.compression import Compression
 from paceline.consistency import Policy
 from paceline.errors import KeyMismatchError
 from paceline.kvstore import _local_check as check
-from paceline.kvstore import checkpoint, codec_files, dist_states
+from paceline.kvstore import codec_files, dist_states
 from paceline.kvstore.base import Key, Keys, KVStore, OptimizerLike, Updater, Values, normalise
 from paceline.kvstore.block import WorkerBlock
 from paceline.kvstore.key_table import KeyTable
@@ -384,25 +384,30 @@ class DistStore(KVStore):
         """Write the optimizer's state, gathered from all servers, to one safetensors file.
 
         One worker is enough, unless pushes are compressed by a codec with residuals. Those lie in each worker, so then
-        every worker calls this, at the same point of its training: worker 0 writes ``fname``, and worker r its own
-        residuals to ``<fname>.rank<r>``. With pulls compressed ``fname`` also holds what the saving worker was not told
-        yet (``unsent``): save the weights of the same worker with it.
+        every worker calls this, at the same point of its training: worker 0 writes ``fname``, and every other worker r
+        its own residuals beside it, to ``<fname>.rank<r>.<digest>``. With pulls compressed ``fname`` also holds what
+        the saving worker was not told yet (``unsent``): save the weights of the same worker with it.
+
+        Raises:
+            CheckpointError: it cannot be written there; what was there before is unchanged.
         """
-        if self.rank == 0 or not self.keeps_residuals:
-            spec = msgspec.to_builtins(self._spec) if dump_optimizer else None
-            checkpoint.save(fname, self.optimizer_states(), {"optimizer": spec})
-        codec_files.save(self, fname)
+        groups = self._spec.groups if dump_optimizer else None
+        codec_files.save(self, fname, self.optimizer_states, optimizer=self._spec.name, groups=groups)
 
     def load_optimizer_states(self, fname: str) -> None:
         """Read what ``save_optimizer_states`` wrote, with any number of servers. Every worker calls it.
 
-        Worker 0 reads ``fname``, and worker r its residuals from ``<fname>.rank<r>`` if it compresses pushes; where
-        there is no such file they start at 0, with a warning. What a codec remembers besides (PowerSGD's Q, the round
-        that draws the elements of randomk) starts afresh.
+        Worker 0 reads ``fname``, and worker r its residuals beside it if it compresses pushes; where none were saved
+        for it they start at 0, with a warning. What a codec remembers besides (PowerSGD's Q, the round that draws the
+        elements of randomk) starts afresh.
+
+        Raises:
+            CheckpointError: on all workers: a file is missing, damaged, or of another save. Nothing is changed.
         """
-        if self.rank == 0:
-            self.set_optimizer_states(checkpoint.load(fname))
-        codec_files.load(self, fname)
+        states, own = codec_files.load(self, fname, everywhere=False)
+        codec_files.set_residuals(self, own)
+        if states is not None:
+            self.set_optimizer_states(states)
         self.barrier()
 
     # ---- the rest --------------------------------------------------------------------------------------------------

@@ -1,28 +1,134 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and survive a power failure once they are there.
+
+A file is written under a temporary name in the same folder, brought to the disk, and renamed. Its writer holds a lock
+on it, which the kernel takes back however the process ends: a temporary file without a lock is what a dead process left.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import shutil
+import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
-import torch
-from safetensors.torch import save_file
+from paceline.errors import CheckpointError
+
+#: Locks may mean nothing between kernels: what another one left counts as dead when nobody has written to it for a day.
+STALE_S = 24 * 3600.0
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_TEMPORARY = re.compile(r"(?P<kernel>[0-9a-f]{8})-\d+-[0-9a-f]{8}\.partial")
 
 
-def save_whole(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file beside its place, and put it there when it is complete.
+class Draft:
+    """A file that is being written.
 
-    Several workers may write the same file: each has a name of its own until then, and the last one stays.
+    Attributes:
+        file: to write to.
+        path: where it will be; may be set until the end, to another name in the same folder.
+    """
+
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        self.file, self.path = file, path
+
+
+@contextlib.contextmanager
+def whole_file(path: str | os.PathLike[str]) -> Iterator[Draft]:
+    """Write a file that replaces ``path`` when the block ends, or changes nothing when it fails.
+
+    Several processes may write the same file: each has a temporary one, and the last to end stays. Temporary files that
+    dead processes left of this one are removed. A symbolic link stays, and what it points to is replaced.
 
     Args:
         path: of the file.
-        tensors: contiguous CPU tensors that share no memory.
-        metadata: of the file's header.
+
+    Raises:
+        CheckpointError: the disk is full or read-only, there is no such folder, and the like.
     """
-    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
+    target = Path(os.path.realpath(path))
     try:
-        save_file(dict(tensors), partial, dict(metadata))
-        partial.replace(path)
+        _remove_stale(target)
+        temporary, file = _locked(target)
+        try:
+            with file:
+                draft = Draft(file, target)
+                yield draft
+                file.flush()
+                os.fsync(file.fileno())
+                temporary.replace(draft.path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        _sync_folder(target.parent)
+    except OSError as error:
+        raise CheckpointError(f"{os.fspath(path)} could not be written: {_why(error, target.parent)}") from error
+
+
+def _why(error: OSError, folder: Path) -> str:
+    reason = error.strerror or str(error)
+    if isinstance(error, FileNotFoundError):
+        reason = f"there is no folder {folder}"
+    elif error.errno in _FULL:
+        with contextlib.suppress(OSError):
+            reason += f" ({shutil.disk_usage(folder).free / 1e6:.1f} MB are free in {folder})"
+    return f"{reason}. What was there before is unchanged"
+
+
+def _kernel() -> str:
+    """Return what names this boot of this kernel: between its processes locks count."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+
+
+def _locked(target: Path) -> tuple[Path, BinaryIO]:
+    """Make a temporary file for ``target`` and lock it."""
+    while True:
+        token = uuid.uuid4().hex[:8]
+        path = target.with_name(f"{target.name}.{_kernel()}-{os.getpid()}-{token}.partial")
+        file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb")
+        with contextlib.suppress(OSError):  # without locks in this file system only age tells what is stale
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if _is(path, file):
+            return path, file
+        file.close()  # somebody took it for stale before it was locked
+
+
+def _is(path: Path, file: BinaryIO) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
+
+
+def _remove_stale(target: Path) -> None:
+    for entry in os.scandir(target.parent):
+        matched = entry.name.startswith(f"{target.name}.") and _TEMPORARY.fullmatch(entry.name[len(target.name) + 1 :])
+        if matched:
+            with contextlib.suppress(OSError):  # it is gone, or not ours to remove
+                _remove_if_dead(Path(entry.path), matched["kernel"] == _kernel())
+
+
+def _remove_if_dead(path: Path, is_of_this_kernel: bool) -> None:
+    if time.time() - path.stat().st_mtime > STALE_S:
+        path.unlink()
+    elif is_of_this_kernel:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Bring the new name to the disk."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system that has no such thing
+            raise
     finally:
-        partial.unlink(missing_ok=True)
+        os.close(fd)
