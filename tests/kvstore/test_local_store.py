@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import CheckpointError, KeyMismatchError, PacelineError
+from paceline.kvstore import tensor_file
 from paceline.kvstore.device import DeviceStore
 from paceline.kvstore.local import LocalStore
 

@@ -79,7 +79,7 @@ def load(
     found = loaded.common.manifest.get("optimizer")
     if optimizer is not None and found != optimizer:
         raise ValueError(f"{os.fspath(fname)!r} holds states of {found!r}, but the optimizer is {optimizer!r}")
-    return restore(loaded.common.tensors, loaded.common.manifest["keys"]), loaded.own
+    return restore(loaded.common.tensors, loaded.common.manifest["keys"], "state/"), loaded.own
 
 
 def set_residuals(store: KVStore | None, own: TensorFile | None) -> None:
@@ -98,5 +98,5 @@ def set_residuals(store: KVStore | None, own: TensorFile | None) -> None:
         logger.warning("worker %d: no residuals were saved for it; its residuals start at 0", store.rank)
         store.set_codec_states({})
         return
-    states: dict[Key, dict[str, torch.Tensor]] = restore(own.tensors, own.manifest["residuals"])
+    states: dict[Key, dict[str, torch.Tensor]] = restore(own.tensors, own.manifest["residuals"], "residual/")
     store.set_codec_states(states)

@@ -11,7 +11,7 @@ from paceline.kvstore.base import Key
 
 
 def flatten(
-    states: Mapping[Key, Mapping[str, Any]], prefix: str = ""
+    states: Mapping[Key, Mapping[str, Any]], prefix: str
 ) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
     """Return the tensors of a state by name, and what is needed to put it together again.
 
@@ -22,13 +22,18 @@ def flatten(
     tensors: dict[str, torch.Tensor] = {}
     keys = []
     for key, state in states.items():
-        named = {name: f"{prefix}{key}/{name}" for name, value in state.items() if isinstance(value, torch.Tensor)}
-        tensors |= {full: state[name] for name, full in named.items()}
-        numbers = {name: value for name, value in state.items() if name not in named}
-        keys.append({"key": key, "tensors": named, "numbers": numbers})
+        names = sorted(name for name, value in state.items() if isinstance(value, torch.Tensor))
+        tensors |= {f"{prefix}{key}/{name}": state[name] for name in names}
+        numbers = {name: value for name, value in state.items() if name not in names}
+        keys.append({"key": key, "tensors": names, "numbers": numbers})
     return tensors, keys
 
 
-def restore(tensors: Mapping[str, torch.Tensor], keys: Sequence[Mapping[str, Any]]) -> dict[Key, dict[str, Any]]:
+def restore(
+    tensors: Mapping[str, torch.Tensor], keys: Sequence[Mapping[str, Any]], prefix: str
+) -> dict[Key, dict[str, Any]]:
     """Return the state that :func:`flatten` took apart."""
-    return {one["key"]: {name: tensors[full] for name, full in one["tensors"].items()} | one["numbers"] for one in keys}
+    return {
+        one["key"]: {name: tensors[f"{prefix}{one['key']}/{name}"] for name in one["tensors"]} | one["numbers"]
+        for one in keys
+    }

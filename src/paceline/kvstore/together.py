@@ -95,7 +95,7 @@ def save(
             if rank == 0:
                 _write_common(path, kind, common(), content, listed, _world(store))
         done.answers()
-    except BaseException:
+    except CheckpointError:  # with any other error worker 0 may have written the common file
         _remove(path, {mine["file"]} - before if "file" in mine else set())
         raise
     names = {one["file"] for one in listed.values()}
@@ -172,14 +172,18 @@ class _Telling:
         session = getattr(self._store, "session", None)
         try:
             payload = json.dumps({"error": text, "mine": self._mine}).encode()
-            told = [json.loads(one) for one in session.gather(f"checkpoint: {self._what}", payload)] if session else []
+            told = session.gather(f"checkpoint: {self._what}", payload) if session else []
         finally:
             if self._error is not None:
                 raise self._error
-        for rank, one in enumerate(told):
+        if any(not one for one in told):
+            left = ", ".join(str(rank) for rank, one in enumerate(told) if not one)
+            raise CheckpointError(f"worker {left} has left the job; checkpoints need all workers")
+        answers = [json.loads(one) for one in told]
+        for rank, one in enumerate(answers):
             if one["error"] is not None:
                 raise CheckpointError(f"worker {rank} failed at {self._what}: {one['error']}")
-        return [one["mine"] for one in told] if session else [dict(self._mine)]
+        return [one["mine"] for one in answers] if session else [dict(self._mine)]
 
 
 def _world(store: KVStoreBase | None) -> dict[str, int]:
