@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from paceline.context import Context, cpu, gpu, num_gpus
     from paceline.gluon.module import Module
     from paceline.optim import DistributedOptimizer
+    from paceline.saving import load, save
 
 _MODULES = ("compression", "data", "gluon", "kvstore", "optim", "errors")
 
@@ -24,7 +25,9 @@ _NAMES = {
     "Module": "paceline.gluon.module",
     "cpu": "paceline.context",
     "gpu": "paceline.context",
+    "load": "paceline.saving",
     "num_gpus": "paceline.context",
+    "save": "paceline.saving",
 }
 
 __all__ = [
@@ -38,7 +41,9 @@ __all__ = [
     "gluon",
     "gpu",
     "kvstore",
+    "load",
     "num_gpus",
+    "save",
 ]
 
 

@@ -21,6 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("roles",),
     ("kvstore",),
     ("optim", "gluon", "hvd", "data"),
+    ("saving",),
     ("lightning", "launch", "hetero", "sim", "observe", "testing"),
     ("cli", "__main__"),
 )

@@ -1,9 +1,9 @@
 """The one format of all files that paceline writes: safetensors whose header is a manifest with digests.
 
-Any reader of safetensors reads it. The header's metadata are ``paceline``, the manifest: JSON with format and version, the
-kind of file, a SHA-256 digest of every tensor, and what the kind adds; and ``digest``, SHA-256 of the header itself with
-zeros in this place. So a file is read as it was written, to the last bit, or not at all; and the digest in the header
-names the content of the whole file.
+Any reader of safetensors reads it. The header's metadata are ``paceline``, the manifest: JSON with format and version,
+the kind of file, a SHA-256 digest of every tensor, and what the kind adds; and ``digest``, SHA-256 of the header itself
+with zeros in this place. So a file is read as it was written, to the last bit, or not at all; and the digest in the
+header names the content of the whole file.
 
 The writing is our own, because the library's wants all tensors in memory once more, and its errors hide the cause.
 """
@@ -82,6 +82,8 @@ def write(
         if tensor.layout != torch.strided or tensor.dtype not in _DTYPES:
             raise TypeError(f"tensor {name!r} is {tensor.layout} of {tensor.dtype}; only dense tensors can be written")
     digests = dict.fromkeys(tensors, _ZEROS)
+    # Large elements first, so that all lie where readers may look at them in place.
+    tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
     head = {"format": FORMAT, "version": VERSION, "kind": kind, **manifest, "digests": digests}
     with whole_file(path) as draft:
         draft.file.write(_header(head, tensors, _ZEROS))

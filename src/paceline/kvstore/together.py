@@ -28,8 +28,10 @@ from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.tensor_file import TensorFile
 from paceline.kvstore.whole_file import STALE_S
 
+#: How long to wait for another worker's disk. One that has died is noticed at once anyway.
+DISK_TIMEOUT_S = 3600.0
 #: Names of worker 0's own tensors in the common file begin so.
-_OWN = "rank0/"
+OWN = "rank0/"
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ def save(
     kind: str,
     common: Callable[[], Content],
     own: Callable[[], Content | None],
+    step: int | None = None,
 ) -> None:
     """Write a checkpoint. Every worker of the store calls it.
 
@@ -70,21 +73,28 @@ def save(
         kind: what the file is.
         common: returns what is everybody's; asked on worker 0.
         own: returns what is this worker's, or None.
+        step: steps made so far, if the caller counts them.
 
     Raises:
-        CheckpointError: on all workers: what one of them could not write.
+        CheckpointError: on all workers: what one of them could not write, or that they are at unlike steps.
     """
     rank = 0 if store is None else store.rank
-    mine: dict[str, Any] = {"before": [one["file"] for one in _listed(path, kind).values()]}
+    before = {one["file"] for one in _listed(path, kind).values()}
+    mine: dict[str, Any] = {"before": sorted(before), "step": step}
     with _Telling(store, "files of workers", mine) as telling:
         content = own()
         if rank and content is not None:
             beside = Path(f"{os.path.realpath(path)}.rank{rank}")
-            file = tensor_file.write(beside, _own_kind(kind), content.tensors, content.manifest, name_by_digest=True)
+            manifest = {**content.manifest, "step": step, "rank": rank}
+            file = tensor_file.write(beside, _own_kind(kind), content.tensors, manifest, name_by_digest=True)
             mine |= {"file": file.path.name, "digest": file.digest}
-    before: set[str] = set(mine["before"])
     try:
         told = telling.answers()
+        unlike = sorted({one["step"] for one in told}) if step is not None else []
+        if len(unlike) > 1:
+            raise CheckpointError(
+                f"the workers are at unlike steps: {', '.join(map(str, unlike))}; save at the same one"
+            )
         before |= set(told[0]["before"])
         listed = {
             str(other): {"file": one["file"], "digest": one["digest"]}
@@ -93,7 +103,7 @@ def save(
         }
         with _Telling(store, "the common file", {}) as done:
             if rank == 0:
-                _write_common(path, kind, common(), content, listed, _world(store))
+                _write_common(path, kind, common(), content, listed, _world(store) | {"step": step})
         done.answers()
     except CheckpointError:  # with any other error worker 0 may have written the common file
         _remove(path, {mine["file"]} - before if "file" in mine else set())
@@ -112,7 +122,7 @@ def save_alone(store: KVStoreBase | None, path: str | os.PathLike[str], kind: st
         kind: what the file is.
         content: of the file.
     """
-    _write_common(path, kind, content, None, {}, _world(store))
+    _write_common(path, kind, content, None, {}, _world(store) | {"step": None})
 
 
 def load(store: KVStoreBase | None, path: str | os.PathLike[str], kind: str, everywhere: bool) -> Loaded:
@@ -152,6 +162,23 @@ def load(store: KVStoreBase | None, path: str | os.PathLike[str], kind: str, eve
     return Loaded(common, own, told[0]["workers"])
 
 
+def agree(store: KVStoreBase | None, what: str, check: Callable[[], None]) -> None:
+    """Run a check on every worker, and raise on all if it fails on one.
+
+    Args:
+        store: whose workers; None: this process is alone.
+        what: for messages: what fails.
+        check: raises if something is wrong.
+
+    Raises:
+        CheckpointError: what another worker found.
+        Exception: what this worker's check raised.
+    """
+    with _Telling(store, what, {}) as telling:
+        check()
+    telling.answers()
+
+
 class _Telling:
     """Has all workers know whether the block went well on each."""
 
@@ -172,7 +199,7 @@ class _Telling:
         session = getattr(self._store, "session", None)
         try:
             payload = json.dumps({"error": text, "mine": self._mine}).encode()
-            told = session.gather(f"checkpoint: {self._what}", payload) if session else []
+            told = session.gather(f"checkpoint: {self._what}", payload, DISK_TIMEOUT_S) if session else []
         finally:
             if self._error is not None:
                 raise self._error
@@ -186,7 +213,7 @@ class _Telling:
         return [one["mine"] for one in answers] if session else [dict(self._mine)]
 
 
-def _world(store: KVStoreBase | None) -> dict[str, int]:
+def _world(store: KVStoreBase | None) -> dict[str, int | None]:
     session = getattr(store, "session", None)
     return {"workers": 1 if store is None else store.num_workers, "servers": len(session.servers) if session else 0}
 
@@ -201,18 +228,18 @@ def _write_common(
     content: Content,
     own: Content | None,
     beside: Mapping[str, Any],
-    world: Mapping[str, int],
+    world: Mapping[str, int | None],
 ) -> None:
     tensors = dict(content.tensors)
     if own is not None:
-        tensors |= {_OWN + name: tensor for name, tensor in own.tensors.items()}
-    manifest = {"step": None, **content.manifest, **world, "own": None if own is None else own.manifest}
+        tensors |= {OWN + name: tensor for name, tensor in own.tensors.items()}
+    manifest = {**content.manifest, **world, "own": None if own is None else own.manifest}
     tensor_file.write(path, kind, tensors, {**manifest, "beside": beside})
 
 
 def _own_of(common: TensorFile) -> TensorFile | None:
     """Return what is worker 0's own in the common file."""
-    tensors = {name.removeprefix(_OWN): one for name, one in common.tensors.items() if name.startswith(_OWN)}
+    tensors = {name.removeprefix(OWN): one for name, one in common.tensors.items() if name.startswith(OWN)}
     manifest = common.manifest["own"]
     return None if manifest is None else TensorFile(common.path, manifest, tensors, common.digest)
 

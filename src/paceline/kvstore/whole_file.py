@@ -1,7 +1,7 @@
 """Files that appear whole or not at all, and survive a power failure once they are there.
 
 A file is written under a temporary name in the same folder, brought to the disk, and renamed. Its writer holds a lock
-on it, which the kernel takes back however the process ends: a temporary file without a lock is what a dead process left.
+on it, which the kernel takes back however the process ends: a temporary file without a lock was left by a dead process.
 """
 
 from __future__ import annotations

@@ -1,0 +1,217 @@
+"""Saving and resuming a job: ``paceline.save`` and ``paceline.load``."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from paceline.errors import CheckpointError
+from paceline.kvstore import together
+from paceline.kvstore.base import KVStore, KVStoreBase
+from paceline.kvstore.tensor_file import TensorFile
+from paceline.kvstore.together import Content
+from paceline.saving import chance
+from paceline.saving.plain import Packer, unpack
+
+logger = logging.getLogger(__name__)
+
+KIND = "a training job"
+
+
+class Stateful(Protocol):
+    """Something whose state can be saved: a module, a torch optimizer, a ``Trainer``."""
+
+    def state_dict(self) -> Any:
+        """Return the state."""
+
+    def load_state_dict(self, state_dict: Any) -> Any:
+        """Set the state."""
+
+
+class Checkpoint(NamedTuple):
+    """What :func:`load` returns besides what it puts into model and optimizer.
+
+    Attributes:
+        step: as given to :func:`save`.
+        extra: as this worker gave it to :func:`save`.
+    """
+
+    step: int
+    extra: Any
+
+
+def save(
+    path: str | os.PathLike[str],
+    model: Stateful,
+    optimizer: Stateful,
+    *,
+    step: int,
+    extra: Any = None,
+    rng: bool = True,
+) -> None:
+    """Write a checkpoint, from which :func:`load` goes on bit for bit.
+
+    Every worker of the job calls it, between two steps. Worker 0 writes model (buffers too) and optimizer to ``path``;
+    what each other worker has of its own (residuals of its codec, its random numbers, its ``extra``) is beside it, in
+    ``<path>.rank<r>.<digest>``. The files belong together, and replace those of the checkpoint before only when all are
+    on the disk.
+
+    Args:
+        path: of the file; all workers give the same, on a disk that all of them see.
+        model: the network, or gluon's replicated one.
+        optimizer: any torch optimizer, a ``DistributedOptimizer``, or gluon's ``Trainer``.
+        step: how many steps were made.
+        extra: numbers, strings, tensors, and lists, tuples and dictionaries of them: state of schedulers, samplers,
+            scalers. Each worker gets its own back.
+        rng: keep the random numbers of Python, NumPy and torch, so that dropout and shuffling go on too.
+
+    Raises:
+        CheckpointError: on all workers: what one of them could not write, and why. The checkpoint before is unchanged.
+        TypeError: ``extra`` or a state holds something else than plain data and tensors.
+    """
+    store = _store_of(optimizer)
+    _synchronize(optimizer)
+
+    def common() -> Content:
+        packer = Packer()
+        states = {"model": model.state_dict(), "optimizer": _without_residuals(optimizer.state_dict())}
+        content = {name: packer.pack(state, name) for name, state in states.items()}
+        return Content(packer.tensors, {"content": content, "optimizer": _name_of(optimizer)})
+
+    def own() -> Content:
+        packer = Packer()
+        states = {"extra": extra, "rng": chance.state() if rng else None, "residuals": None}
+        if isinstance(store, KVStore) and store.keeps_residuals:
+            states["residuals"] = store.codec_states()
+        return Content(packer.tensors, {"content": {name: packer.pack(one, name) for name, one in states.items()}})
+
+    together.save(store, path, KIND, common, own, step)
+
+
+def load(path: str | os.PathLike[str], model: Stateful, optimizer: Stateful, *, rng: bool = True) -> Checkpoint:
+    """Go on from a checkpoint: ``step, extra = paceline.load("job.ckpt", model, optimizer)``.
+
+    Every worker of the job calls it, with the model and the optimizer made as for training from the start. Any number
+    of servers goes on bit for bit. So does the same number of workers; with another number, workers that were not there
+    start without residuals, with their own random numbers, and get worker 0's ``extra``.
+
+    Args:
+        path: as given to :func:`save`.
+        model: as given to :func:`save`.
+        optimizer: as given to :func:`save`.
+        rng: go on with the random numbers too, if they were saved.
+
+    Returns:
+        Step and extra.
+
+    Raises:
+        CheckpointNotFoundError: there is no such file.
+        CheckpointError: on all workers: a file is missing, damaged, of another save, or of another model or optimizer.
+            Nothing is changed.
+    """
+    store = _store_of(optimizer)
+    _synchronize(optimizer)
+    loaded = together.load(store, path, KIND, everywhere=True)
+    common = loaded.common
+    assert common is not None, "it was read everywhere"
+    content = unpack(common.manifest["content"], common.tensors)
+    own = _own(common, loaded.own)
+    together.agree(store, "comparing with model and optimizer", lambda: _check(common, content, own, model, optimizer))
+    model.load_state_dict(content["model"])
+    if hasattr(optimizer, "broadcast_weights"):
+        optimizer.broadcast_weights()
+    optimizer.load_state_dict(content["optimizer"])
+    if isinstance(store, KVStore):
+        _set_residuals(store, own["residuals"], loaded.workers)
+        store.barrier()
+    if rng and own["rng"] is not None:
+        chance.set_state(own["rng"])
+    return Checkpoint(common.manifest["step"], own["extra"])
+
+
+def _store_of(optimizer: Stateful) -> KVStoreBase | None:
+    store = getattr(optimizer, "kvstore", None)
+    return store if isinstance(store, KVStoreBase) else None
+
+
+def _synchronize(optimizer: Stateful) -> None:
+    if hasattr(optimizer, "synchronize"):
+        optimizer.synchronize()
+
+
+def _name_of(optimizer: Stateful) -> str:
+    return type(getattr(optimizer, "inner", optimizer)).__name__
+
+
+def _without_residuals(state: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what each worker saves of its own."""
+    if "codec_states" not in state:
+        return state
+    return state | {"codec_states": state["codec_states"] | {"pushes": {}}}
+
+
+def _own(common: TensorFile, own: TensorFile | None) -> dict[str, Any]:
+    """Return what this worker saved; without that, what it goes on with instead."""
+    if own is not None:
+        return unpack(own.manifest["content"], own.tensors)  # type: ignore[no-any-return]
+    first = common.manifest["own"]["content"]
+    tensors = {name.removeprefix(together.OWN): one for name, one in common.tensors.items()}
+    return {"extra": unpack(first["extra"], tensors), "rng": None, "residuals": None}
+
+
+def _set_residuals(store: KVStore, residuals: Any, workers: int) -> None:
+    if not store.keeps_residuals:
+        return
+    if residuals is None:
+        logger.warning(
+            "worker %d: no residuals were saved for it (%d workers saved); its residuals start at 0",
+            store.rank,
+            workers,
+        )
+    elif store.rank == 0 and workers > store.num_workers:
+        logger.warning("residuals of workers %d to %d are lost: they are not there now", store.num_workers, workers - 1)
+    store.set_codec_states(residuals or {})
+
+
+def _check(
+    common: TensorFile, content: dict[str, Any], own: dict[str, Any], model: Stateful, optimizer: Stateful
+) -> None:
+    """Refuse what does not fit, before anything changes."""
+    path, name = common.path, _name_of(optimizer)
+    if common.manifest["optimizer"] != name:
+        raise CheckpointError(f"{path} holds the state of {common.manifest['optimizer']}, but the optimizer is {name}")
+    _check_same(path, "model", _shapes(content["model"]), _shapes(model.state_dict()))
+    if isinstance(optimizer, torch.optim.Optimizer):
+        groups = [len(group["params"]) for group in content["optimizer"]["param_groups"]]
+        ours = [len(group["params"]) for group in optimizer.param_groups]
+        if groups != ours:
+            raise CheckpointError(f"{path}: its optimizer has param groups of {groups} parameters, this one of {ours}")
+    store = _store_of(optimizer)
+    if isinstance(store, KVStore) and store.keeps_residuals and own["residuals"]:
+        _check_residuals(path, own["residuals"], store.codec_states())
+
+
+def _shapes(state: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(one.shape) if isinstance(one, torch.Tensor) else None for name, one in state.items()}
+
+
+def _check_same(path: os.PathLike[str], what: str, saved: dict[str, Any], ours: dict[str, Any]) -> None:
+    for name in [*saved, *ours]:
+        if name not in ours or name not in saved:
+            whose = "the checkpoint" if name in saved else f"this {what}"
+            raise CheckpointError(f"{path} is of another {what}: only {whose} has {name!r}")
+        if saved[name] != ours[name]:
+            raise CheckpointError(
+                f"{path} is of another {what}: {name!r} has shape {saved[name]} there and {ours[name]} here"
+            )
+
+
+def _check_residuals(path: os.PathLike[str], saved: dict[Any, Any], ours: dict[Any, Any]) -> None:
+    for key, state in saved.items():
+        for name, one in state.items():
+            known = ours.get(key, {}).get(name, one)
+            if known.shape != one.shape:
+                raise CheckpointError(f"{path}: {name} of key {key!r} has shape {tuple(one.shape)}: of another model")

@@ -1,0 +1,272 @@
+import contextlib
+import errno
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline.errors import CheckpointError
+from paceline.kvstore import tensor_file
+from paceline.kvstore import whole_file as module
+from paceline.kvstore.whole_file import whole_file
+
+OLD = b"what was there before"
+
+
+def put(path, data):
+    with whole_file(path) as draft:
+        draft.file.write(data)
+
+
+def names(folder):
+    return sorted(one.name for one in folder.iterdir())
+
+
+@contextlib.contextmanager
+def mounted(folder, *options):
+    """Have something mounted on a folder; the test is skipped where that is not allowed."""
+    folder.mkdir(exist_ok=True)
+    done = subprocess.run(["mount", *options, str(folder)], check=False, capture_output=True, text=True, timeout=30)
+    if done.returncode:
+        pytest.skip(f"mount needs root: {done.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True, timeout=30)
+
+
+@pytest.fixture
+def old(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(OLD)
+    return path
+
+
+# ---- whole, or not at all ------------------------------------------------------------------------------------------
+
+
+def test_the_file_is_replaced_when_the_block_ends(old):
+    with whole_file(old) as draft:
+        draft.file.write(b"new")
+        draft.file.flush()
+        assert old.read_bytes() == OLD
+    assert old.read_bytes() == b"new"
+    assert names(old.parent) == ["file"]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_nothing_changes_when_the_block_fails(old, error):
+    def fail():
+        with whole_file(old) as draft:
+            draft.file.write(b"new")
+            raise error
+
+    with pytest.raises(error):
+        fail()
+    assert old.read_bytes() == OLD
+    assert names(old.parent) == ["file"]
+
+
+def test_data_are_on_the_disk_before_the_name_and_the_name_before_the_end(old, monkeypatch):
+    done = []
+    fsync, replace = os.fsync, Path.replace
+
+    def synced(fd):
+        done.append("folder" if os.path.isdir(f"/proc/self/fd/{fd}") else f"{os.fstat(fd).st_size} bytes")
+        fsync(fd)
+
+    def replaced(self, target):
+        done.append("name")
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "replace", replaced)
+    put(old, b"12345")
+    assert done == ["5 bytes", "name", "folder"]
+
+
+def test_a_symbolic_link_stays_one(old):
+    link = old.with_name("link")
+    link.symlink_to(old)
+    put(link, b"new")
+    assert link.is_symlink()
+    assert old.read_bytes() == b"new"
+
+
+def test_permissions_are_those_of_any_new_file(tmp_path):
+    put(tmp_path / "file", b"new")
+    (tmp_path / "plain").write_bytes(b"new")
+    assert (tmp_path / "file").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+# ---- disks ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.root
+def test_a_full_disk_is_named_and_leaves_the_old_file(tmp_path):
+    with mounted(tmp_path / "small", "-t", "tmpfs", "-o", "size=1m", "tmpfs") as folder:
+        put(folder / "file", OLD)
+        with pytest.raises(CheckpointError, match=r"small/file could not be written: No space left .* MB are free"):
+            tensor_file.write(folder / "file", "test", {"w": torch.zeros(1_000_000)}, {})
+        assert (folder / "file").read_bytes() == OLD
+        assert names(folder) == ["file"]
+
+
+def test_a_file_beyond_the_limit_is_named_and_leaves_the_old_file(old):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(CheckpointError, match=r"file could not be written: File too large") as caught:
+            put(old, bytes(1_000_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert isinstance(caught.value.__cause__, OSError)
+    assert old.read_bytes() == OLD
+    assert names(old.parent) == ["file"]
+
+
+@pytest.mark.root
+def test_a_read_only_folder_is_named_and_leaves_the_old_file(tmp_path):
+    folder = tmp_path / "fixed"
+    folder.mkdir()
+    (folder / "file").write_bytes(OLD)
+    with mounted(folder, "--bind", "-o", "ro", str(folder)):
+        with pytest.raises(CheckpointError, match="fixed/file could not be written: Read-only file system"):
+            put(folder / "file", b"new")
+        assert (folder / "file").read_bytes() == OLD
+
+
+def test_a_folder_that_is_missing_or_a_target_that_is_a_folder_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match=f"there is no folder {tmp_path}/none"):
+        put(tmp_path / "none" / "file", b"new")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(CheckpointError, match="Is a directory"):
+        put(tmp_path / "folder", b"new")
+    assert names(tmp_path) == ["folder"]
+
+
+def test_a_folder_that_cannot_be_synced_is_no_error_where_there_is_no_such_thing(old, monkeypatch):
+    fsync = os.fsync
+
+    def refused(code):
+        def synced(fd):
+            if os.path.isdir(f"/proc/self/fd/{fd}"):
+                raise OSError(code, os.strerror(code))
+            fsync(fd)
+
+        return synced
+
+    monkeypatch.setattr(os, "fsync", refused(errno.EINVAL))
+    put(old, b"new")
+    assert old.read_bytes() == b"new"
+    monkeypatch.setattr(os, "fsync", refused(errno.EIO))
+    with pytest.raises(CheckpointError, match="Input/output error"):
+        put(old, b"newer")
+
+
+# ---- several writers, and dead ones --------------------------------------------------------------------------------
+
+_WRITER = """
+import os, sys, signal
+from paceline.kvstore.whole_file import whole_file
+with whole_file(sys.argv[1]) as draft:
+    draft.file.write(b"half of it")
+    draft.file.flush()
+    print("there", flush=True)
+    sys.stdin.readline()
+    draft.file.write(b", and the rest")
+"""
+
+
+@contextlib.contextmanager
+def writer(path):
+    """A process that has written half of a file, and writes the rest when it is told to."""
+    command = [sys.executable, "-c", _WRITER, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "there\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def test_what_a_killed_process_left_goes_with_the_next_save(old):
+    with writer(old) as process:
+        process.send_signal(signal.SIGKILL)
+        process.wait(timeout=30)
+    assert old.read_bytes() == OLD
+    [left] = [name for name in names(old.parent) if name != "file"]
+    put(old.with_name("file2"), b"another file's save leaves it alone")
+    assert left in names(old.parent)
+    put(old, b"new")
+    assert names(old.parent) == ["file", "file2"]
+
+
+def test_what_another_process_still_writes_is_left_alone(old):
+    with writer(old) as process:
+        put(old, b"new")
+        assert len(names(old.parent)) == 2
+        process.communicate("go on\n", timeout=30)
+    assert old.read_bytes() == b"half of it, and the rest"
+    assert names(old.parent) == ["file"]
+
+
+def test_what_another_kernel_left_goes_after_a_day(old):
+    left = old.with_name("file.00000000-17-0123abcd.partial")
+    foreign = old.with_name("file.note.partial")
+    for one in (left, foreign):
+        one.write_bytes(b"half")
+    put(old, b"new")
+    assert left in old.parent.iterdir()
+    then = time.time() - module.STALE_S - 60
+    for one in (left, foreign):
+        os.utime(one, (then, then))
+    put(old, b"newer")
+    assert names(old.parent) == ["file", foreign.name]
+
+
+def test_a_temporary_file_that_was_taken_for_stale_is_made_again(old, monkeypatch):
+    flock, made = module.fcntl.flock, []
+
+    def raced(file, how):
+        if not made:
+            made.append(file.name)
+            for one in old.parent.glob("*.partial"):
+                one.unlink()
+        return flock(file, how)
+
+    monkeypatch.setattr(module.fcntl, "flock", raced)
+    put(old, b"new")
+    assert made
+    assert old.read_bytes() == b"new"
+    assert names(old.parent) == ["file"]
+
+
+def test_of_writers_at_the_same_time_one_stays_whole(tmp_path):
+    path, failed = tmp_path / "file", []
+
+    def save(number):
+        try:
+            for round in range(20):
+                values = {"w": torch.full((10_000,), float(number))}
+                tensor_file.write(path, "test", values, {"writer": number, "round": round})
+                found = tensor_file.read(path, "test")
+                assert found.tensors["w"].unique().item() == found.manifest["writer"]
+        except BaseException as error:  # noqa: BLE001 - shown by the test
+            failed.append(error)
+
+    threads = [threading.Thread(target=save, args=[number]) for number in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(60)
+    assert not failed
+    assert tensor_file.read(path, "test").manifest["round"] == 19
+    assert names(tmp_path) == ["file"]
