@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -86,6 +86,18 @@ class OptimizerPlan:
     def groups(self) -> list[Options]:
         """Return the options per param group that are in force."""
         return option_groups(self._instance) if self._instance is not None else [dict(one) for one in self._groups]
+
+    def set_groups(self, groups: Sequence[Options]) -> None:
+        """Set the options per param group, as :meth:`groups` returned them.
+
+        Raises:
+            ValueError: another number of groups.
+        """
+        mine = self._instance.param_groups if self._instance is not None else self._groups
+        if len(groups) != len(mine):
+            raise ValueError(f"options of {len(groups)} param groups, but the optimizer has {len(mine)}")
+        for group, options in zip(mine, groups, strict=True):
+            group.update(options)
 
     def key_options(self) -> dict[Key, KeyOptions]:
         """Return param group and multipliers of the parameters that differ from group 0 and 1.0."""

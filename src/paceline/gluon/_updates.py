@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 
@@ -28,6 +29,9 @@ def _broadcast(store: KVStoreBase, parameters: Mapping[str, Parameter]) -> None:
 def _scaled(parameter: Parameter, grads: Sequence[torch.Tensor], scale: float) -> list[torch.Tensor]:
     """Return gradients times ``scale``: in place where they are used up anyway, else copies."""
     return [one.mul_(scale) if parameter.grad_req == "write" else one * scale for one in grads]
+
+
+States: TypeAlias = dict[Key, dict[str, Any]]
 
 
 class StoreUpdates:
@@ -93,6 +97,20 @@ class StoreUpdates:
             )
         self._store.assign(key, value)
 
+    def states(self) -> States:
+        """Return the optimizer's state by key."""
+        if not hasattr(self._store, "optimizer_states"):
+            raise PacelineError(f"a {self._store.type} store does not tell its optimizer's state")
+        return self._store.optimizer_states()  # type: ignore[no-any-return]
+
+    def set_states(self, states: States) -> None:
+        """Set the optimizer's state; every worker calls it, and rank 0's counts."""
+        if not hasattr(self._store, "set_optimizer_states"):
+            raise PacelineError(f"a {self._store.type} store does not take its optimizer's state")
+        if self._store.rank == 0:
+            self._store.set_optimizer_states(states)
+        self._store.barrier()
+
     def save(self, fname: str) -> None:
         """Write the optimizer's state."""
         self._store.save_optimizer_states(fname, dump_optimizer=True)
@@ -156,23 +174,39 @@ class LocalUpdates:
         for optimizer in self._optimizers:
             optimizer.set_value(key, value)
 
+    def states(self) -> States:
+        """Return the state of the first device, which is that of all."""
+        first = self._optimizers[0]
+        return {key: first.state(key) for key in first.keys}
+
+    def set_states(self, states: States) -> None:
+        """Set the state of every device's optimizer.
+
+        Raises:
+            ValueError: states of another model. Nothing is changed then.
+        """
+        self._check(states, "the state")
+        for optimizer in self._optimizers:
+            for key, state in states.items():
+                optimizer.load_state(key, state)
+
+    def _check(self, states: States, where: str) -> None:
+        unknown = [key for key in states if key not in self._optimizers[0].keys]
+        if unknown:
+            raise ValueError(f"{where} has parameters that there are not here: {', '.join(map(str, unknown))}")
+        for key, state in states.items():
+            check_state(key, self._optimizers[0].value(key), state)
+
     def save(self, fname: str) -> None:
         """Write the state of the first device, which is that of all, and the residuals of the store with it."""
-        first, store = self._optimizers[0], self._store if isinstance(self._store, KVStore) else None
-        states = {key: first.state(key) for key in first.keys}
-        codec_files.save(store, fname, lambda: states, optimizer=self._plan.spec.name, groups=self._plan.groups())
+        store = self._store if isinstance(self._store, KVStore) else None
+        codec_files.save(store, fname, self.states, optimizer=self._plan.spec.name, groups=self._plan.groups())
 
     def load(self, fname: str) -> None:
         """Read the state into every device's optimizer."""
         store = self._store if isinstance(self._store, KVStore) else None
         states, own = codec_files.load(store, fname, True, self._plan.spec.name)
         assert states is not None, "it was read here"
-        unknown = [key for key in states if key not in self._optimizers[0].keys]
-        if unknown:
-            raise ValueError(f"{fname!r} holds states of parameters that there are not: {', '.join(map(str, unknown))}")
-        for key, state in states.items():
-            check_state(key, self._optimizers[0].value(key), state)
+        self._check(states, fname)
         codec_files.set_residuals(store, own)
-        for optimizer in self._optimizers:
-            for key, state in states.items():
-                optimizer.load_state(key, state)
+        self.set_states(states)

@@ -174,6 +174,36 @@ class Trainer:
         """
         self._started().load(os.fspath(fname))
 
+    @property
+    def optimizer_name(self) -> str:
+        """The name of the optimizer."""
+        return self._plan.spec.name
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the optimizer's state, its options and the number of steps, as plain data and tensors.
+
+        What codecs hold back is not in it; :func:`paceline.save` keeps that too.
+        """
+        states = self._started().states()
+        return {
+            "optimizer": self.optimizer_name, "groups": self._plan.groups(), "steps": self._steps, "states": states
+        }  # fmt: skip
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Set what :meth:`state_dict` returned. Every worker calls it.
+
+        Raises:
+            ValueError: the state belongs to another optimizer or model.
+        """
+        if state_dict["optimizer"] != self.optimizer_name:
+            raise ValueError(
+                f"the state is of {state_dict['optimizer']!r}, but the optimizer is {self.optimizer_name!r}"
+            )
+        updates = self._started()
+        self._plan.set_groups(state_dict["groups"])
+        updates.set_states(state_dict["states"])
+        self._steps = state_dict["steps"]
+
     def _trained(self) -> dict[str, Parameter]:
         return {key: one for key, one in self._all.items() if one.grad_req != "null"}
 

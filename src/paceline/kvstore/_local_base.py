@@ -217,6 +217,29 @@ class InProcessStore(KVStore):
                     raise ValueError(f"{name} of key {key!r} has {tensor.numel()} elements: it is of another model")
         self._merger.set_codec_states(states)
 
+    def optimizer_states(self) -> dict[Key, State]:
+        """Return the optimizer's state of every key. Numbers that an optimizer keeps as such come as numbers."""
+        self._need_optimizer("read")
+        return {key: self._state(key) for key in self._values}
+
+    def set_optimizer_states(self, states: Mapping[Key, Mapping[str, Any]]) -> None:
+        """Set the optimizer's state of some keys, which may be initialised later.
+
+        Raises:
+            ValueError: states of keys with other shapes. Nothing is changed then.
+        """
+        self._need_optimizer("set")
+        given = {key: dict(state) for key, state in states.items()}
+        for key, state in given.items():
+            if key in self._values:
+                check_state(key, self._values[key], state)
+        for key, state in given.items():
+            applier = self._holder(key)
+            if applier is None:
+                self._loaded[key] = state
+            else:
+                applier.load_state(key, state)
+
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
         """See :meth:`KVStore.save_optimizer_states`.
 
@@ -226,8 +249,7 @@ class InProcessStore(KVStore):
         """
         spec = self._need_optimizer("save")
         groups = (self._groups or spec.groups) if dump_optimizer else None
-        states = {key: self._state(key) for key in self._values}
-        codec_files.save(self, fname, lambda: states, optimizer=spec.name, groups=groups)
+        codec_files.save(self, fname, self.optimizer_states, optimizer=spec.name, groups=groups)
 
     def load_optimizer_states(self, fname: str) -> None:
         """See :meth:`KVStore.load_optimizer_states`. Keys may be initialised later.
@@ -241,12 +263,7 @@ class InProcessStore(KVStore):
             if key in self._values:
                 check_state(key, self._values[key], state)
         codec_files.set_residuals(self, own)
-        for key, state in states.items():
-            applier = self._holder(key)
-            if applier is None:
-                self._loaded[key] = state
-            else:
-                applier.load_state(key, state)
+        self.set_optimizer_states(states)
 
     def stats(self) -> dict[str, Any]:
         """Return how many pushes were applied."""

@@ -143,7 +143,8 @@ def _synchronize(optimizer: Stateful) -> None:
 
 
 def _name_of(optimizer: Stateful) -> str:
-    return type(getattr(optimizer, "inner", optimizer)).__name__
+    """Return what tells optimizers apart: of a ``Trainer`` its optimizer's name, else the class."""
+    return str(getattr(optimizer, "optimizer_name", type(getattr(optimizer, "inner", optimizer)).__name__))
 
 
 def _without_residuals(state: dict[str, Any]) -> dict[str, Any]:
