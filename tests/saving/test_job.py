@@ -1,0 +1,213 @@
+"""Saving and resuming in one process; with several workers: tests/integration/test_resume.py."""
+
+import copy
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import paceline
+from paceline import DistributedOptimizer
+from paceline.context import cpu
+from paceline.errors import CheckpointError, CheckpointNotFoundError
+from paceline.gluon import Trainer, backward, replicate
+from paceline.kvstore import tensor_file
+
+TWO_BIT = {"type": "2bit", "threshold": 0.02}
+
+
+def new_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
+
+
+class Plain:
+    """A torch optimizer by itself."""
+
+    def __init__(self):
+        self.model = new_model()
+        self.optimizer = self.wrap(torch.optim.Adam(self.model.parameters(), lr=0.05))
+
+    def wrap(self, optimizer):
+        return optimizer
+
+    def step(self):
+        # All kinds of chance that a loop may use.
+        inputs = torch.randn(16, 6) * random.random() + np.random.rand()
+        self.optimizer.zero_grad()
+        self.model(inputs).square().sum(1).mean().backward()
+        self.optimizer.step()
+
+    def bits(self):
+        return [one.clone() for one in self.model.state_dict().values()]
+
+
+class Wrapped(Plain):
+    def wrap(self, optimizer):
+        return DistributedOptimizer(optimizer, "local", model=self.model)
+
+
+class WrappedWithCodec(Plain):
+    def wrap(self, optimizer):
+        return DistributedOptimizer(optimizer, "local", model=self.model, compression=TWO_BIT)
+
+
+class ByTrainer:
+    """Gluon's trainer on two devices, with a codec; the store updates."""
+
+    on_store = True
+
+    def __init__(self):
+        self.model = replicate(new_model(), [cpu(0), cpu(1)])
+        self.optimizer = Trainer(
+            self.model, "adam", {"learning_rate": 0.05}, "local", TWO_BIT, update_on_kvstore=self.on_store
+        )
+
+    def step(self):
+        inputs = [torch.randn(8, 6) * random.random() for _ in range(2)]
+        # One after the other, so that it is the same drawing of chance every time.
+        backward([net(one).square().sum() for net, one in zip(self.model.replicas, inputs, strict=True)])
+        self.optimizer.step(16)
+
+    def bits(self):
+        return [one.clone() for net in self.model.replicas for one in net.parameters()]
+
+
+class ByTrainerOnDevices(ByTrainer):
+    on_store = False
+
+
+KINDS = [Plain, Wrapped, WrappedWithCodec, ByTrainer, ByTrainerOnDevices]
+
+
+def seed():
+    torch.manual_seed(1)
+    random.seed(1)
+    np.random.seed(1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_goes_on_bit_for_bit(kind, tmp_path):
+    whole = kind()
+    seed()
+    for _ in range(10):
+        whole.step()
+    first = kind()
+    seed()
+    for _ in range(5):
+        first.step()
+    paceline.save(tmp_path / "job", first.model, first.optimizer, step=5, extra={"epoch": 2, "best": torch.ones(2)})
+    assert [one.name for one in tmp_path.iterdir()] == ["job"]
+    second = kind()
+    step, extra = paceline.load(tmp_path / "job", second.model, second.optimizer)
+    assert (step, extra["epoch"], extra["best"].tolist()) == (5, 2, [1, 1])
+    for _ in range(5):
+        second.step()
+    for ours, theirs in zip(second.bits(), whole.bits(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("rng", [(False, True), (True, False)])
+def test_chance_is_left_alone_when_asked(rng, tmp_path):
+    job = Plain()
+    paceline.save(tmp_path / "job", job.model, job.optimizer, step=0, rng=rng[0])
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    paceline.load(tmp_path / "job", job.model, job.optimizer, rng=rng[1])
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_saving_draws_no_random_number(tmp_path):
+    job = Plain()
+    seed()
+    expected = (torch.rand(1), random.random(), np.random.rand())
+    seed()
+    paceline.save(tmp_path / "job", job.model, job.optimizer, step=0)
+    assert (torch.rand(1), random.random(), np.random.rand()) == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_damaged_checkpoint_changes_nothing(kind, tmp_path):
+    path, job = tmp_path / "job", kind()
+    job.step()
+    paceline.save(path, job.model, job.optimizer, step=1)
+    good, chance = path.read_bytes(), random.Random(3)
+    job.step()
+    before = (job.bits(), copy.deepcopy(job.optimizer.state_dict()), torch.get_rng_state())
+    for place in [chance.randrange(len(good)) for _ in range(20)]:
+        path.write_bytes(good[:place] + bytes([good[place] ^ 1 << chance.randrange(8)]) + good[place + 1 :])
+        with pytest.raises(CheckpointError, match="damaged"):
+            paceline.load(path, job.model, job.optimizer)
+    after = (job.bits(), job.optimizer.state_dict(), torch.get_rng_state())
+    assert all(map(torch.equal, before[0], after[0]))
+    assert repr(before[1]) == repr(after[1])
+    assert torch.equal(before[2], after[2])
+
+
+def test_other_models_and_optimizers_are_refused_and_change_nothing(tmp_path):
+    path, job = tmp_path / "job", Plain()
+    paceline.save(path, job.model, job.optimizer, step=1)
+    others = {
+        "only the checkpoint has '1.weight'": nn.Sequential(nn.Linear(6, 8)),
+        "'0.weight' has shape .8, 6. there and .8, 7. here": nn.Sequential(
+            nn.Linear(7, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 3)
+        ),
+        "only this model has '4.weight'": nn.Sequential(*new_model(), nn.Linear(3, 3)),
+    }
+    for words, model in others.items():
+        before = [one.clone() for one in model.state_dict().values()]
+        with pytest.raises(CheckpointError, match=words):
+            paceline.load(path, model, torch.optim.Adam(model.parameters()))
+        assert all(map(torch.equal, before, model.state_dict().values()))
+    with pytest.raises(CheckpointError, match="the state of Adam, but the optimizer is SGD"):
+        paceline.load(path, job.model, torch.optim.SGD(job.model.parameters()))
+    halves = [{"params": list(one.parameters())} for one in (job.model[0], job.model[1:])]
+    with pytest.raises(CheckpointError, match=r"param groups of \[6\] parameters, this one of \[2, 4\]"):
+        paceline.load(path, job.model, torch.optim.Adam(halves))
+    with pytest.raises(CheckpointNotFoundError, match="there is no file"):
+        paceline.load(tmp_path / "nothing", job.model, job.optimizer)
+    tensor_file.write(path, "model", {}, {})
+    with pytest.raises(CheckpointError, match="holds model, not a training job"):
+        paceline.load(path, job.model, job.optimizer)
+
+
+def test_what_cannot_be_saved_is_named_and_leaves_the_old_checkpoint(tmp_path):
+    path, job = tmp_path / "job", Plain()
+    paceline.save(path, job.model, job.optimizer, step=1)
+    with pytest.raises(TypeError, match="extra/scheduler is function"):
+        paceline.save(path, job.model, job.optimizer, step=2, extra={"scheduler": seed})
+    with pytest.raises(CheckpointError, match="no folder"):
+        paceline.save(tmp_path / "none" / "job", job.model, job.optimizer, step=2)
+    assert paceline.load(path, job.model, job.optimizer).step == 1
+    assert [one.name for one in tmp_path.iterdir()] == ["job"]
+
+
+def test_a_codec_that_is_new_starts_without_residuals(tmp_path, caplog):
+    path, plain, coded = tmp_path / "job", Wrapped(), WrappedWithCodec()
+    plain.step()
+    coded.step()
+    paceline.save(path, plain.model, plain.optimizer, step=1)
+    paceline.load(path, coded.model, coded.optimizer)
+    assert "residuals start at 0" in caplog.text
+    assert coded.optimizer.kvstore.codec_states() == {}
+
+
+def test_a_trainer_goes_on_with_its_rates_and_steps(tmp_path):
+    def new():
+        model = replicate(nn.Linear(2, 1), cpu())
+        return model, Trainer(model, "sgd", {"lr_scheduler": lambda step: 1.0 / (1 + step)})
+
+    model, trainer = new()
+    for _ in range(3):
+        backward([model(torch.ones(1, 2)).sum()])
+        trainer.step(1)
+    paceline.save(tmp_path / "job", model, trainer, step=3)
+    other, resumed = new()
+    paceline.load(tmp_path / "job", other, resumed)
+    assert resumed.learning_rate == trainer.learning_rate == pytest.approx(1 / 3)
+    backward([other(torch.ones(1, 2)).sum()])
+    resumed.step(1)
+    assert resumed.learning_rate == pytest.approx(1 / 4)
