@@ -16,6 +16,7 @@ from paceline.kvstore import codec_files
 from paceline.kvstore._local_base import InProcessStore
 from paceline.kvstore._local_optimizer import KeyedOptimizer, check_state
 from paceline.kvstore.base import Key, KVStore, KVStoreBase
+from paceline.kvstore.dist import DistStore
 from paceline.updaters import KeyOptions
 from paceline.updaters.rows import LAZY
 
@@ -97,6 +98,20 @@ class StoreUpdates:
             )
         self._store.assign(key, value)
 
+    def take(self, everything: Mapping[str, Parameter]) -> None:
+        """Put the values of all parameters into the store; every worker calls it, and rank 0's count."""
+        if isinstance(self._store, InProcessStore):
+            for key, one in everything.items():
+                self._store.assign(key, one.data())
+            return
+        if not isinstance(self._store, DistStore):
+            raise PacelineError(f"a {self._store.type} store does not take values; set them before the Trainer is made")
+        self._store.barrier()
+        if self._store.rank == 0:
+            self._store.set_values(list(everything), [one.data() for one in everything.values()])
+        self._store.barrier()
+        self._store.pull(list(everything), [one.list_data() for one in everything.values()])
+
     def states(self) -> States:
         """Return the optimizer's state by key."""
         if not hasattr(self._store, "optimizer_states"):
@@ -173,6 +188,12 @@ class LocalUpdates:
         """Take note of a value that is set from outside."""
         for optimizer in self._optimizers:
             optimizer.set_value(key, value)
+
+    def take(self, everything: Mapping[str, Parameter]) -> None:
+        """Take note of values that were set from outside."""
+        for key, one in everything.items():
+            if key in self._optimizers[0].keys:
+                self.assign(key, one.data())
 
     def states(self) -> States:
         """Return the state of the first device, which is that of all."""

@@ -63,6 +63,11 @@ class ReplicatedModule:
         """The model of every device; only the first one while shapes are unknown."""
         return tuple(self._replicas)
 
+    @property
+    def has_shapes(self) -> bool:
+        """Whether all shapes are known, and all devices have their copies."""
+        return self._complete
+
     def collect_params(self, select: str | None = None) -> ParameterDict:
         """Return the parameters, all or those whose names match the regular expression ``select``."""
         return self._params if select is None else self._params.select(select)

@@ -174,6 +174,13 @@ class Trainer:
         """
         self._started().load(os.fspath(fname))
 
+    def take_weights(self) -> None:
+        """Go on from values that were set in the replicas, the same ones on every worker. Every worker calls it.
+
+        Where a distributed store holds the values, rank 0's become everybody's.
+        """
+        self._started().take(self._all)
+
     @property
     def optimizer_name(self) -> str:
         """The name of the optimizer."""

@@ -7,8 +7,11 @@ import os
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from paceline.errors import CheckpointError
+from paceline.gluon.replicate import ReplicatedModule
+from paceline.gluon.trainer import Trainer
 from paceline.kvstore import together
 from paceline.kvstore.base import KVStore, KVStoreBase
 from paceline.kvstore.tensor_file import TensorFile
@@ -120,9 +123,7 @@ def load(path: str | os.PathLike[str], model: Stateful, optimizer: Stateful, *, 
     content = unpack(common.manifest["content"], common.tensors)
     own = _own(common, loaded.own)
     together.agree(store, "comparing with model and optimizer", lambda: _check(common, content, own, model, optimizer))
-    model.load_state_dict(content["model"])
-    if hasattr(optimizer, "broadcast_weights"):
-        optimizer.broadcast_weights()
+    _set_weights(model, optimizer, content["model"])
     optimizer.load_state_dict(content["optimizer"])
     if isinstance(store, KVStore):
         _set_residuals(store, own["residuals"], loaded.workers)
@@ -130,6 +131,18 @@ def load(path: str | os.PathLike[str], model: Stateful, optimizer: Stateful, *, 
     if rng and own["rng"] is not None:
         chance.set_state(own["rng"])
     return Checkpoint(common.manifest["step"], own["extra"])
+
+
+def _set_weights(model: Stateful, optimizer: Stateful, state: dict[str, Any]) -> None:
+    """Set weights and buffers, on the servers too."""
+    if isinstance(optimizer, Trainer) and isinstance(model, ReplicatedModule) and model.has_shapes:
+        for replica in model.replicas:
+            replica.load_state_dict(state)
+        optimizer.take_weights()
+        return
+    model.load_state_dict(state)
+    if hasattr(optimizer, "broadcast_weights"):
+        optimizer.broadcast_weights()
 
 
 def _store_of(optimizer: Stateful) -> KVStoreBase | None:
@@ -196,7 +209,9 @@ def _check(
 
 
 def _shapes(state: dict[str, Any]) -> dict[str, Any]:
-    return {name: tuple(one.shape) if isinstance(one, torch.Tensor) else None for name, one in state.items()}
+    """Return the shapes of tensors by name; None where there is none, or none yet."""
+    with_shape = {name for name, one in state.items() if isinstance(one, torch.Tensor) and not is_lazy(one)}
+    return {name: tuple(one.shape) if name in with_shape else None for name, one in state.items()}
 
 
 def _check_same(path: os.PathLike[str], what: str, saved: dict[str, Any], ours: dict[str, Any]) -> None:
@@ -204,7 +219,7 @@ def _check_same(path: os.PathLike[str], what: str, saved: dict[str, Any], ours: 
         if name not in ours or name not in saved:
             whose = "the checkpoint" if name in saved else f"this {what}"
             raise CheckpointError(f"{path} is of another {what}: only {whose} has {name!r}")
-        if saved[name] != ours[name]:
+        if saved[name] != ours[name] and ours[name] is not None:
             raise CheckpointError(
                 f"{path} is of another {what}: {name!r} has shape {saved[name]} there and {ours[name]} here"
             )

@@ -1,0 +1,314 @@
+"""A job that saves, ends and goes on elsewhere is a job without a break, bit for bit."""
+
+import hashlib
+import os
+import re
+import shutil
+import signal
+
+import pytest
+import torch
+from torch import nn
+
+import paceline
+from paceline import DistributedOptimizer
+from paceline.context import cpu
+from paceline.errors import CheckpointError
+from paceline.gluon import Trainer, backward, replicate
+from paceline.kvstore import tensor_file
+from paceline.testing import LocalJob, tell
+
+WORKERS, BREAK, STEPS = 2, 5, 10
+TWO_BIT = {"type": "2bit", "threshold": 0.02}
+#: Both legs work element by element, so that another number of servers changes nothing.
+BOTH = [TWO_BIT, {"type": "fp16", "leg": "pull"}]
+
+
+# ---- what runs in the workers --------------------------------------------------------------------------------------
+
+
+def digest(tensors):
+    return hashlib.sha256(b"".join(one.detach().numpy().tobytes() for one in tensors)).hexdigest()
+
+
+def new_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(10, 30), nn.BatchNorm1d(30), nn.Dropout(0.3), nn.Linear(30, 3))
+
+
+class ByOptimizer:
+    """DistributedOptimizer."""
+
+    update, codec = "worker", None
+
+    def __init__(self):
+        self.model = new_model()
+        inner = self.inner(self.model.parameters())
+        self.optimizer = DistributedOptimizer(
+            inner, "dist_sync", model=self.model, update=self.update, compression=self.codec
+        )
+        self.store = self.optimizer.kvstore
+        torch.manual_seed(100 + self.store.rank)
+
+    def inner(self, params):
+        return torch.optim.Adam(params, lr=0.02)
+
+    def step(self):
+        self.optimizer.zero_grad()
+        labels = torch.randint(0, 3, (16,))
+        nn.functional.cross_entropy(self.model(torch.randn(16, 10)), labels).backward()
+        self.optimizer.step()
+
+    def digest(self):
+        return digest(self.model.state_dict().values())
+
+
+class OnServers(ByOptimizer):
+    update = "server"
+
+
+class WithCodec(ByOptimizer):
+    codec = TWO_BIT
+
+    def inner(self, params):
+        return torch.optim.SGD(params, lr=0.5, momentum=0.9)
+
+
+class WithCodecsOnServers(WithCodec):
+    update, codec = "server", BOTH
+
+
+class ByTrainer:
+    """Gluon's Trainer, with the optimizer on the servers or in the workers."""
+
+    on_store, codec = True, BOTH
+
+    def __init__(self):
+        self.model = replicate(nn.Sequential(*(one for one in new_model() if not list(one.buffers()))), [cpu(0)])
+        options = {"lr": 0.5, "momentum": 0.9}
+        self.optimizer = Trainer(
+            self.model, "sgd", options, "dist_sync", compression_params=self.codec, update_on_kvstore=self.on_store
+        )
+        self.store = self.optimizer.kvstore
+        torch.manual_seed(100 + self.store.rank)
+
+    def step(self):
+        inputs, labels = torch.randn(16, 10), torch.randint(0, 3, (16,))
+        backward([nn.functional.cross_entropy(self.model.replicas[0](inputs), labels, reduction="sum")])
+        self.optimizer.step(16 * self.store.num_workers)
+
+    def digest(self):
+        return digest(self.model.replicas[0].parameters())
+
+
+class ByTrainerOnWorkers(ByTrainer):
+    # Merged gradients that are pulled compressed start anew with the job; they would not be the same bits.
+    on_store, codec = False, TWO_BIT
+
+
+KINDS = {
+    "worker": ByOptimizer,
+    "server": OnServers,
+    "worker, codec": WithCodec,
+    "server, codecs": WithCodecsOnServers,
+    "trainer": ByTrainer,
+    "trainer on workers": ByTrainerOnWorkers,
+}
+CODED = [way for way, kind in KINDS.items() if kind.codec is not None]
+
+
+def train(folder):
+    """All steps without a break; a checkpoint is written in the middle."""
+    found = {}
+    for way, kind in KINDS.items():
+        job = kind()
+        for step in range(STEPS):
+            if step == BREAK:
+                paceline.save(f"{folder}/{way}", job.model, job.optimizer, step=step, extra={"rank": job.store.rank})
+            job.step()
+        found[way] = job.digest()
+    return found
+
+
+def train_again(folder):
+    """The second half, from what is on disk."""
+    found = {}
+    for way, kind in KINDS.items():
+        job = kind()
+        step, extra = paceline.load(f"{folder}/{way}", job.model, job.optimizer)
+        loaded = job.digest()
+        for _ in range(step, STEPS):
+            job.step()
+        found[way] = [job.digest(), step, extra["rank"], loaded]
+    return found
+
+
+def try_to_load(path, way="worker, codec"):
+    """Load what is damaged for one worker; return what is said, and whether anything changed."""
+    job = KINDS[way]()
+    job.step()
+    before = job.digest()
+    try:
+        paceline.load(path, job.model, job.optimizer)
+    except CheckpointError as error:
+        unchanged = job.digest() == before
+        job.step()
+        return [str(error), unchanged, job.digest()]
+    return None
+
+
+def try_to_save(good, bad):
+    """Save to places that some workers do not have, and at unlike steps; then train on as if nothing had been."""
+    job, said = WithCodec(), []
+    job.step()
+    paceline.save(good, job.model, job.optimizer, step=1)
+    rank = job.store.rank
+    wrong = [(bad if rank == 1 else good, 2), (bad if rank == 0 else good, 2), (good, 2 + rank)]
+    for path, step in wrong:
+        try:
+            paceline.save(path, job.model, job.optimizer, step=step)
+        except CheckpointError as error:
+            said.append(str(error))
+    job.step()
+    return [said, job.digest()]
+
+
+def two_steps():
+    job = WithCodec()
+    job.step()
+    job.step()
+    return job.digest()
+
+
+def save_for_ever(path):
+    job = WithCodec()
+    for step in range(1, 10_000):
+        job.step()
+        paceline.save(path, job.model, job.optimizer, step=step)
+        if step == 3:
+            tell("three times")
+
+
+def load_only(path):
+    job = WithCodec()
+    step, _ = paceline.load(path, job.model, job.optimizer)
+    reference = WithCodec()
+    for _ in range(step):
+        reference.step()
+    return [step, job.digest() == reference.digest()]
+
+
+# ---- the tests -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("resume")
+
+
+@pytest.fixture(scope="module")
+def unbroken(folder):
+    with LocalJob(WORKERS, 1, timeout_s=60, bigarray_bound=100) as job:
+        return job.run(train, str(folder))
+
+
+@pytest.fixture(scope="module")
+def resumed(folder, unbroken):
+    with LocalJob(WORKERS, 2, timeout_s=60, shared_memory=False) as job:
+        return job.run(train_again, str(folder))
+
+
+@pytest.mark.parametrize("way", KINDS)
+def test_training_goes_on_as_if_there_had_been_no_break(unbroken, resumed, way):
+    assert [worker[way][0] for worker in resumed] == [worker[way] for worker in unbroken]
+    assert [worker[way][1:3] for worker in resumed] == [[BREAK, 0], [BREAK, 1]]
+
+
+def test_a_checkpoint_is_one_file_and_one_of_each_other_worker(folder, unbroken):
+    for way in KINDS:
+        names = sorted(path.name for path in folder.iterdir() if path.name.partition(".")[0] == way)
+        assert len(names) == 2
+        assert names[0] == way
+        assert names[1].startswith(f"{way}.rank1.")
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_another_number_of_workers_goes_on(folder, unbroken, workers):
+    with LocalJob(workers, 1, timeout_s=60) as job:
+        found = job.run(train_again, str(folder))
+        output = "".join(worker.output for worker in job.workers)
+    for way in KINDS:
+        assert len({worker[way][0] for worker in found}) == 1
+        assert len({worker[way][3] for worker in found}) == 1
+        assert [worker[way][2] for worker in found] == [0, 1, 0][:workers]
+    assert output.count("worker 2: no residuals were saved for it (2 workers saved)") == len(CODED) * (workers == 3)
+    assert output.count("residuals of workers 1 to 1 are lost") == len(CODED) * (workers == 1)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [("lost", "there is no file"), ("of another step", "is of another save .step 7.*step 5"), ("flipped", "damaged")],
+)
+def test_a_checkpoint_without_all_its_files_is_refused_by_all(folder, unbroken, tmp_path, damage, said):
+    for name in ("worker, codec", *(one.name for one in folder.glob("worker, codec.rank1.*"))):
+        shutil.copy(folder / name, tmp_path / name)
+    [part] = tmp_path.glob("worker, codec.rank1.*")
+    if damage == "lost":
+        part.unlink()
+    elif damage == "flipped":
+        part.write_bytes(part.read_bytes()[:-1] + bytes([part.read_bytes()[-1] ^ 1]))
+    else:
+        tensor_file.write(part, "a training job of one worker", {}, {"step": 7})
+    with LocalJob(WORKERS, 1, timeout_s=60) as job:
+        found = job.run(try_to_load, str(tmp_path / "worker, codec"))
+    for text, unchanged, _ in found:
+        assert unchanged
+        assert "worker, codec.rank1." in text
+    assert re.search(said, found[1][0])
+    assert found[0][0].startswith("worker 1 failed at reading files of workers")
+    assert found[0][2] == found[1][2]
+
+
+def test_a_save_that_fails_on_one_worker_fails_on_all_and_changes_nothing(tmp_path):
+    good, bad = tmp_path / "job", tmp_path / "none" / "job"
+    with LocalJob(WORKERS, 1, timeout_s=60) as job:
+        found = job.run(try_to_save, str(good), str(bad))
+    with LocalJob(WORKERS, 1, timeout_s=60) as job:
+        assert {worker[1] for worker in found} == set(job.run(two_steps))
+    (first, second, unlike), others = found[0][0], found[1][0]
+    assert "worker 1 failed at files of workers" in first
+    assert "there is no folder" in first
+    assert "there is no folder" in others[0]
+    assert "there is no folder" in second
+    assert "worker 0 failed at the common file" in others[1]
+    assert unlike == others[2] == "the workers are at unlike steps: 2, 3; save at the same one"
+    assert len(list(tmp_path.iterdir())) == 2
+    with LocalJob(WORKERS, 1, timeout_s=60) as job:
+        assert job.run(load_only, str(good)) == [[1, True]] * 2
+
+
+@pytest.mark.parametrize("rank", range(WORKERS))
+def test_a_job_killed_while_it_saves_leaves_a_whole_checkpoint(tmp_path, rank):
+    with LocalJob(WORKERS, 1, timeout_s=30) as job:
+        workers = job.start_all(save_for_ever, str(tmp_path / "job"))
+        assert workers[rank].heard(60) == "three times"
+        workers[rank].kill(signal.SIGKILL)
+    with LocalJob(WORKERS, 1, timeout_s=60) as job:
+        found = job.run(load_only, str(tmp_path / "job"))
+    assert found[0] == found[1]
+    assert found[0][0] >= 3
+    assert found[0][1]
+
+
+def test_files_of_the_checkpoint_before_go_when_the_new_one_is_there(tmp_path):
+    with LocalJob(WORKERS, 1, timeout_s=60) as job:
+        job.run(save_three_times, str(tmp_path / "job"))
+    assert len(list(tmp_path.iterdir())) == 2
+    assert not [one for one in os.listdir(tmp_path) if one.endswith(".partial")]
+
+
+def save_three_times(path):
+    job = WithCodec()
+    for step in range(3):
+        job.step()
+        paceline.save(path, job.model, job.optimizer, step=step)
