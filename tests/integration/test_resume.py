@@ -39,13 +39,13 @@ def new_model():
 class ByOptimizer:
     """DistributedOptimizer."""
 
-    update, codec = "worker", None
+    store_type, update, codec = "dist_sync", "worker", None
 
     def __init__(self):
         self.model = new_model()
         inner = self.inner(self.model.parameters())
         self.optimizer = DistributedOptimizer(
-            inner, "dist_sync", model=self.model, update=self.update, compression=self.codec
+            inner, self.store_type, model=self.model, update=self.update, compression=self.codec
         )
         self.store = self.optimizer.kvstore
         torch.manual_seed(100 + self.store.rank)
@@ -76,6 +76,10 @@ class WithCodec(ByOptimizer):
 
 class WithCodecsOnServers(WithCodec):
     update, codec = "server", BOTH
+
+
+class Asynchronous(ByOptimizer):
+    store_type, update = "dist_async", "server"
 
 
 class ByTrainer:
@@ -185,8 +189,8 @@ def save_for_ever(path):
     for step in range(1, 10_000):
         job.step()
         paceline.save(path, job.model, job.optimizer, step=step)
-        if step == 3:
-            tell("three times")
+        if step == 2:
+            tell("twice")
 
 
 def load_only(path):
@@ -196,6 +200,27 @@ def load_only(path):
     for _ in range(step):
         reference.step()
     return [step, job.digest() == reference.digest()]
+
+
+def save_three_times(path):
+    job = WithCodec()
+    for step in range(3):
+        job.step()
+        paceline.save(path, job.model, job.optimizer, step=step)
+
+
+def save_while_unlike_far(path):
+    """Worker 1 goes on after worker 0's last step; what both then have, and what a new optimizer gets from the file."""
+    job = Asynchronous()
+    job.step()
+    job.store.barrier()
+    for _ in range(3 * job.store.rank):
+        job.step()
+    mine = job.digest()
+    paceline.save(path, job.model, job.optimizer, step=4)
+    again = Asynchronous()
+    paceline.load(path, again.model, again.optimizer)
+    return [mine, again.digest()]
 
 
 # ---- the tests -----------------------------------------------------------------------------------------------------
@@ -214,7 +239,8 @@ def unbroken(folder):
 
 @pytest.fixture(scope="module")
 def resumed(folder, unbroken):
-    with LocalJob(WORKERS, 2, timeout_s=60, shared_memory=False) as job:
+    # Values are cut in the same places: the last bits of an optimizer on the servers depend on where vectors end.
+    with LocalJob(WORKERS, 2, timeout_s=60, bigarray_bound=100, shared_memory=False) as job:
         return job.run(train_again, str(folder))
 
 
@@ -289,14 +315,14 @@ def test_a_save_that_fails_on_one_worker_fails_on_all_and_changes_nothing(tmp_pa
 
 @pytest.mark.parametrize("rank", range(WORKERS))
 def test_a_job_killed_while_it_saves_leaves_a_whole_checkpoint(tmp_path, rank):
-    with LocalJob(WORKERS, 1, timeout_s=30) as job:
+    with LocalJob(WORKERS, 1, timeout_s=60) as job:
         workers = job.start_all(save_for_ever, str(tmp_path / "job"))
-        assert workers[rank].heard(60) == "three times"
+        assert workers[rank].heard(120) == "twice"
         workers[rank].kill(signal.SIGKILL)
     with LocalJob(WORKERS, 1, timeout_s=60) as job:
         found = job.run(load_only, str(tmp_path / "job"))
     assert found[0] == found[1]
-    assert found[0][0] >= 3
+    assert found[0][0] >= 2
     assert found[0][1]
 
 
@@ -307,8 +333,8 @@ def test_files_of_the_checkpoint_before_go_when_the_new_one_is_there(tmp_path):
     assert not [one for one in os.listdir(tmp_path) if one.endswith(".partial")]
 
 
-def save_three_times(path):
-    job = WithCodec()
-    for step in range(3):
-        job.step()
-        paceline.save(path, job.model, job.optimizer, step=step)
+def test_where_workers_do_not_wait_for_each_other_the_servers_weights_are_saved(tmp_path):
+    with LocalJob(WORKERS, 1, timeout_s=60) as job:
+        (first, loaded), (last, also_loaded) = job.run(save_while_unlike_far, str(tmp_path / "job"))
+    assert first != last
+    assert loaded == also_loaded == last

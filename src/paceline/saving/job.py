@@ -14,6 +14,7 @@ from paceline.gluon.replicate import ReplicatedModule
 from paceline.gluon.trainer import Trainer
 from paceline.kvstore import together
 from paceline.kvstore.base import KVStore, KVStoreBase
+from paceline.kvstore.dist import DistStore
 from paceline.kvstore.tensor_file import TensorFile
 from paceline.kvstore.together import Content
 from paceline.saving import chance
@@ -57,10 +58,11 @@ def save(
 ) -> None:
     """Write a checkpoint, from which :func:`load` goes on bit for bit.
 
-    Every worker of the job calls it, between two steps. Worker 0 writes model (buffers too) and optimizer to ``path``;
-    what each other worker has of its own (residuals of its codec, its random numbers, its ``extra``) is beside it, in
-    ``<path>.rank<r>.<digest>``. The files belong together, and replace those of the checkpoint before only when all are
-    on the disk.
+    Every worker of the job calls it, between two steps; it is a barrier. Worker 0 writes model (buffers too) and
+    optimizer to ``path``; what each other worker has of its own (residuals of its codec, its random numbers, its
+    ``extra``) is beside it, in ``<path>.rank<r>.<digest>``. The files belong together, and replace those of the
+    checkpoint before only when all are on the disk. Where workers do not wait for each other, the weights are those of
+    the servers at that moment.
 
     Args:
         path: of the file; all workers give the same, on a disk that all of them see.
@@ -80,7 +82,7 @@ def save(
 
     def common() -> Content:
         packer = Packer()
-        states = {"model": model.state_dict(), "optimizer": _without_residuals(optimizer.state_dict())}
+        states = {"model": _newest(store, model.state_dict()), "optimizer": _without_residuals(optimizer.state_dict())}
         content = {name: packer.pack(state, name) for name, state in states.items()}
         return Content(packer.tensors, {"content": content, "optimizer": _name_of(optimizer)})
 
@@ -97,8 +99,8 @@ def save(
 def load(path: str | os.PathLike[str], model: Stateful, optimizer: Stateful, *, rng: bool = True) -> Checkpoint:
     """Go on from a checkpoint: ``step, extra = paceline.load("job.ckpt", model, optimizer)``.
 
-    Every worker of the job calls it, with the model and the optimizer made as for training from the start. Any number
-    of servers goes on bit for bit. So does the same number of workers; with another number, workers that were not there
+    Every worker of the job calls it, with the model and the optimizer made as for training from the start. The same
+    number of workers goes on bit for bit, with any number of servers. With another number, workers that were not there
     start without residuals, with their own random numbers, and get worker 0's ``extra``.
 
     Args:
@@ -143,6 +145,17 @@ def _set_weights(model: Stateful, optimizer: Stateful, state: dict[str, Any]) ->
     model.load_state_dict(state)
     if hasattr(optimizer, "broadcast_weights"):
         optimizer.broadcast_weights()
+
+
+def _newest(store: KVStoreBase | None, state: dict[str, Any]) -> dict[str, Any]:
+    """Return a model's state with the weights as the servers have them, where other workers may have moved them on."""
+    if not isinstance(store, DistStore) or store.policy.merge == "all":
+        return state
+    keys = set(store.table.keys)
+    names = [name for name in state if name in keys]
+    values = [torch.empty_like(state[name], device="cpu") for name in names]
+    store.pull(names, values)
+    return {**state, **dict(zip(names, values, strict=True))}
 
 
 def _store_of(optimizer: Stateful) -> KVStoreBase | None:
