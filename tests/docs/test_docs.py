@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from paceline.config import ALIASES, Settings
+from paceline.kvstore.tensor_file import read
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,7 +20,7 @@ def blocks(document: str, language: str) -> list[str]:
 
 
 def test_readme_script_trains_under_the_launcher(tmp_path: Path) -> None:
-    [script] = blocks("README.md", "python")
+    [script, _] = blocks("README.md", "python")
     (tmp_path / "train.py").write_text(script)
     command = [sys.executable, "-m", "paceline", "launch", "-n", "2", "-s", "1", "--", sys.executable, "train.py"]
     done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=150)
@@ -29,13 +31,33 @@ def test_readme_script_trains_under_the_launcher(tmp_path: Path) -> None:
 
 
 def test_readme_script_runs_alone_with_the_local_store(tmp_path: Path) -> None:
-    [script] = blocks("README.md", "python")
+    [script, _] = blocks("README.md", "python")
     (tmp_path / "train.py").write_text(script.replace('"dist_sync"', '"local"'))
     done = subprocess.run(
         [sys.executable, "train.py"], check=False, cwd=tmp_path, capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 0, done.stderr
     assert "epoch 2" in done.stdout
+
+
+def test_readme_script_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+    [_, script] = blocks("README.md", "python")
+    runs = [
+        ("whole", 1, script),
+        ("broken", 1, script.replace("range(first_epoch, 4)", "range(2)")),
+        ("broken", 2, script),
+    ]
+    for folder, servers, text in runs:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "resume.py").write_text(text)
+        launch = ["launch", "-n", "2", "-s", str(servers), "--", sys.executable, "resume.py"]
+        command = [sys.executable, "-m", "paceline", *launch]
+        done = subprocess.run(command, check=False, cwd=tmp_path / folder, capture_output=True, text=True, timeout=150)
+        assert done.returncode == 0, done.stderr
+    whole, broken = (read(tmp_path / folder / "job.ckpt", "a training job") for folder in ("whole", "broken"))
+    assert whole.manifest["step"] == broken.manifest["step"] > 0
+    assert whole.tensors.keys() == broken.tensors.keys()
+    assert all(torch.equal(one, broken.tensors[name]) for name, one in whole.tensors.items())
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Settings)])
