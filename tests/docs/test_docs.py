@@ -42,11 +42,8 @@ def test_readme_script_runs_alone_with_the_local_store(tmp_path: Path) -> None:
 
 def test_readme_script_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     [_, script] = blocks("README.md", "python")
-    runs = [
-        ("whole", 1, script),
-        ("broken", 1, script.replace("range(first_epoch, 4)", "range(2)")),
-        ("broken", 2, script),
-    ]
+    script = script.replace("batch_size=32", "batch_size=128").replace("first_epoch, 4", "first_epoch, 2")
+    runs = [("whole", 1, script), ("broken", 1, script.replace("first_epoch, 2", "1")), ("broken", 2, script)]
     for folder, servers, text in runs:
         (tmp_path / folder).mkdir(exist_ok=True)
         (tmp_path / folder / "resume.py").write_text(text)
@@ -57,7 +54,9 @@ def test_readme_script_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     whole, broken = (read(tmp_path / folder / "job.ckpt", "a training job") for folder in ("whole", "broken"))
     assert whole.manifest["step"] == broken.manifest["step"] > 0
     assert whole.tensors.keys() == broken.tensors.keys()
-    assert all(torch.equal(one, broken.tensors[name]) for name, one in whole.tensors.items())
+    # Python's and NumPy's random numbers have other seeds in each run; the script does not draw any.
+    names = [name for name in whole.tensors if not name.startswith(("rank0/rng/python", "rank0/rng/numpy"))]
+    assert [name for name in names if not torch.equal(whole.tensors[name], broken.tensors[name])] == []
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Settings)])
