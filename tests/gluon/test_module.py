@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.context import cpu, gpu, num_gpus
-from paceline.errors import PacelineError
+from paceline.errors import CheckpointError, PacelineError
 from paceline.gluon import SyncBatchNorm
 from paceline.gluon.callbacks import ProgressBar, Speedometer, TensorBoard, do_checkpoint, log_train_metric
 from paceline.gluon.module import Module
@@ -130,6 +130,17 @@ def test_training_goes_on_from_a_checkpoint(data, tmp_path):
     resumed.fit(loader(data), begin_epoch=2, num_epoch=4, **SGD)
     for name, value in whole.net.state_dict().items():
         assert torch.allclose(resumed.net.state_dict()[name], value, atol=1e-6), name
+
+
+def test_states_of_another_save_are_refused(data, tmp_path):
+    module = Module(classifier())
+    module.fit(loader(data), num_epoch=1, **SGD)
+    module.save_checkpoint(tmp_path / "m", 1, save_optimizer_states=True)
+    module.trainer.set_learning_rate(0.5)
+    module.save_checkpoint(tmp_path / "other", 1, save_optimizer_states=True)
+    (tmp_path / "other-0001.states").replace(tmp_path / "m-0001.states")
+    with pytest.raises(CheckpointError, match="one of them is of another save"):
+        Module.load(tmp_path / "m", 1, classifier(), load_optimizer_states=True)
 
 
 def test_missing_and_damaged_checkpoints_are_named(tmp_path):
