@@ -62,7 +62,7 @@ class OneServer:
         for rank in range(WORKERS):
             self.ask(rank, m.Claim("worker", rank, b"t"))
         groups = [list(group) for group in policy.groups]
-        self.ask(0, m.OpenStore("s", policy.merge, groups, policy.first, -1, policy.weighting, policy.age, mean))
+        self.ask(0, m.OpenStore("s", policy.merge, groups, policy.first, -1, policy.weighting, mean))
         self.ask(0, m.SetUpdater("s", msgspec.msgpack.encode(make_spec(optimizer, lr=0.5))))
         bucket = m.BucketSpec(0, self.numel, ["e"], [self.numel], [[ROWS, WIDTH]])
         value = torch.zeros(1) if answers == "merged" else start()
