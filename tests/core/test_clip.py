@@ -361,7 +361,7 @@ def test_merges_without_a_round_do_not_clip(merge: Policy) -> None:
     with pytest.raises(ValueError, match="no merged gradient to clip"):
         store.for_optimizer(mean=True, clip_norm=1.0)
     for norm, policy in ((1.0, merge), (-1.0, Policy()), (math.inf, Policy())):
-        body = m.OpenStore("t", policy.merge, [], policy.first, -1, "none", 0, True, False, norm)
+        body = m.OpenStore("t", policy.merge, [], policy.first, -1, "none", True, clip_norm=norm)
         with pytest.raises(ValueError, match="clip"):
             store.session.call_server(0, body, "opening")
 
