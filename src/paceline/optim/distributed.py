@@ -250,6 +250,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def broadcast_weights(self) -> None:
         """Make rank 0's weights and buffers everybody's, on the servers too. Every worker calls it."""
+        self._publish()
         self._update.broadcast_weights()
         self.sync_buffers()
 

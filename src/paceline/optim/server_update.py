@@ -70,6 +70,8 @@ class ServerUpdate:
         self._skip = self._pending = self._is_open = False
         store.set_spec(spec)
         sparse = find_sparse([(name, param) for name, param, _ in named], inner, model)
+        if sparse and store.policy.merge == "groups" and choices.clip_norm is not None:
+            raise ValueError(f"clip_grad_norm in groups is for dense gradients, and {sparse[0][0]!r} has sparse ones")
         self._sparse = SparseExchange(store, sparse, "server")
         self._bind()
         self._watch = BackwardWatch(self._on_gradient, lambda: None)
