@@ -156,6 +156,14 @@ class ReplicatedModule:
         """Return a parameter of the first replica, which may still be without a shape."""
         return self._replicas[0].get_parameter(name)
 
+    def has_sparse_gradient(self, name: str) -> bool:
+        """Tell whether a parameter is the table of an embedding with ``sparse=True``."""
+        param = self.first_parameter(name)
+        return any(
+            getattr(module, "sparse", False) is True and any(one is param for one in module.parameters(recurse=False))
+            for module in self._replicas[0].modules()
+        )
+
     def parameters_named(self, name: str) -> list[nn.Parameter]:
         """Return a parameter of every replica there is, in device order."""
         if name not in self._names:

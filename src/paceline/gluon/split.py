@@ -53,19 +53,20 @@ def split_data(data: ArrayLike, num_slice: int, batch_axis: int = 0, even_split:
         data: a tensor or array.
         num_slice: number of slices.
         batch_axis: the axis that counts samples.
-        even_split: demand slices of one size. Otherwise the first ``size % num_slice`` slices get one sample more.
+        even_split: demand slices of one size. Otherwise the first ``size % num_slice`` slices get one sample more, and
+            the last ones of a batch with fewer samples than slices are empty.
 
     Raises:
-        ValueError: the batch is not divisible, or has fewer samples than slices.
+        ValueError: the batch is not divisible.
     """
     tensor = torch.as_tensor(data)
     size = _batch_size(tensor, batch_axis)
     if num_slice < 1:
         raise ValueError(f"num_slice is {num_slice}; it must be at least 1")
-    if size < num_slice:
+    if even_split and size < num_slice:
         raise ValueError(
             f"a batch of {size} samples cannot feed {num_slice} devices, each needs at least one; "
-            "use a larger batch or fewer devices (or drop_last=True in the loader)"
+            "use a larger batch or fewer devices (or drop_last=True in the loader), or even_split=False for empty slices"
         )
     small, extra = divmod(size, num_slice)
     if even_split and extra:

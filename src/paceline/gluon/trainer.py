@@ -12,8 +12,9 @@ from paceline.agreement import Fact
 from paceline.context import Context
 from paceline.gluon import _gradients as gradients
 from paceline.gluon._optimizer import OptimizerLike, OptimizerPlan
-from paceline.gluon._policy import choose_store, update_on_store
+from paceline.gluon._policy import Traits, choose_store, share_of, update_on_store
 from paceline.gluon._updates import LocalUpdates, StoreUpdates
+from paceline.gluon.clip import GradientClip
 from paceline.gluon.parameter import Parameter, ParameterDict
 from paceline.gluon.replicate import ReplicatedModule
 from paceline.kvstore.agreement import agree_on_store, option_facts, tensor_facts
@@ -39,6 +40,8 @@ class Trainer:
             parameters of the replicated module; its ``param_groups`` are read at every step, so schedulers work.
         optimizer_params: options for a name or a class (see :class:`OptimizerPlan`).
         kvstore: a store type, a store, or None. ``local`` and ``device`` stores are left out for a single device.
+            Several trainers get along with one store: to all but the first it gives another store like itself, so
+            that keys and optimizers never meet.
         compression_params: ``{"type": "2bit", "threshold": 0.5}``; needs a store. Distributed ones compress pulls too
             (``"leg": "both"``, or a list of settings for different codecs). What is compressed, and so what the
             threshold is measured against: in ``local`` and ``device`` stores, and wherever the optimizer does not run
@@ -47,6 +50,10 @@ class Trainer:
             store that runs the optimizer, this worker's sum divided by ``batch_size``, which is a mean if that is the
             number of the worker's samples.
         update_on_kvstore: run the optimizer in the store (True), on every device (False), or where it is best (None).
+        clip_grad_norm: scale the gradients, summed over devices and workers and divided by ``batch_size``, so that the
+            2-norm of all of them together is at most this (``torch.nn.utils.clip_grad_norm_``).
+        clip_grad_value: clamp every element of these gradients to plus or minus this, before the norm is taken. Both
+            need the merged gradient, so with a distributed store the optimizer runs on the devices.
 
     Raises:
         TypeError: no parameters, or an unknown kind of optimizer, option or store.
@@ -61,14 +68,19 @@ class Trainer:
         kvstore: str | KVStoreBase | None = "device",
         compression_params: Compression | None = None,
         update_on_kvstore: bool | None = None,
+        *,
+        clip_grad_norm: float | None = None,
+        clip_grad_value: float | None = None,
     ) -> None:
         self._all = _by_name(params)
         self._contexts = _same_contexts(self._all)
         self._plan = OptimizerPlan(optimizer, optimizer_params, self._trained())
-        self._store = choose_store(kvstore, len(self._contexts), compression_params)
+        self._clip = GradientClip(clip_grad_norm, clip_grad_value)
+        store = choose_store(kvstore, len(self._contexts), compression_params, self._traits().sparse_weights)
         self._wanted = update_on_kvstore
         # Impossible choices are refused here; sizes, which only matter for the default, are known at the first step.
-        update_on_store(update_on_kvstore, self._store, 0)
+        update_on_store(update_on_kvstore, store, self._traits())
+        self._store, self._prefix = share_of(store)
         if compression_params:
             self._set_compression(compression_params)
         self._updates: StoreUpdates | LocalUpdates | None = None
@@ -202,10 +214,9 @@ class Trainer:
     def _started(self) -> StoreUpdates | LocalUpdates:
         """Set everything up, which needs shapes."""
         if self._updates is None:
-            largest = max((one.on_devices()[0].numel() for one in self._all.values()), default=0)
-            on_store = update_on_store(self._wanted, self._store, largest)
-            kind = StoreUpdates if on_store else LocalUpdates
-            self._updates = kind(self._plan, self._store, self._contexts)
+            place = self._plan, self._store, self._contexts, self._clip
+            on_store = update_on_store(self._wanted, self._store, self._traits())
+            self._updates = StoreUpdates(*place) if on_store else LocalUpdates(*place, self._prefix)
             if self._store is not None:
                 agree_on_store(self._store, "the trainer", self._facts(on_store))
             self._updates.start(self._all, self._trained())
@@ -222,6 +233,13 @@ class Trainer:
             for key, fact in zip(self._all, values, strict=True)
         ]
         return [*self._plan.facts(), *option_facts("the trainer", {"update_on_kvstore": on_store}), *facts]
+
+    def _traits(self) -> Traits:
+        """Return what matters for where the optimizer runs; sizes count only once shapes are known."""
+        known = [one.on_devices()[0].numel() for one in self._all.values() if one.has_shape]
+        weights = any(one.stype == "row_sparse" for one in self._all.values())
+        gradients = any(one.grad_stype == "row_sparse" for one in self._trained().values())
+        return Traits(max(known, default=0), weights, gradients, bool(self._clip))
 
     def _start_when_ready(self) -> None:
         if all(one.has_shape for one in self._all.values()):

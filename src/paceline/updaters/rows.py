@@ -22,11 +22,30 @@ _COUNTING = (torch.optim.Adagrad, torch.optim.SparseAdam)
 
 
 def sum_rows(values: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """Return the coalesced sum of row-sparse tensors on one device: indices sorted, without repeats."""
-    total = values[0].detach().to(device, copy=True)
-    for one in values[1:]:
-        total = total + one.detach().to(device)
-    return total.coalesce()
+    """Return the coalesced sum of row-sparse tensors on one device: indices sorted, without repeats.
+
+    Half precision is summed in single precision and rounded once.
+    """
+    parts = [one.detach().to(device) for one in values]
+    dtype = parts[0].dtype
+    indices, rows = torch.cat([one._indices() for one in parts], 1), torch.cat([one._values() for one in parts])
+    rows = rows.float() if dtype in (torch.float16, torch.bfloat16) else rows
+    total = torch.sparse_coo_tensor(indices, rows, parts[0].shape, check_invariants=False).coalesce()
+    return total.to(dtype)
+
+
+@torch.no_grad()
+def to_rows(value: torch.Tensor) -> torch.Tensor:
+    """Return a value as the row-sparse tensor of its rows that are not 0; it may share the value's memory.
+
+    It is ``to_sparse(1)``, but some hundred times faster.
+    """
+    if value.is_sparse:
+        return value
+    value = value.detach()
+    kept = (value.reshape(len(value), -1) != 0).any(1).nonzero().view(-1)
+    rows = value[kept] if len(kept) < len(value) else value
+    return torch.sparse_coo_tensor(kept[None], rows, value.shape, is_coalesced=True, check_invariants=False)
 
 
 @torch.no_grad()
