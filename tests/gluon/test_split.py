@@ -61,7 +61,7 @@ def test_indivisible_batch_says_what_to_do():
 
 
 def test_fewer_samples_than_devices_leave_the_last_slices_empty_where_uneven_is_allowed():
-    with pytest.raises(ValueError, match="2 samples cannot feed 3 devices.*even_split=False"):
+    with pytest.raises(ValueError, match=r"2 samples cannot feed 3 devices.*even_split=False"):
         split_data(torch.zeros(2), 3)
     slices = split_data(torch.arange(4).view(2, 2), 4, batch_axis=1, even_split=False)
     assert [one.tolist() for one in slices] == [[[0], [2]], [[1], [3]], [[], []], [[], []]]

@@ -25,7 +25,9 @@ def check_fresh(parameters: Mapping[str, Parameter]) -> None:
     more = f" and {len(stale) - _NAMED} more parameters" if len(stale) > _NAMED else ""
     raise StaleGradientError(
         f"backward has put no gradient since the last step into {named}{more}. Call backward on the loss of every "
-        "device before step; if these parameters are not used in this batch, pass ignore_stale_grad=True"
+        "device before step. A slice that was changed after split_and_load runs on the first device: change the batch "
+        "before, or say as_in_context(slice, device). If these parameters are not used in this batch, pass "
+        "ignore_stale_grad=True"
     )
 
 

@@ -15,6 +15,7 @@ from paceline.context import Context, ContextLike, as_contexts, check_available
 from paceline.gluon.backward import backward
 from paceline.gluon.parallel import run_replicas
 from paceline.gluon.parameter import Parameter, ParameterDict
+from paceline.gluon.placement import index_of, mark
 
 
 def replicate(net: nn.Module, devices: ContextLike | Sequence[ContextLike]) -> ReplicatedModule:
@@ -42,7 +43,7 @@ class ReplicatedModule:
     """A model with one replica per device. Made by :func:`replicate`.
 
     Calling it with a list of slices (from ``split_and_load``) runs the replicas side by side and returns the list of
-    outputs; calling it with a tensor runs the first replica alone.
+    outputs; calling it with one slice runs the replica of its device, with any other tensor the first replica.
 
     Attributes:
         contexts: the devices, one per replica.
@@ -72,23 +73,28 @@ class ReplicatedModule:
 
         Args:
             *inputs: the model's positional arguments: either each a list with one slice per device, or each a single
-                value for the first replica.
+                value for one replica: that of the slice's device, also where devices are logical CPUs.
 
         Returns:
-            A list with one output per device, or the first replica's output.
+            A list with one output per device, or the output of one replica.
 
         Raises:
             ValueError: the number of slices is not the number of devices, or a slice is on another device.
         """
         if not any(isinstance(one, list) for one in inputs):
+            index = index_of(inputs, self.contexts)
             self.infer_shapes(*inputs)
-            return self._replicas[0](*inputs)
+            return self._marked(index, self._replicas[index](*inputs))
         slices = self._per_replica(inputs)
         self.infer_shapes(*slices[0])
         jobs: list[Callable[[], Any]] = [
             functools.partial(replica, *args) for replica, args in zip(self._replicas, slices, strict=True)
         ]
-        return run_replicas(self.contexts, jobs)
+        return [self._marked(index, output) for index, output in enumerate(run_replicas(self.contexts, jobs))]
+
+    def _marked(self, index: int, output: Any) -> Any:
+        """Note which replica an output comes from, so that the next network goes on with the same one."""
+        return mark(output, self.contexts[index]) if len(self.contexts) > 1 else output
 
     def backward(self, losses: torch.Tensor | Sequence[torch.Tensor]) -> None:
         """Go backward from one loss per device, side by side; see :func:`paceline.gluon.backward`."""
