@@ -318,6 +318,9 @@ class DistStore(KVStore):
         if is_whole_tensor(spec.name) and any(_is_split(block) for block in self.table.blocks.values()):
             raise ValueError(f"optimizer {spec.name!r} needs whole tensors, but keys are split; set it before init")
         self._open()
+        if self.table.keys:  # what anybody has pushed so far is the business of the updater so far
+            self._wait_for_all()
+            self.barrier()
         if self.rank == 0:
             self._on_all_servers(
                 m.SetUpdater(self.name, msgspec.msgpack.encode(spec)), f"setting optimizer {spec.name!r}"

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+_HALF = (torch.float16, torch.bfloat16)
 #: Optimizers whose lazy form is well known: untouched rows keep both value and state (MXNet's ``lazy_update=True``).
 LAZY = (
     torch.optim.SGD,
@@ -26,12 +27,16 @@ def sum_rows(values: Sequence[torch.Tensor], device: torch.device) -> torch.Tens
 
     Half precision is summed in single precision and rounded once.
     """
-    parts = [one.detach().to(device) for one in values]
-    dtype = parts[0].dtype
-    indices, rows = torch.cat([one._indices() for one in parts], 1), torch.cat([one._values() for one in parts])
-    rows = rows.float() if dtype in (torch.float16, torch.bfloat16) else rows
-    total = torch.sparse_coo_tensor(indices, rows, parts[0].shape, check_invariants=False).coalesce()
-    return total.to(dtype)
+    single = values[0].dtype in _HALF
+    total = values[0].detach().to(device, torch.float32 if single else None, copy=True)
+    for one in values[1:]:
+        total = total + one.detach().to(device, total.dtype)
+    return total.coalesce().to(values[0].dtype)
+
+
+def add_rows(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Return the sum of two row-sparse tensors of one device and dtype; torch has none for half precision."""
+    return sum_rows([one, other], one.device) if one.dtype in _HALF else one + other
 
 
 @torch.no_grad()
