@@ -174,7 +174,7 @@ def wrong_calls():
     store = kvstore.create("dist_sync")
     store.init("w", torch.zeros(3, 2))
     calls = {
-        "options": lambda: store.options(),
+        "options": store.options,
         "rate": lambda: store.set_learning_rate(-1.0),
         "unknown": lambda: store.push(np.int64(3), torch.zeros(3, 2)),
         "shape of rows": lambda: store.push("w", torch.zeros(4, 2).to_sparse(1)),

@@ -10,6 +10,7 @@ from paceline.context import Context
 from paceline.errors import PacelineError
 from paceline.gluon._gradients import collect, densify
 from paceline.gluon._optimizer import OptimizerPlan
+from paceline.gluon._policy import is_distributed
 from paceline.gluon.clip import GradientClip
 from paceline.gluon.parameter import Parameter
 from paceline.kvstore import codec_files
@@ -44,7 +45,7 @@ class StoreUpdates:
     ) -> None:
         assert isinstance(store, KVStore), "only a KVStore is capable of an optimizer"
         self._plan, self._store = plan, store
-        self._sent: tuple[list[Options], dict[Key, KeyOptions]] = ([], {})
+        self._sent: tuple[list[Options], dict[Key, KeyOptions]] | None = None
         if clip:
             assert isinstance(store, InProcessStore), "refused before"
             store.clip = clip
@@ -53,7 +54,6 @@ class StoreUpdates:
         """Send the optimizer and the first values."""
         keys, precision = self._plan.key_options(), self._plan.multi_precision
         self._store.set_optimizer(self._plan.optimizer, keys=keys, multi_precision=precision, **self._plan.options)
-        self._sent = self._plan.spec.groups, keys
         _broadcast(self._store, everything, by_rows=True)
 
     def step(self, trained: Mapping[str, Parameter], scale: float, step: int, samples: float) -> None:
@@ -139,6 +139,10 @@ class LocalUpdates:
 
     def step(self, trained: Mapping[str, Parameter], scale: float, step: int, samples: float) -> None:
         """Sum the gradients, then update."""
+        if isinstance(self._store, KVStore):
+            self._store.samples = samples
+            if is_distributed(self._store):  # for the servers to compare between workers
+                self._store.set_options(self._plan.groups_at(step), self._plan.key_options())
         self.allreduce(trained)
         self.update(trained, scale, step)
 

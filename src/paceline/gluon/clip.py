@@ -39,7 +39,7 @@ def clip_global_norm(arrays: Sequence[torch.Tensor], max_norm: float, check_isfi
     scale = max_norm / (norm + 1e-8)
     if scale < 1.0:
         for one in arrays:
-            one.detach().mul_(scale)
+            (one if one.is_sparse else one.detach()).mul_(scale)
     return norm
 
 

@@ -232,7 +232,12 @@ class Trainer:
             fact if key in trained else fact._replace(value=f"{fact.value}, not trained")
             for key, fact in zip(self._all, values, strict=True)
         ]
-        return [*self._plan.facts(), *option_facts("the trainer", {"update_on_kvstore": on_store}), *facts]
+        choices = {
+            "update_on_kvstore": on_store,
+            "clip_grad_norm": self._clip.norm,
+            "clip_grad_value": self._clip.value,
+        }
+        return [*self._plan.facts(), *option_facts("the trainer", choices), *facts]
 
     def _traits(self) -> Traits:
         """Return what matters for where the optimizer runs; sizes count only once shapes are known."""
