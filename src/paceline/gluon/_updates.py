@@ -138,21 +138,29 @@ class LocalUpdates:
                 optimizer.add(key, param)
 
     def step(self, trained: Mapping[str, Parameter], scale: float, step: int, samples: float) -> None:
-        """Sum the gradients, then update."""
-        if isinstance(self._store, KVStore):
+        """Sum the gradients, then update.
+
+        Workers of a distributed store scale before the sum, as each has its own batch size: all get the same gradient.
+        """
+        if isinstance(self._store, KVStore) and is_distributed(self._store):
             self._store.samples = samples
-            if is_distributed(self._store):  # for the servers to compare between workers
-                self._store.set_options(self._plan.groups_at(step), self._plan.key_options())
+            # For the servers to compare between workers.
+            self._store.set_options(self._plan.groups_at(step), self._plan.key_options())
+            self.allreduce(trained, scale)
+            self.update(trained, 1.0, step)
+            return
         self.allreduce(trained)
         self.update(trained, scale, step)
 
-    def allreduce(self, trained: Mapping[str, Parameter]) -> None:
-        """Sum the gradients over devices and workers, in place."""
+    def allreduce(self, trained: Mapping[str, Parameter], scale: float = 1.0) -> None:
+        """Sum the gradients, times ``scale``, over devices and workers, in place."""
         if self._store is None:
             return
         if not isinstance(self._store, InProcessStore):
             densify(trained)
         grads = collect(trained, everywhere=self._store.num_workers > 1)
+        if scale != 1.0:
+            torch._foreach_mul_([one for some in grads.values() for one in some], scale)
         if grads:
             self._store.pushpull([self._prefix + key for key in grads], list(grads.values()))
 

@@ -41,6 +41,11 @@ class Parameter:
         self._on_set: list[Callable[[Parameter, torch.Tensor], None]] = []
 
     @property
+    def net(self) -> ReplicatedModule:
+        """The network that it belongs to."""
+        return self._net
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Shape.
 

@@ -53,6 +53,7 @@ class ReplicatedModule:
         self.contexts = tuple(contexts)
         self._replicas = [net]
         self._on_shapes: list[Callable[[], None]] = []
+        self._before_reading: list[Callable[[], None]] = []
         self._names: dict[str, list[nn.Parameter]] = {}
         self._complete = False
         if not _has_lazy(net):
@@ -128,6 +129,8 @@ class ReplicatedModule:
 
     def train(self, mode: bool = True) -> ReplicatedModule:
         """Set training mode on all replicas."""
+        if not mode:
+            self._about_to_read()
         for replica in self._replicas:
             replica.train(mode)
         return self
@@ -142,6 +145,7 @@ class ReplicatedModule:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the model's state, as of one device; floating-point buffers (running statistics) are averaged."""
+        self._about_to_read()
         states = [replica.state_dict() for replica in self._replicas]
         buffers = {name for name, one in self._replicas[0].named_buffers() if one.is_floating_point()}
         return {
@@ -157,6 +161,19 @@ class ReplicatedModule:
             self._became_complete()
         for param in self._params.values():
             param.set_data(param.data())
+
+    def before_reading(self, tell: Callable[[], None]) -> None:
+        """Have ``tell()`` called before buffers are read: for evaluation, and for ``state_dict``."""
+        self._before_reading.append(tell)
+
+    def _about_to_read(self) -> None:
+        for tell in self._before_reading:
+            tell()
+
+    def buffers_by_name(self) -> dict[str, list[torch.Tensor]]:
+        """Return the tensors of every buffer, in device order."""
+        tables = [dict(replica.named_buffers()) for replica in self._replicas]
+        return {name: [table[name] for table in tables] for name in tables[0]}
 
     def first_parameter(self, name: str) -> nn.Parameter:
         """Return a parameter of the first replica, which may still be without a shape."""

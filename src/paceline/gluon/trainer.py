@@ -14,11 +14,13 @@ from paceline.gluon import _gradients as gradients
 from paceline.gluon._optimizer import OptimizerLike, OptimizerPlan
 from paceline.gluon._policy import Traits, choose_store, share_of, update_on_store
 from paceline.gluon._updates import LocalUpdates, StoreUpdates
+from paceline.gluon.buffers import SharedBuffers
 from paceline.gluon.clip import GradientClip
 from paceline.gluon.parameter import Parameter, ParameterDict
 from paceline.gluon.replicate import ReplicatedModule
 from paceline.kvstore.agreement import agree_on_store, option_facts, tensor_facts
 from paceline.kvstore.base import KVStoreBase
+from paceline.kvstore.dist import DistStore
 
 if TYPE_CHECKING:
     from paceline.compression import Compression
@@ -32,7 +34,8 @@ class Trainer:
     Gradients are **sums over samples** (Gluon's contract): go backward from the sum of the losses of each slice, and
     give ``step`` the size of the whole batch, by which the total is divided. All replicas and workers start from rank
     0's values: with a distributed store every worker makes its trainer, and waits there for the others (or, with lazy
-    modules, at the first batch, once shapes are known).
+    modules, at the first batch, once shapes are known). Buffers, such as the running means of ``BatchNorm``, are rank
+    0's for all workers too, from ``net.eval()`` and in ``net.state_dict()``.
 
     Args:
         params: a replicated module, its ``collect_params()``, or a list or dictionary of parameters.
@@ -44,11 +47,10 @@ class Trainer:
             that keys and optimizers never meet.
         compression_params: ``{"type": "2bit", "threshold": 0.5}``; needs a store. Distributed ones compress pulls too
             (``"leg": "both"``, or a list of settings for different codecs). What is compressed, and so what the
-            threshold is measured against: in ``local`` and ``device`` stores, and wherever the optimizer does not run
-            in the store, each pushed sum over samples as it is, not yet divided by ``batch_size`` (stores of one
-            process compress every device's sum, distributed ones the sum over the worker's devices); in a distributed
-            store that runs the optimizer, this worker's sum divided by ``batch_size``, which is a mean if that is the
-            number of the worker's samples.
+            threshold is measured against: in ``local`` and ``device`` stores every device's sum over samples as it is,
+            not yet divided by ``batch_size``, and so is the worker's sum that ``allreduce_grads`` pushes; by ``step``
+            in a distributed store this worker's sum over its devices divided by ``batch_size``, which is a mean if that
+            is the number of the worker's samples.
         update_on_kvstore: run the optimizer in the store (True), on every device (False), or where it is best (None).
         clip_grad_norm: scale the gradients, summed over devices and workers and divided by ``batch_size``, so that the
             2-norm of all of them together is at most this (``torch.nn.utils.clip_grad_norm_``).
@@ -84,6 +86,7 @@ class Trainer:
         if compression_params:
             self._set_compression(compression_params)
         self._updates: StoreUpdates | LocalUpdates | None = None
+        self._buffers: SharedBuffers | None = None
         self._steps = 0
         # Before the first forward pass: its gradients must be those of the values that all workers start from.
         if all(one.has_shape for one in self._all.values()):
@@ -151,7 +154,9 @@ class Trainer:
         Raises:
             ValueError: the store runs the optimizer; use ``update_on_kvstore=False``.
         """
-        self._local("allreduce_grads").allreduce(self._trained())
+        updates = self._local("allreduce_grads")
+        self._publish()
+        updates.allreduce(self._trained())
 
     def update(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
         """Update all parameters from gradients that ``allreduce_grads`` has summed.
@@ -196,8 +201,15 @@ class Trainer:
             gradients.check_fresh(self._trained())
 
     def _step(self, batch_size: float) -> None:
-        self._started().step(self._trained(), self._scale(batch_size), self._steps, batch_size)
+        updates = self._started()
+        self._publish()
+        updates.step(self._trained(), self._scale(batch_size), self._steps, batch_size)
         self._steps += 1
+
+    def _publish(self) -> None:
+        """Make rank 0's buffers those of all workers, from when they are next read."""
+        if self._buffers is not None:
+            self._buffers.publish()
 
     def _scaled_step(self, scaler: torch.amp.GradScaler, batch_size: float) -> None:
         if self._store is not None and self._store.num_workers > 1:
@@ -220,6 +232,9 @@ class Trainer:
             if self._store is not None:
                 agree_on_store(self._store, "the trainer", self._facts(on_store))
             self._updates.start(self._all, self._trained())
+            if isinstance(self._store, DistStore) and self._store.num_workers > 1:
+                nets = {id(one.net): one.net for one in self._all.values()}
+                self._buffers = SharedBuffers(self._store, list(nets.values()))
             for one in self._all.values():
                 one.on_set(self._on_set)
         return self._updates
