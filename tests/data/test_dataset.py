@@ -30,8 +30,18 @@ def test_torch_loader_makes_the_same_batches_by_samples_and_by_batches() -> None
 
 def test_shards_are_contiguous_views() -> None:
     shards = [SAMPLES.shard(4, part) for part in range(4)]
-    assert [shard.tensors[1].tolist() for shard in shards] == [[0], [1, 2], [3], [4, 5]]
-    assert shards[1].tensors[0].data_ptr() == SAMPLES.tensors[0][1:].data_ptr()
+    assert [shard.tensors[1].tolist() for shard in shards] == [[0, 1], [2, 3], [4], [5]]
+    assert shards[1].tensors[0].data_ptr() == SAMPLES.tensors[0][2:].data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("length", "sizes"), [(10, [3, 3, 2, 2]), (9, [3, 2, 2, 2]), (8, [2, 2, 2, 2]), (3, [1, 1, 1, 0])]
+)
+def test_first_shards_get_what_is_left_over(length: int, sizes: list[int]) -> None:
+    samples = ArrayDataset(torch.arange(length))
+    shards = [samples.shard(4, part).tensors[0] for part in range(4)]
+    assert [len(shard) for shard in shards] == sizes
+    assert torch.cat(shards).tolist() == list(range(length))
 
 
 @pytest.mark.parametrize("tensors", [(), (torch.zeros(3), torch.zeros(4)), (torch.tensor(1.0),)])

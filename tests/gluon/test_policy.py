@@ -1,7 +1,7 @@
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.gluon._policy import LOCAL_BOUND, choose_store, needs_optimizer, update_on_store
+from paceline.gluon._policy import LOCAL_BOUND, Traits, choose_store, needs_optimizer, update_on_store
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.device import DeviceStore
 from paceline.kvstore.local import LocalStore
@@ -54,7 +54,7 @@ def test_impossible_stores_are_refused():
     ],
 )
 def test_where_the_optimizer_runs(store, wanted, largest, env, answer):
-    assert update_on_store(wanted, store, largest, env) is answer
+    assert update_on_store(wanted, store, Traits(largest), env) is answer
 
 
 @pytest.mark.parametrize(
@@ -63,12 +63,12 @@ def test_where_the_optimizer_runs(store, wanted, largest, env, answer):
 )
 def test_impossible_choices_are_refused(store, wanted, words):
     with pytest.raises(ValueError, match=words):
-        update_on_store(wanted, store, 1, {})
+        update_on_store(wanted, store, Traits(1), {})
 
 
 def test_unreadable_environment_is_named():
     with pytest.raises(ConfigError, match="MXNET_UPDATE_ON_KVSTORE='maybe'"):
-        update_on_store(None, DeviceStore(), 1, {"MXNET_UPDATE_ON_KVSTORE": "maybe"})
+        update_on_store(None, DeviceStore(), Traits(1), {"MXNET_UPDATE_ON_KVSTORE": "maybe"})
 
 
 def test_only_stores_that_apply_pushes_one_by_one_need_an_optimizer():

@@ -4,7 +4,7 @@ from torch import nn
 
 from paceline.context import cpu, gpu, num_gpus
 from paceline.errors import PacelineError
-from paceline.gluon import backward, replicate, split_and_load
+from paceline.gluon import as_in_context, backward, replicate, split_and_load
 
 DEVICES = [cpu(0), cpu(1), cpu(2)]
 
@@ -54,6 +54,48 @@ def test_losses_may_go_backward_one_by_one():
     for loss in both([torch.ones(1, 2), torch.ones(1, 2)]):
         loss.sum().backward()
     assert [one.tolist() for one in both.collect_params()["weight"].list_grad()] == [[[1.0, 1.0]]] * 2
+
+
+def squared(output, label):
+    return (output - label).square().sum()
+
+
+def test_every_slice_finds_the_replica_of_its_device():
+    """Gluon's usual loop; through two networks, whose second one gets no slices but outputs of the first."""
+    torch.manual_seed(0)
+    first, second = replicate(nn.Linear(3, 4), DEVICES), replicate(nn.Linear(4, 1), DEVICES)
+    data, label = torch.randn(6, 3), torch.randn(6, 1)
+    xs, ys = split_and_load(data, DEVICES), split_and_load(label, DEVICES)
+    losses = [squared(second(first(x)), y) for x, y in zip(xs, ys, strict=True)]
+    for loss in losses:
+        loss.backward()
+    for net in (first, second):
+        one_by_one = [param.list_grad() for param in net.collect_params().values()]
+        net.zero_grad()
+        assert all(len(grads) == 3 and all(float(one.abs().sum()) > 0 for one in grads) for grads in one_by_one)
+    backward([squared(out, y) for out, y in zip(second(first(xs)), ys, strict=True)])
+    for param, replica in zip(second.collect_params()["weight"].list_grad(), range(3), strict=True):
+        assert torch.allclose(param, second.replicas[replica].weight.grad)
+    assert torch.allclose(sum(second.collect_params()["bias"].list_grad()), sum(one_by_one[1]), atol=1e-5)
+
+
+def test_changed_slices_are_placed_by_hand_and_mixed_ones_are_refused():
+    both = replicate(nn.Bilinear(2, 2, 1), DEVICES[:2])
+    left, right = split_and_load(torch.ones(2, 2), DEVICES[:2])
+    moved = as_in_context(right.double().float(), cpu(1))
+    both(moved, right).sum().backward()
+    assert [replica.weight.grad is None for replica in both.replicas] == [True, False]
+    both(torch.ones(1, 2), torch.ones(1, 2)).sum().backward()
+    assert both.replicas[0].weight.grad is not None
+    with pytest.raises(ValueError, match=r"cpu\(0\) and cpu\(1\)"):
+        both(left, right)
+
+
+def test_marks_do_not_travel_with_what_is_saved(tmp_path):
+    part = split_and_load(torch.ones(2, 2), DEVICES[:2])[1]
+    torch.save(part, tmp_path / "part")
+    assert torch.equal(torch.load(tmp_path / "part", weights_only=True), part)
+    assert not part.__dict__
 
 
 def test_backward_sums_losses_per_sample():

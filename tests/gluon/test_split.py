@@ -41,7 +41,7 @@ def test_sizes_cover_a_large_enough_batch_and_follow_the_weights(extra, weights)
 @given(st.integers(1, 60), st.integers(1, 8), st.booleans())
 def test_split_data_keeps_every_sample_in_order(size, num_slice, even_split):
     data = torch.arange(size)
-    if size < num_slice or (even_split and size % num_slice):
+    if even_split and size % num_slice:
         with pytest.raises(ValueError, match=str(size)):
             split_data(data, num_slice, even_split=even_split)
         return
@@ -60,9 +60,12 @@ def test_indivisible_batch_says_what_to_do():
         split_data(torch.zeros(5), 2)
 
 
-def test_fewer_samples_than_devices_are_refused():
-    with pytest.raises(ValueError, match="2 samples cannot feed 3 devices"):
-        split_data(torch.zeros(2), 3, even_split=False)
+def test_fewer_samples_than_devices_leave_the_last_slices_empty_where_uneven_is_allowed():
+    with pytest.raises(ValueError, match=r"2 samples cannot feed 3 devices.*even_split=False"):
+        split_data(torch.zeros(2), 3)
+    slices = split_data(torch.arange(4).view(2, 2), 4, batch_axis=1, even_split=False)
+    assert [one.tolist() for one in slices] == [[[0], [2]], [[1], [3]], [[], []], [[], []]]
+    assert [len(one) for one in split_and_load(torch.zeros(2), [cpu(0), cpu(1), cpu(2)], even_split=False)] == [1, 1, 0]
 
 
 def test_missing_axis_is_refused():

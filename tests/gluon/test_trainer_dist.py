@@ -29,6 +29,12 @@ SCENARIOS = (
     "multipliers",
     "uneven",
     "embedding",
+    "momentum",
+    "two",
+    "clipped",
+    "weighed",
+    "refused",
+    "buffers",
     "resumed",
     "module",
     "compressed",
@@ -148,10 +154,10 @@ def multipliers(store):
     return difference(net, reference)
 
 
-def uneven(store):
+def uneven(store, **options):
     """With a store that merges to the mean, workers with 12 and 4 samples make the mean over all 16."""
     reference, net = mlp(), two_replicas(mlp())
-    trainer = Trainer(net, "sgd", {"lr": 0.1}, kvstore.create("dist_sync", mean=True))
+    trainer = Trainer(net, "sgd", {"lr": 0.1}, kvstore.create("dist_sync", mean=True), **options)
     optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
     for step in range(STEPS):
         data, label = (one.split([12, 4] if store.num_workers == 2 else [16])[store.rank] for one in batch(step))
@@ -170,6 +176,91 @@ def embedding(store):
         trainer.step(my_gradients(net, store, step, ids=True))
         plain_step(reference, optimizer, step, ids=True)
     return difference(net, reference)
+
+
+def momentum(store):
+    """Rows are updated lazily on servers as they are in one process; the joined batch is the measure."""
+    net, reference = two_replicas(Ids(sparse=True)), replicate(Ids(sparse=True), cpu(0))
+    trainer = Trainer(net, "sgd", {"lr": 0.1, "momentum": 0.9}, store)
+    alone = Trainer(reference, "sgd", {"lr": 0.1, "momentum": 0.9}, None)
+    assert trainer.update_on_kvstore
+    for step in range(STEPS):
+        trainer.step(my_gradients(net, store, step, ids=True))
+        data, label = batch(step, ids=True)
+        (reference(data) - label).square().sum().backward()
+        alone.step(BATCH)
+    return difference(net, reference.replicas[0])
+
+
+def two(store):
+    """Two networks with parameters of the same names and a trainer each, on one store, and a number beside them."""
+    store.init(7, torch.zeros(2))
+    optimizers, trainers, nets, references = [], [], [], [mlp(1), mlp(2)]
+    choices = [("adam", {"lr": 0.01}, True), ("sgd", {"lr": 0.1}, False)]
+    for reference, (name, options, on_store) in zip(references, choices, strict=True):
+        nets.append(two_replicas(copy.deepcopy(reference) if store.rank == 0 else mlp(seed=7)))
+        trainers.append(Trainer(nets[-1], name, options, store, update_on_kvstore=on_store))
+        optimizers.append(OPTIMIZERS[name][0](reference.parameters(), **options))
+    for step in range(STEPS):
+        for net, trainer, reference, optimizer in zip(nets, trainers, references, optimizers, strict=True):
+            trainer.step(my_gradients(net, store, step))
+            plain_step(reference, optimizer, step)
+        store.push(7, torch.ones(2))
+    store.pull(7, out := torch.empty(2))
+    beside = float((out - store.num_workers).abs().max())
+    return max(beside, *(difference(net, reference) for net, reference in zip(nets, references, strict=True)))
+
+
+def clipped(store):
+    """The norm is that of the merged gradient, so all workers clip by the same factor."""
+    reference, net = mlp(), two_replicas(mlp())
+    trainer = Trainer(net, "adam", {"lr": 0.01}, store, clip_grad_norm=0.2, clip_grad_value=0.1)
+    optimizer = torch.optim.Adam(reference.parameters(), lr=0.01)
+    assert not trainer.update_on_kvstore
+    for step in range(STEPS):
+        trainer.step(my_gradients(net, store, step))
+        data, label = batch(step)
+        optimizer.zero_grad()
+        (reference(data) - label).square().mean().backward()
+        nn.utils.clip_grad_value_(reference.parameters(), 0.1)
+        nn.utils.clip_grad_norm_(reference.parameters(), 0.2)
+        optimizer.step()
+    return difference(net, reference)
+
+
+def weighed(store):
+    """In a store that merges to the mean, 12 and 4 samples make the mean over all 16 where the workers update too."""
+    return uneven(store, update_on_kvstore=False)
+
+
+def buffers(store):
+    """Running statistics after training: of this worker while it trains, rank 0's when they are read."""
+    torch.manual_seed(1)
+    net = two_replicas(nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 1), nn.Flatten(0)))
+    trainer = Trainer(net, "sgd", {"lr": 0.01}, store)
+    for step in range(3):
+        trainer.step(my_gradients(net, store, step))
+    store.barrier()
+    mine = torch.stack([replica[1].running_mean for replica in net.replicas]).mean(0).tolist()
+    saved = net.state_dict()["1.running_mean"].tolist()
+    net.eval()
+    read = [(replica[1].running_mean.tolist(), int(replica[1].num_batches_tracked)) for replica in net.replicas]
+    net.train()
+    store.barrier()
+    trainer.step(my_gradients(net, store, 3))
+    net.eval()
+    return {"mine": mine, "saved": saved, "read": read, "again": net.replicas[1][1].running_mean.tolist()}
+
+
+def refused(store):
+    found = []
+    choices = [(False, {"clip_grad_norm": 1.0, "update_on_kvstore": True}), (True, {"update_on_kvstore": False})]
+    for sparse, options in choices:
+        try:
+            Trainer(two_replicas(Ids(sparse)), "sgd", {"lr": 0.1}, store, **options)
+        except ValueError as error:
+            found.append(str(error))
+    return found
 
 
 def resumed(store):
@@ -251,7 +342,9 @@ def results(request):
         return job.run(run_scenarios)
 
 
-@pytest.mark.parametrize("scenario", [one for one in SCENARIOS if one not in ("compressed", "stale")])
+@pytest.mark.parametrize(
+    "scenario", [one for one in SCENARIOS if one not in ("compressed", "stale", "refused", "buffers")]
+)
 def test_workers_with_two_devices_train_like_one_device(results, scenario):
     for result in results:
         assert result[scenario] < 1e-5
@@ -263,3 +356,21 @@ def test_compression_trains_over_workers(results):
 
 def test_stale_gradients_are_found_before_anything_is_sent(results):
     assert all("no gradient since the last step" in result["stale"] for result in results)
+
+
+def test_impossible_places_of_the_update_are_refused_with_the_way_out(results):
+    for result in results:
+        clip, rows = result["refused"]
+        assert "let the workers update: update_on_kvstore=False" in clip
+        assert "row-sparse gradients of several workers are merged where a dist_sync store updates" in rows
+
+
+def test_buffers_are_rank_0s_when_they_are_read(results):
+    first = results[0]["buffers"]
+    assert len({tuple(result["buffers"]["mine"]) for result in results}) == len(results)
+    for result in results:
+        found = result["buffers"]
+        assert found["saved"] == pytest.approx(first["mine"])
+        if len(results) > 1 and result is not results[0]:
+            assert all(mean == pytest.approx(first["mine"]) and batches == 3 for mean, batches in found["read"])
+        assert found["again"] != pytest.approx(found["saved"])

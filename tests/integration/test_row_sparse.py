@@ -114,12 +114,10 @@ def resumed():
 def errors():
     store = make("dist_sync")
     calls = {
-        "not row-sparse": lambda: store.push("dense", torch.ones(5).to_sparse()),
         "another shape": lambda: store.push("embed", torch.zeros(3, *WIDTH).to_sparse(1)),
         "no row_ids": lambda: store.row_sparse_pull("embed", torch.zeros(HEIGHT, *WIDTH)),
         "beyond": lambda: store.row_sparse_pull("embed", torch.zeros(HEIGHT, *WIDTH), row_ids=torch.tensor([50])),
         "rows of a vector": lambda: store.row_sparse_pull("dense", torch.zeros(5), row_ids=torch.tensor([1])),
-        "in place": lambda: store.pushpull("embed", rows(0)),
     }
     found = {}
     for what, call in calls.items():
@@ -153,12 +151,10 @@ def test_workers_update_rows_as_one_process_does(found, scenario):
 @pytest.mark.parametrize(
     ("what", "kind", "words"),
     [
-        ("not row-sparse", "ValueError", "no place of its own for rows: initialise it with a sparse value"),
         ("another shape", "ValueError", "'embed' has shape (50, 4, 3)"),
         ("no row_ids", "ValueError", "needs row_ids"),
         ("beyond", "ValueError", "it has rows 0 to 49"),
         ("rows of a vector", "ValueError", "no place of its own for rows"),
-        ("in place", "TypeError", "use row_sparse_pull"),
     ],
 )
 def test_wrong_calls_are_refused_with_the_remedy_and_change_nothing(found, what, kind, words):

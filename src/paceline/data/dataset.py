@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import TensorDataset
 
-from paceline.data.partition import part_bounds
+from paceline.data.partition import shard_bounds
 
 
 class ArrayDataset(TensorDataset):
@@ -44,12 +44,12 @@ class ArrayDataset(TensorDataset):
         return list(zip(*(tensor.unbind() for tensor in batch), strict=True))
 
     def shard(self, num_parts: int, part_index: int) -> ArrayDataset:
-        """Return one of ``num_parts`` contiguous parts (views, not copies); sizes differ by at most one.
+        """Return one of ``num_parts`` contiguous parts (views, not copies); the first ones get what is left over.
 
         Use :class:`paceline.data.ShardedSampler` instead where all workers must see equally many batches.
 
         Raises:
             ValueError: there is no such part.
         """
-        start, stop = part_bounds(len(self), num_parts, part_index)
+        start, stop = shard_bounds(len(self), num_parts, part_index)
         return ArrayDataset(*(tensor[start:stop] for tensor in self.tensors))

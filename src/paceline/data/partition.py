@@ -47,6 +47,20 @@ def part_bounds(length: int, num_parts: int, part_index: int) -> tuple[int, int]
     return length * part_index // num_parts, length * (part_index + 1) // num_parts
 
 
+def shard_bounds(length: int, num_parts: int, part_index: int) -> tuple[int, int]:
+    """Return [start, stop) of one of ``num_parts`` contiguous parts; the first ones get what is left over, one each.
+
+    So 10 samples over 4 parts make 3, 3, 2, 2: MXNet's ``gluon.data.Dataset.shard``.
+
+    Raises:
+        ValueError: there is no such part.
+    """
+    check_part(num_parts, part_index)
+    size, extra = divmod(length, num_parts)
+    start = part_index * size + min(part_index, extra)
+    return start, start + size + (part_index < extra)
+
+
 def span_bounds(length: int, span: tuple[float, float]) -> tuple[int, int]:
     """Return [start, stop) of a fraction; spans that share a boundary share its rounding, so none overlap.
 

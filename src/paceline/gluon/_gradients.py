@@ -25,7 +25,9 @@ def check_fresh(parameters: Mapping[str, Parameter]) -> None:
     more = f" and {len(stale) - _NAMED} more parameters" if len(stale) > _NAMED else ""
     raise StaleGradientError(
         f"backward has put no gradient since the last step into {named}{more}. Call backward on the loss of every "
-        "device before step; if these parameters are not used in this batch, pass ignore_stale_grad=True"
+        "device before step. A slice that was changed after split_and_load runs on the first device: change the batch "
+        "before, or say as_in_context(slice, device). If these parameters are not used in this batch, pass "
+        "ignore_stale_grad=True"
     )
 
 
@@ -33,7 +35,7 @@ def collect(parameters: Mapping[str, Parameter], everywhere: bool) -> dict[str, 
     """Return the gradients per device of every parameter that has one.
 
     A device without a gradient counts as zero, and so does, with ``everywhere``, a parameter without any: in a
-    distributed store all workers have to push the same keys.
+    distributed store all workers have to push the same keys. Gradients of row-sparse parameters are rows then.
     """
     table: dict[str, list[torch.Tensor]] = {}
     for key, one in parameters.items():
@@ -42,7 +44,9 @@ def collect(parameters: Mapping[str, Parameter], everywhere: bool) -> dict[str, 
             continue
         for param in params:
             if param.grad is None:
-                param.grad = torch.zeros_like(param)
+                param.grad = _no_rows(param) if one.is_row_sparse else torch.zeros_like(param)
+            elif everywhere and one.is_row_sparse and not param.grad.is_sparse:
+                param.grad = _all_rows(param.grad)
         table[key] = [param.grad for param in params if param.grad is not None]
     return table
 
@@ -53,6 +57,17 @@ def densify(parameters: Mapping[str, Parameter]) -> None:
         for param in one.on_devices():
             if param.grad is not None and param.grad.is_sparse:
                 param.grad = param.grad.to_dense()
+
+
+def _no_rows(like: torch.Tensor) -> torch.Tensor:
+    indices = torch.zeros(1, 0, dtype=torch.int64, device=like.device)
+    return torch.sparse_coo_tensor(indices, like.detach()[:0], like.shape, is_coalesced=True, check_invariants=False)
+
+
+def _all_rows(grad: torch.Tensor) -> torch.Tensor:
+    """Return a dense gradient as rows, those of zeros too: the update touches all of them."""
+    indices = torch.arange(len(grad), device=grad.device)[None]
+    return torch.sparse_coo_tensor(indices, grad, grad.shape, is_coalesced=True, check_invariants=False)
 
 
 def use_up(parameters: Mapping[str, Parameter]) -> None:

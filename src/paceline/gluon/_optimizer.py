@@ -35,7 +35,7 @@ class OptimizerPlan:
     ) -> None:
         options = dict(options or {})
         if "clip_gradient" in options:
-            raise ValueError("clip_gradient is not an option here: call clip_global_norm between allreduce and update")
+            raise ValueError("clip_gradient is not an option here: give the Trainer clip_grad_value or clip_grad_norm")
         self.scheduler: Callable[[int], float] | None = options.pop("lr_scheduler", None)
         self.rescale = float(options.pop("rescale_grad", 1.0))
         self.multi_precision = bool(options.pop("multi_precision", False))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.errors import ConfigError
-from paceline.kvstore.base import KVStoreBase
-from paceline.kvstore.device import DeviceStore
+from paceline.kvstore.base import KVStore, KVStoreBase
+from paceline.kvstore.factory import create, is_in_process
 from paceline.kvstore.local import LocalStore
 
 if TYPE_CHECKING:
@@ -17,13 +19,32 @@ if TYPE_CHECKING:
 #: Above this many elements one key of a ``local`` store is cheaper to update on its devices (MXNet's bound).
 LOCAL_BOUND = 16 * 1024 * 1024
 
-_IN_PROCESS: dict[str, type[KVStoreBase]] = {"local": LocalStore, "device": DeviceStore}
 _NEED_OPTIMIZER = {"async", "ssync", "gsync", "ksync"}
 _VARIABLES = ("PACELINE_UPDATE_ON_KVSTORE", "MXNET_UPDATE_ON_KVSTORE")
 
+#: How many trainers use a store that has no others like it.
+_trainers: weakref.WeakKeyDictionary[KVStoreBase, int] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a trainer's parameters and wishes mean for its store.
+
+    Attributes:
+        largest: elements of the largest parameter; 0 while shapes are unknown.
+        sparse_weights: a parameter is kept as rows in the store.
+        sparse_gradients: a parameter gets row-sparse gradients.
+        clips: the merged gradient is clipped before the update.
+    """
+
+    largest: int = 0
+    sparse_weights: bool = False
+    sparse_gradients: bool = False
+    clips: bool = False
+
 
 def choose_store(
-    kvstore: str | KVStoreBase | None, num_devices: int, compression: Compression | None
+    kvstore: str | KVStoreBase | None, num_devices: int, compression: Compression | None, sparse_weights: bool = False
 ) -> KVStoreBase | None:
     """Return the store to use: none when a single device has nobody to exchange gradients with.
 
@@ -31,27 +52,33 @@ def choose_store(
         kvstore: a type for ``kvstore.create``, a store, or None.
         num_devices: replicas in this process.
         compression: compression settings; they need a store even on a single device.
+        sparse_weights: a parameter is kept as rows, which needs a store too.
 
     Raises:
-        TypeError: something else was given.
+        TypeError: something else was given, or None where rows need a store.
         ValueError: unknown type, or a choice that needs a store without one.
     """
     if isinstance(kvstore, KVStoreBase):
         return kvstore
     if kvstore is not None and not isinstance(kvstore, str):
         raise TypeError(f"kvstore is {type(kvstore).__name__}; give a type such as 'device', a store, or None")
+    if kvstore is None and sparse_weights:
+        raise TypeError("row-sparse parameters are kept in a store, and kvstore is None; use 'local' or 'device'")
     if kvstore is None and compression:
         raise ValueError("compression_params need a kvstore; gradients that go nowhere cannot be compressed")
     if kvstore is None and num_devices > 1:
         raise ValueError(f"kvstore=None would let {num_devices} replicas drift apart; use 'device' or 'local'")
-    if kvstore is None or (kvstore.lower() in _IN_PROCESS and num_devices == 1 and not compression):
+    if kvstore is None or (num_devices == 1 and is_in_process(kvstore) and not compression and not sparse_weights):
         return None
-    if kvstore.lower() in _IN_PROCESS:
-        return _IN_PROCESS[kvstore.lower()]()
-    # Here, because the stores of many processes bring in sockets and message schemas.
-    from paceline.kvstore import create
-
     return create(kvstore)
+
+
+def share_of(store: KVStoreBase | None) -> tuple[KVStoreBase | None, str]:
+    """Return a trainer's own part of a store: another store like it, or else a prefix for its keys."""
+    if store is None or isinstance(store, KVStore):
+        return (None if store is None else store.for_optimizer()), ""
+    number = _trainers[store] = _trainers.get(store, -1) + 1
+    return store, f"trainer{number}/" if number else ""
 
 
 def needs_optimizer(store_type: str) -> bool:
@@ -62,15 +89,18 @@ def needs_optimizer(store_type: str) -> bool:
 def update_on_store(
     wanted: bool | None,
     store: KVStoreBase | None,
-    largest: int,
+    traits: Traits = Traits(),  # immutable
     env: Mapping[str, str] | None = None,
 ) -> bool:
     """Decide whether the store runs the optimizer, or every replica does.
 
+    The decisions are those of MXNet's ``Trainer``. Rows that come from several workers are only merged where the
+    optimizer runs, while in one process the optimizers of the replicas are faster.
+
     Args:
         wanted: the caller's choice, or None.
         store: the store, or None.
-        largest: elements of the largest parameter.
+        traits: what is to be trained, and how.
         env: the environment, ``os.environ`` by default.
 
     Raises:
@@ -84,16 +114,48 @@ def update_on_store(
     capable, kind = store.is_capable(KVStoreBase.OPTIMIZER), store.type
     if wanted and not capable:
         raise ValueError(f"update_on_kvstore=True is impossible: a {kind} store cannot run an optimizer")
-    if needs_optimizer(kind):
-        if wanted is False:
-            raise ValueError(
-                f"update_on_kvstore=False is impossible: a {kind} store applies every push by an optimizer"
-            )
-        return True
-    if wanted is not None:
-        return wanted
+    if (traits.sparse_weights or traits.sparse_gradients) and not isinstance(store, KVStore):
+        raise ValueError(f"a {kind} store knows nothing of rows: use sparse=False for embeddings, or another store")
+    why = _why_on_store(store, traits)
+    if why and wanted is False:
+        raise ValueError(f"update_on_kvstore=False is impossible: {why}")
+    answer = wanted if wanted is not None else bool(why) or _by_default(store, traits, env)
+    if answer and traits.clips and is_distributed(store):
+        _refuse_clipping(kind, why)
+    return answer
+
+
+def is_distributed(store: KVStoreBase) -> bool:
+    """Tell whether a store has servers."""
+    return store.type.startswith("dist")
+
+
+def _why_on_store(store: KVStoreBase, traits: Traits) -> str:
+    """Return why the optimizer must run in the store, or nothing."""
+    if needs_optimizer(store.type):
+        return f"a {store.type} store applies every push by an optimizer"
+    if traits.sparse_weights:
+        return "row-sparse parameters are kept, and so updated, in the store"
+    if traits.sparse_gradients and is_distributed(store):
+        return f"row-sparse gradients of several workers are merged where a {store.type} store updates"
+    return ""
+
+
+def _by_default(store: KVStoreBase, traits: Traits, env: Mapping[str, str] | None) -> bool:
     allowed = _from_environment(os.environ if env is None else env)
-    return capable and allowed and not (kind == "local" and largest > LOCAL_BOUND)
+    if traits.sparse_gradients or (traits.clips and is_distributed(store)):
+        return False
+    large = isinstance(store, LocalStore) and traits.largest > LOCAL_BOUND
+    return store.is_capable(KVStoreBase.OPTIMIZER) and allowed and not large
+
+
+def _refuse_clipping(kind: str, why: str) -> None:
+    way_out = (
+        f"clip this worker's own gradients before step ({why}, so there is no merged gradient here)"
+        if why
+        else "let the workers update: update_on_kvstore=False"
+    )
+    raise ValueError(f"a {kind} store that runs the optimizer does not clip the merged gradient; {way_out}")
 
 
 def _from_environment(env: Mapping[str, str]) -> bool:

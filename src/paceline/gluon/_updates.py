@@ -11,20 +11,26 @@ from paceline.context import Context
 from paceline.errors import PacelineError
 from paceline.gluon._gradients import collect, densify
 from paceline.gluon._optimizer import OptimizerPlan
+from paceline.gluon._policy import is_distributed
+from paceline.gluon.clip import GradientClip
 from paceline.gluon.parameter import Parameter
 from paceline.kvstore import codec_files
 from paceline.kvstore._local_base import InProcessStore
 from paceline.kvstore._local_optimizer import KeyedOptimizer, check_state
 from paceline.kvstore.base import Key, KVStore, KVStoreBase
 from paceline.kvstore.dist import DistStore
-from paceline.updaters import KeyOptions
-from paceline.updaters.rows import LAZY
+from paceline.updaters import KeyOptions, Options
+from paceline.updaters.rows import LAZY, to_rows
 
 
-def _broadcast(store: KVStoreBase, parameters: Mapping[str, Parameter]) -> None:
+def _broadcast(store: KVStoreBase, parameters: Mapping[str, Parameter], by_rows: bool, prefix: str = "") -> None:
     """Start all devices and workers from rank 0's values, those of frozen parameters too."""
-    values = [one.list_data() for one in parameters.values()]
-    store.broadcast(list(parameters), [one[0] for one in values], values)
+    outs = [one.list_data() for one in parameters.values()]
+    values = [
+        to_rows(out[0]) if by_rows and one.is_row_sparse else out[0]
+        for one, out in zip(parameters.values(), outs, strict=True)
+    ]
+    store.broadcast([prefix + key for key in parameters], values, outs)
 
 
 def _scaled(parameter: Parameter, grads: Sequence[torch.Tensor], scale: float) -> list[torch.Tensor]:
@@ -38,55 +44,56 @@ States: TypeAlias = dict[Key, dict[str, Any]]
 class StoreUpdates:
     """The store runs the optimizer: gradients go in, new values come out."""
 
-    def __init__(self, plan: OptimizerPlan, store: KVStoreBase | None, contexts: Sequence[Context]) -> None:
+    def __init__(
+        self, plan: OptimizerPlan, store: KVStoreBase | None, contexts: Sequence[Context], clip: GradientClip
+    ) -> None:
         assert isinstance(store, KVStore), "only a KVStore is capable of an optimizer"
         self._plan, self._store = plan, store
-        self._keys: dict[Key, KeyOptions] = {}
+        self._sent: tuple[list[Options], dict[Key, KeyOptions]] | None = None
+        if clip:
+            assert isinstance(store, InProcessStore), "refused before"
+            store.clip = clip
 
     def start(self, everything: Mapping[str, Parameter], trained: Mapping[str, Parameter]) -> None:
         """Send the optimizer and the first values."""
-        self._send_optimizer()
-        _broadcast(self._store, everything)
-
-    def _send_optimizer(self) -> None:
-        self._keys, precision = self._plan.key_options(), self._plan.multi_precision
-        self._store.set_optimizer(
-            self._plan.optimizer, keys=self._keys, multi_precision=precision, **self._plan.options
-        )
+        keys, precision = self._plan.key_options(), self._plan.multi_precision
+        self._store.set_optimizer(self._plan.optimizer, keys=keys, multi_precision=precision, **self._plan.options)
+        _broadcast(self._store, everything, by_rows=True)
 
     def step(self, trained: Mapping[str, Parameter], scale: float, step: int, samples: float) -> None:
         """Push all gradients and pull all values."""
-        if isinstance(self._store, InProcessStore):
-            self._store.set_step(scale, self._plan.groups_at(step), self._plan.key_options())
-            self._exchange(trained, collect(trained, everywhere=False))
-        else:
-            self._announce(step, samples)
-            densify(trained)
+        self._announce(step, samples)
+        if not isinstance(self._store, InProcessStore):
+            densify({key: one for key, one in trained.items() if not one.is_row_sparse})
             grads = collect(trained, everywhere=self._store.num_workers > 1)
             self._exchange(trained, {key: _scaled(trained[key], one, scale) for key, one in grads.items()})
+            return
+        self._store.scale = scale
+        try:
+            self._exchange(trained, collect(trained, everywhere=False))
+        finally:
+            self._store.scale = 1.0
 
     def _announce(self, step: int, samples: float) -> None:
-        """Tell a distributed store what the coming pushes mean; it gets them scaled already."""
-        groups, keys = self._plan.groups_at(step), self._plan.key_options()
-        if hasattr(self._store, "set_options"):
-            self._store.set_options(groups, None if keys == self._keys else keys)
-        elif (groups, keys) != (self._plan.spec.groups, self._keys):
-            raise ValueError(
-                f"a {self._store.type} store cannot change options of its optimizer, such as rates and multipliers; "
-                "make the Trainer with update_on_kvstore=False"
-            )
-        if hasattr(self._store, "samples"):
-            self._store.samples = samples
+        """Tell the store what the coming pushes mean."""
+        options = self._plan.groups_at(step), self._plan.key_options()
+        if options != self._sent:
+            self._store.set_options(*options)
+            self._sent = options
+        self._store.samples = samples
 
     def _exchange(self, trained: Mapping[str, Parameter], grads: Mapping[str, Sequence[torch.Tensor]]) -> None:
-        rows = {key: one for key, one in grads.items() if self._by_rows(one)}
-        dense = [key for key in grads if key not in rows]
-        if dense:
-            outs = [trained[key].list_data() for key in dense]
-            self._store.pushpull(dense, [grads[key] for key in dense], out=outs)
-        for key, one in rows.items():
-            self._store.push(key, one)
-            touched = torch.cat([grad.coalesce().indices()[0].cpu() for grad in one])
+        by_rows = {key: one for key, one in grads.items() if self._changes_rows(trained[key], one)}
+        if not grads:
+            return
+        if not by_rows:
+            self._store.pushpull(list(grads), list(grads.values()), out=[trained[key].list_data() for key in grads])
+            return
+        self._store.push(list(grads), list(grads.values()))
+        if dense := [key for key in grads if key not in by_rows]:
+            self._store.pull(dense, [trained[key].list_data() for key in dense])
+        for key, one in by_rows.items():
+            touched = torch.cat([grad._indices()[0].cpu() for grad in one])
             self._store.row_sparse_pull(key, trained[key].list_data(), row_ids=touched)
 
     def assign(self, key: str, value: torch.Tensor) -> None:
@@ -116,7 +123,7 @@ class StoreUpdates:
         """Return the optimizer's state by key."""
         if not hasattr(self._store, "optimizer_states"):
             raise PacelineError(f"a {self._store.type} store does not tell its optimizer's state")
-        return self._store.optimizer_states()  # type: ignore[no-any-return]
+        return self._store.optimizer_states()
 
     def set_states(self, states: States) -> None:
         """Set the optimizer's state; every worker calls it, and rank 0's counts."""
@@ -134,55 +141,77 @@ class StoreUpdates:
         """Read the optimizer's state."""
         self._store.load_optimizer_states(fname)
 
-    def _by_rows(self, grads: Sequence[torch.Tensor]) -> bool:
+    def _changes_rows(self, parameter: Parameter, grads: Sequence[torch.Tensor]) -> bool:
         """Tell whether only the rows pushed from here change, so that only they need to be pulled."""
-        alone = isinstance(self._store, InProcessStore) and self._plan.cls in LAZY
+        alone = isinstance(self._store, InProcessStore) and self._plan.cls in LAZY and parameter.is_row_sparse
         return alone and all(one.is_sparse for one in grads)
 
 
 class LocalUpdates:
     """Every device runs its own optimizer on the same summed gradients."""
 
-    def __init__(self, plan: OptimizerPlan, store: KVStoreBase | None, contexts: Sequence[Context]) -> None:
-        self._plan, self._store = plan, store
+    def __init__(
+        self,
+        plan: OptimizerPlan,
+        store: KVStoreBase | None,
+        contexts: Sequence[Context],
+        clip: GradientClip,
+        prefix: str = "",
+    ) -> None:
+        self._plan, self._store, self._clip, self._prefix = plan, store, clip, prefix
         self._optimizers: list[KeyedOptimizer] = [plan.build(plan.key_options()) for _ in contexts]
 
     def start(self, everything: Mapping[str, Parameter], trained: Mapping[str, Parameter]) -> None:
         """Take charge of every device's values."""
         if self._store is not None:
-            _broadcast(self._store, everything)
+            _broadcast(self._store, everything, by_rows=False, prefix=self._prefix)
         for key, one in trained.items():
             for optimizer, param in zip(self._optimizers, one.on_devices(), strict=True):
                 optimizer.add(key, param)
 
     def step(self, trained: Mapping[str, Parameter], scale: float, step: int, samples: float) -> None:
-        """Sum the gradients, then update."""
+        """Sum the gradients, then update.
+
+        Workers of a distributed store scale before the sum, as each has its own batch size: all get the same gradient.
+        """
+        if isinstance(self._store, KVStore) and is_distributed(self._store):
+            self._store.samples = samples
+            # For the servers to compare between workers.
+            self._store.set_options(self._plan.groups_at(step), self._plan.key_options())
+            self.allreduce(trained, scale)
+            self.update(trained, 1.0, step)
+            return
         self.allreduce(trained)
         self.update(trained, scale, step)
 
-    def allreduce(self, trained: Mapping[str, Parameter]) -> None:
-        """Sum the gradients over devices and workers, in place."""
+    def allreduce(self, trained: Mapping[str, Parameter], scale: float = 1.0) -> None:
+        """Sum the gradients, times ``scale``, over devices and workers, in place."""
         if self._store is None:
             return
         if not isinstance(self._store, InProcessStore):
             densify(trained)
         grads = collect(trained, everywhere=self._store.num_workers > 1)
+        if scale != 1.0:
+            torch._foreach_mul_([one for some in grads.values() for one in some], scale)
         if grads:
-            self._store.pushpull(list(grads), list(grads.values()))
+            self._store.pushpull([self._prefix + key for key in grads], list(grads.values()))
 
     def update(self, trained: Mapping[str, Parameter], scale: float, step: int) -> None:
         """Update every device's values from its gradients."""
         groups, keys = self._plan.groups_at(step), self._plan.key_options()
-        grads = collect(trained, everywhere=False)
+        grads = {key: self._private(trained[key], one) for key, one in collect(trained, everywhere=False).items()}
         for index, optimizer in enumerate(self._optimizers):
             optimizer.set_options(groups, keys)
             merged: dict[Key, torch.Tensor] = {key: one[index] for key, one in grads.items()}
             for key in merged:
                 if key not in optimizer.keys:
                     optimizer.add(key, trained[str(key)].on_devices()[index])
-                if trained[str(key)].grad_req == "add":
-                    merged[key] = merged[key].clone()
-            optimizer.update(merged, scale)
+            optimizer.update(merged, self._clip(list(merged.values()), scale) if self._clip else scale)
+
+    def _private(self, parameter: Parameter, grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return gradients that may be overwritten; rows come once each."""
+        unique = [one.coalesce() if one.is_sparse else one for one in grads]
+        return [one.clone() for one in unique] if parameter.grad_req == "add" else unique
 
     def assign(self, key: str, value: torch.Tensor) -> None:
         """Take note of a value that is set from outside."""

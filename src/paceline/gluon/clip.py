@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -30,17 +31,73 @@ def clip_global_norm(arrays: Sequence[torch.Tensor], max_norm: float, check_isfi
         raise ValueError("there are no arrays to clip")
     if not max_norm > 0:
         raise ValueError(f"max_norm is {max_norm}; it must be above 0")
-    by_device: dict[torch.device, list[torch.Tensor]] = {}
-    for one in arrays:
-        by_device.setdefault(one.device, []).append(one.detach())
-    norms = [torch.linalg.vector_norm(torch.stack(torch._foreach_norm(group))) for group in by_device.values()]
-    norm = math.hypot(*(float(one) for one in norms))
+    norm = global_norm(arrays)
     if not math.isfinite(norm):
         if check_isfinite:
             warnings.warn(f"the norm of the gradients is {norm}: nothing was clipped", stacklevel=2)
         return norm
     scale = max_norm / (norm + 1e-8)
     if scale < 1.0:
-        for group in by_device.values():
-            torch._foreach_mul_(group, scale)
+        for one in arrays:
+            (one if one.is_sparse else one.detach()).mul_(scale)
     return norm
+
+
+@torch.no_grad()
+def global_norm(arrays: Sequence[torch.Tensor]) -> float:
+    """Return the 2-norm of all tensors together; of row-sparse ones repeated rows count as their sum."""
+    by_device: dict[torch.device, list[torch.Tensor]] = {}
+    for one in arrays:
+        by_device.setdefault(one.device, []).append(_elements(one))
+    norms = [torch.linalg.vector_norm(torch.stack(torch._foreach_norm(group))) for group in by_device.values()]
+    return math.hypot(*(float(one) for one in norms))
+
+
+@dataclass(frozen=True)
+class GradientClip:
+    """Clips merged gradients as ``torch.nn.utils`` does: first every element, then the norm of all together.
+
+    Attributes:
+        norm: the largest norm of all parameters' gradients together.
+        value: the largest absolute value of an element.
+
+    Raises:
+        ValueError: a bound that is not above 0.
+    """
+
+    norm: float | None = None
+    value: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, bound in (("clip_grad_norm", self.norm), ("clip_grad_value", self.value)):
+            if bound is not None and not bound > 0:
+                raise ValueError(f"{name} is {bound}; it must be above 0")
+
+    def __bool__(self) -> bool:
+        return self.norm is not None or self.value is not None
+
+    @torch.no_grad()
+    def __call__(self, merged: Sequence[torch.Tensor], scale: float) -> float:
+        """Clip gradients that are ``scale * merged``.
+
+        Args:
+            merged: all gradients; their elements are clamped in place. Row-sparse ones have no repeated rows.
+            scale: factor that turns them into gradients.
+
+        Returns:
+            The factor to use instead of ``scale``.
+        """
+        if self.value is not None and scale:
+            bound = self.value / abs(scale)
+            torch._foreach_clamp_min_(elements := [_elements(one) for one in merged], -bound)
+            torch._foreach_clamp_max_(elements, bound)
+        if self.norm is None or not merged:
+            return scale
+        # As torch.nn.utils.clip_grad_norm_: a norm that is NaN makes every gradient NaN.
+        factor = self.norm / (global_norm(merged) * abs(scale) + 1e-6)
+        return scale if factor >= 1.0 else scale * factor
+
+
+def _elements(one: torch.Tensor) -> torch.Tensor:
+    """Return the elements that are stored; those of row-sparse tensors without repeats share its memory."""
+    return one.detach().coalesce().values() if one.is_sparse else one.detach()

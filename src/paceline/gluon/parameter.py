@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from paceline.gluon.replicate import ReplicatedModule
 
 _GRAD_REQS = ("write", "add", "null")
+_STYPES = ("default", "row_sparse")
 
 
 class Parameter:
@@ -36,7 +37,13 @@ class Parameter:
         self.wd_mult = 1.0
         self._net = net
         self._grad_req = "write" if net.first_parameter(name).requires_grad else "null"
+        self._stype, self._grad_stype = "default", ""
         self._on_set: list[Callable[[Parameter, torch.Tensor], None]] = []
+
+    @property
+    def net(self) -> ReplicatedModule:
+        """The network that it belongs to."""
+        return self._net
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -62,6 +69,35 @@ class Parameter:
             raise ValueError(f"grad_req {value!r} is unknown; it is one of {', '.join(_GRAD_REQS)}")
         self._grad_req = value
         self._net.set_requires_grad(self.name, value != "null")
+
+    @property
+    def stype(self) -> str:
+        """How a store keeps it: ``default``, or ``row_sparse``: by rows, which it also updates.
+
+        Set it before the trainer is made.
+        """
+        return self._stype
+
+    @stype.setter
+    def stype(self, value: str) -> None:
+        self._stype = _checked_stype(value)
+
+    @property
+    def grad_stype(self) -> str:
+        """The form of its gradients: ``row_sparse`` for embeddings with ``sparse=True``, else ``default``.
+
+        Set it, before the trainer is made, where a model makes sparse gradients by other means.
+        """
+        return self._grad_stype or ("row_sparse" if self._net.has_sparse_gradient(self.name) else "default")
+
+    @grad_stype.setter
+    def grad_stype(self, value: str) -> None:
+        self._grad_stype = _checked_stype(value)
+
+    @property
+    def is_row_sparse(self) -> bool:
+        """Whether a store that updates it is to know it by rows."""
+        return "row_sparse" in (self.stype, self.grad_stype)
 
     def on_devices(self) -> list[nn.Parameter]:
         """Return the torch parameter of every replica, in device order.
@@ -161,6 +197,12 @@ class Parameter:
         return f"Parameter({self.name}, shape={shape}, ctx={self.list_ctx()}, grad_req={self._grad_req})"
 
 
+def _checked_stype(value: str) -> str:
+    if value not in _STYPES:
+        raise ValueError(f"storage type {value!r} is unknown; it is one of {', '.join(_STYPES)}")
+    return value
+
+
 class ParameterDict(Mapping[str, Parameter]):
     """The parameters of a model by name, in the order of the model."""
 
@@ -183,13 +225,13 @@ class ParameterDict(Mapping[str, Parameter]):
         return ParameterDict([one for name, one in self._parameters.items() if re.match(pattern, name)])
 
     def setattr(self, name: str, value: Any) -> None:
-        """Set an attribute (``lr_mult``, ``wd_mult``, ``grad_req``) of all parameters.
+        """Set an attribute (``lr_mult``, ``wd_mult``, ``grad_req``, ``stype``, ``grad_stype``) of all parameters.
 
         Raises:
             AttributeError: parameters have no such attribute.
         """
         for one in self._parameters.values():
-            if name not in ("lr_mult", "wd_mult", "grad_req"):
+            if name not in ("lr_mult", "wd_mult", "grad_req", "stype", "grad_stype"):
                 raise AttributeError(f"parameters have no settable attribute {name!r}")
             setattr(one, name, value)
 

@@ -15,6 +15,7 @@ from paceline.context import Context, ContextLike, as_contexts, check_available
 from paceline.gluon.backward import backward
 from paceline.gluon.parallel import run_replicas
 from paceline.gluon.parameter import Parameter, ParameterDict
+from paceline.gluon.placement import index_of, mark
 
 
 def replicate(net: nn.Module, devices: ContextLike | Sequence[ContextLike]) -> ReplicatedModule:
@@ -42,7 +43,7 @@ class ReplicatedModule:
     """A model with one replica per device. Made by :func:`replicate`.
 
     Calling it with a list of slices (from ``split_and_load``) runs the replicas side by side and returns the list of
-    outputs; calling it with a tensor runs the first replica alone.
+    outputs; calling it with one slice runs the replica of its device, with any other tensor the first replica.
 
     Attributes:
         contexts: the devices, one per replica.
@@ -52,6 +53,7 @@ class ReplicatedModule:
         self.contexts = tuple(contexts)
         self._replicas = [net]
         self._on_shapes: list[Callable[[], None]] = []
+        self._before_reading: list[Callable[[], None]] = []
         self._names: dict[str, list[nn.Parameter]] = {}
         self._complete = False
         if not _has_lazy(net):
@@ -77,23 +79,28 @@ class ReplicatedModule:
 
         Args:
             *inputs: the model's positional arguments: either each a list with one slice per device, or each a single
-                value for the first replica.
+                value for one replica: that of the slice's device, also where devices are logical CPUs.
 
         Returns:
-            A list with one output per device, or the first replica's output.
+            A list with one output per device, or the output of one replica.
 
         Raises:
             ValueError: the number of slices is not the number of devices, or a slice is on another device.
         """
         if not any(isinstance(one, list) for one in inputs):
+            index = index_of(inputs, self.contexts)
             self.infer_shapes(*inputs)
-            return self._replicas[0](*inputs)
+            return self._marked(index, self._replicas[index](*inputs))
         slices = self._per_replica(inputs)
         self.infer_shapes(*slices[0])
         jobs: list[Callable[[], Any]] = [
             functools.partial(replica, *args) for replica, args in zip(self._replicas, slices, strict=True)
         ]
-        return run_replicas(self.contexts, jobs)
+        return [self._marked(index, output) for index, output in enumerate(run_replicas(self.contexts, jobs))]
+
+    def _marked(self, index: int, output: Any) -> Any:
+        """Note which replica an output comes from, so that the next network goes on with the same one."""
+        return mark(output, self.contexts[index]) if len(self.contexts) > 1 else output
 
     def backward(self, losses: torch.Tensor | Sequence[torch.Tensor]) -> None:
         """Go backward from one loss per device, side by side; see :func:`paceline.gluon.backward`."""
@@ -127,6 +134,8 @@ class ReplicatedModule:
 
     def train(self, mode: bool = True) -> ReplicatedModule:
         """Set training mode on all replicas."""
+        if not mode:
+            self._about_to_read()
         for replica in self._replicas:
             replica.train(mode)
         return self
@@ -141,6 +150,7 @@ class ReplicatedModule:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the model's state, as of one device; floating-point buffers (running statistics) are averaged."""
+        self._about_to_read()
         states = [replica.state_dict() for replica in self._replicas]
         buffers = {name for name, one in self._replicas[0].named_buffers() if one.is_floating_point()}
         return {
@@ -157,9 +167,30 @@ class ReplicatedModule:
         for param in self._params.values():
             param.set_data(param.data())
 
+    def before_reading(self, tell: Callable[[], None]) -> None:
+        """Have ``tell()`` called before buffers are read: for evaluation, and for ``state_dict``."""
+        self._before_reading.append(tell)
+
+    def _about_to_read(self) -> None:
+        for tell in self._before_reading:
+            tell()
+
+    def buffers_by_name(self) -> dict[str, list[torch.Tensor]]:
+        """Return the tensors of every buffer, in device order."""
+        tables = [dict(replica.named_buffers()) for replica in self._replicas]
+        return {name: [table[name] for table in tables] for name in tables[0]}
+
     def first_parameter(self, name: str) -> nn.Parameter:
         """Return a parameter of the first replica, which may still be without a shape."""
         return self._replicas[0].get_parameter(name)
+
+    def has_sparse_gradient(self, name: str) -> bool:
+        """Tell whether a parameter is the table of an embedding with ``sparse=True``."""
+        param = self.first_parameter(name)
+        return any(
+            getattr(module, "sparse", False) is True and any(one is param for one in module.parameters(recurse=False))
+            for module in self._replicas[0].modules()
+        )
 
     def parameters_named(self, name: str) -> list[nn.Parameter]:
         """Return a parameter of every replica there is, in device order."""

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from paceline.context import Context, ContextLike, as_contexts
+from paceline.gluon.placement import as_in_context
 
 #: What can be split: a tensor, a numpy array, or whatever ``torch.as_tensor`` takes.
 ArrayLike: TypeAlias = torch.Tensor | np.ndarray[Any, Any] | Sequence[Any]
@@ -53,19 +54,20 @@ def split_data(data: ArrayLike, num_slice: int, batch_axis: int = 0, even_split:
         data: a tensor or array.
         num_slice: number of slices.
         batch_axis: the axis that counts samples.
-        even_split: demand slices of one size. Otherwise the first ``size % num_slice`` slices get one sample more.
+        even_split: demand slices of one size. Otherwise the first ``size % num_slice`` slices get one sample more, and
+            the last ones of a batch with fewer samples than slices are empty.
 
     Raises:
-        ValueError: the batch is not divisible, or has fewer samples than slices.
+        ValueError: the batch is not divisible.
     """
     tensor = torch.as_tensor(data)
     size = _batch_size(tensor, batch_axis)
     if num_slice < 1:
         raise ValueError(f"num_slice is {num_slice}; it must be at least 1")
-    if size < num_slice:
+    if even_split and size < num_slice:
         raise ValueError(
-            f"a batch of {size} samples cannot feed {num_slice} devices, each needs at least one; "
-            "use a larger batch or fewer devices (or drop_last=True in the loader)"
+            f"a batch of {size} samples cannot feed {num_slice} devices, each needs at least one; use a larger batch "
+            "or fewer devices (or drop_last=True in the loader), or even_split=False for empty slices"
         )
     small, extra = divmod(size, num_slice)
     if even_split and extra:
@@ -93,7 +95,8 @@ def split_and_load(
         work_load_list: weights of unequal devices (see :func:`work_load_sizes`); they replace ``even_split``.
 
     Returns:
-        One tensor per device. On a CPU it is a view of ``data``, elsewhere a copy.
+        One tensor per device. On a CPU it is a view of ``data``, elsewhere a copy. A replicated network knows them:
+        given one of several it runs the replica of its device.
 
     Raises:
         ValueError: the batch cannot be split so, or the number of weights is not the number of devices.
@@ -106,7 +109,9 @@ def split_and_load(
         slices = list(
             torch.split(tensor, _weighted_sizes(tensor, contexts, batch_axis, work_load_list), dim=batch_axis)
         )
-    return [part.to(one.device, non_blocking=True) for part, one in zip(slices, contexts, strict=True)]
+    if len(contexts) == 1:
+        return [slices[0].to(contexts[0].device, non_blocking=True)]
+    return [as_in_context(part, one) for part, one in zip(slices, contexts, strict=True)]
 
 
 def _weighted_sizes(

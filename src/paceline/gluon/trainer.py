@@ -12,12 +12,15 @@ from paceline.agreement import Fact
 from paceline.context import Context
 from paceline.gluon import _gradients as gradients
 from paceline.gluon._optimizer import OptimizerLike, OptimizerPlan
-from paceline.gluon._policy import choose_store, update_on_store
+from paceline.gluon._policy import Traits, choose_store, share_of, update_on_store
 from paceline.gluon._updates import LocalUpdates, StoreUpdates
+from paceline.gluon.buffers import SharedBuffers
+from paceline.gluon.clip import GradientClip
 from paceline.gluon.parameter import Parameter, ParameterDict
 from paceline.gluon.replicate import ReplicatedModule
 from paceline.kvstore.agreement import agree_on_store, option_facts, tensor_facts
 from paceline.kvstore.base import KVStoreBase
+from paceline.kvstore.dist import DistStore
 
 if TYPE_CHECKING:
     from paceline.compression import Compression
@@ -31,7 +34,8 @@ class Trainer:
     Gradients are **sums over samples** (Gluon's contract): go backward from the sum of the losses of each slice, and
     give ``step`` the size of the whole batch, by which the total is divided. All replicas and workers start from rank
     0's values: with a distributed store every worker makes its trainer, and waits there for the others (or, with lazy
-    modules, at the first batch, once shapes are known).
+    modules, at the first batch, once shapes are known). Buffers, such as the running means of ``BatchNorm``, are rank
+    0's for all workers too, from ``net.eval()`` and in ``net.state_dict()``.
 
     Args:
         params: a replicated module, its ``collect_params()``, or a list or dictionary of parameters.
@@ -39,14 +43,19 @@ class Trainer:
             parameters of the replicated module; its ``param_groups`` are read at every step, so schedulers work.
         optimizer_params: options for a name or a class (see :class:`OptimizerPlan`).
         kvstore: a store type, a store, or None. ``local`` and ``device`` stores are left out for a single device.
+            Several trainers get along with one store: to all but the first it gives another store like itself, so
+            that keys and optimizers never meet.
         compression_params: ``{"type": "2bit", "threshold": 0.5}``; needs a store. Distributed ones compress pulls too
             (``"leg": "both"``, or a list of settings for different codecs). What is compressed, and so what the
-            threshold is measured against: in ``local`` and ``device`` stores, and wherever the optimizer does not run
-            in the store, each pushed sum over samples as it is, not yet divided by ``batch_size`` (stores of one
-            process compress every device's sum, distributed ones the sum over the worker's devices); in a distributed
-            store that runs the optimizer, this worker's sum divided by ``batch_size``, which is a mean if that is the
-            number of the worker's samples.
+            threshold is measured against: in ``local`` and ``device`` stores every device's sum over samples as it is,
+            not yet divided by ``batch_size``, and so is the worker's sum that ``allreduce_grads`` pushes; by ``step``
+            in a distributed store this worker's sum over its devices divided by ``batch_size``, which is a mean if that
+            is the number of the worker's samples.
         update_on_kvstore: run the optimizer in the store (True), on every device (False), or where it is best (None).
+        clip_grad_norm: scale the gradients, summed over devices and workers and divided by ``batch_size``, so that the
+            2-norm of all of them together is at most this (``torch.nn.utils.clip_grad_norm_``).
+        clip_grad_value: clamp every element of these gradients to plus or minus this, before the norm is taken. Both
+            need the merged gradient, so with a distributed store the optimizer runs on the devices.
 
     Raises:
         TypeError: no parameters, or an unknown kind of optimizer, option or store.
@@ -61,17 +70,23 @@ class Trainer:
         kvstore: str | KVStoreBase | None = "device",
         compression_params: Compression | None = None,
         update_on_kvstore: bool | None = None,
+        *,
+        clip_grad_norm: float | None = None,
+        clip_grad_value: float | None = None,
     ) -> None:
         self._all = _by_name(params)
         self._contexts = _same_contexts(self._all)
         self._plan = OptimizerPlan(optimizer, optimizer_params, self._trained())
-        self._store = choose_store(kvstore, len(self._contexts), compression_params)
+        self._clip = GradientClip(clip_grad_norm, clip_grad_value)
+        store = choose_store(kvstore, len(self._contexts), compression_params, self._traits().sparse_weights)
         self._wanted = update_on_kvstore
         # Impossible choices are refused here; sizes, which only matter for the default, are known at the first step.
-        update_on_store(update_on_kvstore, self._store, 0)
+        update_on_store(update_on_kvstore, store, self._traits())
+        self._store, self._prefix = share_of(store)
         if compression_params:
             self._set_compression(compression_params)
         self._updates: StoreUpdates | LocalUpdates | None = None
+        self._buffers: SharedBuffers | None = None
         self._steps = 0
         # Before the first forward pass: its gradients must be those of the values that all workers start from.
         if all(one.has_shape for one in self._all.values()):
@@ -139,7 +154,9 @@ class Trainer:
         Raises:
             ValueError: the store runs the optimizer; use ``update_on_kvstore=False``.
         """
-        self._local("allreduce_grads").allreduce(self._trained())
+        updates = self._local("allreduce_grads")
+        self._publish()
+        updates.allreduce(self._trained())
 
     def update(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
         """Update all parameters from gradients that ``allreduce_grads`` has summed.
@@ -225,8 +242,15 @@ class Trainer:
             gradients.check_fresh(self._trained())
 
     def _step(self, batch_size: float) -> None:
-        self._started().step(self._trained(), self._scale(batch_size), self._steps, batch_size)
+        updates = self._started()
+        self._publish()
+        updates.step(self._trained(), self._scale(batch_size), self._steps, batch_size)
         self._steps += 1
+
+    def _publish(self) -> None:
+        """Make rank 0's buffers those of all workers, from when they are next read."""
+        if self._buffers is not None:
+            self._buffers.publish()
 
     def _scaled_step(self, scaler: torch.amp.GradScaler, batch_size: float) -> None:
         if self._store is not None and self._store.num_workers > 1:
@@ -243,13 +267,15 @@ class Trainer:
     def _started(self) -> StoreUpdates | LocalUpdates:
         """Set everything up, which needs shapes."""
         if self._updates is None:
-            largest = max((one.on_devices()[0].numel() for one in self._all.values()), default=0)
-            on_store = update_on_store(self._wanted, self._store, largest)
-            kind = StoreUpdates if on_store else LocalUpdates
-            self._updates = kind(self._plan, self._store, self._contexts)
+            place = self._plan, self._store, self._contexts, self._clip
+            on_store = update_on_store(self._wanted, self._store, self._traits())
+            self._updates = StoreUpdates(*place) if on_store else LocalUpdates(*place, self._prefix)
             if self._store is not None:
                 agree_on_store(self._store, "the trainer", self._facts(on_store))
             self._updates.start(self._all, self._trained())
+            if isinstance(self._store, DistStore) and self._store.num_workers > 1:
+                nets = {id(one.net): one.net for one in self._all.values()}
+                self._buffers = SharedBuffers(self._store, list(nets.values()))
             for one in self._all.values():
                 one.on_set(self._on_set)
         return self._updates
@@ -262,7 +288,19 @@ class Trainer:
             fact if key in trained else fact._replace(value=f"{fact.value}, not trained")
             for key, fact in zip(self._all, values, strict=True)
         ]
-        return [*self._plan.facts(), *option_facts("the trainer", {"update_on_kvstore": on_store}), *facts]
+        choices = {
+            "update_on_kvstore": on_store,
+            "clip_grad_norm": self._clip.norm,
+            "clip_grad_value": self._clip.value,
+        }
+        return [*self._plan.facts(), *option_facts("the trainer", choices), *facts]
+
+    def _traits(self) -> Traits:
+        """Return what matters for where the optimizer runs; sizes count only once shapes are known."""
+        known = [one.on_devices()[0].numel() for one in self._all.values() if one.has_shape]
+        weights = any(one.stype == "row_sparse" for one in self._all.values())
+        gradients = any(one.grad_stype == "row_sparse" for one in self._trained().values())
+        return Traits(max(known, default=0), weights, gradients, bool(self._clip))
 
     def _start_when_ready(self) -> None:
         if all(one.has_shape for one in self._all.values()):

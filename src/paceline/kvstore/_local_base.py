@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -14,14 +14,19 @@ from paceline.kvstore import codec_files
 from paceline.kvstore._local_apply import Applier, CallableApplier, SimpleApplier, State
 from paceline.kvstore._local_merge import Merger
 from paceline.kvstore._local_optimizer import KeyedOptimizer, check_options, check_state
-from paceline.kvstore.base import Key, Keys, KVStore, Updater, Values, normalise
+from paceline.kvstore.base import Key, Keys, KVStore, OptimizerLike, Updater, Values
+from paceline.kvstore.keys import checked_key, checked_table, normalise
+from paceline.kvstore.options import in_force, plain_keys, refuse_changes
 from paceline.tensors import check_initialised
 from paceline.updaters import KeyOptions, Options, UpdaterSpec, make_spec
 from paceline.updaters.registry import SIMPLE, find_class
-from paceline.updaters.rows import copy_rows
+from paceline.updaters.rows import copy_rows, to_rows
 
 if TYPE_CHECKING:
     from paceline.compression import Compression
+
+#: Clips merged values in place, given the factor that makes them gradients; returns the factor to use instead.
+Clip: TypeAlias = Callable[[Sequence[torch.Tensor], float], float]
 
 
 class InProcessStore(KVStore):
@@ -29,20 +34,41 @@ class InProcessStore(KVStore):
 
     Subclasses say on which device a key is merged and updated. Nothing that a caller passes is kept, every argument is
     checked before anything changes, and the arguments of one call succeed or fail together.
+
+    Args:
+        store_type: the type as the user wrote it, in lower case; by default the class's own.
+
+    Attributes:
+        scale: factor that turns the pushed sums into gradients (1 / batch size for Gluon's ``Trainer``).
+        clip: changes the merged values of a push before they are applied.
     """
 
-    def __init__(self) -> None:
+    _TYPE = ""
+
+    def __init__(self, store_type: str = "") -> None:
+        self.scale = 1.0
+        self.clip: Clip | None = None
+        self._type = store_type or self._TYPE
+        self._claimed = False
+        self._compression: Compression | None = None
+        # Values may be row-sparse where no optimizer runs: the sum of what was pushed by rows.
         self._values: dict[Key, torch.Tensor] = {}
+        self._row_sparse: set[Key] = set()
+        self._ignored: set[Key] = set()
         self._appliers: dict[torch.device, Applier] = {}
         self._merger = Merger()
         self._updater: Updater | None = None
         self._spec: UpdaterSpec | None = None
         self._class: type[torch.optim.Optimizer] | None = None
-        self._scale = 1.0
         self._groups: Sequence[Options] = ()
         self._keys: Mapping[Key, KeyOptions] | None = None
         self._loaded: dict[Key, State] = {}
         self._updates = 0
+
+    @property
+    def type(self) -> str:
+        """The type as given to ``create``, in lower case."""
+        return self._type
 
     @abc.abstractmethod
     def _place(self, values: Mapping[Key, Sequence[torch.Tensor]]) -> None:
@@ -51,7 +77,6 @@ class InProcessStore(KVStore):
     def init(self, key: Keys, value: Values) -> None:
         """See :meth:`KVStore.init`. A value may be a list of one."""
         keys, values = normalise(key, value)
-        check.same_kind(keys, self._values)
         check_initialised([(one, devices[0]) for one, devices in zip(keys, values, strict=True)])
         for one, devices in zip(keys, values, strict=True):
             if one in self._values or len(devices) > 1:
@@ -59,6 +84,8 @@ class InProcessStore(KVStore):
         for one, devices in zip(keys, values, strict=True):
             dense = devices[0].detach().to_dense() if devices[0].is_sparse else devices[0].detach()
             self._values[one] = self._initial(dense.clone(memory_format=torch.contiguous_format))
+            if devices[0].is_sparse:
+                self._row_sparse.add(one)
 
     def broadcast(self, key: Keys, value: Values, out: Values, priority: int = 0) -> None:
         """Initialise keys and copy the values into ``out``."""
@@ -79,7 +106,7 @@ class InProcessStore(KVStore):
             for one, total in merged.items():
                 self._assign(one, total)
         else:
-            self._apply(merged)
+            self._apply({one: self._added(one, total) for one, total in merged.items()})
         self._updates += 1
 
     def pull(self, key: Keys, out: Values, priority: int = 0, ignore_sparse: bool = True) -> None:
@@ -90,9 +117,11 @@ class InProcessStore(KVStore):
             for one, targets in outs.items():
                 for target in targets:
                     if not target.is_sparse:
-                        target.detach().copy_(self._values[one], non_blocking=True)
+                        target.detach().copy_(self._dense(one), non_blocking=True)
                     elif not ignore_sparse:
-                        target.copy_(self._values[one].to(target.device).to_sparse(1).to(target.dtype))
+                        target.copy_(to_rows(self._values[one]).to(target.device, target.dtype))
+                    else:
+                        check.note_ignored(one, self._ignored)
 
     def pushpull(self, key: Keys, value: Values, out: Values | None = None, priority: int = 0) -> None:
         """Push, then pull into ``out``, or into ``value`` itself."""
@@ -122,11 +151,9 @@ class InProcessStore(KVStore):
         chosen = {one: check.row_ids(one, self._values[one], ids[one], len(targets)) for one, targets in outs.items()}
         for one, targets in outs.items():
             for target, rows in zip(targets, chosen[one], strict=True):
-                copy_rows(self._values[one], rows, target)
+                copy_rows(self._dense(one), rows, target)
 
-    def set_optimizer(
-        self, optimizer: str | torch.optim.Optimizer | type[torch.optim.Optimizer], **options: Any
-    ) -> None:
+    def set_optimizer(self, optimizer: OptimizerLike, **options: Any) -> None:
         """See :meth:`KVStore.set_optimizer`. Any optimizer class works, whether it can be imported or not.
 
         Args:
@@ -137,7 +164,7 @@ class InProcessStore(KVStore):
             ValueError: unknown name (the nearest is suggested), or options that the optimizer refuses.
             TypeError: not an optimizer, or options it does not have.
         """
-        spec = make_spec(optimizer, **options)
+        spec = make_spec(optimizer, **plain_keys(options))
         cls = _class_of(optimizer, spec)
         if cls is None:
             SimpleApplier(spec).add("probe", torch.zeros(1))
@@ -157,22 +184,27 @@ class InProcessStore(KVStore):
         self._updater, self._spec, self._class = updater, None, None
         self._appliers, self._loaded = {}, {}
 
-    def set_step(
-        self,
-        scale: float = 1.0,
-        groups: Sequence[Options] = (),
-        keys: Mapping[Key, KeyOptions] | None = None,
-    ) -> None:
-        """Say what the coming pushes mean, without touching the optimizer's state.
-
-        Args:
-            scale: factor that turns the pushed sums into gradients (1 / batch size for Gluon's ``Trainer``).
-            groups: options per param group, for example new learning rates; empty keeps those in force.
-            keys: param group and multipliers per key; None keeps those in force.
-        """
-        self._scale = scale
+    def set_options(self, groups: Sequence[Options] = (), keys: Mapping[Key, KeyOptions] | None = None) -> None:
+        """See :meth:`KVStore.set_options`."""
+        refuse_changes(self._need_optimizer("change"), groups)
         self._groups = list(groups) or self._groups
-        self._keys = self._keys if keys is None else dict(keys)
+        self._keys = self._keys if keys is None else checked_table(keys)
+
+    def options(self) -> list[Options]:
+        """See :meth:`KVStore.options`."""
+        spec = self._need_optimizer("read")
+        return in_force(self._groups or spec.groups, self._class)
+
+    def for_optimizer(self, mean: bool | None = None) -> InProcessStore:
+        """See :meth:`KVStore.for_optimizer`. With one worker mean and sum are the same."""
+        if not (self._claimed or self._values or self._spec or self._updater):
+            self._claimed = True
+            return self
+        other = type(self)(self._type)
+        other._claimed = True
+        if self._compression is not None:
+            other.set_gradient_compression(self._compression)
+        return other
 
     def assign(self, key: Key, value: torch.Tensor) -> None:
         """Set a stored value from outside; the optimizer's state stays.
@@ -181,8 +213,9 @@ class InProcessStore(KVStore):
             KeyMismatchError: unknown key.
             ValueError: another shape.
         """
+        key = checked_key(key)
         check.outputs(self._values, {key: [value]})
-        self._values[key].copy_(value.detach())
+        self._dense(key).copy_(value.detach())
         holder = self._holder(key)
         if holder is not None:
             holder.refresh(key)
@@ -199,6 +232,7 @@ class InProcessStore(KVStore):
         if self._updates:
             raise ValueError("gradient compression must be set before the first push")
         self._merger.set_codec(compression_params)
+        self._compression = compression_params
 
     @property
     def keeps_residuals(self) -> bool:
@@ -211,6 +245,7 @@ class InProcessStore(KVStore):
 
     def set_codec_states(self, states: Mapping[Key, Mapping[str, torch.Tensor]]) -> None:
         """See :meth:`KVStore.set_codec_states`. Keys may be initialised later."""
+        states = checked_table(states)
         for key, tensors in states.items():
             for name, tensor in tensors.items():
                 if name.startswith("residual") and key in self._values and tensor.numel() != self._values[key].numel():
@@ -218,18 +253,18 @@ class InProcessStore(KVStore):
         self._merger.set_codec_states(states)
 
     def optimizer_states(self) -> dict[Key, State]:
-        """Return the optimizer's state of every key. Numbers that an optimizer keeps as such come as numbers."""
+        """See :meth:`KVStore.optimizer_states`. Numbers that an optimizer keeps as such come as numbers."""
         self._need_optimizer("read")
         return {key: self._state(key) for key in self._values}
 
     def set_optimizer_states(self, states: Mapping[Key, Mapping[str, Any]]) -> None:
-        """Set the optimizer's state of some keys, which may be initialised later.
+        """See :meth:`KVStore.set_optimizer_states`. Keys may be initialised later.
 
         Raises:
             ValueError: states of keys with other shapes. Nothing is changed then.
         """
         self._need_optimizer("set")
-        given = {key: dict(state) for key, state in states.items()}
+        given = {key: dict(state) for key, state in checked_table(states).items()}
         for key, state in given.items():
             if key in self._values:
                 check_state(key, self._values[key], state)
@@ -272,6 +307,7 @@ class InProcessStore(KVStore):
     def close(self) -> None:
         """Forget all values, states and buffers."""
         self._values, self._appliers, self._loaded, self._merger = {}, {}, {}, Merger()
+        self._row_sparse = set()
 
     def _initial(self, value: torch.Tensor) -> torch.Tensor:
         """Put a fresh copy of an initial value where it belongs."""
@@ -279,19 +315,30 @@ class InProcessStore(KVStore):
 
     def _assign(self, key: Key, merged: torch.Tensor) -> None:
         """Make the merged value the stored one, without copying where that is possible."""
-        if merged.is_sparse or merged.dtype != self._values[key].dtype:
-            self._values[key].copy_(merged.to_dense() if merged.is_sparse else merged)
+        if merged.is_sparse:
+            self._values[key] = merged
         else:
             self._values[key] = self._merger.exchange(key, self._values[key])
+
+    def _dense(self, key: Key) -> torch.Tensor:
+        """Return a stored value, from now on dense."""
+        if self._values[key].is_sparse:
+            self._values[key] = self._values[key].to_dense()
+        return self._values[key]
+
+    def _added(self, key: Key, merged: torch.Tensor) -> torch.Tensor:
+        """Return a merged value as its key takes it: rows only where it was initialised with rows."""
+        return merged.to_dense() if merged.is_sparse and key not in self._row_sparse else merged
 
     def _apply(self, merged: Mapping[Key, torch.Tensor]) -> None:
         by_device: dict[torch.device, dict[Key, torch.Tensor]] = {}
         for key, total in merged.items():
             self._applier(key)
             by_device.setdefault(self._values[key].device, {})[key] = total
+        scale = self.scale if self.clip is None else self.clip(list(merged.values()), self.scale)
         for device, totals in by_device.items():
             self._appliers[device].set_options(self._groups, self._keys)
-            self._appliers[device].update(totals, self._scale)
+            self._appliers[device].update(totals, scale)
 
     def _holder(self, key: Key) -> Applier | None:
         """Return the applier that has a key already; a key gets one at its first update."""
@@ -304,7 +351,7 @@ class InProcessStore(KVStore):
 
     def _applier(self, key: Key) -> Applier:
         """Return the applier in charge of a key, giving it the key if it is new."""
-        value = self._values[key]
+        value = self._dense(key)
         applier = self._appliers.get(value.device)
         if applier is None:
             applier = self._appliers[value.device] = self._new_applier()
@@ -322,7 +369,9 @@ class InProcessStore(KVStore):
 
     def _need_optimizer(self, verb: str) -> UpdaterSpec:
         if self._spec is None:
-            raise ValueError(f"the {self.type} store has no optimizer whose states it could {verb}; call set_optimizer")
+            raise ValueError(
+                f"the {self.type} store has no optimizer whose state or options it could {verb}; call set_optimizer"
+            )
         return self._spec
 
 

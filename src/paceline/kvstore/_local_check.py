@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
@@ -10,19 +11,7 @@ from paceline.errors import KeyMismatchError
 from paceline.kvstore.base import Key
 from paceline.naming import suggestion
 
-
-def same_kind(keys: Collection[Key], known: Collection[Key]) -> None:
-    """Refuse int keys in a store of str keys and the other way round.
-
-    Raises:
-        TypeError: names both keys.
-    """
-    first = next(iter(known), None)
-    for key in keys:
-        if first is not None and type(key) is not type(first):
-            raise TypeError(
-                f"key {key!r} is {type(key).__name__}, but this store has {type(first).__name__} keys ({first!r})"
-            )
+logger = logging.getLogger(__name__)
 
 
 def known_keys(keys: Collection[Key], values: Mapping[Key, torch.Tensor]) -> None:
@@ -31,11 +20,28 @@ def known_keys(keys: Collection[Key], values: Mapping[Key, torch.Tensor]) -> Non
     Raises:
         KeyMismatchError: names the key and the nearest known one.
     """
-    same_kind(keys, values)
     for key in keys:
         if key not in values:
-            hint = suggestion(str(key), [str(one) for one in values]) if values else "; the store is empty"
-            raise KeyMismatchError(f"key {key!r} is not initialised: call init first{hint}")
+            raise KeyMismatchError(f"key {key!r} is not initialised: call init first{_hint(key, values)}")
+
+
+def _hint(key: Key, known: Collection[Key]) -> str:
+    if not known:
+        return "; the store is empty"
+    twin = next((one for one in known if str(one) == str(key)), None)
+    if twin is not None:
+        return f"; there is {twin!r}, but that is {type(twin).__name__} and this is {type(key).__name__}"
+    return suggestion(str(key), [str(one) for one in known])
+
+
+def note_ignored(key: Key, noted: set[Key]) -> None:
+    """Say once per key that a pull leaves a row-sparse target alone."""
+    if key not in noted:
+        noted.add(key)
+        logger.warning(
+            "pull of key %r leaves its row-sparse out as it is; use row_sparse_pull for some rows, or "
+            "ignore_sparse=False for all of them", key,
+        )  # fmt: skip
 
 
 def pushes(values: Mapping[Key, torch.Tensor], pushed: Mapping[Key, Sequence[torch.Tensor]]) -> None:

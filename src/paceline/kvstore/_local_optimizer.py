@@ -178,7 +178,7 @@ class KeyedOptimizer(Applier):
     def _step(self, dense: Mapping[Key, torch.Tensor], scale: float) -> None:
         optimizer = self._built
         single = all(grad.dtype == torch.float32 for grad in dense.values())
-        if scale != 1.0 and single and all(group.get("fused") for group in optimizer.param_groups):
+        if scale not in (0.0, 1.0) and single and all(group.get("fused") for group in optimizer.param_groups):
             # torch's fused kernels divide by grad_scale (made for GradScaler): the scaling costs no pass of its own.
             # It has single precision, so double precision gradients take the other way.
             optimizer.grad_scale = torch.tensor(1.0 / scale, device=next(iter(dense.values())).device)  # type: ignore[attr-defined]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import abc
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 import torch
 
 if TYPE_CHECKING:
     from paceline.compression import Compression
+    from paceline.updaters import KeyOptions, Options
 
 Key: TypeAlias = int | str
 Keys: TypeAlias = Key | Sequence[Key]
@@ -18,16 +18,19 @@ Values: TypeAlias = torch.Tensor | Sequence[torch.Tensor] | Sequence[Sequence[to
 #: A registered name, an instance or a class.
 OptimizerLike: TypeAlias = str | torch.optim.Optimizer | type[torch.optim.Optimizer]
 Updater: TypeAlias = Callable[[Key, torch.Tensor, torch.Tensor], None]
+#: What an optimizer keeps of one key: tensors by name, in the key's shape or with a single element.
+KeyState: TypeAlias = Mapping[str, torch.Tensor]
 
 StoreClass = TypeVar("StoreClass", bound="type[KVStoreBase]")
 
 
-class KVStoreBase(abc.ABC):
+class KVStoreBase:
     """A store of named tensors that devices and workers push to and pull from.
 
     A third-party store needs ``broadcast`` and ``pushpull`` (and ``is_capable``, ``type``, ``rank``,
     ``num_workers``, which have defaults) and works with ``Trainer`` and ``Module``. Register it with
-    :meth:`register` and create it by its class name in lower case.
+    :meth:`register` and create it by its class name in lower case. What it leaves out raises ``NotImplementedError``
+    with the store's type and the method's name.
     """
 
     OPTIMIZER: ClassVar[str] = "optimizer"
@@ -49,13 +52,25 @@ class KVStoreBase(abc.ABC):
         KVStoreBase.registry[name] = store
         return store
 
-    @abc.abstractmethod
     def broadcast(self, key: Keys, value: Values, out: Values, priority: int = 0) -> None:
         """Initialise keys with rank 0's values and copy them into ``out``."""
+        raise self._lacks("broadcast")
 
-    @abc.abstractmethod
     def pushpull(self, key: Keys, value: Values, out: Values | None = None, priority: int = 0) -> None:
         """Push ``value`` and pull the result into ``out`` (into ``value`` itself when ``out`` is None)."""
+        raise self._lacks("pushpull")
+
+    def set_optimizer(self, optimizer: OptimizerLike, **options: Any) -> None:
+        """Run an optimizer where the values are stored, by registered name and options, class or instance."""
+        raise self._lacks("set_optimizer")
+
+    def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
+        """Write the optimizer's state (safetensors with a manifest), and each worker's residuals with it."""
+        raise self._lacks("save_optimizer_states")
+
+    def load_optimizer_states(self, fname: str) -> None:
+        """Read what ``save_optimizer_states`` wrote, with any number of servers."""
+        raise self._lacks("load_optimizer_states")
 
     def is_capable(self, capability: str) -> bool:
         """Tell whether the store has a capability; the only one is ``optimizer`` (it can run the optimizer).
@@ -82,50 +97,126 @@ class KVStoreBase(abc.ABC):
         """How many workers share the store."""
         return 1
 
-    def close(self) -> None:  # noqa: B027 - a store that holds nothing has nothing to do
+    def close(self) -> None:
         """Release what the store holds. Idempotent."""
+
+    def _lacks(self, method: str) -> NotImplementedError:
+        return NotImplementedError(f"a {self.type} store has no {method}: {type(self).__name__} does not define it")
 
 
 class KVStore(KVStoreBase):
     """The whole interface of paceline's own stores.
 
     ``push`` **sums** what the devices and workers push; with an optimizer or updater the sum is its gradient, without
-    one the sum replaces the stored value. Keys are int or str (one kind in a store), values are tensors, lists of
-    tensors (one per key), or lists of lists (device values of each key). The caller's tensors are never kept.
+    one the sum replaces the stored value. Keys are int (numpy's too) or str, values are tensors, lists of tensors (one
+    per key), or lists of lists (device values of each key). The caller's tensors are never kept.
+
+    A key that was initialised with a row-sparse value is *row-sparse*: what is pushed to it by rows updates those rows
+    alone where the optimizer has such a form. Rows that are pushed to any other key are added as a dense value.
+
+    Attributes:
+        samples: how many samples are behind the next pushes; what it weighs is the store's business.
     """
 
-    @abc.abstractmethod
+    samples: float = 1.0
+
     def init(self, key: Keys, value: Values) -> None:
         """Initialise keys, once each, with rank 0's values.
 
         Raises:
             KeyMismatchError: a key is initialised already, or its shape or dtype differs between workers.
         """
+        raise self._lacks("init")
 
-    @abc.abstractmethod
     def push(self, key: Keys, value: Values, priority: int = 0) -> None:
         """Send values; device values of one key are summed. Returns before the update is applied."""
+        raise self._lacks("push")
 
-    @abc.abstractmethod
     def pull(self, key: Keys, out: Values, priority: int = 0, ignore_sparse: bool = True) -> None:
-        """Copy stored values into ``out``, after this worker's own pushes of those keys are applied."""
+        """Copy stored values into ``out``, after this worker's own pushes of those keys are applied.
 
-    @abc.abstractmethod
-    def set_optimizer(self, optimizer: OptimizerLike, **options: Any) -> None:
-        """Run an optimizer where the values are stored, by registered name and options, class or instance."""
+        A row-sparse ``out`` is left alone (and the log says so once per key) unless ``ignore_sparse`` is False; it
+        then holds all rows that are not 0.
+        """
+        raise self._lacks("pull")
 
-    @abc.abstractmethod
     def set_updater(self, updater: str | Updater, **options: Any) -> None:
         """Set what a push does to the stored value: a registered name (``assign``, ``add``, ``test``) or a callable
         ``updater(key, merged, stored)`` that works in place (callables only where the store is in this process).
         """
+        raise self._lacks("set_updater")
 
-    @abc.abstractmethod
     def set_gradient_compression(self, compression_params: Compression) -> None:
         """Compress pushes: ``{"type": "2bit", "threshold": 0.5}``. Before the first push.
 
         Distributed stores also compress pulls: ``{"type": "int8", "leg": "pull"}``, or ``both``.
         """
+        raise self._lacks("set_gradient_compression")
+
+    def set_options(self, groups: Sequence[Options] = (), keys: Mapping[Key, KeyOptions] | None = None) -> None:
+        """Change options of the optimizer, such as learning rates, from the next push on; its state stays.
+
+        Args:
+            groups: options per param group; empty: those in force.
+            keys: param group and multipliers of keys that differ from group 0 and 1.0; None: those in force.
+
+        Raises:
+            ValueError: the store runs no optimizer.
+        """
+        raise self._lacks("set_options")
+
+    def options(self) -> list[Options]:
+        """Return the optimizer's options per param group that are in force, as far as they were set.
+
+        Raises:
+            ValueError: the store runs no optimizer.
+        """
+        raise self._lacks("options")
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the first param group, without multipliers.
+
+        Raises:
+            ValueError: the store runs no optimizer, or one without a learning rate.
+        """
+        rate = self.options()[0].get("lr")
+        if rate is None:
+            raise ValueError(f"the optimizer of the {self.type} store was given no learning rate; set_learning_rate")
+        return float(rate)  # type: ignore[arg-type]
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Set the learning rate of all param groups from the next push on; the optimizer's state stays.
+
+        Raises:
+            ValueError: not a rate, or the store runs no optimizer.
+        """
+        if not 0 <= lr < float("inf"):
+            raise ValueError(f"learning rate {lr} is not a finite number of 0 or more")
+        self.set_options([{**group, "lr": float(lr)} for group in self.options()])
+
+    def optimizer_states(self) -> dict[Key, dict[str, torch.Tensor]]:
+        """Return copies of the optimizer's state of every key, after this worker's own pushes are applied."""
+        raise self._lacks("optimizer_states")
+
+    def set_optimizer_states(self, states: Mapping[Key, KeyState]) -> None:
+        """Replace the optimizer's state of some keys, after this worker's own pushes are applied.
+
+        Raises:
+            ValueError: a tensor does not fit its key.
+        """
+        raise self._lacks("set_optimizer_states")
+
+    def for_optimizer(self, mean: bool | None = None) -> KVStore:
+        """Return a store for the keys of one optimizer or trainer: this one if it is unused, else another like it.
+
+        So several of them, with optimizers of their own, get along with one store, and with what is pushed to it.
+        Every worker asks in the same order.
+
+        Args:
+            mean: merge to the mean over samples instead of the sum; None: as this store does.
+        """
+        raise self._lacks("for_optimizer")
 
     @property
     def keeps_residuals(self) -> bool:
@@ -145,17 +236,9 @@ class KVStore(KVStoreBase):
         if states:
             raise ValueError(f"a {self.type} store keeps no residuals")
 
-    @abc.abstractmethod
-    def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        """Write the optimizer's state (safetensors with a manifest), and each worker's residuals with it."""
-
-    @abc.abstractmethod
-    def load_optimizer_states(self, fname: str) -> None:
-        """Read what ``save_optimizer_states`` wrote, with any number of servers."""
-
-    @abc.abstractmethod
     def row_sparse_pull(self, key: Keys, out: Values, priority: int = 0, row_ids: Values | None = None) -> None:
         """Pull only the rows ``row_ids`` of row-sparse keys."""
+        raise self._lacks("row_sparse_pull")
 
     def is_capable(self, capability: str) -> bool:
         """Tell whether the store has a capability; all of paceline's own can run the optimizer."""
@@ -176,43 +259,3 @@ class KVStore(KVStoreBase):
     def stats(self) -> dict[str, Any]:
         """Counters of the consistency rule: updates, staleness histogram, step mass, data mass per worker."""
         return {}
-
-
-def normalise(key: Keys, values: Values) -> tuple[list[Key], list[list[torch.Tensor]]]:
-    """Bring any accepted form of (keys, values) to a list of keys and a list of device values per key.
-
-    A key that occurs more than once gets its values joined, in order of first occurrence.
-
-    Raises:
-        TypeError: a key is not int or str, kinds are mixed, or a value is not a tensor.
-        ValueError: numbers of keys and values differ, or a key has no values.
-    """
-    if isinstance(key, int | str):
-        return [_checked_key(key)], [_device_values(key, values)]
-    keys = [_checked_key(one) for one in key]
-    if len({type(one) for one in keys}) > 1:
-        raise TypeError("the keys of one store are all int or all str, not both")
-    if isinstance(values, torch.Tensor) or len(values) != len(keys):
-        count = "one tensor" if isinstance(values, torch.Tensor) else f"{len(values)} values"
-        raise ValueError(f"{len(keys)} keys but {count}; give a list with one value (or list of device values) per key")
-    joined: dict[Key, list[torch.Tensor]] = {}
-    for one, value in zip(keys, values, strict=True):
-        joined.setdefault(one, []).extend(_device_values(one, value))
-    return list(joined), list(joined.values())
-
-
-def _checked_key(key: Any) -> Key:
-    if isinstance(key, bool) or not isinstance(key, int | str):
-        raise TypeError(f"key {key!r} is {type(key).__name__}; keys are int or str")
-    return key
-
-
-def _device_values(key: Key, value: Any) -> list[torch.Tensor]:
-    values: Iterable[Any] = [value] if isinstance(value, torch.Tensor) else value
-    result = list(values)
-    if not result:
-        raise ValueError(f"key {key!r} has an empty list of values")
-    for one in result:
-        if not isinstance(one, torch.Tensor):
-            raise TypeError(f"the value of key {key!r} is {type(one).__name__}, not a tensor")
-    return result

@@ -17,15 +17,12 @@ class DeviceStore(InProcessStore):
     device that has least so far, so that merging and updating is spread over the devices.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    _TYPE = "device"
+
+    def __init__(self, store_type: str = "") -> None:
+        super().__init__(store_type)
         self._homes: dict[Key, torch.device] = {}
         self._load: dict[torch.device, int] = {}
-
-    @property
-    def type(self) -> str:
-        """``device``."""
-        return "device"
 
     def homes(self) -> dict[Key, torch.device]:
         """Where every key pushed so far is merged and updated."""
@@ -38,11 +35,15 @@ class DeviceStore(InProcessStore):
 
     def _place(self, values: Mapping[Key, Sequence[torch.Tensor]]) -> None:
         new = [key for key in values if key not in self._homes]
-        for key in sorted(new, key=lambda one: -self._values[one].nbytes):
+        for key in sorted(new, key=lambda one: -_size(self._values[one])):
             self._home(key, list(dict.fromkeys(one.device for one in values[key])))
 
     def _home(self, key: Key, devices: Sequence[torch.device]) -> None:
         home = min(devices, key=lambda device: self._load.get(device, 0))
         self._values[key] = value = self._values[key].to(home)
         self._homes[key] = home
-        self._load[home] = self._load.get(home, 0) + value.nbytes
+        self._load[home] = self._load.get(home, 0) + _size(value)
+
+
+def _size(value: torch.Tensor) -> int:
+    return value.numel() * value.element_size()

@@ -16,18 +16,20 @@ from paceline.consistency import Policy
 from paceline.errors import KeyMismatchError
 from paceline.kvstore import _local_check as check
 from paceline.kvstore import codec_files, dist_states
-from paceline.kvstore.base import Key, Keys, KVStore, OptimizerLike, Updater, Values, normalise
+from paceline.kvstore.base import Key, Keys, KVStore, OptimizerLike, Updater, Values
 from paceline.kvstore.block import WorkerBlock
 from paceline.kvstore.key_table import KeyTable
+from paceline.kvstore.keys import checked_table, normalise
+from paceline.kvstore.options import class_of, in_force, plain_keys
 from paceline.kvstore.overwrite import overwrite
-from paceline.kvstore.planned import planned
+from paceline.kvstore.planned import planned_pull, planned_push
 from paceline.kvstore.reports import merged
 from paceline.kvstore.row_traffic import RowTraffic, own_bucket
 from paceline.kvstore.traffic import Traffic
 from paceline.roles.session import Session
 from paceline.tensors import check_initialised
 from paceline.updaters import KeyOptions, Options, StepOptions, UpdaterSpec, is_whole_tensor, make_spec
-from paceline.updaters.rows import put_rows
+from paceline.updaters.rows import put_rows, to_rows
 from paceline.wire import messages as m
 
 logger = logging.getLogger(__name__)
@@ -61,13 +63,16 @@ class DistStore(KVStore):
     ) -> None:
         self._canonical, self._alias, self.session, self.policy, self.name = store_type, alias, session, policy, name
         self._spec = UpdaterSpec()
+        self._groups: Sequence[Options] = ()
+        self._keys: Mapping[Key, KeyOptions] | None = None
+        self._ignored: set[Key] = set()
         whole, still = (lambda: is_whole_tensor(self._spec.name)), policy.merge == "all"
         self.table = KeyTable(session, name, whole, still, session.relays(policy))
         self.traffic = Traffic(session, name, eager=policy.merge in ("all", "groups"))
         self.rows = RowTraffic(session, name, self.traffic)
         self._set_merging(mean, clip_norm)
         self._barriers = self._siblings = 0
-        self._is_open = self._closed = False
+        self._is_open = self._closed = self._claimed = False
         session.on_close(self.close)
 
     def _set_merging(self, mean: bool, clip_norm: float) -> None:
@@ -113,16 +118,21 @@ class DistStore(KVStore):
         )  # fmt: skip
         self._on_all_servers(body, f"opening store {self.name!r}")
 
-    def for_optimizer(self, mean: bool, clip_norm: float = 0.0) -> DistStore:
-        """Return a store for an optimizer's parameters: this one while it is unused, else a sibling.
+    def for_optimizer(self, mean: bool | None = None, clip_norm: float = 0.0) -> DistStore:
+        """See :meth:`KVStore.for_optimizer`. Another store has a namespace of its own.
 
         Raises:
             ValueError: a largest norm, and pushes of one round are not merged.
         """
-        if not self._is_open:
-            self._set_merging(mean, clip_norm)
+        wanted = self._mean if mean is None else mean, clip_norm
+        unused = not (self._claimed or self.table.keys) and self._spec.name == "assign"
+        if unused and not self._is_open:
+            self._set_merging(*wanted)
+        if unused and wanted == (self._mean, self.traffic.clip_norm):
+            self._claimed = True
             return self
-        other = self.sibling("optimizer", mean, clip_norm)
+        other = self.sibling("optimizer", *wanted)
+        other._claimed = True
         for leg, codec in self.traffic.codecs.items():
             other.set_gradient_compression(codec.params() | {"leg": leg})
         return other
@@ -189,21 +199,39 @@ class DistStore(KVStore):
 
         ``priority`` orders nothing here: what is pushed leaves at once.
         """
-        by_rows: dict[Key, list[torch.Tensor]] = {}
-        dense = planned(self.table, key, value, by_rows)
+        dense, by_rows = planned_push(self.table, key, value)
         for place, devices in zip(self.table.locate(list(by_rows)), by_rows.values(), strict=True):
             self.rows.push(place, devices)
         self.traffic.push(*dense)
 
     def pull(self, key: Keys, out: Values, priority: int = 0, ignore_sparse: bool = True) -> None:
-        """Copy stored values into ``out``, after this worker's own pushes of those keys are applied."""
-        self.traffic.pull(*planned(self.table, key, out))
+        """See :meth:`KVStore.pull`."""
+        dense, rows = planned_pull(self.table, key, out)
+        self.traffic.pull(*dense)
+        for one, targets in rows.items():
+            if ignore_sparse:
+                check.note_ignored(one, self._ignored)
+            else:
+                self._pull_rows(one, targets)
+
+    def _pull_rows(self, key: Key, targets: Sequence[torch.Tensor]) -> None:
+        """Bring the whole value of a key into row-sparse targets."""
+        [(block, index)] = self.table.locate([key])
+        whole = torch.empty_like(block.value_of(index))
+        self.traffic.pull(self.table.plan((key,)), [whole])
+        with torch.no_grad():
+            for target in targets:
+                target.copy_(to_rows(whole).to(target.device, target.dtype))
 
     def pushpull(self, key: Keys, value: Values, out: Values | None = None, priority: int = 0) -> None:
         """Push, then pull into ``out`` (into ``value`` itself when ``out`` is None)."""
-        outs = planned(self.table, key, value if out is None else out)
+        target = value if out is None else out
+        outs, rows = planned_pull(self.table, key, target)
         self.push(key, value, priority)
-        self.traffic.pull(*outs)
+        if rows:
+            self.pull(key, target, priority, ignore_sparse=False)
+        else:
+            self.traffic.pull(*outs)
 
     def broadcast(self, key: Keys, value: Values, out: Values, priority: int = 0) -> None:
         """Initialise keys with rank 0's values and copy them into ``out``."""
@@ -248,9 +276,9 @@ class DistStore(KVStore):
             key: initialised keys.
             value: one dense tensor per key, in its shape.
         """
-        plan, values = planned(self.table, key, value)
-        if any(not isinstance(one, torch.Tensor) for one in values):
-            raise ValueError("set_values takes one value per key")
+        (plan, values), by_rows = planned_push(self.table, key, value)
+        if by_rows or any(not isinstance(one, torch.Tensor) for one in values):
+            raise ValueError("set_values takes one dense value per key")
         overwrite(self.session, self.name, plan, values, self.traffic.wait)
 
     def clip_round(self, skip_nonfinite: bool = False) -> float:
@@ -268,7 +296,7 @@ class DistStore(KVStore):
 
     def set_optimizer(self, optimizer: OptimizerLike, **options: Any) -> None:
         """Run an optimizer on the servers. Every worker calls it; rank 0's counts. Same again: nothing changes."""
-        self.set_spec(make_spec(optimizer, **options))
+        self.set_spec(make_spec(optimizer, **plain_keys(options)))
 
     def set_updater(self, updater: str | Updater, **options: Any) -> None:
         """Set what a push does, by registered name (``assign``, ``add``). Every worker calls it; rank 0's counts.
@@ -290,21 +318,29 @@ class DistStore(KVStore):
         if is_whole_tensor(spec.name) and any(_is_split(block) for block in self.table.blocks.values()):
             raise ValueError(f"optimizer {spec.name!r} needs whole tensors, but keys are split; set it before init")
         self._open()
+        if self.table.keys:  # what anybody has pushed so far is the business of the updater so far
+            self._wait_for_all()
+            self.barrier()
         if self.rank == 0:
             self._on_all_servers(
                 m.SetUpdater(self.name, msgspec.msgpack.encode(spec)), f"setting optimizer {spec.name!r}"
             )
-        self._spec = spec
+        self._spec, self._groups, self._keys = spec, (), None
+        self.traffic.options = b""
         self.barrier()
 
-    def set_options(self, groups: Sequence[Options], keys: Mapping[Key, KeyOptions] | None = None) -> None:
-        """Set the optimizer's options; they travel with every push from now on, and count from it on.
+    def set_options(self, groups: Sequence[Options] = (), keys: Mapping[Key, KeyOptions] | None = None) -> None:
+        """See :meth:`KVStore.set_options`. They travel with every push from now on."""
+        self._groups = list(groups) or self._groups
+        self._keys = self._keys if keys is None else checked_table(keys)
+        table = None if self._keys in (None, self._spec.keys) else dict(self._keys or {})
+        self.traffic.options = msgspec.msgpack.encode(StepOptions(list(self._groups), table))
 
-        Args:
-            groups: options per param group.
-            keys: param group and multipliers of keys that differ from group 0 and 1.0; None: those of the spec.
-        """
-        self.traffic.options = msgspec.msgpack.encode(StepOptions(list(groups), None if keys is None else dict(keys)))
+    def options(self) -> list[Options]:
+        """See :meth:`KVStore.options`."""
+        if self._spec.name == "assign":
+            raise ValueError(f"the {self.type} store has no optimizer whose options it could read; call set_optimizer")
+        return in_force(self._groups or self._spec.groups, class_of(self._spec))
 
     @property
     def samples(self) -> float:

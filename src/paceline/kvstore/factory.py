@@ -31,6 +31,11 @@ def store_types() -> list[str]:
     return [*_ALIASES, *_DIST_ALIASES, *KVStoreBase.registry]
 
 
+def is_in_process(name: str) -> bool:
+    """Tell whether a type names a store inside one process."""
+    return name.lower() in _ALIASES
+
+
 def create(name: str = "local", **options: Any) -> KVStoreBase:
     """Create a store.
 
@@ -65,7 +70,7 @@ def _create_local(kind: str, options: dict[str, Any]) -> KVStoreBase:
 
     if options:
         raise TypeError(f"a {kind} store has no option {', '.join(sorted(options))}")
-    return LocalStore() if _ALIASES[kind] == "local" else DeviceStore()
+    return LocalStore(kind) if _ALIASES[kind] == "local" else DeviceStore(kind)
 
 
 _COMMON_OPTIONS = frozenset({"mean", "namespace"})

@@ -62,12 +62,10 @@ class KeyTable:
 
         Raises:
             KeyMismatchError: it is initialised already.
-            TypeError: keys of two kinds, or a value that a distributed store does not hold.
+            TypeError: a value that a distributed store does not hold.
         """
         if key in self._where:
             raise KeyMismatchError(f"key {key!r} is initialised already")
-        if self._where and type(key) is not type(next(iter(self._where))):
-            raise TypeError("the keys of one store are all int or all str, not both")
         if isinstance(key, int) and not -(2**63) <= key < 2**63:
             raise ValueError(f"key {key} does not fit into 64 bits; use a string")
         if tensor.layout is not torch.strided and not _has_sparse_rows(tensor):

@@ -13,10 +13,7 @@ from paceline.kvstore.base import Key
 class LocalStore(InProcessStore):
     """Copies all gradients to CPU memory, sums them there and updates the weights there (MXNet's ``local``)."""
 
-    @property
-    def type(self) -> str:
-        """``local``."""
-        return "local"
+    _TYPE = "local"
 
     def _initial(self, value: torch.Tensor) -> torch.Tensor:
         return value.cpu()

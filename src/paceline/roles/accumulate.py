@@ -14,6 +14,7 @@ from paceline.ranges import Ranges, common, within
 from paceline.roles.agreement import difference
 from paceline.roles.scratch import Scratch
 from paceline.updaters import StepOptions
+from paceline.updaters.rows import add_rows
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ class _Sum:
     def _added(self, so_far: torch.Tensor, one: torch.Tensor, factor: float) -> torch.Tensor:
         """Return the sum: of rows while all contributions are rows, else flat."""
         if so_far.is_sparse and one.is_sparse:
-            return so_far + (one if factor == 1.0 else one * factor)
+            return add_rows(so_far, one if factor == 1.0 else one * factor)
         out = so_far if self._is_ours(so_far) else self._lend(_flat(so_far).numel())
         return torch.add(_flat(so_far), _flat(one), alpha=factor, out=out)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+_HALF = (torch.float16, torch.bfloat16)
 #: Optimizers whose lazy form is well known: untouched rows keep both value and state (MXNet's ``lazy_update=True``).
 LAZY = (
     torch.optim.SGD,
@@ -22,11 +23,34 @@ _COUNTING = (torch.optim.Adagrad, torch.optim.SparseAdam)
 
 
 def sum_rows(values: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """Return the coalesced sum of row-sparse tensors on one device: indices sorted, without repeats."""
-    total = values[0].detach().to(device, copy=True)
+    """Return the coalesced sum of row-sparse tensors on one device: indices sorted, without repeats.
+
+    Half precision is summed in single precision and rounded once.
+    """
+    single = values[0].dtype in _HALF
+    total = values[0].detach().to(device, torch.float32 if single else None, copy=True)
     for one in values[1:]:
-        total = total + one.detach().to(device)
-    return total.coalesce()
+        total = total + one.detach().to(device, total.dtype)
+    return total.coalesce().to(values[0].dtype)
+
+
+def add_rows(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Return the sum of two row-sparse tensors of one device and dtype; torch has none for half precision."""
+    return sum_rows([one, other], one.device) if one.dtype in _HALF else one + other
+
+
+@torch.no_grad()
+def to_rows(value: torch.Tensor) -> torch.Tensor:
+    """Return a value as the row-sparse tensor of its rows that are not 0; it may share the value's memory.
+
+    It is ``to_sparse(1)``, but some hundred times faster.
+    """
+    if value.is_sparse:
+        return value
+    value = value.detach()
+    kept = (value.reshape(len(value), -1) != 0).any(1).nonzero().view(-1)
+    rows = value[kept] if len(kept) < len(value) else value
+    return torch.sparse_coo_tensor(kept[None], rows, value.shape, is_coalesced=True, check_invariants=False)
 
 
 @torch.no_grad()

@@ -1,0 +1,74 @@
+"""Buffers of replicated networks (running means of BatchNorm) in a job of several workers.
+
+While a network trains, its output does not depend on them. So rank 0 publishes those that have changed before it pushes
+and the others take them before they are read: when a network goes into evaluation mode, and for ``state_dict``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from paceline.gluon.replicate import ReplicatedModule
+from paceline.kvstore.dist import DistStore
+
+
+class SharedBuffers:
+    """The buffers of some networks: rank 0's are everybody's. Collective: every worker makes it.
+
+    Args:
+        store: whose job it is.
+        nets: networks, distinct and with known shapes.
+    """
+
+    def __init__(self, store: DistStore, nets: Sequence[ReplicatedModule]) -> None:
+        self._nets, self._rank, self._stale = nets, store.rank, True
+        self._published = self._current()
+        self._store = store.sibling("rest") if self._published else None
+        if self._store is None:
+            return
+        self._store.init(list(self._published), list(self._published.values()))
+        self.take()
+        for net in nets:
+            net.before_reading(self.take)
+
+    def publish(self) -> None:
+        """Give the servers rank 0's buffers that have changed; the others note that theirs are old."""
+        self._stale = True
+        if self._store is None or self._rank != 0:
+            return
+        current = self._current()
+        changed = [key for key, one in current.items() if not torch.equal(one, self._published[key])]
+        if changed:
+            self._store.set_values(changed, [current[key] for key in changed])
+        self._published = current
+
+    @torch.no_grad()
+    def take(self) -> None:
+        """Bring rank 0's buffers of its last step, unless they are here."""
+        if self._store is None or self._rank == 0 or not self._stale:
+            return
+        self._stale = False
+        values = self._current()
+        self._store.pull(list(values), list(values.values()))
+        for number, net in enumerate(self._nets):
+            for name, copies in net.buffers_by_name().items():
+                for one in copies if copies[0].numel() else ():
+                    one.copy_(values[f"{number} {name}"])
+
+    def _current(self) -> dict[str, torch.Tensor]:
+        """Return the buffers as ``state_dict`` has them, in types that servers hold; integers up to 2**53 are exact."""
+        return {
+            f"{number} {name}": _joined(copies)
+            for number, net in enumerate(self._nets)
+            for name, copies in net.buffers_by_name().items()
+            if copies[0].numel()
+        }
+
+
+def _joined(copies: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the mean over devices of a floating-point buffer, else the first device's."""
+    if not copies[0].is_floating_point():
+        return copies[0].detach().cpu().double()
+    return torch.stack([one.detach().cpu() for one in copies]).mean(0)

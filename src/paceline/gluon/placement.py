@@ -1,0 +1,65 @@
+"""Which replica a tensor is meant for. Logical CPUs share one ``torch.device``, so the tensor itself cannot tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from paceline.context import Context, ContextLike, as_context
+
+T = TypeVar("T")
+
+# Beside the tensors, not in them: what is saved or copied stays an ordinary tensor.
+_contexts = WeakTensorKeyDictionary()
+
+
+def as_in_context(tensor: torch.Tensor, ctx: ContextLike) -> torch.Tensor:
+    """Return a tensor on a device, so that a replicated network sends it to the replica of that device.
+
+    What torch makes of it (``x.float()``, ``x.view(...)``) is a new tensor that belongs to no replica; say it again.
+
+    Args:
+        tensor: any tensor; it is not changed. Without a copy if it is on the device already.
+        ctx: the device.
+    """
+    context = as_context(ctx)
+    moved = tensor.to(context.device, non_blocking=True)
+    return mark(moved.view_as(moved) if moved is tensor else moved, context)
+
+
+def mark(value: T, context: Context) -> T:
+    """Note for which device all tensors in a value are; returns the value."""
+    for one in _tensors(value):
+        _contexts[one] = context
+    return value
+
+
+def index_of(inputs: Sequence[Any], contexts: Sequence[Context]) -> int:
+    """Return which of some replicas inputs are meant for: the first one unless a mark or a GPU says otherwise.
+
+    Args:
+        inputs: tensors, or tuples, lists and dictionaries of them; others are left aside.
+        contexts: the replicas' devices.
+
+    Raises:
+        ValueError: inputs of one call are meant for different replicas.
+    """
+    tensors = [tensor for one in inputs for tensor in _tensors(one)]
+    marked = {_contexts[one]: None for one in tensors if one in _contexts and _contexts[one] in contexts}
+    if len(marked) > 1:
+        raise ValueError(f"the inputs of one call are slices of {' and '.join(map(str, marked))}; give those of one")
+    if marked:
+        return contexts.index(next(iter(marked)))
+    devices = [one.device for one in tensors]
+    return next((index for index, one in enumerate(contexts) if one.device in devices), 0)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    return [tensor for one in value for tensor in _tensors(one)] if isinstance(value, tuple | list) else []

@@ -1,0 +1,60 @@
+"""Options of the optimizer that a store runs: as callers give them, and as they are in force."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from paceline.kvstore.keys import checked_table
+from paceline.updaters import Options, UpdaterSpec, option_groups
+from paceline.updaters.registry import SIMPLE, find_class
+
+
+def plain_keys(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of ``set_optimizer`` with plain keys in ``keys``."""
+    result = dict(options)
+    if result.get("keys"):
+        result["keys"] = checked_table(result["keys"])
+    return result
+
+
+def refuse_changes(spec: UpdaterSpec, groups: Sequence[Options]) -> None:
+    """Refuse options for what has none that could change.
+
+    Raises:
+        ValueError: the store replaces or adds what is pushed.
+    """
+    if groups and spec.name in SIMPLE:
+        raise ValueError(f"updater {spec.name!r} has no options that could be changed; call set_optimizer")
+
+
+def in_force(groups: Sequence[Options], cls: type[torch.optim.Optimizer] | None) -> list[Options]:
+    """Return the options of every param group, those that were not given at the class's defaults.
+
+    Args:
+        groups: what was given.
+        cls: the optimizer's class; None: it has no defaults.
+    """
+    defaults = {} if cls is None else _defaults(cls)  # type: ignore[arg-type]  # mypy thinks classes not hashable
+    return [{**defaults, **group} for group in groups or [{}]]
+
+
+def class_of(spec: UpdaterSpec) -> type[torch.optim.Optimizer] | None:
+    """Return the class that a spec names, None for updaters that are no optimizers and for what only servers load."""
+    if spec.name in SIMPLE:
+        return None
+    try:
+        return find_class(spec.name, allowed=[spec.name])
+    except (ImportError, ValueError):
+        return None
+
+
+@functools.cache
+def _defaults(cls: type[torch.optim.Optimizer]) -> Options:
+    try:
+        return option_groups(cls([torch.nn.Parameter(torch.zeros(1, 1))]))[0]  # type: ignore[call-arg]
+    except TypeError:  # an option without a default, or one that is not plain
+        return {}
