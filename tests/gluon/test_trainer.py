@@ -234,7 +234,7 @@ def test_batch_size_may_change(store):
 
 def test_scheduler_function_sets_the_rate():
     net = replicate(nn.Linear(1, 1), cpu())
-    trainer = Trainer(net, "sgd", {"lr_scheduler": lambda step: 1.0 / (1 + step)})
+    trainer = Trainer(net, "sgd", {"lr_scheduler": lambda num_update: 1.0 / num_update})
     rates = []
     for _ in range(3):
         net.backward(net([torch.ones(1, 1)]))

@@ -23,10 +23,11 @@ from paceline.kvstore.overwrite import overwrite
 from paceline.kvstore.planned import planned
 from paceline.kvstore.reports import merged
 from paceline.kvstore.row_traffic import RowTraffic, own_bucket
+from paceline.kvstore.schedule import Schedule, schedule_of
 from paceline.kvstore.traffic import Traffic
 from paceline.roles.session import Session
 from paceline.tensors import check_initialised
-from paceline.updaters import KeyOptions, Options, StepOptions, UpdaterSpec, is_whole_tensor, make_spec
+from paceline.updaters import KeyOptions, Options, StepOptions, UpdaterSpec, gradient, is_whole_tensor, make_spec
 from paceline.updaters.rows import put_rows
 from paceline.wire import messages as m
 
@@ -61,6 +62,9 @@ class DistStore(KVStore):
     ) -> None:
         self._canonical, self._alias, self.session, self.policy, self.name = store_type, alias, session, policy, name
         self._spec = UpdaterSpec()
+        self._groups: Sequence[Options] = ()
+        self._keys: Mapping[Key, KeyOptions] | None = None
+        self._schedule: Schedule | None = None
         whole, still = (lambda: is_whole_tensor(self._spec.name)), policy.merge == "all"
         self.table = KeyTable(session, name, whole, still, session.relays(policy))
         self.traffic = Traffic(session, name, eager=policy.merge in ("all", "groups"))
@@ -191,6 +195,8 @@ class DistStore(KVStore):
         """
         by_rows: dict[Key, list[torch.Tensor]] = {}
         dense = planned(self.table, key, value, by_rows)
+        if self._schedule is not None:
+            self.set_options(self._schedule.groups(key, self._groups or self._spec.groups), self._keys)
         for place, devices in zip(self.table.locate(list(by_rows)), by_rows.values(), strict=True):
             self.rows.push(place, devices)
         self.traffic.push(*dense)
@@ -267,8 +273,13 @@ class DistStore(KVStore):
     # ---- what a push does ------------------------------------------------------------------------------------------
 
     def set_optimizer(self, optimizer: OptimizerLike, **options: Any) -> None:
-        """Run an optimizer on the servers. Every worker calls it; rank 0's counts. Same again: nothing changes."""
+        """See :meth:`KVStore.set_optimizer`. Every worker calls it; rank 0's counts. Same again: nothing changes.
+
+        An ``lr_scheduler`` stays in the worker, and its rates travel with the pushes.
+        """
+        schedule = schedule_of(options)
         self.set_spec(make_spec(optimizer, **options))
+        self._schedule = schedule
 
     def set_updater(self, updater: str | Updater, **options: Any) -> None:
         """Set what a push does, by registered name (``assign``, ``add``). Every worker calls it; rank 0's counts.
@@ -294,7 +305,8 @@ class DistStore(KVStore):
             self._on_all_servers(
                 m.SetUpdater(self.name, msgspec.msgpack.encode(spec)), f"setting optimizer {spec.name!r}"
             )
-        self._spec = spec
+        self._spec, self._groups, self._keys = spec, (), None
+        self.traffic.options = b""
         self.barrier()
 
     def set_options(self, groups: Sequence[Options], keys: Mapping[Key, KeyOptions] | None = None) -> None:
@@ -304,7 +316,9 @@ class DistStore(KVStore):
             groups: options per param group.
             keys: param group and multipliers of keys that differ from group 0 and 1.0; None: those of the spec.
         """
-        self.traffic.options = msgspec.msgpack.encode(StepOptions(list(groups), None if keys is None else dict(keys)))
+        gradient.check(groups)
+        self._groups, self._keys = list(groups), None if keys is None else dict(keys)
+        self.traffic.options = msgspec.msgpack.encode(StepOptions(list(self._groups), self._keys))
 
     @property
     def samples(self) -> float:

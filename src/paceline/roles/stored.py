@@ -22,6 +22,7 @@ from paceline.roles.codecs import Codecs
 from paceline.roles.home import Home, map_buckets
 from paceline.roles.scratch import Scratch
 from paceline.updaters import Piece, StepOptions, UpdaterSpec, make_updater
+from paceline.updaters.runs import completed
 from paceline.wire import messages as m
 
 logger = logging.getLogger(__name__)
@@ -391,7 +392,7 @@ class ServerStore:
         except Exception as error:  # noqa: BLE001 - a user's optimizer may raise anything; all who wait must know
             self._break(slot, error)
             return
-        groups = (accumulator.options and accumulator.options.groups) or self.spec.groups
+        groups = completed(accumulator.options.groups if accumulator.options else (), self.spec.groups)
         rate = groups[0].get("lr", 1.0) if groups else 1.0
         self.step_mass += weight * float(rate if isinstance(rate, int | float) else 1.0)
 
