@@ -277,9 +277,11 @@ class DistStore(KVStore):
 
         An ``lr_scheduler`` stays in the worker, and its rates travel with the pushes.
         """
-        schedule = schedule_of(options)
+        schedule, before = schedule_of(options), self._schedule
         self.set_spec(make_spec(optimizer, **options))
         self._schedule = schedule
+        if before is not None:
+            self.set_options([])  # back from its last rate
 
     def set_updater(self, updater: str | Updater, **options: Any) -> None:
         """Set what a push does, by registered name (``assign``, ``add``). Every worker calls it; rank 0's counts.
