@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-
 #: Share of characters that agree. One that is wrong, missing, too much or swapped leaves more in all but the shortest
 #: names. Names that merely begin alike have less: they mean something else.
 _CUTOFF = 0.75

@@ -232,7 +232,9 @@ def test_momentum_form_belongs_to_sgd() -> None:
 
 def test_noise_is_the_same_however_it_is_cut_and_different_everywhere_else() -> None:
     whole = normal((0, "w", 1), 0, 10_000)
-    parts = [normal((0, "w", 1), begin, end - begin) for begin, end in ((0, 1), (1, 4096), (4096, 9000), (9000, 10_000))]
+    parts = [
+        normal((0, "w", 1), begin, end - begin) for begin, end in ((0, 1), (1, 4096), (4096, 9000), (9000, 10_000))
+    ]
     assert torch.equal(torch.cat(parts), whole)
     assert abs(float(whole.mean())) < 0.05
     assert abs(float(whole.std()) - 1) < 0.05

@@ -39,7 +39,9 @@ def test_store_steps_as_a_server_does_with_every_updater(store: Any, name: str, 
     values = {key: drawn(key, 0) for key in SHAPES}
     updaters = {
         key: make_updater(
-            make_spec(name, **NAMES[name], **gradient), values[key].view(-1), [Piece(key, 0, values[key].numel(), shape)]
+            make_spec(name, **NAMES[name], **gradient),
+            values[key].view(-1),
+            [Piece(key, 0, values[key].numel(), shape)],
         )
         for key, shape in SHAPES.items()
     }

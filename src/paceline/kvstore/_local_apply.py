@@ -82,7 +82,9 @@ class SimpleApplier(_Stateless):
 
     def set_options(self, groups: Sequence[Options], keys: Mapping[Key, KeyOptions] | None) -> None:
         """See :class:`Applier`."""
-        self._options = StepOptions(list(groups) or self._options.groups, self._options.keys if keys is None else {**keys})
+        self._options = StepOptions(
+            list(groups) or self._options.groups, self._options.keys if keys is None else {**keys}
+        )
 
     def update(self, merged: Mapping[Key, torch.Tensor], scale: float) -> None:
         """See :class:`Applier`."""

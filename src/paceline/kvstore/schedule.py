@@ -17,9 +17,9 @@ Scheduler = Callable[[int], float]
 class Schedule:
     """Says which learning rate the next push has.
 
-    As in MXNet the function gets ``num_update``: how often the key that was pushed most often has been pushed, this time
-    included, so it is 1 at first. A worker counts its own pushes: with ``dist_sync`` these are the updates, with the
-    other types the updates that it made itself.
+    As in MXNet the function gets ``num_update``: how often the key that was pushed most often has been pushed, this
+    time included, so it is 1 at first. A worker counts its own pushes: with ``dist_sync`` these are the updates, with
+    the other types the updates that it made itself.
 
     Args:
         scheduler: function of ``num_update``.
@@ -59,7 +59,8 @@ class Schedule:
         Raises:
             ValueError: the function returned something that is no rate.
         """
-        for one in {key} if isinstance(key, int | str) else set(key):
+        keys: set[Any] = set(key) if isinstance(key, list | tuple) else {key}
+        for one in keys:
             self._pushes[one] += 1
             self.num_update = max(self.num_update, self._begin + self._pushes[one])
         rate = float(self._scheduler(self.num_update))

@@ -149,7 +149,7 @@ class ServerStore:
         values = [bucket.values[slot.start : slot.stop] for bucket, slot in slots]
         if not slots:
             # Options are tried on something, so that a mistake is told now and not at the first key.
-            make_updater(spec, torch.zeros(1), [Piece(next(iter(spec.keys), ""), 0, 1, (1,))], self._allowed)
+            make_updater(spec, torch.zeros(1), [Piece(next(iter(spec.keys), ""), 0, 1, (1, 1))], self._allowed)
         updaters = [
             make_updater(spec, value, slot.updater.pieces, self._allowed)
             for value, (_, slot) in zip(values, slots, strict=True)

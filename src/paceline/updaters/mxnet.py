@@ -1,7 +1,7 @@
 """MXNet's optimizers that torch does not have, by their published formulas.
 
-In all of them g is the gradient after ``rescale_grad`` and ``clip_gradient``, w a weight, and sqrt, sign and products act
-element by element.
+In all of them g is the gradient after ``rescale_grad`` and ``clip_gradient``, w a weight, and sqrt, sign and products
+act element by element.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class BucketSpec(Message):
     lengths: list[Count]
     shapes: list[list[Count]]
     """Shape of a part that is the whole key, else empty."""
-    offsets: list[Count] = []
+    offsets: list[Count] = msgspec.field(default_factory=list)
     """First element of each part inside its key; empty: all 0."""
 
 
