@@ -44,7 +44,7 @@ class OptimizerPlan:
         self._parameters = parameters
         self.spec = make_spec(optimizer, **options)
         self._instance = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
-        self._groups = list(self.spec.groups)
+        self._groups = [dict(group) for group in self.spec.groups]
         self._check(optimizer)
 
     @property

@@ -83,7 +83,7 @@ _ELSEWHERE = {
 
 def known_names() -> list[str]:
     """Return every name that can be given without an import path."""
-    return sorted([*_BY_NAME, *SIMPLE])
+    return sorted({*_BY_NAME, *SIMPLE})
 
 
 def check_name(name: str) -> str:
