@@ -5,9 +5,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+#: Share of characters that agree. One that is wrong, missing, too much or swapped leaves more in all but the shortest
+#: names. Names that merely begin alike have less: they mean something else.
+_CUTOFF = 0.75
+
 
 def suggestion(name: str, known: Iterable[str]) -> str:
     """Return ``; did you mean 'x'?`` for the nearest known name, or the list of all known names."""
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=_CUTOFF)
     return f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(names)}"

@@ -10,7 +10,7 @@ from paceline.gluon import SyncBatchNorm, Trainer, backward, clip_global_norm, r
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.device import DeviceStore
 from paceline.kvstore.local import LocalStore
-from paceline.updaters.lamb import LAMB
+from paceline.updaters import DCASGD, LAMB, NAG, SGLD, Ftrl, MXNetSGD, SignSGD, Signum
 
 STEPS = 30
 
@@ -234,7 +234,7 @@ def test_batch_size_may_change(store):
 
 def test_scheduler_function_sets_the_rate():
     net = replicate(nn.Linear(1, 1), cpu())
-    trainer = Trainer(net, "sgd", {"lr_scheduler": lambda step: 1.0 / (1 + step)})
+    trainer = Trainer(net, "sgd", {"lr_scheduler": lambda num_update: 1.0 / num_update})
     rates = []
     for _ in range(3):
         net.backward(net([torch.ones(1, 1)]))
@@ -477,3 +477,49 @@ def test_gpu_and_cpu_together_equal_one_device(store):
     for name, param in reference.named_parameters():
         for value in net.collect_params()[name].list_data():
             assert torch.allclose(value.cpu(), param, atol=1e-3)
+
+
+MXNETS = {
+    "nag": (NAG, {"lr": 0.05}),
+    "ftrl": (Ftrl, {"lr": 0.2, "lamda1": 0.001}),
+    "signum": (Signum, {"lr": 0.01}),
+    "signsgd": (SignSGD, {"lr": 0.01}),
+    "dcasgd": (DCASGD, {"lr": 0.1, "momentum": 0.5}),
+    "sgld": (SGLD, {"lr": 0.001, "seed": 3}),
+    "sgd": (MXNetSGD, {"lr": 0.1, "momentum": 0.9}),
+}
+
+
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("name", MXNETS)
+def test_mxnets_optimizers_and_its_clip_train_as_one_process_does(name, store):
+    torch.manual_seed(1)
+    cls, options = MXNETS[name]
+    reference, batches = mlp(), dense_batches()[:10]
+    net = replicate(copy.deepcopy(reference), [cpu(0), cpu(1)])
+    params = {"clip_gradient": 0.05, "rescale_grad": 0.5, "lr_scheduler": lambda step: options["lr"] / step, **options}
+    form = {"momentum_form": "mxnet"} if name == "sgd" else {}
+    trainer = Trainer(net, name, params | form, **store_options(store))
+    optimizer = cls([{"params": [one], "key": key} for key, one in reference.named_parameters()], **options)
+    for step, batch in enumerate(batches, 1):
+        for group in optimizer.param_groups:
+            group["lr"] = options["lr"] / step
+        optimizer.zero_grad()
+        (reference(batch[0]) - batch[1]).square().mean().backward()
+        for param in reference.parameters():
+            param.grad = (0.5 * param.grad).clamp(-0.05, 0.05)
+        optimizer.step()
+        train_replicated(net, trainer, [batch])
+    assert_equal_weights(net, reference)
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_clip_counts_with_an_optimizer_instance_too(store):
+    net = replicate(nn.Linear(1, 1, bias=False), [cpu(0), cpu(1)])
+    before = net.collect_params()["weight"].data().item()
+    instance = torch.optim.SGD(net.replicas[0].parameters(), lr=1.0)
+    trainer = Trainer(net, instance, {"clip_gradient": 0.25}, **store_options(store))
+    for _ in range(2):
+        backward([out.sum() for out in net([torch.ones(1, 1), torch.ones(1, 1)])])
+        trainer.step(1)
+    assert net.collect_params()["weight"].data().item() == pytest.approx(before - 0.5)

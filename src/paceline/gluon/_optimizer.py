@@ -13,6 +13,7 @@ from paceline.kvstore._local_optimizer import KeyedOptimizer, check_options
 from paceline.kvstore.agreement import option_facts
 from paceline.kvstore.base import Key
 from paceline.updaters import KeyOptions, Options, make_spec, option_groups
+from paceline.updaters.gradient import GRADIENT_OPTIONS
 from paceline.updaters.registry import SIMPLE, find_class
 
 OptimizerLike: TypeAlias = str | type[torch.optim.Optimizer] | torch.optim.Optimizer
@@ -25,8 +26,9 @@ class OptimizerPlan:
         optimizer: a name, a class or an instance of ``torch.optim``. Of an instance only class and options are used;
             changes of its ``param_groups`` (by a scheduler, say) count from the next step on.
         options: options of the class. ``learning_rate`` is accepted for ``lr`` and ``wd`` for ``weight_decay``; beside
-            them ``lr_scheduler`` (a function of the number of steps so far that returns the learning rate),
-            ``rescale_grad`` (a factor on all gradients) and ``multi_precision``.
+            them ``lr_scheduler`` (a function of the number of the step, from 1 on, that returns the learning rate),
+            ``rescale_grad`` (a factor on all gradients), ``clip_gradient`` (the largest absolute value that an element
+            may have after that), ``multi_precision`` and ``momentum_form`` (see :func:`paceline.updaters.make_spec`).
         parameters: what is trained, by key.
     """
 
@@ -34,21 +36,22 @@ class OptimizerPlan:
         self, optimizer: OptimizerLike, options: Mapping[str, Any] | None, parameters: Mapping[str, Parameter]
     ) -> None:
         options = dict(options or {})
-        if "clip_gradient" in options:
-            raise ValueError("clip_gradient is not an option here: give the Trainer clip_grad_value or clip_grad_norm")
         self.scheduler: Callable[[int], float] | None = options.pop("lr_scheduler", None)
         self.rescale = float(options.pop("rescale_grad", 1.0))
         self.multi_precision = bool(options.pop("multi_precision", False))
         self.optimizer, self.options = optimizer, options
+        self._of_gradient = {name: one for name, one in options.items() if name in GRADIENT_OPTIONS}
         self._parameters = parameters
         self.spec = make_spec(optimizer, **options)
         self._instance = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
-        self._groups = list(self.spec.groups)
+        self._groups = [dict(group) for group in self.spec.groups]
         self._check(optimizer)
 
     @property
     def cls(self) -> type[torch.optim.Optimizer]:
         """The optimizer's class."""
+        if ":" not in self.spec.name:
+            return find_class(self.spec.name)
         if self._instance is not None:
             return type(self._instance)
         if isinstance(self.optimizer, type):
@@ -77,7 +80,7 @@ class OptimizerPlan:
     def groups_at(self, step: int) -> list[Options]:
         """Return the options per param group for step number ``step``, counted from 0."""
         if self.scheduler is not None:
-            self._set_rate(float(self.scheduler(step)))
+            self._set_rate(float(self.scheduler(step + 1)))
         if self._instance is not None:
             # Learning-rate schedulers of torch warn unless the optimizer they watch makes steps.
             self._instance._opt_called = True  # type: ignore[attr-defined]
@@ -85,7 +88,8 @@ class OptimizerPlan:
 
     def groups(self) -> list[Options]:
         """Return the options per param group that are in force."""
-        return option_groups(self._instance) if self._instance is not None else [dict(one) for one in self._groups]
+        groups = option_groups(self._instance) if self._instance is not None else self._groups
+        return [group | self._of_gradient for group in groups]
 
     def set_groups(self, groups: Sequence[Options]) -> None:
         """Set the options per param group, as :meth:`groups` returned them.

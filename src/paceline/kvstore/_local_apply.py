@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 
 from paceline.kvstore.base import Key, Updater
-from paceline.updaters import FlatUpdater, KeyOptions, Options, Piece, UpdaterSpec, make_updater
+from paceline.updaters import FlatUpdater, KeyOptions, Options, Piece, StepOptions, UpdaterSpec, make_updater
 
 #: Optimizer state of one key: tensors by name, and the plain numbers some optimizers keep.
 State: TypeAlias = dict[str, Any]
@@ -49,13 +49,10 @@ class Applier(abc.ABC):
 
 
 class _Stateless(Applier):
-    """Has neither options nor state."""
+    """Has no state."""
 
     def refresh(self, key: Key) -> None:
         """Do nothing: nothing is remembered."""
-
-    def set_options(self, groups: Sequence[Options], keys: Mapping[Key, KeyOptions] | None) -> None:
-        """Do nothing: there are no options."""
 
     def state(self, key: Key) -> State:
         """Return nothing: there is no state."""
@@ -66,11 +63,12 @@ class _Stateless(Applier):
 
 
 class SimpleApplier(_Stateless):
-    """Runs one of the updaters without state: ``assign``, ``add``, ``test``."""
+    """Runs the updater without state: ``assign``."""
 
     def __init__(self, spec: UpdaterSpec) -> None:
         self._spec = spec
         self._updaters: dict[Key, FlatUpdater] = {}
+        self._options = StepOptions()
 
     @property
     def keys(self) -> Collection[Key]:
@@ -82,11 +80,17 @@ class SimpleApplier(_Stateless):
         piece = Piece(key, 0, value.numel(), tuple(value.shape))
         self._updaters[key] = make_updater(self._spec, value.view(-1), [piece])
 
+    def set_options(self, groups: Sequence[Options], keys: Mapping[Key, KeyOptions] | None) -> None:
+        """See :class:`Applier`."""
+        self._options = StepOptions(
+            list(groups) or self._options.groups, self._options.keys if keys is None else {**keys}
+        )
+
     def update(self, merged: Mapping[Key, torch.Tensor], scale: float) -> None:
         """See :class:`Applier`."""
         for key, value in merged.items():
             dense = value.to_dense() if value.is_sparse else value
-            self._updaters[key].update(dense.reshape(-1), scale, None)
+            self._updaters[key].update(dense.reshape(-1), scale, self._options)
 
 
 class CallableApplier(_Stateless):
@@ -104,6 +108,9 @@ class CallableApplier(_Stateless):
     def add(self, key: Key, value: torch.Tensor) -> None:
         """See :class:`Applier`."""
         self._values[key] = value
+
+    def set_options(self, groups: Sequence[Options], keys: Mapping[Key, KeyOptions] | None) -> None:
+        """Do nothing: there are no options."""
 
     def update(self, merged: Mapping[Key, torch.Tensor], scale: float) -> None:
         """See :class:`Applier`."""

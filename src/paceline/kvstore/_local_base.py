@@ -17,9 +17,10 @@ from paceline.kvstore._local_optimizer import KeyedOptimizer, check_options, che
 from paceline.kvstore.base import Key, Keys, KVStore, OptimizerLike, Updater, Values
 from paceline.kvstore.keys import checked_key, checked_table, normalise
 from paceline.kvstore.options import in_force, plain_keys, refuse_changes
+from paceline.kvstore.schedule import Schedule, schedule_of
 from paceline.tensors import check_initialised
 from paceline.updaters import KeyOptions, Options, UpdaterSpec, make_spec
-from paceline.updaters.registry import SIMPLE, find_class
+from paceline.updaters.registry import find_class
 from paceline.updaters.rows import copy_rows, to_rows
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class InProcessStore(KVStore):
         self._class: type[torch.optim.Optimizer] | None = None
         self._groups: Sequence[Options] = ()
         self._keys: Mapping[Key, KeyOptions] | None = None
+        self._schedule: Schedule | None = None
         self._loaded: dict[Key, State] = {}
         self._updates = 0
 
@@ -106,6 +108,8 @@ class InProcessStore(KVStore):
             for one, total in merged.items():
                 self._assign(one, total)
         else:
+            if self._schedule is not None and self._spec is not None:
+                self._groups = self._schedule.groups(list(merged), self._groups or self._spec.groups)
             self._apply({one: self._added(one, total) for one, total in merged.items()})
         self._updates += 1
 
@@ -156,14 +160,9 @@ class InProcessStore(KVStore):
     def set_optimizer(self, optimizer: OptimizerLike, **options: Any) -> None:
         """See :meth:`KVStore.set_optimizer`. Any optimizer class works, whether it can be imported or not.
 
-        Args:
-            optimizer: a name, a class or an instance.
-            **options: options of the class, and ``keys`` and ``multi_precision`` of :func:`make_spec`.
-
-        Raises:
-            ValueError: unknown name (the nearest is suggested), or options that the optimizer refuses.
-            TypeError: not an optimizer, or options it does not have.
+        An optimizer instance brings its class and options; it does not step itself.
         """
+        schedule = schedule_of(options)
         spec = make_spec(optimizer, **plain_keys(options))
         cls = _class_of(optimizer, spec)
         if cls is None:
@@ -172,7 +171,7 @@ class InProcessStore(KVStore):
             check_options(cls, spec.groups)
         self._spec, self._class, self._updater = spec, cls, None
         self._appliers, self._loaded = {}, {}
-        self._groups, self._keys = (), None
+        self._groups, self._keys, self._schedule = (), None, schedule
 
     def set_updater(self, updater: str | Updater, **options: Any) -> None:
         """See :meth:`KVStore.set_updater`."""
@@ -183,6 +182,7 @@ class InProcessStore(KVStore):
             raise TypeError("an updater is a name with options, or a callable updater(key, merged, stored) without")
         self._updater, self._spec, self._class = updater, None, None
         self._appliers, self._loaded = {}, {}
+        self._schedule = None
 
     def set_options(self, groups: Sequence[Options] = (), keys: Mapping[Key, KeyOptions] | None = None) -> None:
         """See :meth:`KVStore.set_options`."""
@@ -376,8 +376,11 @@ class InProcessStore(KVStore):
 
 
 def _class_of(optimizer: Any, spec: UpdaterSpec) -> type[torch.optim.Optimizer] | None:
-    if spec.name in SIMPLE:
+    """Return the class to run; one that can be imported by nobody else is the user's own."""
+    if spec.name == "assign":
         return None
+    if ":" not in spec.name:
+        return find_class(spec.name)
     if isinstance(optimizer, torch.optim.Optimizer):
         return type(optimizer)
     return optimizer if isinstance(optimizer, type) else find_class(spec.name, allowed=[spec.name])

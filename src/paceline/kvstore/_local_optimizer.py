@@ -10,8 +10,9 @@ import torch
 
 from paceline.kvstore._local_apply import Applier, State
 from paceline.kvstore.base import Key
-from paceline.updaters import KeyOptions, Options, UpdaterSpec
+from paceline.updaters import KeyOptions, Options, UpdaterSpec, gradient
 from paceline.updaters.rows import LAZY, lazy_update
+from paceline.updaters.runs import completed, group_of, tuples
 
 _FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 _FUSED_DTYPES = (torch.float32, torch.float64)
@@ -33,7 +34,7 @@ class KeyedOptimizer(Applier):
     def __init__(self, spec: UpdaterSpec, cls: type[torch.optim.Optimizer]) -> None:
         self._cls = cls
         self._multi_precision = spec.multi_precision
-        self._groups: list[Options] = list(spec.groups)
+        self._usual = self._groups = list(spec.groups)
         self._keys: dict[Key, KeyOptions] = dict(spec.keys)
         self._values: dict[Key, torch.Tensor] = {}
         self._params: dict[Key, torch.nn.Parameter] = {}
@@ -55,14 +56,17 @@ class KeyedOptimizer(Applier):
 
     def set_options(self, groups: Sequence[Options] = (), keys: Mapping[Key, KeyOptions] | None = None) -> None:
         """Change options per param group, or which key has which; the state stays."""
-        groups = list(groups) or self._groups
+        groups = completed(groups, self._usual) if groups else self._groups
         keys = self._keys if keys is None else dict(keys)
         if keys != self._keys:
             self._groups, self._keys, self._stale = groups, keys, True
         elif groups != self._groups:
-            self._groups = groups
+            before, self._groups = self._groups, groups
             for group in self._optimizer.param_groups if self._optimizer else ():
-                group.update(self._options(group["key_options"]))
+                told = self._options(group["key_options"])
+                for name in group_of(group["key_options"], before).keys() - told.keys():
+                    group[name] = self._optimizer.defaults.get(name) if self._optimizer else None
+                group.update(told)
 
     def update(self, merged: Mapping[Key, torch.Tensor], scale: float = 1.0) -> None:
         """Run one step of the given keys.
@@ -138,26 +142,27 @@ class KeyedOptimizer(Applier):
 
     def _build(self) -> torch.optim.Optimizer:
         """Build the optimizer anew: some, like Adagrad, make their state only in the constructor."""
-        grouped: dict[tuple[KeyOptions, bool], list[torch.nn.Parameter]] = {}
+        grouped: dict[tuple[KeyOptions, bool, Key | None], list[torch.nn.Parameter]] = {}
+        per_key = getattr(self._cls, "per_key", False)
         for key, param in self._params.items():
             fused = issubclass(self._cls, _FUSED) and param.dtype in _FUSED_DTYPES
-            grouped.setdefault((self._keys.get(key, KeyOptions()), fused), []).append(param)
+            kind = (self._keys.get(key, KeyOptions()), fused, key if per_key else None)
+            grouped.setdefault(kind, []).append(param)
         table = [
-            {"params": params, "key_options": options, **({"fused": True} if fused else {}), **self._options(options)}
-            for (options, fused), params in grouped.items()
+            {"params": params, "key_options": options}
+            | ({"fused": True} if fused else {})
+            | ({} if key is None else {"key": key})
+            | self._options(options)
+            for (options, fused, key), params in grouped.items()
         ]
         return self._cls(table)  # type: ignore[call-arg]  # subclasses have defaults
 
     def _options(self, key_options: KeyOptions) -> dict[str, Any]:
-        if key_options.group >= len(self._groups):
-            raise ValueError(
-                f"param group {key_options.group} does not exist; the optimizer has {len(self._groups)} param groups"
-            )
-        options: dict[str, Any] = dict(self._groups[key_options.group])
+        options: dict[str, Any] = dict(group_of(key_options, self._groups))
         for name, factor in (("lr", key_options.lr_mult), ("weight_decay", key_options.wd_mult)):
             if factor != 1.0:
                 options[name] = options.get(name, self._default(name)) * factor
-        return _with_tuples(options)
+        return tuples(options)
 
     def _default(self, name: str) -> float:
         parameter = inspect.signature(self._cls.__init__).parameters.get(name)
@@ -177,21 +182,36 @@ class KeyedOptimizer(Applier):
 
     def _step(self, dense: Mapping[Key, torch.Tensor], scale: float) -> None:
         optimizer = self._built
-        single = all(grad.dtype == torch.float32 for grad in dense.values())
-        if scale not in (0.0, 1.0) and single and all(group.get("fused") for group in optimizer.param_groups):
-            # torch's fused kernels divide by grad_scale (made for GradScaler): the scaling costs no pass of its own.
-            # It has single precision, so double precision gradients take the other way.
-            optimizer.grad_scale = torch.tensor(1.0 / scale, device=next(iter(dense.values())).device)  # type: ignore[attr-defined]
-        elif scale != 1.0:
-            torch._foreach_mul_(list(dense.values()), scale)
+        for key, grad in dense.items():
+            self._params[key].grad = grad
         try:
-            for key, grad in dense.items():
-                self._params[key].grad = grad
+            optimizer.grad_scale = self._prepare(optimizer.param_groups, scale)  # type: ignore[attr-defined]
             optimizer.step()
         finally:
             optimizer.grad_scale = None  # type: ignore[attr-defined]
             for key in dense:
                 self._params[key].grad = None
+
+    def _prepare(self, groups: Sequence[dict[str, Any]], scale: float) -> torch.Tensor | None:
+        """Scale and clip the gradients in place; returns what fused kernels are to divide them by instead, if any."""
+        factors = {scale * gradient.factor_of(group) for group in groups}
+        clipped = any(gradient.clip_of(group) is not None for group in groups)
+        by_kernel = len(factors) == 1 and not clipped and all(group.get("fused") for group in groups)
+        grads = {index: [p.grad for p in group["params"] if p.grad is not None] for index, group in enumerate(groups)}
+        every = [grad for found in grads.values() for grad in found]
+        if by_kernel and 0.0 not in factors and all(grad.dtype == torch.float32 for grad in every):
+            # torch's fused kernels divide by grad_scale (made for GradScaler): the scaling costs no pass of its own.
+            # It has single precision, so double precision gradients take the other way.
+            [factor] = factors
+            return None if factor == 1.0 else torch.tensor(1.0 / factor, device=every[0].device)
+        for index, group in enumerate(groups):
+            factor, clip = scale * gradient.factor_of(group), gradient.clip_of(group)
+            if grads[index] and factor != 1.0:
+                torch._foreach_mul_(grads[index], factor)
+            if grads[index] and clip is not None:
+                torch._foreach_clamp_min_(grads[index], -clip)
+                torch._foreach_clamp_max_(grads[index], clip)
+        return None
 
 
 def check_options(cls: type[torch.optim.Optimizer], groups: Sequence[Options]) -> None:
@@ -202,7 +222,7 @@ def check_options(cls: type[torch.optim.Optimizer], groups: Sequence[Options]) -
         ValueError: a value that it refuses.
     """
     for group in groups:
-        options: dict[str, Any] = _with_tuples(group)
+        options: dict[str, Any] = tuples(gradient.without(group))
         try:
             cls([torch.nn.Parameter(torch.zeros(1, 1))], **options)
         except TypeError as error:
@@ -222,7 +242,3 @@ def check_state(key: Key, value: torch.Tensor, state: State) -> None:
                 f"state {name!r} of key {key!r} has shape {tuple(part.shape)}, but the key has {tuple(value.shape)}: "
                 "the file belongs to another model"
             )
-
-
-def _with_tuples(options: Options) -> dict[str, Any]:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}

@@ -61,7 +61,21 @@ class KVStoreBase:
         raise self._lacks("pushpull")
 
     def set_optimizer(self, optimizer: OptimizerLike, **options: Any) -> None:
-        """Run an optimizer where the values are stored, by registered name and options, class or instance."""
+        """Run an optimizer where the values are stored.
+
+        Args:
+            optimizer: a registered name, a class or an instance.
+            **options: options of the class, and of :func:`paceline.updaters.make_spec`: ``keys``, ``multi_precision``,
+                ``momentum_form``. As in MXNet also ``rescale_grad`` (a factor on the merged gradient),
+                ``clip_gradient`` (the largest absolute value of its elements after that, before weight decay), and
+                ``lr_scheduler``: a function ``num_update -> rate`` that sets the rate of every push, where
+                ``num_update`` counts this worker's pushes of the key that it has pushed most often, from 1 on
+                (``begin_num_update`` is added).
+
+        Raises:
+            ValueError: unknown name, or options that the optimizer refuses.
+            TypeError: not an optimizer, options it does not have, or a scheduler of torch.
+        """
         raise self._lacks("set_optimizer")
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:

@@ -288,7 +288,8 @@ def bucket_specs(spec: m.BlockSpec, layout: Layout, server: int) -> list[m.Bucke
             keys = [spec.keys[part.key] for part in bucket.parts]
             lengths = [part.length for part in bucket.parts]
             shapes = [key.shape if _stored(spec, key) == n else [] for key, n in zip(keys, lengths, strict=True)]
-            found.append(m.BucketSpec(index, bucket.length, [key.name for key in keys], lengths, shapes))
+            offsets = [part.key_start for part in bucket.parts]
+            found.append(m.BucketSpec(index, bucket.length, [key.name for key in keys], lengths, shapes, offsets))
     return found
 
 

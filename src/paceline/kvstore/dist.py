@@ -25,10 +25,11 @@ from paceline.kvstore.overwrite import overwrite
 from paceline.kvstore.planned import planned_pull, planned_push
 from paceline.kvstore.reports import merged
 from paceline.kvstore.row_traffic import RowTraffic, own_bucket
+from paceline.kvstore.schedule import Schedule, schedule_of
 from paceline.kvstore.traffic import Traffic
 from paceline.roles.session import Session
 from paceline.tensors import check_initialised
-from paceline.updaters import KeyOptions, Options, StepOptions, UpdaterSpec, is_whole_tensor, make_spec
+from paceline.updaters import KeyOptions, Options, StepOptions, UpdaterSpec, gradient, is_whole_tensor, make_spec
 from paceline.updaters.rows import put_rows, to_rows
 from paceline.wire import messages as m
 
@@ -66,6 +67,7 @@ class DistStore(KVStore):
         self._groups: Sequence[Options] = ()
         self._keys: Mapping[Key, KeyOptions] | None = None
         self._ignored: set[Key] = set()
+        self._schedule: Schedule | None = None
         whole, still = (lambda: is_whole_tensor(self._spec.name)), policy.merge == "all"
         self.table = KeyTable(session, name, whole, still, session.relays(policy))
         self.traffic = Traffic(session, name, eager=policy.merge in ("all", "groups"))
@@ -200,6 +202,8 @@ class DistStore(KVStore):
         ``priority`` orders nothing here: what is pushed leaves at once.
         """
         dense, by_rows = planned_push(self.table, key, value)
+        if self._schedule is not None:
+            self.set_options(self._schedule.groups(key, self._groups or self._spec.groups))
         for place, devices in zip(self.table.locate(list(by_rows)), by_rows.values(), strict=True):
             self.rows.push(place, devices)
         self.traffic.push(*dense)
@@ -295,8 +299,16 @@ class DistStore(KVStore):
     # ---- what a push does ------------------------------------------------------------------------------------------
 
     def set_optimizer(self, optimizer: OptimizerLike, **options: Any) -> None:
-        """Run an optimizer on the servers. Every worker calls it; rank 0's counts. Same again: nothing changes."""
+        """See :meth:`KVStore.set_optimizer`. Every worker calls it; rank 0's counts. Same again: nothing changes.
+
+        An ``lr_scheduler`` stays in the worker, and its rates travel with the pushes.
+        """
+        schedule, before = schedule_of(options), self._schedule
         self.set_spec(make_spec(optimizer, **plain_keys(options)))
+        self._schedule = schedule
+        if before is not None:
+            self._groups = ()  # back from its last rate
+            self.traffic.options = b""
 
     def set_updater(self, updater: str | Updater, **options: Any) -> None:
         """Set what a push does, by registered name (``assign``, ``add``). Every worker calls it; rank 0's counts.
@@ -331,6 +343,7 @@ class DistStore(KVStore):
 
     def set_options(self, groups: Sequence[Options] = (), keys: Mapping[Key, KeyOptions] | None = None) -> None:
         """See :meth:`KVStore.set_options`. They travel with every push from now on."""
+        gradient.check(groups)
         self._groups = list(groups) or self._groups
         self._keys = self._keys if keys is None else checked_table(keys)
         table = None if self._keys in (None, self._spec.keys) else dict(self._keys or {})

@@ -111,10 +111,11 @@ def pieces_of(spec: m.BucketSpec) -> list[Piece]:
         ProtocolError: they do not cover it.
     """
     pieces, position = [], 0
-    if not len(spec.keys) == len(spec.lengths) == len(spec.shapes):
-        raise ProtocolError("a bucket lists different numbers of keys, lengths and shapes")
-    for key, length, shape in zip(spec.keys, spec.lengths, spec.shapes, strict=True):
-        pieces.append(Piece(key, position, length, tuple(shape)))
+    offsets = spec.offsets or [0] * len(spec.keys)
+    if not len(spec.keys) == len(spec.lengths) == len(spec.shapes) == len(offsets):
+        raise ProtocolError("a bucket lists different numbers of keys, lengths, shapes and offsets")
+    for key, length, shape, offset in zip(spec.keys, spec.lengths, spec.shapes, offsets, strict=True):
+        pieces.append(Piece(key, position, length, tuple(shape), offset))
         position += length
     if position != spec.length:
         raise ProtocolError(f"keys of {position} elements in a bucket of {spec.length}")

@@ -22,6 +22,7 @@ from paceline.roles.codecs import Codecs
 from paceline.roles.home import Home, map_buckets
 from paceline.roles.scratch import Scratch
 from paceline.updaters import Piece, StepOptions, UpdaterSpec, make_updater
+from paceline.updaters.runs import completed
 from paceline.wire import messages as m
 
 logger = logging.getLogger(__name__)
@@ -148,7 +149,7 @@ class ServerStore:
         values = [bucket.values[slot.start : slot.stop] for bucket, slot in slots]
         if not slots:
             # Options are tried on something, so that a mistake is told now and not at the first key.
-            make_updater(spec, torch.zeros(1), [Piece(next(iter(spec.keys), ""), 0, 1, (1,))], self._allowed)
+            make_updater(spec, torch.zeros(1), [Piece(next(iter(spec.keys), ""), 0, 1, (1, 1))], self._allowed)
         updaters = [
             make_updater(spec, value, slot.updater.pieces, self._allowed)
             for value, (_, slot) in zip(values, slots, strict=True)
@@ -391,7 +392,7 @@ class ServerStore:
         except Exception as error:  # noqa: BLE001 - a user's optimizer may raise anything; all who wait must know
             self._break(slot, error)
             return
-        groups = (accumulator.options and accumulator.options.groups) or self.spec.groups
+        groups = completed(accumulator.options.groups if accumulator.options else (), self.spec.groups)
         rate = groups[0].get("lr", 1.0) if groups else 1.0
         self.step_mass += weight * float(rate if isinstance(rate, int | float) else 1.0)
 

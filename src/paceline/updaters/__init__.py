@@ -1,19 +1,30 @@
 """What happens to a stored value when a merged push arrives: optimizers and simple updaters, by name and numbers."""
 
 from paceline.updaters.flat import FlatUpdater, Piece
+from paceline.updaters.lamb import LAMB, LARS
+from paceline.updaters.mxnet import DCASGD, NAG, SGLD, Add, Ftrl, MXNetSGD, SignSGD, Signum
 from paceline.updaters.registry import is_whole_tensor, known_names
-from paceline.updaters.simple import AddUpdater, AssignUpdater
+from paceline.updaters.simple import AssignUpdater
 from paceline.updaters.spec import KeyOptions, Option, Options, StepOptions, UpdaterSpec, make_spec, option_groups
 from paceline.updaters.torch_updater import TorchUpdater, make_updater
 
 __all__ = [
-    "AddUpdater",
+    "DCASGD",
+    "LAMB",
+    "LARS",
+    "NAG",
+    "SGLD",
+    "Add",
     "AssignUpdater",
     "FlatUpdater",
+    "Ftrl",
     "KeyOptions",
+    "MXNetSGD",
     "Option",
     "Options",
     "Piece",
+    "SignSGD",
+    "Signum",
     "StepOptions",
     "TorchUpdater",
     "UpdaterSpec",

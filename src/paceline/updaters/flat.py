@@ -22,6 +22,8 @@ class Piece:
     length: int
     shape: tuple[int, ...] = ()
     """Shape of the key when the piece is the whole key, else empty."""
+    offset: int = 0
+    """First element inside the key."""
 
     def within(self, start: int, stop: int) -> Piece | None:
         """Return the part of the piece in ``[start, stop)``, with positions counted from ``start``."""
@@ -29,7 +31,9 @@ class Piece:
         if first >= last:
             return None
         whole = last - first == self.length
-        return Piece(self.key, first - start, last - first, self.shape if whole else ())
+        return Piece(
+            self.key, first - start, last - first, self.shape if whole else (), self.offset + first - self.start
+        )
 
 
 State = dict[str, torch.Tensor]
@@ -57,7 +61,7 @@ class FlatUpdater(abc.ABC):
         """Apply one merged push.
 
         Args:
-            merged: 1-D tensor like the value; its content may be overwritten.
+            merged: 1-D tensor like the value; its content may be overwritten unless ``scale`` is 1.
             scale: factor that turns ``merged`` into the gradient.
             options: options at this step; None means those of the last one.
             absent: ranges of whole pieces, but not all, for which nobody had a gradient: zeros in ``merged``. They stay

@@ -2,30 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-
-class _LayerWise(torch.optim.Optimizer):
-    """An optimizer that scales each tensor's step by the ratio of its norm and its update's norm."""
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Perform one optimization step."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for param in group["params"]:
-                if param.grad is not None:
-                    self._update(param, param.grad, self.state[param], group)
-        return loss
-
-    def _update(self, param: torch.Tensor, grad: torch.Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
-        raise NotImplementedError
+from paceline.updaters.formula import Formula, Group, State, buffer
 
 
 def _ratio(param: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
@@ -35,7 +16,7 @@ def _ratio(param: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
     return torch.where(both, weight_norm / update_norm, torch.ones_like(weight_norm))
 
 
-class LARS(_LayerWise):
+class LARS(Formula):
     """SGD with momentum and layer-wise adaptive rates (You, Gitman, Ginsburg 2017, arXiv:1708.03888).
 
     Args:
@@ -54,22 +35,19 @@ class LARS(_LayerWise):
         weight_decay: float = 0.0,
         trust_coefficient: float = 0.001,
     ) -> None:
-        if not lr >= 0 or not 0 <= momentum < 1:
-            raise ValueError(f"LARS needs lr >= 0 and 0 <= momentum < 1, not lr={lr}, momentum={momentum}")
         super().__init__(
             params,
             {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust_coefficient": trust_coefficient},
         )
 
-    def _update(self, param: torch.Tensor, grad: torch.Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+    def _update(self, param: torch.Tensor, grad: torch.Tensor, state: State, group: Group) -> None:
         update = grad.add(param, alpha=group["weight_decay"])
         update.mul_(_ratio(param, update) * group["trust_coefficient"])
-        buffer = state.setdefault("momentum_buffer", torch.zeros_like(param))
-        buffer.mul_(group["momentum"]).add_(update)
-        param.add_(buffer, alpha=-group["lr"])
+        momentum = buffer(state, "momentum_buffer", param).mul_(group["momentum"]).add_(update)
+        param.add_(momentum, alpha=-group["lr"])
 
 
-class LAMB(_LayerWise):
+class LAMB(Formula):
     """Adam with layer-wise adaptive rates (You et al. 2019, arXiv:1904.00962), with bias correction.
 
     Args:
@@ -92,7 +70,7 @@ class LAMB(_LayerWise):
             raise ValueError(f"LAMB needs lr >= 0 and betas in [0, 1), not lr={lr}, betas={betas}")
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
-    def _update(self, param: torch.Tensor, grad: torch.Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+    def _update(self, param: torch.Tensor, grad: torch.Tensor, state: State, group: Group) -> None:
         if not state:
             state |= {
                 "step": torch.zeros(()),

@@ -9,6 +9,7 @@ import torch
 
 from paceline.naming import suggestion
 from paceline.updaters.lamb import LAMB, LARS
+from paceline.updaters.mxnet import DCASGD, NAG, SGLD, Add, Ftrl, MXNetSGD, SignSGD, Signum
 
 Optimizer = torch.optim.Optimizer
 
@@ -25,6 +26,13 @@ ELEMENTWISE: dict[str, type[Optimizer]] = {
     "rmsprop": torch.optim.RMSprop,
     "rprop": torch.optim.Rprop,
     "asgd": torch.optim.ASGD,
+    "mxnet_sgd": MXNetSGD,
+    "nag": NAG,
+    "ftrl": Ftrl,
+    "signum": Signum,
+    "signsgd": SignSGD,
+    "dcasgd": DCASGD,
+    "sgld": SGLD,
 }
 
 #: Optimizers that take nothing but rows: for row-sparse keys.
@@ -42,18 +50,40 @@ WHOLE_TENSOR: dict[str, type[Optimizer]] = {
     if cls is not None
 }
 
-_BY_NAME = ELEMENTWISE | WHOLE_TENSOR | ROWS_ONLY
+#: What only adds. ``test`` is MXNet's name.
+ADDING: dict[str, type[Optimizer]] = {"add": Add, "test": Add}
 
-SIMPLE = ("assign", "add", "test")
+#: Updaters of stores that are no optimizers.
+SIMPLE = ("assign", *ADDING)
+
+_BY_NAME = ELEMENTWISE | WHOLE_TENSOR | ROWS_ONLY | ADDING
 
 _IMPOSSIBLE = {
     "lbfgs": "L-BFGS evaluates a closure, which a server cannot",
 }
 
+#: What other libraries call an optimizer, or have beside ours, and what comes nearest to it in meaning.
+_ELSEWHERE = {
+    "momentum": "'sgd' with momentum=0.9",
+    "nesterov": "'sgd' with momentum=0.9, nesterov=True, or MXNet's 'nag'",
+    "ccsgd": "'sgd'",
+    "lbsgd": "'lars'",
+    "larc": "'lars'",
+    "lans": "'lamb'",
+    "ftml": "'ftrl' or 'adam'",
+    "groupadagrad": "'adagrad'",
+    "adabelief": "'adam'",
+    "bertadam": "'adamw'",
+    "fusedadam": "'adam'",
+    "fusedlamb": "'lamb'",
+    "langevin": "'sgld'",
+    "lion": "'signum'",
+}
+
 
 def known_names() -> list[str]:
     """Return every name that can be given without an import path."""
-    return sorted([*_BY_NAME, *SIMPLE])
+    return sorted({*_BY_NAME, *SIMPLE})
 
 
 def check_name(name: str) -> str:
@@ -68,7 +98,8 @@ def check_name(name: str) -> str:
     if lower in _IMPOSSIBLE:
         raise ValueError(f"optimizer {name!r} cannot run where the values are stored: {_IMPOSSIBLE[lower]}")
     if lower not in known_names():
-        raise ValueError(f"unknown optimizer {name!r}{suggestion(lower, known_names())}")
+        hint = f"; nearest is {_ELSEWHERE[lower]}" if lower in _ELSEWHERE else suggestion(lower, known_names())
+        raise ValueError(f"unknown optimizer {name!r}{hint}")
     return lower
 
 

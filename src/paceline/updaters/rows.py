@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 
+from paceline.updaters import gradient
+from paceline.updaters.mxnet import Add, Ftrl, MXNetSGD
+
 _HALF = (torch.float16, torch.bfloat16)
 #: Optimizers whose lazy form is well known: untouched rows keep both value and state (MXNet's ``lazy_update=True``).
 LAZY = (
@@ -16,6 +19,9 @@ LAZY = (
     torch.optim.Adagrad,
     torch.optim.RMSprop,
     torch.optim.SparseAdam,
+    MXNetSGD,
+    Ftrl,
+    Add,
 )
 
 #: Those that torch itself runs on rows, and which count a step also when there are none.
@@ -115,7 +121,7 @@ def step_rows(
         cls: the class.
         param: the whole value.
         state: its state, in its shape.
-        group: its options.
+        group: its options, ``rescale_grad`` and ``clip_gradient`` among them.
         grad: row-sparse gradient: one sparse dimension, coalesced.
         scale: factor that turns ``grad`` into the gradient.
     """
@@ -128,7 +134,7 @@ def step_rows(
     solver.state[small] |= {name: _take(value, rows, param) for name, value in state.items() if value is not None}
     if takes_rows and "step" in state:
         solver.state[small]["step"] = int(state["step"])  # it travels as a tensor, whose powers would be float32
-    values = grad.values().to(small.dtype) * scale
+    values = gradient.prepared(grad.values().to(small.dtype) * scale, group)
     small.grad = _all_rows(values) if takes_rows else values
     with torch.enable_grad():
         solver.step()

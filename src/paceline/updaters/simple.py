@@ -1,4 +1,4 @@
-"""Updaters without state."""
+"""The updater of a store without an optimizer."""
 
 from __future__ import annotations
 
@@ -7,19 +7,40 @@ from collections.abc import Sequence
 import torch
 
 from paceline.ranges import Ranges
-from paceline.updaters.flat import FlatUpdater
-from paceline.updaters.spec import StepOptions
+from paceline.updaters import gradient
+from paceline.updaters.flat import FlatUpdater, Piece
+from paceline.updaters.runs import completed, group_of, runs_of
+from paceline.updaters.spec import StepOptions, UpdaterSpec
 
 
 class AssignUpdater(FlatUpdater):
-    """Replace the stored value by the merged one: a store without an optimizer."""
+    """Replace the stored value by the merged one.
+
+    Args:
+        value: 1-D tensor, updated in place.
+        pieces: what lies where in it.
+        spec: options of the gradient.
+    """
+
+    def __init__(self, value: torch.Tensor, pieces: Sequence[Piece], spec: UpdaterSpec | None = None) -> None:
+        super().__init__(value, pieces)
+        self._spec = spec or UpdaterSpec()
+        self._options = StepOptions()
 
     def update(self, merged: torch.Tensor, scale: float, options: StepOptions | None, absent: Ranges = ()) -> None:
-        """Set the value to ``scale * merged``: 0 where nobody had a gradient."""
-        if scale == 1.0:
-            self.value.copy_(merged)
-        else:
-            torch.mul(merged, scale, out=self.value)
+        """Set the value to ``scale * merged``, clipped if need be: 0 where nobody had a gradient."""
+        self._options = self._options if options is None else options
+        groups = completed(self._options.groups, self._spec.groups)
+        if not any(gradient.GRADIENT_OPTIONS & group.keys() for group in groups):
+            if scale == 1.0:
+                self.value.copy_(merged)
+            else:
+                torch.mul(merged, scale, out=self.value)
+            return
+        keys = self._spec.keys if self._options.keys is None else self._options.keys
+        for run in runs_of(self.pieces, keys):
+            part = gradient.prepared(run.view(merged), group_of(run.options, groups), scale, ours=scale != 1.0)
+            run.view(self.value).copy_(part)
 
     def update_nothing(self) -> None:
         """Set the value to 0."""
@@ -31,28 +52,10 @@ class AssignUpdater(FlatUpdater):
 
     def split(self, at: int) -> tuple[FlatUpdater, FlatUpdater]:
         """Return updaters of both halves."""
-        left, right = self.cut(at)
-        return AssignUpdater(self.value[:at], left), AssignUpdater(self.value[at:], right)
-
-
-class AddUpdater(FlatUpdater):
-    """Add ``rate`` times the merged value: MXNet's ``test`` optimizer.
-
-    Args:
-        value: 1-D tensor, updated in place.
-        pieces: what lies where in it.
-        rate: the factor, also accepted as ``rescale_grad``.
-    """
-
-    def __init__(self, value: torch.Tensor, pieces: Sequence[object], rate: float = 1.0) -> None:
-        super().__init__(value, pieces)  # type: ignore[arg-type]
-        self._rate = rate
-
-    def update(self, merged: torch.Tensor, scale: float, options: StepOptions | None, absent: Ranges = ()) -> None:
-        """Add ``rate * scale * merged`` to the value."""
-        self.value.add_(merged, alpha=self._rate * scale)
-
-    def split(self, at: int) -> tuple[FlatUpdater, FlatUpdater]:
-        """Return updaters of both halves."""
-        left, right = self.cut(at)
-        return AddUpdater(self.value[:at], left, self._rate), AddUpdater(self.value[at:], right, self._rate)
+        halves = [
+            AssignUpdater(self.value[part], pieces, self._spec)
+            for part, pieces in zip((slice(at), slice(at, None)), self.cut(at), strict=True)
+        ]
+        for half in halves:
+            half._options = self._options
+        return halves[0], halves[1]

@@ -10,7 +10,8 @@ import msgspec
 import torch
 
 from paceline.naming import suggestion
-from paceline.updaters.registry import SIMPLE, check_name, find_class, name_of_class
+from paceline.updaters import gradient
+from paceline.updaters.registry import check_name, find_class, name_of_class
 
 Option: TypeAlias = bool | int | float | str | list[float] | None
 Options: TypeAlias = dict[str, Option]
@@ -81,6 +82,7 @@ def make_spec(
     *,
     keys: Mapping[str | int, KeyOptions] | None = None,
     multi_precision: bool = False,
+    momentum_form: str = "torch",
     **options: Any,
 ) -> UpdaterSpec:
     """Describe an optimizer by its name and numbers.
@@ -90,34 +92,55 @@ def make_spec(
             were allowed to load (``--allow-optimizer``). An instance brings its param groups.
         keys: param group and multipliers of keys that differ from group 0 and 1.0.
         multi_precision: keep a float32 master of half precision values.
-        **options: options of the class; ``learning_rate`` is accepted for ``lr``, ``wd`` for ``weight_decay``.
+        momentum_form: of ``sgd``: ``"torch"``, v = momentum * v + g; w -= lr * v, or ``"mxnet"``,
+            v = momentum * v - lr * g; w += v. They differ when the rate changes: in torch's form the new rate counts at
+            once for all past gradients in v, in MXNet's only for those to come.
+        **options: options of the class; ``learning_rate`` is accepted for ``lr``, ``wd`` for ``weight_decay``. Every
+            optimizer and updater also has ``rescale_grad``, a factor on the merged gradient, and ``clip_gradient``, the
+            largest absolute value that its elements may have after that, before weight decay.
 
     Raises:
-        ValueError: unknown name, or an optimizer that cannot work on a server.
+        ValueError: unknown name, an optimizer that cannot work on a server, or a number that makes no sense.
         TypeError: not an optimizer, an option that it does not have, or one that is not plain data.
     """
-    if isinstance(optimizer, str):
-        name = check_name(optimizer)
-    elif isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer):
-        name = name_of_class(optimizer)
-    elif isinstance(optimizer, torch.optim.Optimizer):
-        if options:
+    renamed = {_RENAMED.get(key, key): plain(key, value) for key, value in options.items()}
+    gradient.check([renamed])
+    own = gradient.without(renamed)
+    if isinstance(optimizer, torch.optim.Optimizer):
+        if own or momentum_form != "torch":
             raise TypeError(
                 "options are given by the optimizer instance itself; pass a name or a class to set them here"
             )
-        return UpdaterSpec(name_of_class(type(optimizer)), option_groups(optimizer), dict(keys or {}), multi_precision)
-    else:
-        raise TypeError(f"{optimizer!r} is not an optimizer: give a name, a torch.optim class or an instance")
-    renamed = {_RENAMED.get(key, key): plain(key, value) for key, value in options.items()}
-    _check_options(name, renamed)
+        groups = [group | renamed for group in option_groups(optimizer)]
+        return UpdaterSpec(name_of_class(type(optimizer)), groups, dict(keys or {}), multi_precision)
+    name = _with_form(_name_of(optimizer), momentum_form)
+    _check_options(name, own)
     return UpdaterSpec(name, [renamed], dict(keys or {}), multi_precision)
+
+
+def _name_of(optimizer: Any) -> str:
+    if isinstance(optimizer, str):
+        return check_name(optimizer)
+    if isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer):
+        return name_of_class(optimizer)
+    raise TypeError(f"{optimizer!r} is not an optimizer: give a name, a torch.optim class or an instance")
+
+
+def _with_form(name: str, momentum_form: str) -> str:
+    if momentum_form not in ("torch", "mxnet"):
+        raise ValueError(f"momentum_form is {momentum_form!r}, but can be 'torch' or 'mxnet'")
+    if momentum_form == "torch":
+        return name
+    if name not in ("sgd", "mxnet_sgd"):
+        raise ValueError(f"momentum_form is an option of 'sgd', not of {name!r}")
+    return "mxnet_sgd"
 
 
 def _check_options(name: str, options: Options) -> None:
     # torch takes any name into a param group, so a misspelt option would be ignored without a word.
-    if name in SIMPLE or ":" in name:
+    if ":" in name:
         return
-    known = set(inspect.signature(find_class(name)).parameters) - _IMPLEMENTATION
+    known = set() if name == "assign" else set(inspect.signature(find_class(name)).parameters) - _IMPLEMENTATION
     for option in sorted(set(options) - known):
         raise TypeError(f"optimizer {name!r} has no option {option!r}{suggestion(option, known)}")
 

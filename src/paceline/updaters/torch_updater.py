@@ -4,43 +4,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from paceline.ranges import Ranges, common
+from paceline.updaters import gradient
 from paceline.updaters.flat import FlatUpdater, Piece, State
 from paceline.updaters.registry import check_name, find_class, is_whole_tensor
 from paceline.updaters.rows import LAZY, step_rows
-from paceline.updaters.simple import AddUpdater, AssignUpdater
+from paceline.updaters.runs import Run, completed, group_of, runs_of, tuples
+from paceline.updaters.simple import AssignUpdater
 from paceline.updaters.spec import KeyOptions, Options, StepOptions, UpdaterSpec
-
-
-@dataclass(frozen=True)
-class _Run:
-    """Neighbouring pieces with the same options: one tensor for the optimizer."""
-
-    start: int
-    length: int
-    shape: tuple[int, ...]
-    options: KeyOptions
-
-
-def _runs(
-    pieces: Sequence[Piece], keys: Mapping[str | int, KeyOptions], whole: bool, apart: Collection[int] = ()
-) -> list[_Run]:
-    """Join neighbours with equal options, except at the positions ``apart``."""
-    runs: list[_Run] = []
-    for piece in pieces:
-        options = keys.get(piece.key, KeyOptions())
-        last = runs[-1] if runs else None
-        joins = not whole and piece.start not in apart
-        if joins and last is not None and last.options == options and last.start + last.length == piece.start:
-            runs[-1] = _Run(last.start, last.length + piece.length, (), options)
-        else:
-            runs.append(_Run(piece.start, piece.length, piece.shape if whole else (), options))
-    return runs
 
 
 class TorchUpdater(FlatUpdater):
@@ -69,26 +44,30 @@ class TorchUpdater(FlatUpdater):
         self._raw_step: Callable[[torch.optim.Optimizer], Any] = inspect.unwrap(cls.step)
         self._groups: Sequence[Options] = spec.groups
         self._applied: StepOptions | None = None
-        self._build(_runs(pieces, spec.keys, self._whole))
+        self._build(self._runs_of(spec.keys))
 
-    def _build(self, runs: list[_Run]) -> None:
+    def _runs_of(self, keys: Mapping[str | int, KeyOptions], apart: Collection[int] = ()) -> list[Run]:
+        per_key = getattr(self._cls, "per_key", False)
+        return runs_of(self.pieces, keys, whole=self._whole, per_key=per_key, apart=apart)
+
+    def _build(self, runs: list[Run]) -> None:
         self._runs = runs
-        self._params = [torch.nn.Parameter(_view(self._master, run), requires_grad=True) for run in runs]
+        self._params = [torch.nn.Parameter(run.view(self._master), requires_grad=True) for run in runs]
         extra: dict[str, Any] = {"fused": True} if self._fused else {}
+        self._told = [self._options(run, self._groups) for run in runs]
         table = [
-            {"params": [param]} | self._options(run, self._groups)
-            for param, run in zip(self._params, runs, strict=True)
+            {"params": [param]} | (_place(run) if run.place else {}) | told
+            for param, run, told in zip(self._params, runs, self._told, strict=True)
         ]
         self._optimizer = self._cls(table, **extra)
+        self._factor = _common_factor(self._told)
 
-    def _options(self, run: _Run, groups: Sequence[Options]) -> dict[str, Any]:
-        if run.options.group >= len(groups):
-            raise ValueError(f"param group {run.options.group} does not exist; the optimizer has {len(groups)}")
-        options: dict[str, Any] = dict(groups[run.options.group])
+    def _options(self, run: Run, groups: Sequence[Options]) -> dict[str, Any]:
+        options: dict[str, Any] = dict(group_of(run.options, groups))
         for name, factor in (("lr", run.options.lr_mult), ("weight_decay", run.options.wd_mult)):
             if factor != 1.0:
                 options[name] = options.get(name, self._default(name)) * factor
-        return _tuples(options)
+        return tuples(options)
 
     def _default(self, name: str) -> float:
         parameter = _parameters(self._cls).get(name)
@@ -99,14 +78,17 @@ class TorchUpdater(FlatUpdater):
             return
         keys = self._spec.keys if options.keys is None else options.keys
         # Keys that have been apart stay so: some state (ASGD's eta) is one number for all of a run.
-        runs = _runs(self.pieces, keys, self._whole, apart=[run.start for run in self._runs])
-        groups = options.groups or self._spec.groups
+        runs = self._runs_of(keys, apart=[run.start for run in self._runs])
+        groups = completed(options.groups, self._spec.groups)
         table = [self._options(run, groups) for run in runs]
         self._groups = groups
         if runs != self._runs:
             self._rebuild(runs)
-        for group, changed in zip(self._optimizer.param_groups, table, strict=True):
-            group.update(changed)
+        for group, before, told in zip(self._optimizer.param_groups, self._told, table, strict=True):
+            for name in before.keys() - told.keys():
+                group[name] = self._optimizer.defaults.get(name)
+            group.update(told)
+        self._told, self._factor = table, _common_factor(table)
         self._applied = options
 
     def _keep_apart(self, absent: Ranges) -> None:
@@ -115,9 +97,9 @@ class TorchUpdater(FlatUpdater):
         known = {run.start for run in self._runs}
         if edges - known:
             keys = self._spec.keys if self._applied is None or self._applied.keys is None else self._applied.keys
-            self._rebuild(_runs(self.pieces, keys, self._whole, apart=known | edges))
+            self._rebuild(self._runs_of(keys, apart=known | edges))
 
-    def _rebuild(self, runs: list[_Run]) -> None:
+    def _rebuild(self, runs: list[Run]) -> None:
         """Part keys that have become unequal; the state stays."""
         states = [self.state(piece) for piece in self.pieces]
         self._build(runs)
@@ -129,21 +111,31 @@ class TorchUpdater(FlatUpdater):
         self._set_options(options)
         if absent:
             self._keep_apart(absent)
-        merged = merged if merged.dtype == self._master.dtype else merged.to(self._master.dtype)
-        if self._fused:
-            # torch's fused kernels divide by grad_scale (made for GradScaler): the scaling costs no pass of its own.
-            self._optimizer.grad_scale = None if scale == 1.0 else torch.tensor(1.0 / scale)  # type: ignore[attr-defined]
-        elif scale != 1.0:
-            merged.mul_(scale)
-        for param, run in zip(self._params, self._runs, strict=True):
+        gradients = self._gradients(merged, scale)
+        for param, run, grad in zip(self._params, self._runs, gradients, strict=True):
             has_none = bool(absent) and bool(common(absent, ((run.start, run.start + run.length),)))
-            param.grad = None if has_none else _view(merged, run)
+            param.grad = None if has_none else grad
         with torch.no_grad():
             self._raw_step(self._optimizer)
         for param in self._params:
             param.grad = None
         if self._master is not self.value:
             self.value.copy_(self._master)
+
+    def _gradients(self, merged: torch.Tensor, scale: float) -> list[torch.Tensor]:
+        """Return the gradient of every run: scaled and clipped, unless the fused kernel does that."""
+        ours = scale != 1.0 or merged.dtype != self._master.dtype
+        merged = merged.to(self._master.dtype)
+        parts = [run.view(merged) for run in self._runs]
+        if self._fused:
+            # torch's fused kernels divide by grad_scale (made for GradScaler): the scaling costs no pass of its own.
+            # They write the result back, which only our own memory allows.
+            factor = None if self._factor is None else scale * self._factor
+            by_kernel = factor is not None and factor != 0.0 and (ours or factor == 1.0)
+            self._optimizer.grad_scale = torch.tensor(1.0 / factor) if by_kernel and factor != 1.0 else None  # type: ignore[attr-defined,operator]
+            if by_kernel:
+                return parts
+        return [gradient.prepared(part, told, scale, ours=ours) for part, told in zip(parts, self._told, strict=True)]
 
     @property
     def is_lazy(self) -> bool:
@@ -177,7 +169,7 @@ class TorchUpdater(FlatUpdater):
             half = TorchUpdater(self.value[start:stop], pieces, self._spec, self._cls)
             if self._master is not self.value:
                 half._master.copy_(self._master[start:stop])
-            half._build(_runs(pieces, self._spec.keys, self._whole, [run.start - start for run in self._runs]))
+            half._build(half._runs_of(self._spec.keys, apart=[run.start - start for run in self._runs]))
             half._set_options(self._applied)
             for piece in pieces:
                 here = Piece(piece.key, piece.start + start, piece.length, piece.shape)
@@ -221,7 +213,7 @@ class TorchUpdater(FlatUpdater):
                 whole = self._optimizer.state[param].setdefault(name, torch.zeros(run.length, dtype=value.dtype))
                 whole[at : at + piece.length].copy_(value)
 
-    def _check_state(self, piece: Piece, run: _Run, name: str, value: torch.Tensor) -> None:
+    def _check_state(self, piece: Piece, run: Run, name: str, value: torch.Tensor) -> None:
         if name == "master" and self._master is self.value:
             raise ValueError(f"key {piece.key!r} brings a float32 master, but this optimizer has no multi_precision")
         if name != "master" and (value.dim() == 0 or ":" in self._spec.name):
@@ -234,11 +226,24 @@ class TorchUpdater(FlatUpdater):
         if not fits:
             raise ValueError(f"state {name} of key {piece.key!r} has shape {tuple(value.shape)}, not {wanted}")
 
-    def _find(self, piece: Piece) -> tuple[torch.nn.Parameter, _Run]:
+    def _find(self, piece: Piece) -> tuple[torch.nn.Parameter, Run]:
         for param, run in zip(self._params, self._runs, strict=True):
             if run.start <= piece.start and piece.start + piece.length <= run.start + run.length:
                 return param, run
         raise ValueError(f"key {piece.key!r} at {piece.start}+{piece.length} is not part of this value")
+
+
+def _place(run: Run) -> dict[str, Any]:
+    """Tell an optimizer which key a run is of, or of which stretch of it."""
+    assert run.place is not None
+    return {"key": run.place[0], "key_start": run.place[1]}
+
+
+def _common_factor(table: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the factor on the gradient that all runs have; None where they differ, or where something is clipped."""
+    factors = {gradient.factor_of(options) for options in table}
+    clipped = any(gradient.clip_of(options) is not None for options in table)
+    return None if clipped or len(factors) > 1 else next(iter(factors), 1.0)
 
 
 def _parameters(cls: type[torch.optim.Optimizer]) -> Mapping[str, inspect.Parameter]:
@@ -249,11 +254,7 @@ def _check_options(cls: type[torch.optim.Optimizer], groups: Sequence[Options]) 
     """Let the class refuse the options of every group; torch itself looks only at those of the first call."""
     for group in groups:
         known = {name: value for name, value in group.items() if name in _parameters(cls)}
-        cls([torch.nn.Parameter(torch.zeros(1, 1))], **_tuples(known))
-
-
-def _tuples(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+        cls([torch.nn.Parameter(torch.zeros(1, 1))], **tuples(known))
 
 
 def _master(value: torch.Tensor, spec: UpdaterSpec) -> torch.Tensor:
@@ -263,11 +264,6 @@ def _master(value: torch.Tensor, spec: UpdaterSpec) -> torch.Tensor:
 
 def _in_shape(value: Any, before: torch.Size, after: torch.Size) -> Any:
     return value.view(after) if isinstance(value, torch.Tensor) and value.shape == before else value
-
-
-def _view(flat: torch.Tensor, run: _Run) -> torch.Tensor:
-    part = flat[run.start : run.start + run.length]
-    return part.view(run.shape) if run.shape else part
 
 
 def make_updater(
@@ -286,14 +282,9 @@ def make_updater(
         TypeError: an option that the optimizer does not have.
     """
     name = check_name(spec.name)
+    gradient.check(spec.groups)
     if name == "assign":
-        return AssignUpdater(value, pieces)
-    if name in ("add", "test"):
-        options = spec.groups[0] if spec.groups else {}
-        unknown = set(options) - {"rate", "rescale_grad"}
-        if unknown:
-            raise ValueError(f"updater {name!r} has no option {', '.join(sorted(unknown))}; it has rate")
-        return AddUpdater(value, pieces, float(options.get("rate", options.get("rescale_grad", 1.0))))  # type: ignore[arg-type]
+        return AssignUpdater(value, pieces, spec)
     cls = find_class(name, allowed)
     _check_options(cls, spec.groups)
     return TorchUpdater(value, pieces, spec, cls)

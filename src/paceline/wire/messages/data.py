@@ -39,6 +39,8 @@ class BucketSpec(Message):
     lengths: list[Count]
     shapes: list[list[Count]]
     """Shape of a part that is the whole key, else empty."""
+    offsets: list[Count] = msgspec.field(default_factory=list)
+    """First element of each part inside its key; empty: all 0."""
 
 
 class Init(Message, tag=21):
