@@ -99,7 +99,7 @@ class OneServer:
 def local(name: str) -> LocalStore:
     store = LocalStore()
     store.set_optimizer(name, **OPTIMIZERS[name])
-    store.init("e", start())
+    store.init("e", start().to_sparse(1))
     return store
 
 

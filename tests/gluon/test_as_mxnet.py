@@ -134,7 +134,7 @@ def test_values_that_are_loaded_after_a_step_are_those_that_train_on(kind):
 @pytest.mark.parametrize("on_store", [True, False])
 def test_a_scheduler_is_asked_for_every_step(on_store):
     net = replicate(Value(10), TWO)
-    options = {"learning_rate": 1.0, "lr_scheduler": lambda step: 0.1 ** (step // 2)}
+    options = {"learning_rate": 1.0, "lr_scheduler": lambda step: 0.1 ** ((step - 1) // 2)}
     trainer = Trainer(net, "sgd", options, update_on_kvstore=on_store)
     for step in range(6):
         ones_backward(net)
