@@ -324,7 +324,11 @@ class DistStore(KVStore):
         self.set_spec(make_spec(updater, **options))
 
     def set_spec(self, spec: UpdaterSpec) -> None:
-        """Set the updater as a spec; collective."""
+        """Set the updater as a spec; collective.
+
+        Raises:
+            ValueError: the servers refuse it; on every worker, with the same text.
+        """
         if spec.name == "assign" and self.policy.merge != "all":
             raise ValueError(f"a {self.type} store needs an optimizer; replacing values only makes sense in dist_sync")
         if is_whole_tensor(spec.name) and any(_is_split(block) for block in self.table.blocks.values()):
@@ -333,10 +337,16 @@ class DistStore(KVStore):
         if self.table.keys:  # what anybody has pushed so far is the business of the updater so far
             self._wait_for_all()
             self.barrier()
+        refused = b""
         if self.rank == 0:
-            self._on_all_servers(
-                m.SetUpdater(self.name, msgspec.msgpack.encode(spec)), f"setting optimizer {spec.name!r}"
-            )
+            body = m.SetUpdater(self.name, msgspec.msgpack.encode(spec))
+            try:
+                self._on_all_servers(body, f"setting optimizer {spec.name!r}")
+            except (ValueError, TypeError) as error:
+                refused = str(error).encode()
+        told = next(filter(None, self.session.gather(f"{self.name}/updater", refused)), b"")
+        if told:
+            raise ValueError(told.decode())
         self._spec, self._groups, self._keys = spec, (), None
         self.traffic.options = b""
         self.barrier()

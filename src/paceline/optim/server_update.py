@@ -68,7 +68,10 @@ class ServerUpdate:
         self._sent_options: list[Options] = []
         self._round = self.skipped_steps = 0
         self._skip = self._pending = self._is_open = False
-        store.set_spec(spec)
+        try:
+            store.set_spec(spec)
+        except ValueError as error:
+            raise ValueError(f"{error}{_OR_WORKER}") from error
         sparse = find_sparse([(name, param) for name, param, _ in named], inner, model)
         if sparse and store.policy.merge == "groups" and choices.clip_norm is not None:
             raise ValueError(f"clip_grad_norm in groups is for dense gradients, and {sparse[0][0]!r} has sparse ones")
@@ -117,7 +120,8 @@ class ServerUpdate:
     def _again(self) -> str:
         return (
             "The servers have stepped on the first one: call optimizer.step() after every backward, set "
-            f"backward_passes_per_step, or use overlap=False{self._or_worker()}"
+            f"backward_passes_per_step, or use overlap=False{self._or_worker()}. Where one backward pass computes it "
+            "twice, give torch.utils.checkpoint use_reentrant=False"
         )
 
     def _options(self) -> list[Options]:
@@ -305,4 +309,7 @@ def spec_of(inner: torch.optim.Optimizer, named: Named) -> UpdaterSpec:
     try:
         return make_spec(inner, keys=keys)
     except (TypeError, ValueError) as error:
-        raise type(error)(f"{error}. In dist_sync update='worker' runs any optimizer") from error
+        raise type(error)(f"{error}{_OR_WORKER}") from error
+
+
+_OR_WORKER = ". In dist_sync update='worker' runs any optimizer"

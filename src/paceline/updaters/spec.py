@@ -13,7 +13,7 @@ from paceline.naming import suggestion
 from paceline.updaters import gradient
 from paceline.updaters.registry import check_name, find_class, name_of_class
 
-Option: TypeAlias = bool | int | float | str | list[float] | None
+Option: TypeAlias = bool | int | float | str | list[float | None] | None
 Options: TypeAlias = dict[str, Option]
 
 #: Options that say how torch computes, not what; where the values are stored this is our business.
@@ -59,7 +59,7 @@ def plain(name: str, value: Any) -> Option:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, tuple | list):
-        return [float(part) for part in value]
+        return [None if part is None else float(part) for part in value]  # Adafactor has a None in its eps
     raise TypeError(
         f"optimizer option {name} is {type(value).__name__}; only numbers, strings and tuples of numbers can be sent"
     )
