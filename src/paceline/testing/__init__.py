@@ -1,6 +1,7 @@
 """Real jobs on this machine, for tests: a scheduler, servers and workers as processes that never outlive the test."""
 
 from paceline.testing.channel import listen, tell
+from paceline.testing.faults import Faults
 from paceline.testing.hosts import Host, Hosts, why_no_hosts
 from paceline.testing.hosts_job import HostsJob
 from paceline.testing.job import LocalJob
@@ -9,6 +10,7 @@ from paceline.testing.rules import CheckedRule
 
 __all__ = [
     "CheckedRule",
+    "Faults",
     "Host",
     "Hosts",
     "HostsJob",

@@ -17,8 +17,16 @@ from typing import Any
 
 from paceline.testing.nursery import MAX_MESSAGE_BYTES
 
-#: Imported before the first child: what servers, workers and the scheduler need.
-PRELOADED = ("torch", "paceline.roles.server", "paceline.roles.scheduler", "paceline.kvstore.dist", "paceline.optim")
+#: Imported before the first child: what servers, workers and the scheduler need. The first torch optimizer imports
+#: ``torch._dynamo``, which takes as long as torch itself.
+PRELOADED = (
+    "torch",
+    "torch._dynamo",
+    "paceline.roles.server",
+    "paceline.roles.scheduler",
+    "paceline.kvstore.dist",
+    "paceline.optim",
+)
 
 _MAX_FDS = 32
 

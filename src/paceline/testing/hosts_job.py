@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline import config
+from paceline.testing.faults import Faults
 from paceline.testing.hosts import Host, Hosts
 from paceline.testing.job import LocalJob
 
@@ -21,6 +22,7 @@ class HostsJob(LocalJob):
         workers: how many on each host; ranks count host by host.
         servers: how many on each host.
         environment: further variables for all processes.
+        faults: of the network and the processes.
         **settings: fields of :class:`paceline.config.Settings` for all processes.
     """
 
@@ -31,12 +33,13 @@ class HostsJob(LocalJob):
         servers: Sequence[int] = (1, 0),
         *,
         environment: Mapping[str, str] | None = None,
+        faults: Faults | None = None,
         **settings: Any,
     ) -> None:
         for role, numbers in (("workers", workers), ("servers", servers)):
             if len(numbers) != len(hosts):
                 raise ValueError(f"{role}={list(numbers)} has {len(numbers)} numbers for {len(hosts)} hosts")
-        super().__init__(sum(workers), sum(servers), environment=environment, **settings)
+        super().__init__(sum(workers), sum(servers), environment=environment, faults=faults, **settings)
         self._scheduler_host = hosts[0].address
         self._places = {("scheduler", 0): (hosts[0], 0)}
         self._places |= _places("worker", workers, hosts) | _places("server", servers, hosts)

@@ -20,6 +20,7 @@ import paceline
 from paceline import config
 from paceline.launch.supervise.guardian import Guardian
 from paceline.launch.supervise.ready import ReadyPipe
+from paceline.testing.faults import VARIABLE, Faults
 from paceline.testing.nursery import Nursery
 from paceline.testing.process import Process, Worker, WorkerFailedError
 from paceline.transport.security import new_job_key
@@ -40,6 +41,7 @@ class LocalJob:
         num_workers: of the job.
         num_servers: of the job.
         environment: further variables for all processes.
+        faults: of the network and the processes; see :class:`paceline.testing.Faults`.
         **settings: fields of :class:`paceline.config.Settings` for all processes.
 
     Attributes:
@@ -58,13 +60,15 @@ class LocalJob:
         num_servers: int = 1,
         *,
         environment: Mapping[str, str] | None = None,
+        faults: Faults | None = None,
         **settings: Any,
     ) -> None:
         self.num_workers, self.num_servers = num_workers, num_servers
+        self._faults = faults
         self.job_key = new_job_key()
         self.workers: list[Worker] = []
         self.servers: list[Process] = []
-        self._extra = dict(environment or {})
+        self._extra = dict(environment or {}) | ({VARIABLE: faults.to_json()} if faults is not None else {})
         self._settings = {config.variable(name): _text(value) for name, value in settings.items()}
 
     # ---- a job's life ----------------------------------------------------------------------------------------------
@@ -109,7 +113,8 @@ class LocalJob:
         raise TimeoutError(f"the scheduler did not say where it listens within {timeout_s:g} s")
 
     def _start(self, name: str, role: str, rank: int, env: Mapping[str, str], pass_fds: Sequence[int] = ()) -> Process:
-        argv = self._placed(role, rank, [sys.executable, "-m", "paceline", role])
+        program = "paceline.testing.faulty" if self._faults is not None and role == "server" else "paceline"
+        argv = self._placed(role, rank, [sys.executable, "-m", program, role])
         process = Process(name, argv, env, self._directory, self._guardian, self._nursery(), pass_fds)
         self._stack.callback(process.close)
         return process

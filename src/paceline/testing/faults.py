@@ -1,0 +1,244 @@
+"""A bad network and slow processes on demand: what a job under test must bear without a change in its results.
+
+Faults act where messages are received. A message may come late, while those of other peers overtake it; it may come
+twice, the second time much later; it may be lost, until it is asked after. Messages of one peer keep their order
+otherwise, as the transport promises. Processes pause before they handle what came, before they send, and servers
+before they update.
+
+Production code knows nothing of this: :mod:`paceline.testing.faulty` puts the faulty ends in the place of the
+transport's, in the processes of a job that was started with ``LocalJob(faults=...)``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import json
+import os
+import random
+import time
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from paceline.transport.base import Frames, Hub, Listener
+
+#: Where a process of a job finds its faults, as JSON.
+VARIABLE = "PACELINE_TESTING_FAULTS"
+
+#: A repeat comes this many times later than the latest first message.
+_REPEAT_LATER = 4
+
+Peer = TypeVar("Peer", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What goes wrong, and how often.
+
+    Attributes:
+        seed: of all chances; every process has its own sequence, the same in every run.
+        delay_s: up to so long is a message held back.
+        repeat: how many of all messages come twice.
+        lose: how many of all messages get lost, on connections that carry tensors.
+        pause_s: up to so long does a process pause.
+        pause: in how many of the places where it may.
+        probe_after_s: answers are asked after so early, instead of after seconds.
+    """
+
+    seed: int = 0
+    delay_s: float = 0.001
+    repeat: float = 0.05
+    lose: float = 0.003
+    pause_s: float = 0.001
+    pause: float = 0.2
+    probe_after_s: float = 0.03
+
+    def to_json(self) -> str:
+        """Return the text for the environment."""
+        return json.dumps(dataclasses.asdict(self))
+
+
+class Chance:
+    """The chances of one process.
+
+    Args:
+        faults: how often what goes wrong.
+        who: the process, for a sequence of its own.
+        sleep: how it pauses.
+    """
+
+    def __init__(self, faults: Faults, who: str, sleep: Callable[[float], None] = time.sleep) -> None:
+        self.faults = faults
+        self._random = random.Random(f"{faults.seed} {who}")
+        self._sleep = sleep
+
+    def has(self, share: float) -> bool:
+        """Tell whether this one is among a share of all."""
+        return self._random.random() < share
+
+    def delay_s(self) -> float:
+        """Return how long a message is held back."""
+        return self._random.uniform(0.0, self.faults.delay_s)
+
+    def pause(self) -> None:
+        """Pause, perhaps."""
+        if self.has(self.faults.pause):
+            self._sleep(self._random.uniform(0.0, self.faults.pause_s))
+
+
+class Held(Generic[Peer]):
+    """Messages that have arrived and are not handed over yet.
+
+    Args:
+        chance: what becomes of each.
+    """
+
+    def __init__(self, chance: Chance) -> None:
+        self._chance = chance
+        self._heap: list[tuple[float, int, Peer, Frames]] = []
+        self._latest: dict[Peer, float] = {}
+        self._count = 0
+
+    def add(self, messages: Iterable[tuple[Peer, Frames]], now: float, may_lose: Callable[[Peer], bool]) -> None:
+        """Take in what has arrived."""
+        faults = self._chance.faults
+        for peer, frames in messages:
+            if may_lose(peer) and self._chance.has(faults.lose):
+                continue
+            due = max(self._latest.get(peer, 0.0), now + self._chance.delay_s())
+            self._latest[peer] = due
+            self._put(due, peer, frames)
+            if self._chance.has(faults.repeat):
+                self._put(due + _REPEAT_LATER * self._chance.delay_s(), peer, frames)
+
+    def _put(self, due: float, peer: Peer, frames: Frames) -> None:
+        self._count += 1
+        heapq.heappush(self._heap, (due, self._count, peer, frames))
+
+    def take(self, now: float) -> list[tuple[Peer, Frames]]:
+        """Hand over what is due."""
+        taken = []
+        while self._heap and self._heap[0][0] <= now:
+            _, _, peer, frames = heapq.heappop(self._heap)
+            taken.append((peer, frames))
+        return taken
+
+    def wait_s(self, now: float, timeout_s: float) -> float:
+        """Return how long to wait at most, so that nothing is handed over too late."""
+        return min(timeout_s, max(0.0, self._heap[0][0] - now)) if self._heap else timeout_s
+
+
+class FaultyHub:
+    """A hub whose answers come late, twice or never.
+
+    Args:
+        inner: the transport's.
+        chance: of this process.
+    """
+
+    def __init__(self, inner: Hub, chance: Chance) -> None:
+        self.inner = inner
+        self.held: Held[int] = Held(chance)
+        self._chance = chance
+        self._bulk: set[int] = set()
+
+    def connect(self, address: str, identity: bytes, *, bulk: bool = False) -> int:
+        """Open a channel; returns its index. Only what carries tensors loses messages."""
+        channel = self.inner.connect(address, identity, bulk=bulk)
+        if bulk:
+            self._bulk.add(channel)
+        return channel
+
+    def send(self, channel: int, frames: Frames) -> None:
+        """Send on a channel, perhaps after a pause."""
+        if channel in self._bulk:
+            self._chance.pause()
+        self.inner.send(channel, frames)
+
+    def receive(self, timeout_s: float) -> list[tuple[int, Frames]]:
+        """Return what has arrived and is due."""
+        arrived = self.inner.receive(self.held.wait_s(time.monotonic(), timeout_s))
+        now = time.monotonic()
+        self.held.add(arrived, now, self._bulk.__contains__)
+        return self.held.take(now)
+
+    def is_open(self, channel: int) -> bool:
+        """Tell whether the channel is connected now."""
+        return self.inner.is_open(channel)
+
+    def reopened(self) -> list[int]:
+        """Return channels that were connected anew since the last call."""
+        return self.inner.reopened()
+
+    def refused(self, channel: int) -> str:
+        """Return why the other side refuses this process, or an empty string."""
+        return self.inner.refused(channel)
+
+    def wake(self) -> None:
+        """Make ``receive`` return now."""
+        self.inner.wake()
+
+    def close(self, linger_s: float = 0.0) -> None:
+        """Close all channels."""
+        self.inner.close(linger_s)
+
+
+class FaultyListener:
+    """A listener that requests reach late, twice or never.
+
+    Args:
+        inner: the transport's.
+        chance: of this process.
+    """
+
+    def __init__(self, inner: Listener, chance: Chance) -> None:
+        self.inner = inner
+        self._chance = chance
+        self._held: Held[bytes] = Held(chance)
+        self._hubs: list[FaultyHub] = []
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where peers can connect."""
+        return self.inner.addresses
+
+    def receive(self, timeout_s: float) -> list[tuple[bytes, Frames]]:
+        """Return what has arrived and is due, perhaps after a pause."""
+        now = time.monotonic()
+        for hub in self._hubs:
+            timeout_s = hub.held.wait_s(now, timeout_s)
+        arrived = self.inner.receive(self._held.wait_s(now, timeout_s))
+        now = time.monotonic()
+        self._held.add(arrived, now, lambda peer: True)
+        taken = self._held.take(now)
+        if taken:
+            self._chance.pause()
+        return taken
+
+    def send(self, peer: bytes, frames: Frames, urgency: int | None = None) -> None:
+        """Send to a peer."""
+        self.inner.send(peer, frames, urgency)
+
+    def lost(self) -> list[bytes]:
+        """Return peers whose connection has closed since the last call."""
+        return self.inner.lost()
+
+    def watch_hub(self, hub: FaultyHub) -> None:
+        """Make ``receive`` return also when something is due at a hub of the same thread."""
+        self._hubs.append(hub)
+        self.inner.watch_hub(hub.inner)
+
+    def wake(self) -> None:
+        """Make ``receive`` return now."""
+        self.inner.wake()
+
+    def close(self, linger_s: float = 0.0) -> None:
+        """Close."""
+        self.inner.close(linger_s)
+
+
+def asked_for() -> Faults | None:
+    """Return the faults that this process was started with."""
+    text = os.environ.get(VARIABLE, "")
+    return Faults(**json.loads(text)) if text else None

@@ -1,0 +1,56 @@
+"""Processes with faults; ``python -m paceline.testing.faulty server`` is a role of ``python -m paceline`` with them."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from paceline import config
+from paceline.roles import accumulate, link, server, session, upstream
+from paceline.testing.faults import Chance, FaultyHub, FaultyListener, asked_for
+from paceline.transport.security import Security
+from paceline.transport.zeromq import ZmqHub, ZmqListener
+
+
+def install(who: str) -> None:
+    """Put faulty ends in the place of the transport's in this process, if it was started with faults.
+
+    Args:
+        who: this process, such as ``worker 1``.
+    """
+    faults = asked_for()
+    if faults is None:
+        return
+    chance = Chance(faults, who)
+
+    def faulty_hub(security: Security) -> FaultyHub:
+        return FaultyHub(ZmqHub(security), chance)
+
+    def faulty_listener(addresses: Sequence[str], security: Security, **options: Any) -> FaultyListener:
+        return FaultyListener(ZmqListener(addresses, security, **options), chance)
+
+    def result_after_pause(self: accumulate.Accumulator, *arguments: Any) -> Any:
+        chance.pause()
+        return result(self, *arguments)
+
+    result = accumulate.Accumulator.result
+    for owner, name, value in (
+        (session, "ZmqHub", faulty_hub),
+        (server, "ZmqHub", faulty_hub),
+        (server, "ZmqListener", faulty_listener),
+        (server, "IDLE_S", faults.probe_after_s),
+        (session, "LOOK_S", faults.probe_after_s),
+        (upstream, "LOOK_S", faults.probe_after_s),
+        (link, "PROBE_AFTER_S", faults.probe_after_s),
+        (accumulate.Accumulator, "result", result_after_pause),
+    ):
+        getattr(owner, name)  # a name that is gone is an error, and not a network without faults
+        setattr(owner, name, value)
+
+
+if __name__ == "__main__":
+    install(f"{sys.argv[1]} {os.environ[config.variable('rank')]}")
+    runpy.run_module("paceline", run_name="__main__", alter_sys=True)
