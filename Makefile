@@ -9,7 +9,7 @@ TIMED = tests/gluon/test_work_load.py
 SIDE_BY_SIDE = tests/cli tests/compression tests/core tests/data tests/docs tests/examples tests/kvstore \
   $(filter-out $(TIMED),$(wildcard tests/gluon/test_*.py))
 
-.PHONY: help demo test check format fuzz mutations bench clean
+.PHONY: help demo test check format fuzz mutations oracle bench clean
 
 help:
 	@echo "make demo   train LeNet on handwritten digits with 2 workers and 2 servers"
@@ -18,6 +18,7 @@ help:
 	@echo "make bench  run the benchmarks (about 7 minutes) and write docs/benchmarks.md"
 	@echo "make fuzz   one million mutated messages against a server"
 	@echo "make mutations  change lines of the core, one at a time: a test must fail for each (about 5 minutes)"
+	@echo "make oracle training loops against one process, 10 times each under faults (hours); ORACLE='--repeat 1' for less"
 	@echo "make clean  remove what the targets above have made"
 
 $(READY): pyproject.toml constraints.txt
@@ -52,6 +53,9 @@ fuzz: $(READY)
 
 mutations: $(READY)
 	$(BIN)/python tests/mutations.py
+
+oracle: $(READY)
+	$(BIN)/python -m tests.oracle $(ORACLE)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks --report docs/benchmarks.md

@@ -1,0 +1,59 @@
+"""Every line of the table in docs/pytorch.md is a test, and says what the test says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.oracle.registry import all_scripts
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = all_scripts()
+
+
+def rows() -> list[list[str]]:
+    """Return the cells of every line that says something."""
+    lines = [line for line in (ROOT / "docs/pytorch.md").read_text().splitlines() if line.startswith("| ")]
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[1:]]
+    return [row for row in cells if not row[0].startswith("**")]
+
+
+#: What a cell begins with where a loop is refused.
+EXPECTED = {"refused at once": "error at once", "refused in its step": "error", "equal": ""}
+
+
+def word_of(cell: str) -> str:
+    return "error at once" if cell.startswith("error at once") else "error" if cell.startswith("error") else ""
+
+
+def names_in(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: row[0])
+def test_every_line_names_what_shows_it(row: list[str]) -> None:
+    assert len(row) == 5
+    names = names_in(row[4])
+    assert names
+    for name in names:
+        if "::" in name:
+            file, function = name.split("::")
+            assert f"def {function}(" in (ROOT / file).read_text()
+        else:
+            assert name in SCRIPTS
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: row[0])
+def test_every_line_says_what_is_tried(row: list[str]) -> None:
+    _, worker, server, other, shown = row
+    for name in (one for one in names_in(shown) if one in SCRIPTS):
+        assert word_of(worker) == EXPECTED[SCRIPTS[name].worker]
+        assert word_of(server) == EXPECTED[SCRIPTS[name].server]
+        assert word_of(other) == EXPECTED[SCRIPTS[name].other]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_every_loop_is_in_the_table(name: str) -> None:
+    assert any(name in names_in(row[4]) for row in rows())

@@ -1,0 +1,72 @@
+"""Batch normalisation: every worker normalises by its own batch, and all keep rank 0's means, as in DDP."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tests.oracle.registry import script
+from tests.oracle.run import Result, Run, sizes
+from tests.oracle.scripts.parts import CLASSES, FEATURES, labelled
+
+PROBE = torch.linspace(-2, 2, 3 * FEATURES, dtype=torch.float64).view(3, FEATURES)
+
+
+def normalised() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(FEATURES, 12), nn.BatchNorm1d(12), nn.Tanh(), nn.Linear(12, CLASSES))
+
+
+def seen_of(net: nn.Sequential) -> Result:
+    """Return what an evaluation sees: weights, means, and what comes out."""
+    norm = net.eval()[1]
+    with torch.no_grad():
+        outputs = net(PROBE)
+    return {"net": net, "mean": norm.running_mean, "variance": norm.running_var, "outputs": outputs,
+            "saved": dict(net.state_dict())}  # fmt: skip
+
+
+def by_parts(run: Run) -> Result:
+    """One process that computes the loss of every worker's part by itself; only rank 0's part moves the means."""
+    net = normalised()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    for step, (inputs, targets) in enumerate(run.batches(labelled)):
+        optimizer.zero_grad()
+        parts = sizes(step, run.workers)
+        for rank, (own, wanted) in enumerate(zip(inputs.split(parts), targets.split(parts), strict=True)):
+            means = copy.deepcopy(net[1].state_dict())
+            (F.cross_entropy(net(own), wanted) * (parts[rank] / sum(parts))).backward()
+            if rank > 0:
+                with torch.no_grad():
+                    net[1].running_mean.copy_(means["running_mean"])
+                    net[1].running_var.copy_(means["running_var"])
+                    net[1].num_batches_tracked.copy_(means["num_batches_tracked"])
+        optimizer.step()
+    return seen_of(net)
+
+
+@script("equal", dtype=torch.float64, alone=by_parts)
+def batch_norm(run: Run) -> Result:
+    net = normalised()
+    optimizer = run.distribute(torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9), net)
+    for inputs, targets in run.batches(labelled):
+        optimizer.zero_grad()
+        F.cross_entropy(net(inputs), targets).backward()
+        optimizer.step()
+    return seen_of(net)
+
+
+@script("equal", dtype=torch.float64, alone=by_parts)
+def batch_norm_evaluated_often(run: Run) -> Result:
+    net = normalised()
+    optimizer = run.distribute(torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9), net)
+    for step, (inputs, targets) in enumerate(run.batches(labelled)):
+        optimizer.zero_grad()
+        F.cross_entropy(net(inputs), targets).backward()
+        optimizer.step()
+        if step % 10 == 9:
+            seen_of(net)
+            net.train()
+    return seen_of(net)
