@@ -369,6 +369,7 @@ class WorkerUpdate(MergingUpdate):
         """Make rank 0's weights everybody's. Every worker calls it."""
         bound = self._exchange.bound
         names = [one.name for one in bound]
+        self._store.barrier()  # until all have read what the last merge has brought to the same place
         if self._store.rank == 0:
             self._store.set_values(names, [one.param.data for one in bound])
         self._store.barrier()
