@@ -58,10 +58,6 @@ IN_OTHER_MODES = [
     name for name, script in ALL.items() if script.other == "equal" and (script.server != "equal" or name in SOME)
 ]
 
-#: Refused by the optimizer itself on a server, or by a plain TypeError.
-NOT_SAID_SO = ("muon_beside_adamw", "optimizer_adafactor")
-SAID_OTHERWISE = pytest.mark.xfail(strict=True, reason="the error does not name update='worker' on all workers")
-
 pytestmark = pytest.mark.timeout(600)
 
 
@@ -169,9 +165,7 @@ def test_what_other_modes_cannot_do_is_an_error_in_its_step(name: str) -> None:
     assert outcome.steps == [{"lookahead": 5, "not_finite": 3}.get(name, FIRST_BATCH.get(name))]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=SAID_OTHERWISE if name in NOT_SAID_SO else ()) for name in REFUSED_AT_ONCE]
-)
+@pytest.mark.parametrize("name", REFUSED_AT_ONCE)
 def test_optimizers_that_servers_cannot_run_are_refused_when_they_are_wrapped(name: str) -> None:
     outcome = found((name,), 2, "shm", "server", None)[name]
     for text, step in zip(outcome.errors, outcome.steps, strict=True):

@@ -45,12 +45,10 @@ def train_with(kind: str, run: Run) -> Result:
 
 
 for _kind in KINDS:
-    script("refused at once" if _kind == "adafactor" else "equal", dtype=torch.float64, name=f"optimizer_{_kind}")(
-        partial(train_with, _kind)
-    )
+    script("equal", dtype=torch.float64, name=f"optimizer_{_kind}")(partial(train_with, _kind))
 
 
-@script("refused at once", dtype=torch.float64)
+@script("equal", dtype=torch.float64)
 def muon_beside_adamw(run: Run) -> Result:
     """Jordan et al. 2024: matrices by Muon, all else by AdamW."""
     net = mlp()
