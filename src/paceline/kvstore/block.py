@@ -69,6 +69,10 @@ class Rounds:
                 return
 
 
+#: A bucket with more requests than that is looked through for answered ones, which nobody may have asked about.
+_MOST_SENDING = 16
+
+
 @dataclass
 class _Sending:
     start: int
@@ -227,7 +231,10 @@ class WorkerBlock:
 
     def note_sent(self, stretch: Stretch, ticket: Ticket) -> None:
         """Remember a request on a stretch."""
-        self.buckets[stretch.bucket].sending.append(_Sending(stretch.start, stretch.start + stretch.length, ticket))
+        side = self.buckets[stretch.bucket]
+        if len(side.sending) >= _MOST_SENDING:
+            side.sending = [sent for sent in side.sending if not sent.ticket.done or sent.ticket.error is not None]
+        side.sending.append(_Sending(stretch.start, stretch.start + stretch.length, ticket))
 
     def look_at(self, indices: Sequence[int], found: m.ValuesAt) -> None:
         """Put the values that a server keeps of some buckets in the place of ours.
