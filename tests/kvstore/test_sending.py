@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 import paceline
@@ -21,8 +22,8 @@ def train_long(update):
     return [len(side.sending) for block in blocks for side in block.buckets]
 
 
-def test_answered_requests_are_forgotten() -> None:
+@pytest.mark.parametrize("update", ["worker", "server"])
+def test_answered_requests_are_forgotten(update: str) -> None:
     with LocalJob(1, 1) as job:
-        for update in ("worker", "server"):
-            [remembered] = job.run(train_long, update, timeout_s=60)
-            assert max(remembered) <= 16
+        [remembered] = job.run(train_long, update, timeout_s=60)
+    assert max(remembered) <= 16
