@@ -307,8 +307,7 @@ class DistStore(KVStore):
         self.set_spec(make_spec(optimizer, **plain_keys(options)))
         self._schedule = schedule
         if before is not None:
-            self._groups = ()  # back from its last rate
-            self.traffic.options = b""
+            self.set_options()  # back from its last rate
 
     def set_updater(self, updater: str | Updater, **options: Any) -> None:
         """Set what a push does, by registered name (``assign``, ``add``). Every worker calls it; rank 0's counts.
