@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import nn
 
-from paceline.errors import PacelineError
-from paceline.optim.sparse import check_dense, find_sparse
+from paceline.optim.sparse import find_sparse
 
 
 class Net(nn.Module):
@@ -66,11 +64,3 @@ def test_user_can_say_what_cannot_be_seen() -> None:
 def test_tables_without_elements_are_left_alone() -> None:
     table = nn.Embedding(0, 3, sparse=True)
     assert found(table, sgd(table), table) == []
-
-
-def test_sparse_gradient_that_was_not_expected_is_an_error_that_says_what_to_do() -> None:
-    table = nn.Embedding(5, 3, sparse=True)
-    check_dense("words.weight", table.weight)
-    table(torch.tensor([1])).sum().backward()
-    with pytest.raises(PacelineError, match=r"'words.weight' is sparse.*model=.*sparse_grad = True.*sparse=False"):
-        check_dense("words.weight", table.weight)

@@ -20,11 +20,12 @@ from paceline.kvstore.dist import DistStore
 from paceline.kvstore.dist_states import States
 from paceline.optim.buffers import Buffers
 from paceline.optim.choices import Choices, OnNan, Update
+from paceline.optim.local_update import LocalUpdate, StoreUpdate
 from paceline.optim.names import name_parameters
 from paceline.optim.samples import Samples
 from paceline.optim.server_update import ServerUpdate, spec_of
 from paceline.optim.watch import ModelWatch, refuse_renormalising
-from paceline.optim.worker_update import LocalUpdate, StoreUpdate, WorkerUpdate
+from paceline.optim.worker_update import WorkerUpdate
 from paceline.transport.allocator import give_back_freed_memory
 
 logger = logging.getLogger(__name__)

@@ -21,9 +21,10 @@ from paceline.optim.backward import BackwardWatch
 from paceline.optim.binding import Bound, bind, take_all
 from paceline.optim.choices import Choices
 from paceline.optim.exchange import Exchange
+from paceline.optim.finite import WAY_OUT, is_finite, sums_up
+from paceline.optim.local_update import Closure, Named
 from paceline.optim.samples import Samples
 from paceline.optim.sparse import SparseExchange, find_sparse
-from paceline.optim.worker_update import WAY_OUT, Closure, Named, is_finite, sums_up
 from paceline.updaters import KeyOptions, Options, UpdaterSpec, make_spec, option_groups
 
 

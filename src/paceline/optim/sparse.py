@@ -17,6 +17,7 @@ from paceline.errors import PacelineError
 from paceline.kvstore.dist import DistStore
 from paceline.kvstore.plan import Place
 from paceline.kvstore.row_traffic import Exchange
+from paceline.optim.finite import sums_up
 from paceline.updaters import KeyOptions, UpdaterSpec
 
 Named = tuple[str, nn.Parameter]
@@ -49,20 +50,6 @@ def find_sparse(named: Iterable[Named], optimizer: torch.optim.Optimizer, model:
         and param.numel()
         and (always or getattr(param, "sparse_grad", False) or all(owners.get(param, [False])))
     ]
-
-
-def check_dense(name: str, param: nn.Parameter) -> None:
-    """Refuse a sparse gradient of a parameter that :func:`find_sparse` did not find.
-
-    Raises:
-        PacelineError: with the way out.
-    """
-    if param.grad is not None and param.grad.is_sparse:
-        raise PacelineError(
-            f"the gradient of {name!r} is sparse, which could not be seen when the optimizer was wrapped: give "
-            "DistributedOptimizer model=..., with the parameter in an Embedding(sparse=True) and nowhere else, or set "
-            "parameter.sparse_grad = True before wrapping on every worker; or make its gradients dense (sparse=False)"
-        )
 
 
 class SparseExchange:
@@ -163,7 +150,7 @@ class SparseExchange:
 
     def all_sum_up(self) -> bool:
         """Tell whether what the last round brought is finite; never wrong when it says yes."""
-        return all(one.rows is None or _sums_up(one.rows) for one in self._last.values())
+        return all(one.rows is None or sums_up(one.rows) for one in self._last.values())
 
     def not_finite(self) -> list[str]:
         """Return the names of the parameters of which this worker pushed NaN or Inf in the last round."""
@@ -236,12 +223,6 @@ def _check_rows(name: str, param: nn.Parameter) -> None:
             f"the gradient of {name!r} is {kind}, though its module or its optimizer promised rows; what it gets "
             "besides from another layer or a penalty makes it so: make the embedding with sparse=False"
         )
-
-
-def _sums_up(rows: torch.Tensor) -> bool:
-    """Tell whether the sum is finite: one quick pass, and no proof of the contrary (it may be too large)."""
-    values = rows.values()
-    return bool(values.sum(dtype=torch.float32 if values.itemsize < 4 else None).isfinite())
 
 
 def _parts(param: nn.Parameter) -> Iterator[torch.Tensor]:

@@ -11,240 +11,28 @@ workers, so a second pass over them merges to their sum with the new ones.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from paceline.errors import NonFiniteError, PacelineError
-from paceline.kvstore.base import KVStoreBase
+from paceline.errors import NonFiniteError
 from paceline.kvstore.dist import DistStore
-from paceline.optim.backward import BackwardWatch
 from paceline.optim.binding import Bound, bind, take_all
 from paceline.optim.choices import Choices
 from paceline.optim.exchange import Exchange
+from paceline.optim.finite import WAY_OUT, is_finite, listed, sums_up
+from paceline.optim.local_update import MergingUpdate, Named
 from paceline.optim.samples import Samples
 from paceline.optim.sparse import SparseExchange, find_sparse
 from paceline.updaters import Options, UpdaterSpec
 from paceline.updaters.spec import plain
 
-Named = Sequence[tuple[str, torch.nn.Parameter, int]]
-"""Name, parameter and param group of each parameter."""
-Closure = Callable[[], Any]
-
-
-class LocalUpdate:
-    """Nothing to merge: one process steps by itself. Base of the updates in which the worker steps.
-
-    Args:
-        inner: the user's optimizer.
-        named: its parameters.
-        choices: of the user.
-    """
-
-    scales_by_itself = False
-    """Whether ``step`` does the unscaling of a GradScaler; else the scaler does it as with any optimizer."""
-
-    def __init__(self, inner: torch.optim.Optimizer, named: Named, choices: Choices) -> None:
-        self.inner, self.named, self.choices = inner, list(named), choices
-        self.skipped_steps = 0
-
-    def step(self, closure: Closure | None) -> Any:
-        """Step on merged gradients. A closure's loss is merged too, so that all workers take the same decisions."""
-        if closure is not None:
-            return self.inner.step(lambda: self._merged_closure(closure))
-        if self._prepare():
-            self.inner.step()
-        return None
-
-    def _merged_closure(self, closure: Closure) -> Any:
-        loss = self.merge_loss(closure())
-        with torch.no_grad():
-            if not self._prepare():
-                raise NonFiniteError("gradients are not finite; a step with a closure cannot be skipped")
-        return loss
-
-    @torch.no_grad()
-    def _prepare(self) -> bool:
-        """Make the gradients what the optimizer is to see; returns whether it is to step."""
-        self.finish()
-        bad = self._not_finite()
-        if bad and self.choices.on_nan == "error":
-            raise self.blame(bad)
-        if bad and self.choices.on_nan == "skip":
-            self.skipped_steps += 1
-            return False
-        params = [param for _, param, _ in self.named]
-        if self.choices.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(params, self.choices.clip_norm)
-        if self.choices.clip_value is not None:
-            torch.nn.utils.clip_grad_value_(params, self.choices.clip_value)
-        return True
-
-    def finish(self) -> None:
-        """Merge what is not merged yet."""
-
-    def merge_loss(self, loss: Any) -> Any:
-        """Return the loss over the samples of all workers."""
-        return loss
-
-    def _not_finite(self) -> list[str]:
-        """Return the names of the parameters whose merged gradient is not finite now."""
-        if self.choices.on_nan == "pass" or not self.suspicious():
-            return []
-        return [name for name, param, _ in self.named if param.grad is not None and not is_finite(param.grad)]
-
-    def suspicious(self) -> bool:
-        """Tell whether a merged gradient may not be finite; cheap, and never wrong when it says no."""
-        return any(param.grad is not None and not sums_up(param.grad) for _, param, _ in self.named)
-
-    def blame(self, names: Sequence[str]) -> NonFiniteError:
-        """Return the error about gradients that are not finite."""
-        return NonFiniteError(f"the gradient of {_some(names)} is NaN or Inf; {WAY_OUT}")
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Only add gradients up, as with DDP."""
-        yield
-
-    def synchronize(self) -> None:
-        """Wait until the weights of the last step are here; they are."""
-
-    def broadcast_weights(self) -> None:
-        """Make rank 0's weights everybody's; there is nobody else."""
-
-    def add(self, named: Named) -> None:
-        """Take the parameters of a param group that was added."""
-        self.named += named
-
-    def close(self) -> None:
-        """Take no part in backward passes any more."""
-
-
-class MergingUpdate(LocalUpdate):
-    """Merges gradients at the end of each backward pass.
-
-    Args:
-        inner: the user's optimizer.
-        named: its parameters.
-        choices: of the user.
-    """
-
-    def __init__(self, inner: torch.optim.Optimizer, named: Named, choices: Choices) -> None:
-        super().__init__(inner, named, choices)
-        adds_up = choices.reduction == "sum"
-        self._watch = BackwardWatch(self._on_gradient, self._on_end, self._refuse_merged if adds_up else None)
-        self._watch.watch(param for _, param, _ in named)
-        self._passes = 0
-        self._syncs = True
-        self._is_merged = False
-        """There was a merge since the last step, and no gradient came after it."""
-        self._sums: set[torch.nn.Parameter] = set()
-        """Parameters whose gradients are sums over workers since the last merge."""
-
-    def _merges_now(self) -> bool:
-        return self._syncs and self._passes + 1 >= self.choices.passes
-
-    def _on_gradient(self, param: torch.nn.Parameter) -> None:
-        self._is_merged = False
-        if self._merges_now():
-            with torch.no_grad():
-                self.complete(param)
-
-    def _on_end(self) -> None:
-        if not self._merges_now():
-            self._passes += 1
-            return
-        with torch.no_grad():
-            self._merge()
-
-    def finish(self) -> None:
-        """Merge what no backward pass has merged: gradients that were set by hand, or in :meth:`no_sync`."""
-        if not self._is_merged:
-            self._merge()
-        self._is_merged = False
-
-    def _merge(self) -> None:
-        self._passes = 0
-        for param in list(self._sums):
-            self._refuse_merged(param)
-        self.merge()
-        self._is_merged = True
-        if self.choices.reduction == "sum":
-            self._sums = {param for _, param, _ in self.named}
-
-    def _refuse_merged(self, param: torch.nn.Parameter) -> None:
-        """Refuse to merge a sum again: each worker would add it. A mean of equal values is that value."""
-        if param in self._sums and param.grad is not None and bool(param.grad.any()):
-            name = next(name for name, one, _ in self.named if one is param)
-            raise PacelineError(
-                f"the gradient of {name!r} is summed over the workers already, and would be once more: with "
-                "reduction='sum' call zero_grad before the next backward, set backward_passes_per_step, or use no_sync"
-            )
-        self._sums.discard(param)
-
-    def close(self) -> None:
-        """Take no part in backward passes any more."""
-        self._watch.close()
-
-    def complete(self, param: torch.nn.Parameter) -> None:
-        """Take a gradient that is complete, while backward goes on."""
-
-    def merge(self) -> None:
-        """Bring the merged gradients to the parameters."""
-        raise NotImplementedError
-
-    def add(self, named: Named) -> None:
-        """Take the parameters of a param group that was added; every worker does."""
-        super().add(named)
-        self._watch.watch(param for _, param, _ in named)
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Only add gradients up; the first backward pass after it, or ``step``, merges them."""
-        before, self._syncs = self._syncs, False
-        try:
-            yield
-        finally:
-            self._syncs = before
-
-
-class StoreUpdate(MergingUpdate):
-    """Merges through a store of one process with a codec, or through a third party's store.
-
-    Args:
-        inner: the user's optimizer.
-        named: its parameters.
-        choices: of the user.
-        store: that only broadcasts and reduces.
-    """
-
-    def __init__(self, inner: torch.optim.Optimizer, named: Named, choices: Choices, store: KVStoreBase) -> None:
-        super().__init__(inner, named, choices)
-        self._store = store
-        self._broadcast(named)
-
-    def _broadcast(self, named: Named) -> None:
-        values = [param.data for _, param, _ in named]
-        self._store.broadcast([name for name, _, _ in named], values, values)
-
-    def merge(self) -> None:
-        """Push gradients and pull their sum or mean; one that this worker lacks counts as zeros."""
-        alone = self._store.num_workers == 1
-        ready = [(name, param) for name, param, _ in self.named if param.grad is not None or not alone]
-        for _, param in ready:
-            if param.grad is None:
-                param.grad = torch.zeros_like(param)
-        grads = [param.grad for _, param in ready if param.grad is not None]
-        self._store.pushpull([name for name, _ in ready], grads, grads)
-        if self.choices.reduction == "mean":
-            torch._foreach_div_(grads, float(self._store.num_workers))
-
-    def add(self, named: Named) -> None:
-        """Take the parameters of a param group that was added."""
-        super().add(named)
-        self._broadcast(named)
+#: Within one backward pass only checkpointing inside autograd's own passes does this.
+_AGAIN = (
+    "One backward pass computes it twice: give torch.utils.checkpoint use_reentrant=False, or DistributedOptimizer "
+    "overlap=False"
+)
 
 
 class WorkerUpdate(MergingUpdate):
@@ -347,9 +135,9 @@ class WorkerUpdate(MergingUpdate):
         own += self._sparse.not_finite()
         found = self._store.session.gather(f"{self._store.name}/not finite", "\n".join(own[:100]).encode())
         guilty = {rank: text.decode().split("\n") for rank, text in enumerate(found) if text}
-        whose = "; ".join(f"worker {rank} pushed that of {_some(theirs)}" for rank, theirs in guilty.items())
+        whose = "; ".join(f"worker {rank} pushed that of {listed(theirs)}" for rank, theirs in guilty.items())
         return NonFiniteError(
-            f"worker {self._store.rank}: the merged gradient of {_some(names)} is NaN or Inf in round {self._round}: "
+            f"worker {self._store.rank}: the merged gradient of {listed(names)} is NaN or Inf in round {self._round}: "
             f"{whose or 'the sum of finite gradients is too large'}; {WAY_OUT}"
         )
 
@@ -390,28 +178,3 @@ def plain_groups(optimizer: torch.optim.Optimizer) -> list[Options]:
                     options[name] = plain(name, value)
         found.append(options)
     return found
-
-
-#: Within one backward pass only checkpointing inside autograd's own passes does this.
-_AGAIN = (
-    "One backward pass computes it twice: give torch.utils.checkpoint use_reentrant=False, or DistributedOptimizer "
-    "overlap=False"
-)
-WAY_OUT = "lower the learning rate, clip gradients, or set on_nan='skip' (leave such steps out) or 'pass'"
-
-
-def is_finite(tensor: torch.Tensor) -> bool:
-    """Tell whether there is no NaN and no Inf."""
-    values = tensor.coalesce().values() if tensor.is_sparse else tensor
-    return sums_up(values) or bool(values.isfinite().all())
-
-
-def sums_up(tensor: torch.Tensor) -> bool:
-    """Tell whether the sum is finite: one quick pass, and no proof of the contrary (it may be too large)."""
-    values = tensor._values() if tensor.is_sparse else tensor
-    return bool(values.sum(dtype=torch.float32 if values.itemsize < 4 else None).isfinite())
-
-
-def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(map(repr, names[:3]))
-    return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")
