@@ -390,7 +390,7 @@ def test_bounds_that_mean_nothing_are_refused(bound):
             Trainer(replicate(Value(2), TWO), "sgd", **{bound: value})
 
 
-def test_clipping_where_servers_update_is_refused_with_the_way_out():
+def test_clipping_in_other_stores_that_update_is_refused_with_the_way_out():
     traits = Traits(1, clips=True)
     assert update_on_store(None, Faraway(), traits, {}) is False
     with pytest.raises(ValueError, match="let the workers update: update_on_kvstore=False"):

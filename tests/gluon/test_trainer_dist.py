@@ -32,6 +32,11 @@ SCENARIOS = (
     "momentum",
     "two",
     "clipped",
+    "norm_clipped_by_servers",
+    "values_clipped_by_servers",
+    "group_clipped_by_servers",
+    "rows_clipped_by_servers",
+    "clipped_alone",
     "weighed",
     "refused",
     "buffers",
@@ -228,6 +233,72 @@ def clipped(store):
     return difference(net, reference)
 
 
+def in_one_group(store, **options):
+    return kvstore.create("dist_gsync", groups=[list(range(store.num_workers))], **options)
+
+
+def bounded(store, mean, clip, rows=False, **bound):
+    """Training where servers clip, with 12 and 4 samples, against torch's ``clip`` with all 16."""
+    reference, net = (Ids(False), two_replicas(Ids(True))) if rows else (mlp(), two_replicas(mlp()))
+    options = {"lr": 0.1} if rows else {"lr": 0.1, "momentum": 0.9}
+    trainer = Trainer(net, "sgd", options, mean, update_on_kvstore=True, **bound)
+    optimizer = torch.optim.SGD(reference.parameters(), **options)
+    for step in range(10):
+        data, label = (one.split([12, 4] if store.num_workers == 2 else [16])[store.rank] for one in batch(step, rows))
+        outputs, labels = net(split_and_load(data, net.contexts)), split_and_load(label, net.contexts)
+        backward([(out - want).square().sum() for out, want in zip(outputs, labels, strict=True)])
+        trainer.step(len(label))
+        data, label = batch(step, rows)
+        optimizer.zero_grad()
+        (reference(data) - label).square().mean().backward()
+        before = [one.grad.clone() for one in reference.parameters()]
+        clip(reference.parameters(), *bound.values())
+        assert not all(map(torch.equal, before, [one.grad for one in reference.parameters()])), "the bound is reached"
+        optimizer.step()
+    assert trainer.update_on_kvstore
+    return difference(net, reference)
+
+
+def norm_clipped_by_servers(store):
+    return bounded(store, kvstore.create("dist_sync", mean=True), nn.utils.clip_grad_norm_, clip_grad_norm=0.2)
+
+
+def values_clipped_by_servers(store):
+    return bounded(store, kvstore.create("dist_sync", mean=True), nn.utils.clip_grad_value_, clip_grad_value=0.03)
+
+
+def group_clipped_by_servers(store):
+    return bounded(store, in_one_group(store, mean=True), nn.utils.clip_grad_norm_, clip_grad_norm=0.2)
+
+
+def rows_clipped_by_servers(store):
+    """Rows count in the norm, those of several workers as their sum."""
+    mean = kvstore.create("dist_sync", mean=True)
+    return bounded(store, mean, nn.utils.clip_grad_norm_, rows=True, clip_grad_norm=0.1)
+
+
+def clipped_alone(store):
+    """Where pushes are not merged, every worker's own gradient, summed over its devices, is clipped."""
+    reference, net = Ids(False), two_replicas(Ids(True))
+    start = copy.deepcopy(reference)
+    trainer = Trainer(net, "sgd", {"lr": 1.0}, "dist_async", clip_grad_norm=0.2, clip_grad_value=0.05)
+    optimizer = torch.optim.SGD(reference.parameters(), lr=1.0)
+    for data, label in zip(*(one.chunk(store.num_workers) for one in batch(0, ids=True)), strict=True):
+        start.zero_grad()
+        (start(data) - label).square().mean().backward()
+        nn.utils.clip_grad_value_(start.parameters(), 0.05)
+        nn.utils.clip_grad_norm_(start.parameters(), 0.2)
+        for one, other in zip(reference.parameters(), start.parameters(), strict=True):
+            one.grad = other.grad.clone()
+        optimizer.step()
+    my_gradients(net, store, 0, ids=True)
+    trainer.step(BATCH / store.num_workers)
+    store.barrier()
+    keys = net.collect_params()
+    trainer.kvstore.pull(list(keys), [one.list_data() for one in keys.values()])
+    return difference(net, reference)
+
+
 def weighed(store):
     """In a store that merges to the mean, 12 and 4 samples make the mean over all 16 where the workers update too."""
     return uneven(store, update_on_kvstore=False)
@@ -254,10 +325,15 @@ def buffers(store):
 
 def refused(store):
     found = []
-    choices = [(False, {"clip_grad_norm": 1.0, "update_on_kvstore": True}), (True, {"update_on_kvstore": False})]
-    for sparse, options in choices:
+    both = {"clip_grad_norm": 1.0, "clip_grad_value": 1.0}
+    choices = [
+        (False, store, both | {"update_on_kvstore": True}),
+        (True, store, {"update_on_kvstore": False}),
+        (True, in_one_group(store), {"clip_grad_norm": 1.0}),
+    ]
+    for sparse, where, options in choices:
         try:
-            Trainer(two_replicas(Ids(sparse)), "sgd", {"lr": 0.1}, store, **options)
+            Trainer(two_replicas(Ids(sparse)), "sgd", {"lr": 0.1}, where, **options)
         except ValueError as error:
             found.append(str(error))
     return found
@@ -350,6 +426,12 @@ def test_workers_with_two_devices_train_like_one_device(results, scenario):
         assert result[scenario] < 1e-5
 
 
+@pytest.mark.parametrize("scenario", [one for one in SCENARIOS if one.endswith("by_servers")] + ["clipped_alone"])
+def test_servers_and_workers_clip_as_torch_does(results, scenario):
+    for result in results:
+        assert result[scenario] < 1e-6
+
+
 def test_compression_trains_over_workers(results):
     assert all(result["compressed"] < 0.2 for result in results)
 
@@ -360,8 +442,9 @@ def test_stale_gradients_are_found_before_anything_is_sent(results):
 
 def test_impossible_places_of_the_update_are_refused_with_the_way_out(results):
     for result in results:
-        clip, rows = result["refused"]
-        assert "let the workers update: update_on_kvstore=False" in clip
+        clip, rows, groups = result["refused"]
+        assert "Give one of them, or let the workers update" in clip
+        assert "use sparse=False for embeddings" in groups
         assert "row-sparse gradients of several workers are merged where a dist_sync store updates" in rows
 
 

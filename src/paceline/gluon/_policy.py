@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.errors import ConfigError
+from paceline.gluon._server_clip import norm_for_servers
+from paceline.gluon.clip import GradientClip
 from paceline.kvstore.base import KVStore, KVStoreBase
+from paceline.kvstore.dist import DistStore
 from paceline.kvstore.factory import create, is_in_process
 from paceline.kvstore.local import LocalStore
 
@@ -34,7 +37,7 @@ class Traits:
         largest: elements of the largest parameter; 0 while shapes are unknown.
         sparse_weights: a parameter is kept as rows in the store.
         sparse_gradients: a parameter gets row-sparse gradients.
-        clips: the merged gradient is clipped before the update.
+        clips: gradients are clipped before the update.
     """
 
     largest: int = 0
@@ -73,8 +76,15 @@ def choose_store(
     return create(kvstore)
 
 
-def share_of(store: KVStoreBase | None) -> tuple[KVStoreBase | None, str]:
-    """Return a trainer's own part of a store: another store like it, or else a prefix for its keys."""
+def share_of(store: KVStoreBase | None, clip_norm: float = 0.0) -> tuple[KVStoreBase | None, str]:
+    """Return a trainer's own part of a store: another store like it, or else a prefix for its keys.
+
+    Args:
+        store: the store.
+        clip_norm: the largest norm that the servers of this part clip to; 0: no limit.
+    """
+    if isinstance(store, DistStore):
+        return store.for_optimizer(clip_norm=clip_norm), ""
     if store is None or isinstance(store, KVStore):
         return (None if store is None else store.for_optimizer()), ""
     number = _trainers[store] = _trainers.get(store, -1) + 1
@@ -120,9 +130,19 @@ def update_on_store(
     if why and wanted is False:
         raise ValueError(f"update_on_kvstore=False is impossible: {why}")
     answer = wanted if wanted is not None else bool(why) or _by_default(store, traits, env)
-    if answer and traits.clips and is_distributed(store):
+    if answer and traits.clips and is_distributed(store) and not isinstance(store, DistStore):
         _refuse_clipping(kind, why)
     return answer
+
+
+def servers_norm(store: KVStoreBase | None, traits: Traits, clip: GradientClip) -> float:
+    """Return the largest norm that the servers which run an optimizer clip to; 0: they do not.
+
+    Raises:
+        ValueError: servers cannot do that.
+    """
+    rows = traits.sparse_weights or traits.sparse_gradients
+    return norm_for_servers(clip, store, rows) if isinstance(store, DistStore) else 0.0
 
 
 def is_distributed(store: KVStoreBase) -> bool:

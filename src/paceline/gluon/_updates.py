@@ -12,6 +12,7 @@ from paceline.errors import PacelineError
 from paceline.gluon._gradients import collect, densify
 from paceline.gluon._optimizer import OptimizerPlan
 from paceline.gluon._policy import is_distributed
+from paceline.gluon._server_clip import ServerClip
 from paceline.gluon.clip import GradientClip
 from paceline.gluon.parameter import Parameter
 from paceline.kvstore import codec_files
@@ -50,7 +51,10 @@ class StoreUpdates:
         assert isinstance(store, KVStore), "only a KVStore is capable of an optimizer"
         self._plan, self._store = plan, store
         self._sent: tuple[list[Options], dict[Key, KeyOptions]] | None = None
-        if clip:
+        self._clip: ServerClip | None = None
+        if clip and isinstance(store, DistStore):
+            self._clip = ServerClip(clip, store)
+        elif clip:
             assert isinstance(store, InProcessStore), "refused before"
             store.clip = clip
 
@@ -66,7 +70,8 @@ class StoreUpdates:
         if not isinstance(self._store, InProcessStore):
             densify({key: one for key, one in trained.items() if not one.is_row_sparse})
             grads = collect(trained, everywhere=self._store.num_workers > 1)
-            self._exchange(trained, {key: _scaled(trained[key], one, scale) for key, one in grads.items()})
+            scaled = {key: _scaled(trained[key], one, scale) for key, one in grads.items()}
+            self._exchange(trained, scaled if self._clip is None else self._clip.own(scaled))
             return
         self._store.scale = scale
         try:
@@ -76,7 +81,8 @@ class StoreUpdates:
 
     def _announce(self, step: int, samples: float) -> None:
         """Tell the store what the coming pushes mean."""
-        options = self._plan.groups_at(step), self._plan.key_options()
+        groups = self._plan.groups_at(step)
+        options = groups if self._clip is None else self._clip.options(groups), self._plan.key_options()
         if options != self._sent:
             self._store.set_options(*options)
             self._sent = options
@@ -87,7 +93,11 @@ class StoreUpdates:
         if not grads:
             return
         if not by_rows:
-            self._store.pushpull(list(grads), list(grads.values()), out=[trained[key].list_data() for key in grads])
+            outs = [trained[key].list_data() for key in grads]
+            if self._clip is None:
+                self._store.pushpull(list(grads), list(grads.values()), out=outs)
+            else:
+                self._clip.exchange(grads, outs)
             return
         self._store.push(list(grads), list(grads.values()))
         if dense := [key for key in grads if key not in by_rows]:

@@ -12,7 +12,7 @@ from paceline.agreement import Fact
 from paceline.context import Context
 from paceline.gluon import _gradients as gradients
 from paceline.gluon._optimizer import OptimizerLike, OptimizerPlan
-from paceline.gluon._policy import Traits, choose_store, share_of, update_on_store
+from paceline.gluon._policy import Traits, choose_store, servers_norm, share_of, update_on_store
 from paceline.gluon._updates import LocalUpdates, StoreUpdates
 from paceline.gluon.buffers import SharedBuffers
 from paceline.gluon.clip import GradientClip
@@ -54,8 +54,10 @@ class Trainer:
         update_on_kvstore: run the optimizer in the store (True), on every device (False), or where it is best (None).
         clip_grad_norm: scale the gradients, summed over devices and workers and divided by ``batch_size``, so that the
             2-norm of all of them together is at most this (``torch.nn.utils.clip_grad_norm_``).
-        clip_grad_value: clamp every element of these gradients to plus or minus this, before the norm is taken. Both
-            need the merged gradient, so with a distributed store the optimizer runs on the devices.
+        clip_grad_value: clamp every element of these gradients to plus or minus this, before the norm is taken. With
+            either a ``dist_sync`` store leaves the optimizer to the devices by default; its servers clip by either,
+            not by both. In ``dist_gsync`` it is the group's gradient that counts, and where pushes are not merged every
+            worker's own.
 
     Raises:
         TypeError: no parameters, or an unknown kind of optimizer, option or store.
@@ -79,10 +81,11 @@ class Trainer:
         self._plan = OptimizerPlan(optimizer, optimizer_params, self._trained())
         self._clip = GradientClip(clip_grad_norm, clip_grad_value)
         store = choose_store(kvstore, len(self._contexts), compression_params, self._traits().sparse_weights)
-        self._wanted = update_on_kvstore
         # Impossible choices are refused here; sizes, which only matter for the default, are known at the first step.
-        update_on_store(update_on_kvstore, store, self._traits())
-        self._store, self._prefix = share_of(store)
+        on_store = update_on_store(update_on_kvstore, store, self._traits())
+        clip_norm = servers_norm(store, self._traits(), self._clip) if on_store else 0.0
+        self._wanted = True if clip_norm else update_on_kvstore
+        self._store, self._prefix = share_of(store, clip_norm)
         if compression_params:
             self._set_compression(compression_params)
         self._updates: StoreUpdates | LocalUpdates | None = None
