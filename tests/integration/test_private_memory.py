@@ -69,3 +69,34 @@ def test_writes_of_a_forked_child_do_not_reach_its_parent(update: str) -> None:
         [(before, after)] = job.run(write_in_child, update, timeout_s=60)
     assert before == after
     assert 0.0 not in after
+
+
+def stand_still(kind):
+    """While this worker is between forward and backward, the other one takes five steps. Return what it has seen."""
+    torch.manual_seed(0)
+    net = torch.nn.Linear(30, 30)
+    optimizer = paceline.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), kind, model=net)
+    session = optimizer.kvstore.session
+    loss = net(torch.ones(3, 30)).square().mean()
+    before = net.weight.detach().clone()
+    session.barrier("forward")
+    if optimizer.kvstore.rank == 1:
+        for _ in range(5):
+            optimizer.zero_grad()
+            net(torch.ones(3, 30)).square().mean().backward()
+            optimizer.step()
+    session.barrier("the other has stepped")
+    same = torch.equal(net.weight, before)
+    if optimizer.kvstore.rank == 0:
+        loss.backward()
+        optimizer.step()
+    return same, torch.equal(net.weight, before)
+
+
+@pytest.mark.parametrize("kind", ["dist_async", "dist_ksync"])
+def test_weights_stand_still_from_forward_to_step_while_servers_step_for_others(kind: str) -> None:
+    with LocalJob(2, 1) as job:
+        (same, after), (moved, _) = job.run(stand_still, kind, timeout_s=60)
+    assert same
+    assert not after
+    assert not moved
