@@ -100,8 +100,9 @@ def load(path: str | os.PathLike[str], model: Stateful, optimizer: Stateful, *, 
     """Go on from a checkpoint: ``step, extra = paceline.load("job.ckpt", model, optimizer)``.
 
     Every worker of the job calls it, with the model and the optimizer made as for training from the start. The same
-    number of workers goes on bit for bit, with any number of servers. With another number, workers that were not there
-    start without residuals, with their own random numbers, and get worker 0's ``extra``.
+    number of workers goes on bit for bit, with any number of servers (where they step by Adam: if keys are cut in the
+    same places). With another number, workers that were not there start without residuals, with their own random
+    numbers, and get worker 0's ``extra``.
 
     Args:
         path: as given to :func:`save`.
