@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -105,3 +108,12 @@ def test_start_is_told_before_a_gradient_is_added() -> None:
         net(torch.ones(2, 3)).sum().backward()
     assert said[0] is None
     assert torch.equal(said[1] * 2, net[1].weight.grad)
+
+
+def test_models_that_nobody_needs_any_more_are_freed() -> None:
+    net = new_net()
+    Log(net)
+    alive = weakref.ref(net[0].weight)
+    del net
+    gc.collect()
+    assert alive() is None

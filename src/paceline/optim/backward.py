@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterable, MutableMapping
 from functools import partial
 from types import FrameType
@@ -13,7 +14,8 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 #: Who watches a parameter: one at a time, so that wrapping a model again does not leave the first optimizer pushing.
-_watches: MutableMapping[torch.nn.Parameter, BackwardWatch] = WeakIdKeyDictionary()
+#: The parameter's hooks keep the watch; neither is kept from here.
+_watches: MutableMapping[torch.nn.Parameter, weakref.ref[BackwardWatch]] = WeakIdKeyDictionary()
 
 engine = torch.autograd.Variable._execution_engine
 
@@ -45,10 +47,10 @@ class BackwardWatch:
     def watch(self, params: Iterable[torch.nn.Parameter]) -> None:
         """Watch parameters, those that need no gradient yet included; who watched them before does so no more."""
         for param in params:
-            former = _watches.get(param)
+            former = _watch_of(param)
             if former is not None:
                 former.unwatch([param])
-            _watches[param] = self
+            _watches[param] = weakref.ref(self)
             needed = param.requires_grad
             param.requires_grad_(True)  # torch refuses hooks otherwise; they stay when it is taken back
             handles = [param.register_post_accumulate_grad_hook(self._on_gradient)]  # type: ignore[no-untyped-call]
@@ -62,7 +64,7 @@ class BackwardWatch:
         for param in params:
             for handle in self._handles.pop(param, ()):
                 handle.remove()
-            if _watches.get(param) is self:
+            if _watch_of(param) is self:
                 del _watches[param]
 
     def close(self) -> None:
@@ -93,6 +95,11 @@ class BackwardWatch:
             return
         self._queued.clear()
         self._ended()
+
+
+def _watch_of(param: torch.nn.Parameter) -> BackwardWatch | None:
+    found = _watches.get(param)
+    return None if found is None else found()
 
 
 def _enclosing_function() -> Any:
