@@ -110,9 +110,9 @@ def test_start_is_told_before_a_gradient_is_added() -> None:
     assert torch.equal(said[1] * 2, net[1].weight.grad)
 
 
-def test_models_that_nobody_needs_any_more_are_freed() -> None:
+def test_models_are_freed_when_they_are_watched_no_more() -> None:
     net = new_net()
-    Log(net)
+    Log(net).watch.close()
     alive = weakref.ref(net[0].weight)
     del net
     gc.collect()
