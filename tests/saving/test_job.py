@@ -198,7 +198,7 @@ def test_a_codec_that_is_new_starts_without_residuals(tmp_path, caplog):
 def test_a_trainer_goes_on_with_its_rates_and_steps(tmp_path):
     def new():
         model = replicate(nn.Linear(2, 1), cpu())
-        return model, Trainer(model, "sgd", {"lr_scheduler": lambda step: 1.0 / (1 + step)})
+        return model, Trainer(model, "sgd", {"lr_scheduler": lambda step: 1.0 / step})
 
     model, trainer = new()
     for _ in range(3):
