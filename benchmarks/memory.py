@@ -2,8 +2,8 @@
 
     python -m benchmarks.memory --shapes resnet50 --transports shared unix tcp --jobs 1x1 2x2 2x1
 
-*Needed* is what a process has to hold: a worker its parameters and gradients, a server its part of the values and of
-the momentum; a worker that looks at a server's values in place holds no parameters. *Extra* is what a process has grown
+*Needed* is what a process has to hold: a worker its parameters and the gradients that it pushes, a server its part of the
+values and of the momentum. (Gradients of the loop itself cost nothing here: ``param.grad`` is one number.) *Extra* is what a process has grown
 by since before the first key, less that, in units of the whole model: private memory, and the shared arenas that it has
 made, so that shared memory counts once, and for its maker.
 """
@@ -127,7 +127,7 @@ def train(shapes: str, steps: int) -> None:
 def _train(shapes: Sequence[tuple[int, ...]], steps: int) -> DistributedOptimizer:
     params = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
     inner = torch.optim.SGD(params, lr=0.01, momentum=0.9)
-    optimizer = DistributedOptimizer(inner, "dist_sync", overlap=False)
+    optimizer = DistributedOptimizer(inner, "dist_sync", update="server", overlap=False)
     for param in params:
         param.grad = torch.tensor(1e-3).expand_as(param)  # copied into the arena by the first step, and gone
     for _ in range(steps):
@@ -157,7 +157,7 @@ def measure(transport: str, workers: int, servers: int, shapes: str, steps: int)
     title = f"{workers}x{servers}"
     results = []
     for process, before, after in zip(processes, *seen, strict=True):
-        needed = 2 * model // servers if process in job.servers else max(0, 2 * model - after.mapped)
+        needed = 2 * model // servers if process in job.servers else 2 * model
         results.append(Result(transport, title, process.name.split(" (")[0], before, after, needed, model))
     return results
 

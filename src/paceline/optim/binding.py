@@ -81,9 +81,10 @@ class Bound:
 
     def take_grad(self) -> None:
         """Copy the arena's value, a merged gradient, to ``param.grad``."""
-        if self.param.grad is None or self.param.grad.is_sparse or self.param.grad.requires_grad:
-            self.param.grad = torch.empty_like(self.param)
-        self._copy_out(self.param.grad)
+        grad = self.param.grad
+        if grad is None or not _takes_values(grad):
+            grad = self.param.grad = torch.empty_like(self.param)
+        self._copy_out(grad)
 
     def _copy_out(self, target: torch.Tensor) -> None:
         if self.side is None:
@@ -102,7 +103,7 @@ def take_all(bound: Iterable[Bound], weights: bool) -> None:
     targets, values = [], []
     for one in bound:
         target = one.param.data if weights else one.param.grad
-        if one.side is None and target is not None and not target.requires_grad and target.layout is torch.strided:
+        if one.side is None and target is not None and _takes_values(target):
             targets.append(target)
             values.append(one.value)
         elif weights:
@@ -111,6 +112,13 @@ def take_all(bound: Iterable[Bound], weights: bool) -> None:
             one.take_grad()
     if targets:
         torch._foreach_copy_(targets, values)
+
+
+def _takes_values(target: torch.Tensor) -> bool:
+    """Tell whether values can be copied there: not into rows, a graph, or elements that are one (``expand``)."""
+    if target.layout is not torch.strided or target.requires_grad:
+        return False
+    return not any(step == 0 and size > 1 for step, size in zip(target.stride(), target.shape, strict=True))
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
