@@ -2,8 +2,8 @@
 
     python -m benchmarks.memory --shapes resnet50 --transports shared unix tcp --jobs 1x1 2x2 2x1
 
-*Needed* is what a process has to hold: a worker its parameters and the gradients that it pushes, a server its part of the
-values and of the momentum. (Gradients of the loop itself cost nothing here: ``param.grad`` is one number.) *Extra* is what a process has grown
+*Needed* is what a process has to hold: a worker its parameters and the gradients that it pushes, a server its part of
+the values and of the momentum. (The loop's own gradients cost nothing here.) *Extra* is what a process has grown
 by since before the first key, less that, in units of the whole model: private memory, and the shared arenas that it has
 made, so that shared memory counts once, and for its maker.
 """
