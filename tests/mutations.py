@@ -79,7 +79,7 @@ AREAS = (
             ("([worker] for worker in sorted(self._held))", "([worker] for worker in self._held)"),
             ("factor = self.tensor(), unit / self.unit", "factor = self.tensor(), self.unit / unit"),
             ("self._samples += one.samples", "self._samples = one.samples"),
-            ("scale = weight * (unit", "scale = (unit"),
+            ("values, scale = found[0], weight * found[1]", "values, scale = found[0], found[1]"),
             ("if one.samples == 0:", "if one.samples < 0:"),
             ("        if self.options is None:", "        if True:"),
             ("common(self._absent, one.absent)", "one.absent"),
@@ -177,6 +177,8 @@ def survives(folder: Path, area: Area, before: str, after: str) -> bool:
 
 def main(words: Sequence[str]) -> int:
     """Try all changes whose file or line contains all words; returns how many survived."""
+    if not any(all(word in f"{area.file} {one[0]}" for word in words) for area in AREAS for one in area.changes):
+        raise ValueError(f"no change has {' and '.join(words)} in its file and line")
     survivors = 0
     with tempfile.TemporaryDirectory(prefix="paceline-mutations-") as name:
         folder = Path(name)
