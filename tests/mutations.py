@@ -94,7 +94,7 @@ AREAS = (
         (
             ("values=one.values.clone(), borrowed=False", "values=one.values, borrowed=False"),
             ("accumulator = slot.cohorts.pop(action.cohort)", "accumulator = slot.cohorts[action.cohort]"),
-            ("accumulator.result(action.weight), action.weight", "accumulator.result(1.0), action.weight"),
+            ("accumulator.result(action.weight * factor), action.weight", "accumulator.result(factor), action.weight"),
             ("if not known or rule.answered[first.worker] < first.round:", "if not known:"),
         ),
     ),
