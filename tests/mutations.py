@@ -93,7 +93,7 @@ AREAS = (
         BUCKETS,
         (
             ("values=one.values.clone(), borrowed=False", "values=one.values, borrowed=False"),
-            ("accumulator = slot.cohorts.pop(action.cohort)", "accumulator = slot.cohorts[action.cohort]"),
+            ("slot.cohorts.pop(action.cohort), action", "slot.cohorts[action.cohort], action"),
             ("accumulator.result(action.weight * factor), action.weight", "accumulator.result(factor), action.weight"),
             ("if not known or rule.answered[first.worker] < first.round:", "if not known:"),
         ),
