@@ -98,6 +98,7 @@ class Bound:
         return self.absent and self.block.is_missing(self.index)
 
 
+@torch.no_grad()
 def take_all(bound: Iterable[Bound], weights: bool) -> None:
     """Copy the arena's values of several parameters out: to the weights, or to the gradients."""
     targets, values = [], []

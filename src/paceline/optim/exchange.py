@@ -16,7 +16,7 @@ import torch
 from paceline.errors import PacelineError
 from paceline.kvstore.block import Stretch, WorkerBlock
 from paceline.kvstore.dist import DistStore
-from paceline.optim.binding import Bound
+from paceline.optim.binding import Bound, take_all
 from paceline.optim.device import Pusher
 from paceline.roles.session import Ticket
 
@@ -149,6 +149,17 @@ class Exchange:
             self._store.session.wait([ticket for ticket in self._tickets.values() if ticket is not None])
         finally:
             self._new_round()
+
+    def broadcast_weights(self) -> None:
+        """Make rank 0's weights everybody's, by way of the stored values; between rounds. Every worker calls it."""
+        names = [one.name for one in self.bound]
+        self._store.barrier()  # until all have read what the last round has brought to the same place
+        if self._store.rank == 0:
+            self._store.set_values(names, [one.param.data for one in self.bound])
+        self._store.barrier()
+        self._store.traffic.refresh(self._store.table.plan(tuple(names)))
+        take_all(self.bound, weights=True)
+        self._store.barrier()
 
     @property
     def filled(self) -> list[Bound]:

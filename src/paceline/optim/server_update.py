@@ -246,16 +246,7 @@ class ServerUpdate:
     def broadcast_weights(self) -> None:
         """Make rank 0's weights everybody's, on the servers too. Every worker calls it."""
         self.synchronize()
-        bound = self._exchange.bound
-        names = [one.name for one in bound]
-        self._store.barrier()
-        if self._store.rank == 0:
-            self._store.set_values(names, [one.param.data for one in bound])
-        self._store.barrier()
-        self._store.traffic.refresh(self._store.table.plan(tuple(names)))
-        with torch.no_grad():
-            take_all(bound, weights=True)
-        self._store.barrier()
+        self._exchange.broadcast_weights()
         self._sparse.broadcast_weights()
 
     def add(self, named: Named) -> None:

@@ -155,15 +155,7 @@ class WorkerUpdate(MergingUpdate):
 
     def broadcast_weights(self) -> None:
         """Make rank 0's weights everybody's. Every worker calls it."""
-        bound = self._exchange.bound
-        names = [one.name for one in bound]
-        self._store.barrier()  # until all have read what the last merge has brought to the same place
-        if self._store.rank == 0:
-            self._store.set_values(names, [one.param.data for one in bound])
-        self._store.barrier()
-        self._store.traffic.refresh(self._store.table.plan(tuple(names)))
-        take_all(bound, weights=True)
-        self._store.barrier()
+        self._exchange.broadcast_weights()
         self._sparse.broadcast_weights()
 
 
