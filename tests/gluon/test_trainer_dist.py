@@ -282,6 +282,7 @@ def clipped_alone(store):
     reference, net = Ids(False), two_replicas(Ids(True))
     start = copy.deepcopy(reference)
     trainer = Trainer(net, "sgd", {"lr": 1.0}, "dist_async", clip_grad_norm=0.2, clip_grad_value=0.05)
+    store.barrier()  # In dist_async a worker that starts late gets weights that the first one has already stepped.
     optimizer = torch.optim.SGD(reference.parameters(), lr=1.0)
     for data, label in zip(*(one.chunk(store.num_workers) for one in batch(0, ids=True)), strict=True):
         start.zero_grad()
