@@ -6,9 +6,9 @@ READY = $(VENV)/.ready
 
 # Tests that measure no times run on two cores; whole jobs, and tests with deadlines, by themselves.
 TIMED = tests/gluon/test_work_load.py
-SIDE_BY_SIDE = tests/cli tests/compression tests/core tests/data tests/docs tests/examples tests/kvstore tests/optim \
-  tests/oracle tests/saving \
-  $(filter-out $(TIMED),$(wildcard tests/gluon/test_*.py))
+ALONE = tests/integration tests/launch tests/testing tests/gluon
+SIDE_BY_SIDE = $(filter-out $(ALONE),$(sort $(patsubst %/,%,$(dir $(wildcard tests/*/*.py))))) \
+  $(filter-out $(TIMED),$(wildcard tests/gluon/test_*.py)) $(wildcard tests/test_*.py)
 
 .PHONY: help demo test check format fuzz mutations oracle bench clean
 

@@ -37,16 +37,16 @@ class Area:
 
 #: Not those with many random pushes, which take longer than all the rest.
 BUCKETS = (
-    "core/test_bucket.py::test_worker_is_answered_once_when_all_its_stretches_are_released",
-    "core/test_bucket.py::test_first_k_takes_what_was_pushed_and_not_what_the_worker_computes_next",
-    "core/test_bucket.py::test_stale_update_counts_with_its_weight",
-    "core/test_bucket.py::test_push_that_is_sent_again_before_its_answer_counts_once_and_who_asked_last_is_answered",
+    "server/test_bucket.py::test_worker_is_answered_once_when_all_its_stretches_are_released",
+    "server/test_bucket.py::test_first_k_takes_what_was_pushed_and_not_what_the_worker_computes_next",
+    "server/test_bucket.py::test_stale_update_counts_with_its_weight",
+    "server/test_bucket.py::test_push_that_is_sent_again_before_its_answer_counts_once_and_who_asked_last_is_answered",
 )
 
 AREAS = (
     Area(
         "consistency/rule.py",
-        ("core/test_rule.py", "core/test_age.py"),
+        ("consistency/test_rule.py", "consistency/test_age.py"),
         (
             (
                 "self.version - self.read[worker] > self.policy.age",
@@ -72,8 +72,8 @@ AREAS = (
         ),
     ),
     Area(
-        "roles/accumulate.py",
-        ("core/test_accumulate.py",),
+        "server/merge.py",
+        ("server/test_merge.py",),
         (
             ("self._held.pop(host.pop(0)))", "self._held.pop(host[0])), host.pop()"),
             ("([worker] for worker in sorted(self._held))", "([worker] for worker in self._held)"),
@@ -89,7 +89,7 @@ AREAS = (
         ),
     ),
     Area(
-        "roles/stored.py",
+        "server/store.py",
         BUCKETS,
         (
             ("values=one.values.clone(), borrowed=False", "values=one.values, borrowed=False"),
@@ -99,7 +99,7 @@ AREAS = (
         ),
     ),
     Area(
-        "roles/bucket.py",
+        "server/bucket.py",
         BUCKETS,
         (
             ("slot.rule.copy(), right_updater", "slot.rule, right_updater"),
@@ -108,7 +108,7 @@ AREAS = (
     ),
     Area(
         "wire/sequence.py",
-        ("core/test_sequence.py",),
+        ("peer/test_sequence.py",),
         (
             ("        if seq <= self._acked or seq in self._seen:", "        if seq in self._seen:"),
             ("        if seq <= self._acked or seq in self._seen:", "        if seq <= self._acked:"),
@@ -122,8 +122,8 @@ AREAS = (
         ),
     ),
     Area(
-        "kvstore/versions.py",
-        ("kvstore/test_versions.py",),
+        "worker/versions.py",
+        ("worker/test_versions.py",),
         (
             ("return set(self._versions[first:last])", "return set(self._versions[first : last + 1])"),
             ("self._versions.insert(index, self._versions[index - 1])", "self._versions.insert(index, 0)"),
@@ -131,8 +131,8 @@ AREAS = (
         ),
     ),
     Area(
-        "kvstore/block.py",
-        ("kvstore/test_rounds.py",),
+        "worker/block.py",
+        ("worker/test_rounds.py",),
         (
             ("if start <= segment.start < start + length:", "if start < segment.start < start + length:"),
             ("if start <= segment.start < start + length:", "if start <= segment.start <= start + length:"),

@@ -28,7 +28,7 @@ from paceline.kvstore import create
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
 from paceline.optim import DistributedOptimizer
-from paceline.roles.session import current_session
+from paceline.worker.session import current_session
 
 #: Modules whose parameters push; copies of them do not.
 _trained: weakref.WeakSet[pl.LightningModule] = weakref.WeakSet()

@@ -53,9 +53,9 @@ def test_failed_role_says_why_without_a_traceback(
     def fail(settings: object) -> int:
         raise error
 
-    role = types.ModuleType("paceline.roles.server")
+    role = types.ModuleType("paceline.server.process")
     role.main = fail  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "paceline.roles.server", role)
+    monkeypatch.setitem(sys.modules, "paceline.server.process", role)
     assert main(["server", "--scheduler", "tcp://127.0.0.1:1", "--insecure"]) == code
     assert capsys.readouterr().err == text
 

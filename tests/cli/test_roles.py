@@ -19,7 +19,7 @@ def role(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
         GIVEN.append(settings)
         return 17
 
-    module = types.ModuleType(f"paceline.roles.{request.param}")
+    module = types.ModuleType(f"paceline.{request.param}.process")
     module.main = note  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     return str(request.param)

@@ -3,8 +3,8 @@ import pytest
 from paceline.errors import ConfigError
 from paceline.gluon._policy import LOCAL_BOUND, Traits, choose_store, needs_optimizer, update_on_store
 from paceline.kvstore.base import KVStoreBase
-from paceline.kvstore.device import DeviceStore
-from paceline.kvstore.local import LocalStore
+from paceline.kvstore.inprocess.device import DeviceStore
+from paceline.kvstore.inprocess.local import LocalStore
 
 
 class Incapable(KVStoreBase):

@@ -11,9 +11,9 @@ from paceline.context import cpu
 from paceline.data import digits
 from paceline.errors import ProtocolError
 from paceline.gluon import Trainer, backward, replicate, split_and_load
-from paceline.kvstore import answers
-from paceline.roles.session import current_session
 from paceline.testing import LocalJob
+from paceline.worker import answers
+from paceline.worker.session import current_session
 
 WORKERS, ROUNDS, NUMEL = 3, 6, 3000
 TRANSPORTS = {

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from paceline import kvstore
-from paceline.roles.session import current_session
 from paceline.testing import LocalJob, listen, tell
 from paceline.transport import Security, new_job_key, zeromq
 from paceline.transport.outgoing import Outgoing
+from paceline.worker.session import current_session
 
 
 def exchange(limit_bytes=None):

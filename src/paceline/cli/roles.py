@@ -61,7 +61,7 @@ def run(name: str, words: Sequence[str]) -> int:
     settings = config.from_environment(role=name, **arguments(options))
     if not settings.scheduler:
         raise UsageError("where does the scheduler listen? Give --scheduler tcp://HOST:PORT or PACELINE_SCHEDULER")
-    role = importlib.import_module(f"paceline.roles.{name}")  # not before: it imports torch
+    role = importlib.import_module(f"paceline.{name}.process")  # not before: it imports torch
     return int(role.main(settings))
 
 

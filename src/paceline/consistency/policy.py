@@ -26,6 +26,11 @@ class Policy:
     age: int | None = None
     """Missed updates beyond which a push is dropped, with merges ``each`` and ``first``; None: no limit."""
 
+    @property
+    def merges_rounds(self) -> bool:
+        """Whether one update is made of one push of every worker of a unit: then its values wait for all of them."""
+        return self.merge in ("all", "groups")
+
     def check(self, num_workers: int) -> None:
         """Refuse settings that make no sense for this many workers.
 

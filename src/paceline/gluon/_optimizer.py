@@ -9,9 +9,9 @@ import torch
 
 from paceline.agreement import Fact
 from paceline.gluon.parameter import Parameter
-from paceline.kvstore._local_optimizer import KeyedOptimizer, check_options
+from paceline.keys import Key
 from paceline.kvstore.agreement import option_facts
-from paceline.kvstore.base import Key
+from paceline.kvstore.inprocess.optimizer import KeyedOptimizer, check_options
 from paceline.updaters import KeyOptions, Options, make_spec, option_groups
 from paceline.updaters.gradient import GRADIENT_OPTIONS
 from paceline.updaters.registry import SIMPLE, find_class

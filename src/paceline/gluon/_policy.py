@@ -14,7 +14,7 @@ from paceline.gluon.clip import GradientClip
 from paceline.kvstore.base import KVStore, KVStoreBase
 from paceline.kvstore.dist import DistStore
 from paceline.kvstore.factory import create, is_in_process
-from paceline.kvstore.local import LocalStore
+from paceline.kvstore.inprocess.local import LocalStore
 
 if TYPE_CHECKING:
     from paceline.compression import Compression

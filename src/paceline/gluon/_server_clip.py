@@ -81,7 +81,7 @@ class ServerClip:
 
 
 def _merges(store: DistStore) -> bool:
-    return store.policy.merge in ("all", "groups")
+    return store.policy.merges_rounds
 
 
 @torch.no_grad()

@@ -15,11 +15,12 @@ from paceline.gluon._policy import is_distributed
 from paceline.gluon._server_clip import ServerClip
 from paceline.gluon.clip import GradientClip
 from paceline.gluon.parameter import Parameter
+from paceline.keys import Key
 from paceline.kvstore import codec_files
-from paceline.kvstore._local_base import InProcessStore
-from paceline.kvstore._local_optimizer import KeyedOptimizer, check_state
-from paceline.kvstore.base import Key, KVStore, KVStoreBase
+from paceline.kvstore.base import KVStore, KVStoreBase
 from paceline.kvstore.dist import DistStore
+from paceline.kvstore.inprocess.optimizer import KeyedOptimizer, check_state
+from paceline.kvstore.inprocess.store import InProcessStore
 from paceline.updaters import KeyOptions, Options
 from paceline.updaters.rows import LAZY, to_rows
 

@@ -26,8 +26,8 @@ from paceline.agreement import (
 )
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
-from paceline.roles.session import Session
 from paceline.tensors import check_initialised
+from paceline.worker.session import Session
 
 #: Options that say how torch computes, not what; workers on unlike machines may choose otherwise.
 _IMPLEMENTATION = frozenset({"params", "param_names", "foreach", "fused", "capturable", "differentiable"})

@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 import torch
 
+from paceline.keys import Key, Keys, Values
+
 if TYPE_CHECKING:
     from paceline.compression import Compression
     from paceline.updaters import KeyOptions, Options
 
-Key: TypeAlias = int | str
-Keys: TypeAlias = Key | Sequence[Key]
-#: One tensor, a list of device values of one key, or one of these per key.
-Values: TypeAlias = torch.Tensor | Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]]
 #: A registered name, an instance or a class.
 OptimizerLike: TypeAlias = str | torch.optim.Optimizer | type[torch.optim.Optimizer]
 Updater: TypeAlias = Callable[[Key, torch.Tensor, torch.Tensor], None]

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from paceline.keys import Key
 from paceline.kvstore import together
-from paceline.kvstore.base import Key, KVStore
+from paceline.kvstore.base import KVStore
 from paceline.kvstore.key_states import flatten, restore
 from paceline.kvstore.tensor_file import TensorFile
 from paceline.kvstore.together import Content

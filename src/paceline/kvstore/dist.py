@@ -10,28 +10,29 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 import torch
 
+from paceline import arguments as check
 from paceline import compression
 from paceline.compression import Compression
 from paceline.consistency import Policy
 from paceline.errors import KeyMismatchError
-from paceline.kvstore import _local_check as check
-from paceline.kvstore import codec_files, dist_states
-from paceline.kvstore.base import Key, Keys, KVStore, OptimizerLike, Updater, Values
-from paceline.kvstore.block import WorkerBlock
-from paceline.kvstore.key_table import KeyTable
-from paceline.kvstore.keys import checked_table, normalise
+from paceline.keys import Key, Keys, Values, checked_table, normalise
+from paceline.kvstore import codec_files
+from paceline.kvstore.base import KVStore, OptimizerLike, Updater
 from paceline.kvstore.options import class_of, in_force, plain_keys
-from paceline.kvstore.overwrite import overwrite
-from paceline.kvstore.planned import planned_pull, planned_push
-from paceline.kvstore.reports import merged
-from paceline.kvstore.row_traffic import RowTraffic, own_bucket
 from paceline.kvstore.schedule import Schedule, schedule_of
-from paceline.kvstore.traffic import Traffic
-from paceline.roles.session import Session
 from paceline.tensors import check_initialised
 from paceline.updaters import KeyOptions, Options, StepOptions, UpdaterSpec, gradient, is_whole_tensor, make_spec
 from paceline.updaters.rows import put_rows, to_rows
 from paceline.wire import messages as m
+from paceline.worker import states as dist_states
+from paceline.worker.block import WorkerBlock
+from paceline.worker.key_table import KeyTable
+from paceline.worker.overwrite import overwrite
+from paceline.worker.planned import planned_pull, planned_push
+from paceline.worker.reports import merged
+from paceline.worker.row_traffic import RowTraffic, own_bucket
+from paceline.worker.session import Session
+from paceline.worker.traffic import Traffic
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class DistStore(KVStore):
         self._schedule: Schedule | None = None
         whole, still = (lambda: is_whole_tensor(self._spec.name)), policy.merge == "all"
         self.table = KeyTable(session, name, whole, still, session.relays(policy))
-        self.traffic = Traffic(session, name, eager=policy.merge in ("all", "groups"))
+        self.traffic = Traffic(session, name, eager=policy.merges_rounds)
         self.rows = RowTraffic(session, name, self.traffic)
         self._set_merging(mean, clip_norm)
         self._barriers = self._siblings = 0
@@ -78,7 +79,7 @@ class DistStore(KVStore):
         session.on_close(self.close)
 
     def _set_merging(self, mean: bool, clip_norm: float) -> None:
-        if clip_norm and self.policy.merge not in ("all", "groups"):
+        if clip_norm and not self.policy.merges_rounds:
             raise ValueError(f"a {self.type} store has no merged gradient to clip; clip in the worker")
         self._mean, self.traffic.clip_norm = mean, clip_norm
 

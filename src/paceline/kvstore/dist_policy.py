@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.consistency import Policy, parse_groups, policy_of, resolve_groups
 from paceline.errors import ConfigError
-from paceline.roles.session import Session
+from paceline.worker.session import Session
 
 
 def resolve_policy(store_type: str, session: Session, options: Mapping[str, Any]) -> Policy:

@@ -65,8 +65,8 @@ def create(name: str = "local", **options: Any) -> KVStoreBase:
 
 
 def _create_local(kind: str, options: dict[str, Any]) -> KVStoreBase:
-    from paceline.kvstore.device import DeviceStore
-    from paceline.kvstore.local import LocalStore
+    from paceline.kvstore.inprocess.device import DeviceStore
+    from paceline.kvstore.inprocess.local import LocalStore
 
     if options:
         raise TypeError(f"a {kind} store has no option {', '.join(sorted(options))}")
@@ -86,7 +86,7 @@ _OPTIONS = {
 def _create_dist(store_type: str, alias: str, options: dict[str, Any]) -> KVStoreBase:
     from paceline.kvstore.dist import DistStore
     from paceline.kvstore.dist_policy import resolve_policy
-    from paceline.roles.session import current_session
+    from paceline.worker.session import current_session
 
     known = _OPTIONS[store_type]
     unknown = sorted(set(options) - known)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from paceline.kvstore.base import Key
+from paceline.keys import Key
 
 
 def flatten(

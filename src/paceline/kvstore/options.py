@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from paceline.kvstore.keys import checked_table
+from paceline.keys import checked_table
 from paceline.updaters import Options, UpdaterSpec, option_groups
 from paceline.updaters.registry import SIMPLE, find_class
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from paceline.kvstore.base import Key, Keys
+from paceline.keys import Key, Keys
 from paceline.updaters import Options
 
 Scheduler = Callable[[int], float]

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 
 from paceline.errors import PacelineError
-from paceline.kvstore.block import Stretch, WorkerBlock
 from paceline.optim.device import SideStream, side_streams
+from paceline.worker.block import Stretch, WorkerBlock
 
 
 @dataclass(eq=False)

@@ -17,7 +17,6 @@ from paceline.kvstore import create
 from paceline.kvstore.agreement import agree_on_store, optimizer_facts, option_facts, tensor_facts
 from paceline.kvstore.base import KVStore, KVStoreBase
 from paceline.kvstore.dist import DistStore
-from paceline.kvstore.dist_states import States
 from paceline.optim.buffers import Buffers
 from paceline.optim.choices import Choices, OnNan, Update
 from paceline.optim.local_update import LocalUpdate, StoreUpdate
@@ -27,6 +26,7 @@ from paceline.optim.server_update import ServerUpdate, spec_of
 from paceline.optim.watch import ModelWatch, refuse_renormalising
 from paceline.optim.worker_update import WorkerUpdate
 from paceline.transport.allocator import give_back_freed_memory
+from paceline.worker.states import States
 
 logger = logging.getLogger(__name__)
 
@@ -333,5 +333,5 @@ def _store(kvstore: str | KVStoreBase, choices: Choices, update: Update | None, 
     if not isinstance(kvstore, DistStore):
         return kvstore
     on_servers = update == "server" or kvstore.policy.merge == "groups"
-    clip = choices.clip_norm if on_servers and kvstore.policy.merge in ("all", "groups") else None
+    clip = choices.clip_norm if on_servers and kvstore.policy.merges_rounds else None
     return kvstore.for_optimizer(choices.reduction == "mean", clip or 0.0)

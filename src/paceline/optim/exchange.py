@@ -14,11 +14,11 @@ from functools import partial
 import torch
 
 from paceline.errors import PacelineError
-from paceline.kvstore.block import Stretch, WorkerBlock
 from paceline.kvstore.dist import DistStore
 from paceline.optim.binding import Bound, take_all
 from paceline.optim.device import Pusher
-from paceline.roles.session import Ticket
+from paceline.worker.block import Stretch, WorkerBlock
+from paceline.worker.session import Ticket
 
 BucketKey = tuple[int, int]
 """Number of the block, and index of the bucket in it."""

@@ -16,7 +16,6 @@ import torch
 
 from paceline.errors import NonFiniteError, PacelineError
 from paceline.kvstore.dist import DistStore
-from paceline.kvstore.dist_states import UNSENT, States
 from paceline.optim.backward import BackwardWatch
 from paceline.optim.binding import Bound, bind, take_all
 from paceline.optim.choices import Choices
@@ -26,6 +25,7 @@ from paceline.optim.local_update import Closure, Named
 from paceline.optim.samples import Samples
 from paceline.optim.sparse import SparseExchange, find_sparse
 from paceline.updaters import KeyOptions, Options, UpdaterSpec, make_spec, option_groups
+from paceline.worker.states import UNSENT, States
 
 
 class ServerUpdate:
@@ -58,7 +58,7 @@ class ServerUpdate:
     ) -> None:
         self.inner, self.named, self.choices = inner, list(named), choices
         self._store, self._samples, self._on_round = store, samples, on_round
-        self._merged = store.policy.merge in ("all", "groups")
+        self._merged = store.policy.merges_rounds
         self._overlap = store.policy.merge == "all" if choices.overlap is None else choices.overlap
         if choices.on_nan == "skip":
             if choices.overlap:

@@ -15,10 +15,10 @@ from torch import nn
 
 from paceline.errors import PacelineError
 from paceline.kvstore.dist import DistStore
-from paceline.kvstore.plan import Place
-from paceline.kvstore.row_traffic import Exchange
 from paceline.optim.finite import sums_up
 from paceline.updaters import KeyOptions, UpdaterSpec
+from paceline.worker.plan import Place
+from paceline.worker.row_traffic import Exchange
 
 Named = tuple[str, nn.Parameter]
 

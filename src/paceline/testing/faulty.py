@@ -9,10 +9,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline import config
-from paceline.roles import accumulate, link, server, session, upstream
+from paceline.peer import connection as link
+from paceline.server import merge as accumulate
+from paceline.server import process as server
+from paceline.server.forward import owners as upstream
 from paceline.testing.faults import Chance, FaultyHub, FaultyListener, asked_for
 from paceline.transport.security import Security
 from paceline.transport.zeromq import ZmqHub, ZmqListener
+from paceline.worker import session
 
 
 def install(who: str) -> None:

@@ -22,8 +22,8 @@ from paceline.testing.nursery import MAX_MESSAGE_BYTES
 PRELOADED = (
     "torch",
     "torch._dynamo",
-    "paceline.roles.server",
-    "paceline.roles.scheduler",
+    "paceline.server.process",
+    "paceline.scheduler.process",
     "paceline.kvstore.dist",
     "paceline.optim",
 )

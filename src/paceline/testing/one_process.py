@@ -13,11 +13,11 @@ from paceline.config import Settings
 from paceline.consistency import Policy
 from paceline.errors import PacelineError
 from paceline.kvstore.dist import DistStore
-from paceline.relays import Relays
-from paceline.roles.service import Service
-from paceline.roles.session import OnAnswer, Session, Ticket
+from paceline.local_merge import LocalMerge
+from paceline.server.requests import RequestHandler
 from paceline.transport.base import Frames
 from paceline.wire import messages as m
+from paceline.worker.session import OnAnswer, Session, Ticket
 
 
 class _Link:
@@ -34,10 +34,10 @@ class _Session:
         self.host_id, self.pid = job.workers[rank].host_id, os.getpid()
         self.is_on_one_host = len({one.host_id for one in (*job.workers, *job.servers)}) == 1
 
-    def relays(self, policy: Policy) -> Relays:
+    def relays(self, policy: Policy) -> LocalMerge:
         workers, servers = ([one.host_id for one in members] for members in (self.workers, self.servers))
         units = policy.unit_of(len(workers)) if self.settings.local_merge else range(len(workers))
-        return Relays(workers, servers, units)
+        return LocalMerge(workers, servers, units)
 
     def on_close(self, closer: Callable[[], None]) -> None:
         """Nothing: a test closes stores itself."""
@@ -137,7 +137,7 @@ class OneProcess:
 
     # ---- messages --------------------------------------------------------------------------------------------------
 
-    def _service(self, rank: int) -> Service:
+    def _service(self, rank: int) -> RequestHandler:
         def answer(peer: bytes, seq: int, body: m.Reply, frames: Callable[[], Frames], urgency: int | None) -> None:
             copies = [bytearray(memoryview(cast(Any, frame))) for frame in frames()]
             use = partial(self._answered, peer.decode(), seq, body, copies)
@@ -146,7 +146,7 @@ class OneProcess:
         def ask(owner: int, body: m.Request, frames: Frames, on_answer: OnAnswer) -> None:
             self.send(f"server {rank}", owner, body, frames, on_answer)
 
-        service = Service(self.settings, answer, ask)
+        service = RequestHandler(self.settings, answer, ask)
         service.admit([*self.workers, *self.servers], self.servers[rank].host_id, rank)
         return service
 

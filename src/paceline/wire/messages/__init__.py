@@ -46,6 +46,13 @@ from paceline.wire.messages.data import (
     ValuesAt,
 )
 from paceline.wire.messages.fields import Message, Number
+from paceline.wire.messages.forwarding import (
+    OnBehalf,
+    PushSum,
+    Relay,
+    RelayBucket,
+    Share,
+)
 from paceline.wire.messages.membership import (
     AskAbsent,
     AskStatus,
@@ -66,13 +73,6 @@ from paceline.wire.messages.membership import (
     Publish,
     Status,
     Welcome,
-)
-from paceline.wire.messages.relaying import (
-    OnBehalf,
-    PushSum,
-    Relay,
-    RelayBucket,
-    Share,
 )
 
 PROTOCOL = 1

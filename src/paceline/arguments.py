@@ -1,0 +1,112 @@
+"""Checks of what callers pass to a store. Every message names the key."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import torch
+
+from paceline.errors import KeyMismatchError
+from paceline.keys import Key
+from paceline.naming import suggestion
+
+logger = logging.getLogger(__name__)
+
+
+def known_keys(keys: Collection[Key], values: Mapping[Key, torch.Tensor]) -> None:
+    """Refuse keys that were not initialised.
+
+    Raises:
+        KeyMismatchError: names the key and the nearest known one.
+    """
+    for key in keys:
+        if key not in values:
+            raise KeyMismatchError(f"key {key!r} is not initialised: call init first{_hint(key, values)}")
+
+
+def _hint(key: Key, known: Collection[Key]) -> str:
+    if not known:
+        return "; the store is empty"
+    twin = next((one for one in known if str(one) == str(key)), None)
+    if twin is not None:
+        return f"; there is {twin!r}, but that is {type(twin).__name__} and this is {type(key).__name__}"
+    return suggestion(str(key), [str(one) for one in known])
+
+
+def note_ignored(key: Key, noted: set[Key]) -> None:
+    """Say once per key that a pull leaves a row-sparse target alone."""
+    if key not in noted:
+        noted.add(key)
+        logger.warning(
+            "pull of key %r leaves its row-sparse out as it is; use row_sparse_pull for some rows, or "
+            "ignore_sparse=False for all of them", key,
+        )  # fmt: skip
+
+
+def pushes(values: Mapping[Key, torch.Tensor], pushed: Mapping[Key, Sequence[torch.Tensor]]) -> None:
+    """Refuse pushes of unknown keys, other shapes or other dtypes.
+
+    Raises:
+        KeyMismatchError: unknown key.
+        ValueError: other shape, dtype or kind of sparsity.
+    """
+    known_keys(pushed, values)
+    for key, devices in pushed.items():
+        for one in devices:
+            _same_shape(key, one, values[key], "pushed")
+            if one.dtype != values[key].dtype:
+                raise ValueError(f"key {key!r} has dtype {values[key].dtype}, but the pushed value has {one.dtype}")
+            if one.is_sparse and one.sparse_dim() != 1:
+                raise ValueError(f"key {key!r}: sparse values need 1 sparse dimension (rows), not {one.sparse_dim()}")
+
+
+def outputs(values: Mapping[Key, torch.Tensor], outs: Mapping[Key, Sequence[torch.Tensor]]) -> None:
+    """Refuse targets of unknown keys or other shapes.
+
+    Raises:
+        KeyMismatchError: unknown key.
+        ValueError: other shape.
+    """
+    known_keys(outs, values)
+    for key, targets in outs.items():
+        for one in targets:
+            _same_shape(key, one, values[key], "out")
+
+
+def row_ids(key: Key, value: torch.Tensor, ids: Sequence[torch.Tensor], count: int) -> list[torch.Tensor]:
+    """Return sorted distinct row numbers for each of ``count`` targets.
+
+    Raises:
+        ValueError: not integers, out of range, or neither one tensor nor one per target.
+    """
+    if len(ids) not in (1, count):
+        raise ValueError(f"key {key!r} has {len(ids)} row_ids for {count} targets; give one, or one per target")
+    rows = [torch.unique(one.detach().reshape(-1)) for one in ids]
+    for one in rows:
+        if one.is_floating_point() or one.dtype == torch.bool:
+            raise ValueError(f"row_ids of key {key!r} have dtype {one.dtype}; row numbers are integers")
+        if one.numel() and (int(one[0]) < 0 or int(one[-1]) >= value.shape[0]):
+            raise ValueError(
+                f"row_ids of key {key!r} reach from {one[0]} to {one[-1]}, but it has rows 0 to {value.shape[0] - 1}"
+            )
+    return [one.long() for one in (rows * count if len(rows) == 1 else rows)]
+
+
+def float32_for_pulls(keys: Iterable[Key], dtypes: Iterable[torch.dtype]) -> None:
+    """Refuse values that pulls cannot be compressed of.
+
+    Raises:
+        TypeError: names the key and its dtype.
+    """
+    for key, dtype in zip(keys, dtypes, strict=True):
+        if dtype != torch.float32:
+            raise TypeError(
+                f"key {key!r} is {dtype}, but pulls are compressed, which takes float32; compress pushes only "
+                "(leg='push'), or keep this key in a store of its own"
+            )
+
+
+def _same_shape(key: Key, one: torch.Tensor, value: torch.Tensor, what: str) -> None:
+    if one.shape != value.shape:
+        raise ValueError(f"key {key!r} has shape {tuple(value.shape)}, but the {what} value has {tuple(one.shape)}")

@@ -1,0 +1,70 @@
+"""Keys and values as callers give them, brought to one form. All checks of keys are here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import torch
+
+Key: TypeAlias = int | str
+Keys: TypeAlias = Key | Sequence[Key]
+#: One tensor, a list of device values of one key, or one of these per key.
+Values: TypeAlias = torch.Tensor | Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]]
+
+T = TypeVar("T")
+
+
+def normalise(key: Keys, values: Values) -> tuple[list[Key], list[list[torch.Tensor]]]:
+    """Bring any accepted form of (keys, values) to a list of keys and a list of device values per key.
+
+    A key that occurs more than once gets its values joined, in order of first occurrence.
+
+    Raises:
+        TypeError: a key is not int or str, or a value is not a tensor.
+        ValueError: numbers of keys and values differ, or a key has no values.
+    """
+    if isinstance(key, int | str | np.integer):
+        return [checked_key(key)], [_device_values(key, values)]
+    keys = [checked_key(one) for one in key]
+    if isinstance(values, torch.Tensor) or len(values) != len(keys):
+        count = "one tensor" if isinstance(values, torch.Tensor) else f"{len(values)} values"
+        raise ValueError(f"{len(keys)} keys but {count}; give a list with one value (or list of device values) per key")
+    joined: dict[Key, list[torch.Tensor]] = {}
+    for one, value in zip(keys, values, strict=True):
+        joined.setdefault(one, []).extend(_device_values(one, value))
+    return list(joined), list(joined.values())
+
+
+def checked_key(key: Any) -> Key:
+    """Return a key as a plain int or str: ``np.int64(3)`` is 3.
+
+    Raises:
+        TypeError: something else.
+    """
+    if isinstance(key, str):
+        return str(key)
+    if isinstance(key, bool) or not isinstance(key, int | np.integer):
+        raise TypeError(f"key {key!r} is {type(key).__name__}; keys are int or str")
+    return int(key)
+
+
+def checked_table(table: Mapping[Any, T]) -> dict[Key, T]:
+    """Return a table by key, with plain keys.
+
+    Raises:
+        TypeError: a key is not int or str.
+    """
+    return {checked_key(key): value for key, value in table.items()}
+
+
+def _device_values(key: Key, value: Any) -> list[torch.Tensor]:
+    values: Iterable[Any] = [value] if isinstance(value, torch.Tensor) else value
+    result = list(values)
+    if not result:
+        raise ValueError(f"key {key!r} has an empty list of values")
+    for one in result:
+        if not isinstance(one, torch.Tensor):
+            raise TypeError(f"the value of key {key!r} is {type(one).__name__}, not a tensor")
+    return result

@@ -1,0 +1,1 @@
+"""Stores that live in one process: local, device."""

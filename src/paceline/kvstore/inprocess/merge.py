@@ -1,0 +1,139 @@
+"""Sums of what several devices push."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch.cuda import comm
+
+from paceline.keys import Key
+from paceline.updaters.rows import sum_rows
+
+if TYPE_CHECKING:
+    from paceline.compression import Codec, Compression, State
+
+
+#: Name of the number of pushes among the tensors of a codec's state.
+_ROUND = "round"
+_COMPRESSIBLE = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class Merger:
+    """Sums device values into one buffer per key, compressing them first when a codec is set.
+
+    The buffers are kept from push to push: one per key, as large as the key.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[Key, torch.Tensor] = {}
+        self._codec: Codec | None = None
+        self._residuals: dict[tuple[Key, int], State] = {}
+        self._rounds: dict[tuple[Key, int], int] = {}
+
+    def set_codec(self, params: Compression) -> None:
+        """Compress every device's dense values of 16 or 32 bits from now on.
+
+        Raises:
+            ValueError: unknown settings, or a codec for the pull leg.
+        """
+        from paceline import compression  # compiles kernels: only for those who compress
+
+        codecs = compression.by_leg(params)
+        if "pull" in codecs:
+            raise ValueError(
+                "the values of this store are copied within one process and never travel, so that there is nothing to "
+                "compress on the pull leg; use leg='push', or a distributed store"
+            )
+        self._codec = codecs.get("push")
+
+    @property
+    def keeps_residuals(self) -> bool:
+        """Whether the codec adds what it did not send to the next push."""
+        return self._codec is not None and self._codec.uses_residual
+
+    def codec_states(self) -> dict[Key, dict[str, torch.Tensor]]:
+        """Return copies of what the codec remembers: ``<name> <device>`` and ``round <device>``, by key."""
+        states: dict[Key, dict[str, torch.Tensor]] = {}
+        for (key, index), state in self._residuals.items():
+            tensors = {f"{name} {index}": tensor.clone() for name, tensor in state.state_tensors().items()}
+            tensors[f"{_ROUND} {index}"] = torch.tensor(self._rounds[key, index])
+            states.setdefault(key, {}).update(tensors)
+        return states
+
+    def set_codec_states(self, states: Mapping[Key, Mapping[str, torch.Tensor]]) -> None:
+        """Set what :meth:`codec_states` returned; what is not in it starts afresh.
+
+        Raises:
+            ValueError: states of another codec. Nothing is changed then.
+        """
+        grouped: dict[tuple[Key, int], dict[str, torch.Tensor]] = {}
+        for key, tensors in states.items():
+            for name, tensor in tensors.items():
+                what, _, index = name.rpartition(" ")
+                grouped.setdefault((key, int(index)), {})[what] = tensor
+        loaded = {where: self._loaded(tensors) for where, tensors in grouped.items()}
+        self._residuals = {where: state for where, (state, _) in loaded.items()}
+        self._rounds = {where: round for where, (_, round) in loaded.items()}
+
+    def _loaded(self, tensors: Mapping[str, torch.Tensor]) -> tuple[State, int]:
+        if self._codec is None or not self.keeps_residuals:
+            raise ValueError("these are codec states, but gradients are compressed by no codec that has any")
+        if not {"residual", _ROUND} <= tensors.keys():
+            raise ValueError(f"these are no codec states: {', '.join(tensors)} instead of a residual and a round")
+        state = self._codec.new_state(tensors["residual"].numel())
+        state.load({name: tensor for name, tensor in tensors.items() if name != _ROUND})
+        return state, int(tensors[_ROUND])
+
+    def merge(self, key: Key, values: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+        """Return the sum of ``values`` on ``device``. It belongs to the merger and is never a caller's tensor.
+
+        Sparse values give a sparse sum; a mixture gives a dense one.
+        """
+        if all(one.is_sparse for one in values):
+            return sum_rows(values, device)
+        dense = [one.detach().to_dense() if one.is_sparse else one.detach() for one in values]
+        if self._codec is not None and dense[0].dtype in _COMPRESSIBLE:
+            dense = [self._compressed(key, index, one) for index, one in enumerate(dense)]
+        return self._sum(key, dense, device)
+
+    def exchange(self, key: Key, value: torch.Tensor) -> torch.Tensor:
+        """Return the buffer of ``key`` and keep ``value`` instead: so a merged value is stored without a copy."""
+        merged = self._buffers[key]
+        self._buffers[key] = value
+        return merged
+
+    def _sum(self, key: Key, values: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+        if _distinct_gpus(values) and device in [one.device for one in values]:
+            self._buffers[key] = comm.reduce_add(list(values), destination=device.index)  # type: ignore[no-untyped-call]
+            return self._buffers[key]
+        buffer = self._buffer(key, values[0], device)
+        buffer.copy_(values[0], non_blocking=True)
+        for one in values[1:]:
+            buffer.add_(one.to(device, non_blocking=True))
+        return buffer
+
+    def _buffer(self, key: Key, like: torch.Tensor, device: torch.device) -> torch.Tensor:
+        known = self._buffers.get(key)
+        if known is None or known.device != device or known.dtype != like.dtype:
+            known = self._buffers[key] = torch.empty(like.shape, dtype=like.dtype, device=device)
+        return known
+
+    def _compressed(self, key: Key, index: int, value: torch.Tensor) -> torch.Tensor:
+        """Return what the other side of the codec would see; the residual stays with this key and device."""
+        assert self._codec is not None
+        flat = value.reshape(-1).cpu()
+        if (key, index) not in self._residuals:
+            self._residuals[key, index] = self._codec.new_state(flat.numel())
+            self._rounds[key, index] = 0
+        payload = self._codec.encode(flat, self._residuals[key, index], round=self._rounds[key, index])
+        self._rounds[key, index] += 1
+        out = torch.empty(flat.numel(), dtype=torch.float32)
+        self._codec.decode(payload, out)
+        return out.view(value.shape).to(value.dtype)
+
+
+def _distinct_gpus(values: Sequence[torch.Tensor]) -> bool:
+    devices = {one.device for one in values}
+    return len(values) > 1 and len(devices) == len(values) and all(one.type == "cuda" for one in devices)

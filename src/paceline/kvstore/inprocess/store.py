@@ -1,0 +1,386 @@
+"""What the stores inside one process have in common."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+
+from paceline import arguments as check
+from paceline.errors import KeyMismatchError
+from paceline.keys import Key, Keys, Values, checked_key, checked_table, normalise
+from paceline.kvstore import codec_files
+from paceline.kvstore.base import KVStore, OptimizerLike, Updater
+from paceline.kvstore.inprocess.apply import Applier, CallableApplier, SimpleApplier, State
+from paceline.kvstore.inprocess.merge import Merger
+from paceline.kvstore.inprocess.optimizer import KeyedOptimizer, check_options, check_state
+from paceline.kvstore.options import in_force, plain_keys, refuse_changes
+from paceline.kvstore.schedule import Schedule, schedule_of
+from paceline.tensors import check_initialised
+from paceline.updaters import KeyOptions, Options, UpdaterSpec, make_spec
+from paceline.updaters.registry import find_class
+from paceline.updaters.rows import copy_rows, to_rows
+
+if TYPE_CHECKING:
+    from paceline.compression import Compression
+
+#: Clips merged values in place, given the factor that makes them gradients; returns the factor to use instead.
+Clip: TypeAlias = Callable[[Sequence[torch.Tensor], float], float]
+
+
+class InProcessStore(KVStore):
+    """A store whose values lie in this process. Not thread-safe.
+
+    Subclasses say on which device a key is merged and updated. Nothing that a caller passes is kept, every argument is
+    checked before anything changes, and the arguments of one call succeed or fail together.
+
+    Args:
+        store_type: the type as the user wrote it, in lower case; by default the class's own.
+
+    Attributes:
+        scale: factor that turns the pushed sums into gradients (1 / batch size for Gluon's ``Trainer``).
+        clip: changes the merged values of a push before they are applied.
+    """
+
+    _TYPE = ""
+
+    def __init__(self, store_type: str = "") -> None:
+        self.scale = 1.0
+        self.clip: Clip | None = None
+        self._type = store_type or self._TYPE
+        self._claimed = False
+        self._compression: Compression | None = None
+        # Values may be row-sparse where no optimizer runs: the sum of what was pushed by rows.
+        self._values: dict[Key, torch.Tensor] = {}
+        self._row_sparse: set[Key] = set()
+        self._ignored: set[Key] = set()
+        self._appliers: dict[torch.device, Applier] = {}
+        self._merger = Merger()
+        self._updater: Updater | None = None
+        self._spec: UpdaterSpec | None = None
+        self._class: type[torch.optim.Optimizer] | None = None
+        self._groups: Sequence[Options] = ()
+        self._keys: Mapping[Key, KeyOptions] | None = None
+        self._schedule: Schedule | None = None
+        self._loaded: dict[Key, State] = {}
+        self._updates = 0
+
+    @property
+    def type(self) -> str:
+        """The type as given to ``create``, in lower case."""
+        return self._type
+
+    @abc.abstractmethod
+    def _place(self, values: Mapping[Key, Sequence[torch.Tensor]]) -> None:
+        """Decide where the keys of a push are merged, and move their stored values there if need be."""
+
+    def init(self, key: Keys, value: Values) -> None:
+        """See :meth:`KVStore.init`. A value may be a list of one."""
+        keys, values = normalise(key, value)
+        check_initialised([(one, devices[0]) for one, devices in zip(keys, values, strict=True)])
+        for one, devices in zip(keys, values, strict=True):
+            if one in self._values or len(devices) > 1:
+                raise KeyMismatchError(f"key {one!r} is initialised twice; init every key once, with one value")
+        for one, devices in zip(keys, values, strict=True):
+            dense = devices[0].detach().to_dense() if devices[0].is_sparse else devices[0].detach()
+            self._values[one] = self._initial(dense.clone(memory_format=torch.contiguous_format))
+            if devices[0].is_sparse:
+                self._row_sparse.add(one)
+
+    def broadcast(self, key: Keys, value: Values, out: Values, priority: int = 0) -> None:
+        """Initialise keys and copy the values into ``out``."""
+        keys, values = normalise(key, value)
+        check_initialised([(one, devices[0]) for one, devices in zip(keys, values, strict=True)])
+        outs = dict(zip(*normalise(key, out), strict=True))
+        check.outputs({one: devices[0] for one, devices in zip(keys, values, strict=True)}, outs)
+        self.init(key, value)
+        self.pull(key, out, priority)
+
+    def push(self, key: Keys, value: Values, priority: int = 0) -> None:
+        """See :meth:`KVStore.push`. Here it returns after the update."""
+        pushed = dict(zip(*normalise(key, value), strict=True))
+        check.pushes(self._values, pushed)
+        self._place(pushed)
+        merged = {one: self._merger.merge(one, devices, self._values[one].device) for one, devices in pushed.items()}
+        if self._spec is None and self._updater is None:
+            for one, total in merged.items():
+                self._assign(one, total)
+        else:
+            if self._schedule is not None and self._spec is not None:
+                self._groups = self._schedule.groups(list(merged), self._groups or self._spec.groups)
+            self._apply({one: self._added(one, total) for one, total in merged.items()})
+        self._updates += 1
+
+    def pull(self, key: Keys, out: Values, priority: int = 0, ignore_sparse: bool = True) -> None:
+        """See :meth:`KVStore.pull`. Row-sparse ``out`` is left alone unless ``ignore_sparse`` is False."""
+        outs = dict(zip(*normalise(key, out), strict=True))
+        check.outputs(self._values, outs)
+        with torch.no_grad():
+            for one, targets in outs.items():
+                for target in targets:
+                    if not target.is_sparse:
+                        target.detach().copy_(self._dense(one), non_blocking=True)
+                    elif not ignore_sparse:
+                        target.copy_(to_rows(self._values[one]).to(target.device, target.dtype))
+                    else:
+                        check.note_ignored(one, self._ignored)
+
+    def pushpull(self, key: Keys, value: Values, out: Values | None = None, priority: int = 0) -> None:
+        """Push, then pull into ``out``, or into ``value`` itself."""
+        target = value if out is None else out
+        check.outputs(self._values, dict(zip(*normalise(key, target), strict=True)))
+        self.push(key, value, priority)
+        self.pull(key, target, priority, ignore_sparse=False)
+
+    def row_sparse_pull(self, key: Keys, out: Values, priority: int = 0, row_ids: Values | None = None) -> None:
+        """Pull only some rows.
+
+        Args:
+            key: keys of values with at least two dimensions.
+            out: a sparse target holds the asked rows afterwards and nothing else; in a dense target of the key's shape
+                the asked rows are refreshed and the others stay.
+            priority: ignored here.
+            row_ids: row numbers of any integer dtype and shape, one tensor per key or per target; repeats are allowed.
+
+        Raises:
+            ValueError: no ``row_ids``, or numbers outside of the value.
+        """
+        if row_ids is None:
+            raise ValueError("row_sparse_pull needs row_ids: the numbers of the rows to pull")
+        outs = dict(zip(*normalise(key, out), strict=True))
+        ids = dict(zip(*normalise(key, row_ids), strict=True))
+        check.outputs(self._values, outs)
+        chosen = {one: check.row_ids(one, self._values[one], ids[one], len(targets)) for one, targets in outs.items()}
+        for one, targets in outs.items():
+            for target, rows in zip(targets, chosen[one], strict=True):
+                copy_rows(self._dense(one), rows, target)
+
+    def set_optimizer(self, optimizer: OptimizerLike, **options: Any) -> None:
+        """See :meth:`KVStore.set_optimizer`. Any optimizer class works, whether it can be imported or not.
+
+        An optimizer instance brings its class and options; it does not step itself.
+        """
+        schedule = schedule_of(options)
+        spec = make_spec(optimizer, **plain_keys(options))
+        cls = _class_of(optimizer, spec)
+        if cls is None:
+            SimpleApplier(spec).add("probe", torch.zeros(1))
+        elif not isinstance(optimizer, torch.optim.Optimizer):
+            check_options(cls, spec.groups)
+        self._spec, self._class, self._updater = spec, cls, None
+        self._appliers, self._loaded = {}, {}
+        self._groups, self._keys, self._schedule = (), None, schedule
+
+    def set_updater(self, updater: str | Updater, **options: Any) -> None:
+        """See :meth:`KVStore.set_updater`."""
+        if isinstance(updater, str):
+            self.set_optimizer(updater, **options)
+            return
+        if not callable(updater) or options:
+            raise TypeError("an updater is a name with options, or a callable updater(key, merged, stored) without")
+        self._updater, self._spec, self._class = updater, None, None
+        self._appliers, self._loaded = {}, {}
+        self._schedule = None
+
+    def set_options(self, groups: Sequence[Options] = (), keys: Mapping[Key, KeyOptions] | None = None) -> None:
+        """See :meth:`KVStore.set_options`."""
+        refuse_changes(self._need_optimizer("change"), groups)
+        self._groups = list(groups) or self._groups
+        self._keys = self._keys if keys is None else checked_table(keys)
+
+    def options(self) -> list[Options]:
+        """See :meth:`KVStore.options`."""
+        spec = self._need_optimizer("read")
+        return in_force(self._groups or spec.groups, self._class)
+
+    def for_optimizer(self, mean: bool | None = None) -> InProcessStore:
+        """See :meth:`KVStore.for_optimizer`. With one worker mean and sum are the same."""
+        if not (self._claimed or self._values or self._spec or self._updater):
+            self._claimed = True
+            return self
+        other = type(self)(self._type)
+        other._claimed = True
+        if self._compression is not None:
+            other.set_gradient_compression(self._compression)
+        return other
+
+    def assign(self, key: Key, value: torch.Tensor) -> None:
+        """Set a stored value from outside; the optimizer's state stays.
+
+        Raises:
+            KeyMismatchError: unknown key.
+            ValueError: another shape.
+        """
+        key = checked_key(key)
+        check.outputs(self._values, {key: [value]})
+        self._dense(key).copy_(value.detach())
+        holder = self._holder(key)
+        if holder is not None:
+            holder.refresh(key)
+
+    def set_gradient_compression(self, compression_params: Compression) -> None:
+        """See :meth:`KVStore.set_gradient_compression`. Row-sparse and integer values are not compressed.
+
+        What a device pushes is summed as the other side of the codec would see it. Nothing travels here, so there is no
+        pull leg.
+
+        Raises:
+            ValueError: unknown type or parameters, the pull leg, or values were pushed already.
+        """
+        if self._updates:
+            raise ValueError("gradient compression must be set before the first push")
+        self._merger.set_codec(compression_params)
+        self._compression = compression_params
+
+    @property
+    def keeps_residuals(self) -> bool:
+        """See :attr:`KVStore.keeps_residuals`."""
+        return self._merger.keeps_residuals
+
+    def codec_states(self) -> dict[Key, dict[str, torch.Tensor]]:
+        """See :meth:`KVStore.codec_states`: per device of a key."""
+        return self._merger.codec_states()
+
+    def set_codec_states(self, states: Mapping[Key, Mapping[str, torch.Tensor]]) -> None:
+        """See :meth:`KVStore.set_codec_states`. Keys may be initialised later."""
+        states = checked_table(states)
+        for key, tensors in states.items():
+            for name, tensor in tensors.items():
+                if name.startswith("residual") and key in self._values and tensor.numel() != self._values[key].numel():
+                    raise ValueError(f"{name} of key {key!r} has {tensor.numel()} elements: it is of another model")
+        self._merger.set_codec_states(states)
+
+    def optimizer_states(self) -> dict[Key, State]:
+        """See :meth:`KVStore.optimizer_states`. Numbers that an optimizer keeps as such come as numbers."""
+        self._need_optimizer("read")
+        return {key: self._state(key) for key in self._values}
+
+    def set_optimizer_states(self, states: Mapping[Key, Mapping[str, Any]]) -> None:
+        """See :meth:`KVStore.set_optimizer_states`. Keys may be initialised later.
+
+        Raises:
+            ValueError: states of keys with other shapes. Nothing is changed then.
+        """
+        self._need_optimizer("set")
+        given = {key: dict(state) for key, state in checked_table(states).items()}
+        for key, state in given.items():
+            if key in self._values:
+                check_state(key, self._values[key], state)
+        for key, state in given.items():
+            applier = self._holder(key)
+            if applier is None:
+                self._loaded[key] = state
+            else:
+                applier.load_state(key, state)
+
+    def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
+        """See :meth:`KVStore.save_optimizer_states`.
+
+        Args:
+            fname: path of the file.
+            dump_optimizer: write the options of the optimizer into the manifest too.
+        """
+        spec = self._need_optimizer("save")
+        groups = (self._groups or spec.groups) if dump_optimizer else None
+        codec_files.save(self, fname, self.optimizer_states, optimizer=spec.name, groups=groups)
+
+    def load_optimizer_states(self, fname: str) -> None:
+        """See :meth:`KVStore.load_optimizer_states`. Keys may be initialised later.
+
+        Raises:
+            ValueError: states of another optimizer, or of keys with other shapes. Nothing is changed then.
+        """
+        states, own = codec_files.load(self, fname, True, self._need_optimizer("load").name)
+        assert states is not None, "this process is worker 0"
+        for key, state in states.items():
+            if key in self._values:
+                check_state(key, self._values[key], state)
+        codec_files.set_residuals(self, own)
+        self.set_optimizer_states(states)
+
+    def stats(self) -> dict[str, Any]:
+        """Return how many pushes were applied."""
+        return {"updates": self._updates}
+
+    def close(self) -> None:
+        """Forget all values, states and buffers."""
+        self._values, self._appliers, self._loaded, self._merger = {}, {}, {}, Merger()
+        self._row_sparse = set()
+
+    def _initial(self, value: torch.Tensor) -> torch.Tensor:
+        """Put a fresh copy of an initial value where it belongs."""
+        return value
+
+    def _assign(self, key: Key, merged: torch.Tensor) -> None:
+        """Make the merged value the stored one, without copying where that is possible."""
+        if merged.is_sparse:
+            self._values[key] = merged
+        else:
+            self._values[key] = self._merger.exchange(key, self._values[key])
+
+    def _dense(self, key: Key) -> torch.Tensor:
+        """Return a stored value, from now on dense."""
+        if self._values[key].is_sparse:
+            self._values[key] = self._values[key].to_dense()
+        return self._values[key]
+
+    def _added(self, key: Key, merged: torch.Tensor) -> torch.Tensor:
+        """Return a merged value as its key takes it: rows only where it was initialised with rows."""
+        return merged.to_dense() if merged.is_sparse and key not in self._row_sparse else merged
+
+    def _apply(self, merged: Mapping[Key, torch.Tensor]) -> None:
+        by_device: dict[torch.device, dict[Key, torch.Tensor]] = {}
+        for key, total in merged.items():
+            self._applier(key)
+            by_device.setdefault(self._values[key].device, {})[key] = total
+        scale = self.scale if self.clip is None else self.clip(list(merged.values()), self.scale)
+        for device, totals in by_device.items():
+            self._appliers[device].set_options(self._groups, self._keys)
+            self._appliers[device].update(totals, scale)
+
+    def _holder(self, key: Key) -> Applier | None:
+        """Return the applier that has a key already; a key gets one at its first update."""
+        applier = self._appliers.get(self._values[key].device) if key in self._values else None
+        return applier if applier is not None and key in applier.keys else None
+
+    def _state(self, key: Key) -> State:
+        applier = self._holder(key)
+        return self._loaded.get(key, {}) if applier is None else applier.state(key)
+
+    def _applier(self, key: Key) -> Applier:
+        """Return the applier in charge of a key, giving it the key if it is new."""
+        value = self._dense(key)
+        applier = self._appliers.get(value.device)
+        if applier is None:
+            applier = self._appliers[value.device] = self._new_applier()
+        if key not in applier.keys:
+            applier.add(key, value)
+            if key in self._loaded:
+                applier.load_state(key, self._loaded.pop(key))
+        return applier
+
+    def _new_applier(self) -> Applier:
+        if self._updater is not None:
+            return CallableApplier(self._updater)
+        assert self._spec is not None
+        return SimpleApplier(self._spec) if self._class is None else KeyedOptimizer(self._spec, self._class)
+
+    def _need_optimizer(self, verb: str) -> UpdaterSpec:
+        if self._spec is None:
+            raise ValueError(
+                f"the {self.type} store has no optimizer whose state or options it could {verb}; call set_optimizer"
+            )
+        return self._spec
+
+
+def _class_of(optimizer: Any, spec: UpdaterSpec) -> type[torch.optim.Optimizer] | None:
+    """Return the class to run; one that can be imported by nobody else is the user's own."""
+    if spec.name == "assign":
+        return None
+    if ":" not in spec.name:
+        return find_class(spec.name)
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return type(optimizer)
+    return optimizer if isinstance(optimizer, type) else find_class(spec.name, allowed=[spec.name])

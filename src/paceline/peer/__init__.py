@@ -1,0 +1,1 @@
+"""What every process of a job does: ask and be answered, stay in the job, know its hosts."""

@@ -1,1 +1,0 @@
-"""The roles: a shell of threads, sockets and clocks around the pure parts."""

@@ -1,0 +1,1 @@
+"""The process that knows who is in the job."""

@@ -1,0 +1,78 @@
+"""The scheduler process: who is in the job, barriers, where keys are, and who has died."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import time
+
+from paceline.config import Settings
+from paceline.errors import PacelineError
+from paceline.logs import set_up_logging
+from paceline.membership import Answer, Finish, Membership, describe
+from paceline.peer.answerer import Answerer
+from paceline.peer.hosts import bind_address
+from paceline.transport import Listener, Security
+from paceline.transport.zeromq import ZmqListener
+
+logger = logging.getLogger(__name__)
+
+#: How often the passing of time is looked at.
+TICK_S = 0.2
+
+
+class Scheduler:
+    """Runs :class:`~paceline.membership.Membership` over a listener."""
+
+    def __init__(self, settings: Settings, listener: Listener) -> None:
+        self._listener = listener
+        self._membership = Membership(settings, time.monotonic(), lambda: secrets.token_bytes(16))
+        self._desk = Answerer(listener, self._membership.is_member)
+
+    def run(self) -> int:
+        """Serve until the job is over; returns the exit code."""
+        while True:
+            for peer, frames in self._listener.receive(TICK_S):
+                request = self._desk.take(peer, frames)
+                if request is not None:
+                    seq, body, _ = request
+                    self._perform(self._membership.handle(peer, seq, body, time.monotonic()))
+            for peer in self._listener.lost():
+                self._membership.lost(peer, time.monotonic())
+            code = self._perform(self._membership.tick(time.monotonic()))
+            if code is not None:
+                return code
+
+    def _perform(self, actions: list[Answer | Finish]) -> int | None:
+        for action in actions:
+            if isinstance(action, Finish):
+                for death in self._membership.deaths:
+                    logger.error("the job failed: %s", describe(death))
+                return action.code
+            self._desk.answer(action.peer, action.seq, action.body)
+        return None
+
+
+def announce(address: str) -> None:
+    """Write this process's address to the pipe that the launcher waits at, if there is one."""
+    fd = os.environ.pop("PACELINE_READY_FD", "")
+    if fd:
+        with contextlib.suppress(OSError), os.fdopen(int(fd), "w") as pipe:
+            pipe.write(address + "\n")
+
+
+def main(settings: Settings) -> int:
+    """Run the scheduler of a job; returns the exit code."""
+    set_up_logging(settings)
+    try:
+        listener = ZmqListener([bind_address(settings.scheduler)], Security.of(settings), watch=True)
+    except (PacelineError, OSError) as error:
+        logger.error("%s", error)
+        return 1
+    try:
+        announce(listener.addresses[0])
+        return Scheduler(settings, listener).run()
+    finally:
+        listener.close(linger_s=1.0)

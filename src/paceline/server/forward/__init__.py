@@ -1,0 +1,1 @@
+"""Sums of one host, forwarded to the servers that own their buckets."""

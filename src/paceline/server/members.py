@@ -1,0 +1,79 @@
+"""Who may talk to a server, and on which hosts they live."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paceline.errors import ProtocolError
+from paceline.local_merge import LocalMerge
+from paceline.wire import messages as m
+
+
+class Members:
+    """The members of the job as one server sees them, and the connections that they have claimed.
+
+    Attributes:
+        workers: rank by connection.
+        servers: rank by connection.
+        rank: of this server.
+        worker_hosts: by rank.
+    """
+
+    def __init__(self) -> None:
+        self.workers: dict[bytes, int] = {}
+        self.servers: dict[bytes, int] = {}
+        self.rank = 0
+        self.worker_hosts: list[str] = []
+        self._worker_pids: list[int] = []
+        self._server_hosts: list[str] = []
+        self._host_id = ""
+        self._tokens: dict[tuple[str, int], bytes] = {}
+
+    def admit(self, members: Sequence[m.Member], host_id: str, rank: int) -> None:
+        """Learn who the members of the job are, and which of them is this server."""
+        self._host_id, self.rank = host_id, rank
+        self._tokens = {(one.role, one.rank): one.token for one in members}
+        ordered = sorted(members, key=lambda one: one.rank)
+        self.worker_hosts = [one.host_id for one in ordered if one.role == "worker"]
+        self._worker_pids = [one.pid for one in ordered if one.role == "worker"]
+        self._server_hosts = [one.host_id for one in ordered if one.role == "server"]
+
+    def __contains__(self, peer: object) -> bool:
+        return peer in self.workers or peer in self.servers
+
+    def claim(self, peer: bytes, claim: m.Claim) -> None:
+        """Note which member a connection belongs to.
+
+        Raises:
+            ProtocolError: wrong token.
+        """
+        of_role = {"worker": self.workers, "server": self.servers}.get(claim.role)
+        token = self._tokens.get((claim.role, claim.rank), b"")
+        if of_role is None or token != claim.token or not claim.token:
+            raise ProtocolError(f"the claim to be {claim.role} {claim.rank} has the wrong token")
+        # A member has one connection: a new one takes the place of the last, so that nobody can pile them up.
+        for other in [other for other, rank in of_role.items() if rank == claim.rank]:
+            del of_role[other]
+        of_role[peer] = claim.rank
+
+    @property
+    def has_neighbours(self) -> bool:
+        """Whether workers live on this host."""
+        return self._host_id in self.worker_hosts
+
+    def check_memory(self, worker: int, pid: int) -> None:
+        """Refuse memory that is not a worker's own.
+
+        Raises:
+            ProtocolError: it is of another process, or the worker lives on another host.
+        """
+        if self.worker_hosts[worker] != self._host_id or self._worker_pids[worker] != pid:
+            raise ProtocolError(f"worker {worker} offers memory of process {pid} of this host, which is not its own")
+
+    def is_far(self, peer: bytes) -> bool:
+        """Tell whether what a member sends and gets crosses the network."""
+        return peer in self.servers or self.worker_hosts[self.workers[peer]] != self._host_id
+
+    def relays(self, units: Sequence[int]) -> LocalMerge:
+        """Return where local merge takes place for workers of these units."""
+        return LocalMerge(self.worker_hosts, self._server_hosts, units)

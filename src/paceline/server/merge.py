@@ -1,0 +1,282 @@
+"""Merging what the workers of a cohort pushed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from paceline.compression import Codec
+from paceline.ranges import Ranges, common, within
+from paceline.server.scratch import Scratch
+from paceline.server.step_options import difference
+from paceline.updaters import StepOptions
+from paceline.updaters.rows import add_rows
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Values as a codec made them, decoded where they are summed: that takes no memory and no pass of its own."""
+
+    codec: Codec
+    payload: Any
+    """Checked."""
+    numel: int
+
+    def decoded(self) -> torch.Tensor:
+        """Return the values, flat, float32."""
+        values = torch.empty(self.numel)
+        self.codec.decode(self.payload, values)
+        return values
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """One worker's push of one slot, or the sum of those of several workers on one host."""
+
+    values: torch.Tensor | Encoded | None
+    """Flat, or some rows of a key (sparse), or encoded; not ours to change when ``borrowed``, else sums go there. None:
+    there is no gradient at all."""
+    samples: float
+    options: StepOptions | None
+    borrowed: bool
+    """The values lie in the worker's own memory."""
+    unit: float | None = None
+    """Of a sum: values times this are the sum of gradients times their samples. None: ``samples``."""
+    others: tuple[int, ...] = ()
+    """The workers behind a sum beside the one that it is added for."""
+    absent: Ranges = ()
+    """Where there is no gradient; the values are zeros there."""
+    skip: bool = False
+    """The update must not be made; there are no values."""
+    problem: str = ""
+    """Of a sum: why those behind it do not go together."""
+
+
+class _Sum:
+    """A sum in progress: nothing, one contribution's own values, or values in memory that is ours."""
+
+    def __init__(self, dtype: torch.dtype, scratch: Scratch) -> None:
+        self._dtype, self._scratch = dtype, scratch
+        self._lent: torch.Tensor | None = None
+        self.values: torch.Tensor | Encoded | None = None
+        self.unit = 1.0
+        self.borrowed = False
+
+    def add(self, values: torch.Tensor | Encoded, unit: float, borrowed: bool) -> None:
+        """Add values that weigh ``unit``."""
+        if isinstance(values, torch.Tensor) and values.dtype != self._dtype:
+            values, borrowed = values.to(self._dtype), False
+        if self.values is None:
+            self.values, self.unit, self.borrowed = values, unit, borrowed
+            return
+        so_far, factor = self.tensor(), unit / self.unit
+        if isinstance(values, Encoded) and self._dtype == torch.float32 and self._is_ours(so_far):
+            values.codec.decode_add(values.payload, so_far, factor)
+            self.values = so_far
+        else:
+            one = values.decoded().to(self._dtype) if isinstance(values, Encoded) else values
+            self.values = self._added(so_far, one, factor)
+        self.borrowed = False
+
+    def absorb(self, other: _Sum) -> None:
+        """Add another sum, which ends with that."""
+        if other.values is None:
+            return
+        if self.values is None:
+            self.values, self.unit, self.borrowed, self._lent = other.values, other.unit, other.borrowed, other._lent
+            return
+        self.add(other.values, other.unit, other.borrowed)
+        other.close()
+
+    def tensor(self) -> torch.Tensor:
+        """Return the values as a tensor; encoded ones are decoded into memory that is ours."""
+        assert self.values is not None
+        if isinstance(self.values, Encoded):
+            if self._dtype == torch.float32:
+                decoded = self._lend(self.values.numel)
+                self.values.codec.decode(self.values.payload, decoded)
+            else:
+                decoded = self.values.decoded().to(self._dtype)
+            self.values, self.borrowed = decoded, False
+        return self.values
+
+    def own(self) -> torch.Tensor:
+        """Return the values where they may be changed."""
+        values = self.tensor()
+        if not values.is_sparse and not self._is_ours(values):
+            self.values, self.borrowed = self._lend(values.numel()).copy_(values), False
+        return self.tensor()
+
+    def _added(self, so_far: torch.Tensor, one: torch.Tensor, factor: float) -> torch.Tensor:
+        """Return the sum: of rows while all contributions are rows, else flat."""
+        if so_far.is_sparse and one.is_sparse:
+            return add_rows(so_far, one if factor == 1.0 else one * factor)
+        out = so_far if self._is_ours(so_far) else self._lend(_flat(so_far).numel())
+        return torch.add(_flat(so_far), _flat(one), alpha=factor, out=out)
+
+    def _is_ours(self, values: torch.Tensor) -> bool:
+        """Tell whether a sum can go where these values are."""
+        return not values.is_sparse and not self.borrowed
+
+    def _lend(self, numel: int) -> torch.Tensor:
+        if self._lent is None:
+            self._lent = self._scratch.lend(numel, self._dtype)
+        return self._lent[:numel]
+
+    def close(self) -> None:
+        """Give scratch memory back; the values are gone."""
+        if self._lent is not None:
+            self._scratch.give_back(self._lent)
+        self._lent = self.values = None
+
+    def part(self, part: slice) -> _Sum:
+        """Return a stretch of it, in the same memory for good."""
+        other = _Sum(self._dtype, self._scratch)
+        other.values = None if self.values is None else _flat(self.values)[part]
+        other.unit, other.borrowed = self.unit, self.borrowed and isinstance(self.values, torch.Tensor)
+        return other
+
+
+class Accumulator:
+    """Sums the contributions of one cohort: those of every host first, in the order of ranks as far as they have come.
+
+    A fixed order makes the sum the same bit for bit, whatever the order of arrival, and wherever the sum over one host
+    is made. Values are merged as early as that allows, so that they need not be kept.
+
+    Args:
+        expected: the workers that will contribute, in order, host by host; empty: take them as they come.
+        mean: weigh by samples.
+        dtype: element type of the sum.
+        scratch: memory for a sum where no contribution can be summed into.
+    """
+
+    def __init__(self, expected: Sequence[Sequence[int]], mean: bool, dtype: torch.dtype, scratch: Scratch) -> None:
+        self._expected = [list(host) for host in expected]
+        self._mean, self._dtype, self._scratch = mean, dtype, scratch
+        self._held: dict[int, Contribution] = {}
+        self._host, self._whole = _Sum(dtype, scratch), _Sum(dtype, scratch)
+        self._samples = 0.0
+        self._absent: Ranges | None = None
+        self.shares: dict[int, float] = {}
+        """Samples per worker that has pushed by itself."""
+        self.options: StepOptions | None = None
+        self._options_of = 0
+        self.skip = False
+        """Somebody said that the update must not be made."""
+        self.problem = ""
+        """Why the contributions do not go together, when all are merged."""
+
+    def add(self, worker: int, contribution: Contribution) -> None:
+        """Take one worker's values, or a sum of several workers' in the name of the first."""
+        self._held[worker] = contribution
+        self.shares[worker] = self.shares.get(worker, 0.0) + contribution.samples
+        for host in self._expected if contribution.others else ():
+            host[:] = [one for one in host if one not in contribution.others]
+        while self._expected:
+            host = self._expected[0]
+            while host and host[0] in self._held:
+                self._merge(host[0], self._held.pop(host.pop(0)))
+            if host:
+                return
+            self._close_host()
+            self._expected.pop(0)
+        self._merge_rest()
+
+    def _merge(self, worker: int, one: Contribution) -> None:
+        """Add to the sum of the current host."""
+        if one.options is not self.options and one.options is not None:
+            self._note_options(worker, one.options)
+        self.problem = self.problem or one.problem
+        self.skip = self.skip or one.skip
+        if one.samples == 0:
+            return
+        self._samples += one.samples
+        self._absent = one.absent if self._absent is None else common(self._absent, one.absent)
+        if one.values is None:
+            return
+        unit = (one.samples if one.unit is None else one.unit) if self._mean else 1.0
+        self._host.add(one.values, unit, one.borrowed)
+
+    def _note_options(self, worker: int, options: StepOptions) -> None:
+        if self.options is None:
+            self.options, self._options_of = options, worker
+        elif options != self.options:
+            self.problem = self.problem or difference(self.options, options, self._options_of, worker)
+
+    def _close_host(self) -> None:
+        """Add the sum of the current host to the whole."""
+        self._whole.absorb(self._host)
+        self._host = _Sum(self._dtype, self._scratch)
+
+    def _merge_rest(self) -> None:
+        """Merge what was held, without those for whom it waited."""
+        for host in [*self._expected, *([worker] for worker in sorted(self._held))]:
+            for worker in host:
+                if worker in self._held:
+                    self._merge(worker, self._held.pop(worker))
+            self._close_host()
+        self._expected = []
+
+    @property
+    def absent(self) -> Ranges | None:
+        """Where nobody who had samples had a gradient, when all are merged; None: nobody had samples."""
+        return self._absent
+
+    def sum(self) -> tuple[torch.Tensor, float] | None:
+        """Return the sum and its unit, or None when nobody had a gradient; it may be used until :meth:`close`.
+
+        With a mean, sum times unit is the sum of gradients times their samples. It may be in a worker's memory.
+        """
+        self._merge_rest()
+        if self._whole.values is None:
+            return None
+        values = self._whole.tensor()
+        return values.coalesce() if values.is_sparse else values, self._whole.unit
+
+    def mean(self) -> tuple[torch.Tensor, float] | None:
+        """Return the sum and the factor that makes it the gradient, or None, as :meth:`sum` does."""
+        found = self.sum()
+        return None if found is None else (found[0], found[1] / self._samples if self._mean else 1.0)
+
+    def result(self, weight: float) -> tuple[torch.Tensor, float] | None:
+        """Return the sum and the factor that makes it the gradient times a weight, or None when nobody had one.
+
+        It may be used until :meth:`close`, and be changed.
+        """
+        found = self.mean()
+        if found is None:
+            return None
+        values, scale = found[0], weight * found[1]
+        return (values if scale == 1.0 or values.is_sparse else self._whole.own()), scale
+
+    def close(self) -> None:
+        """Give scratch memory back; the result is gone."""
+        self._host.close()
+        self._whole.close()
+
+    def split(self, at: int) -> tuple[Accumulator, Accumulator]:
+        """Return accumulators of both halves, which share this one's scratch memory for good."""
+        return self._part(slice(0, at)), self._part(slice(at, sys.maxsize))
+
+    def _part(self, part: slice) -> Accumulator:
+        other = Accumulator(self._expected, self._mean, self._dtype, self._scratch)
+        other._held = {worker: _cut(one, part) for worker, one in self._held.items()}
+        other._host, other._whole = self._host.part(part), self._whole.part(part)
+        other._samples, other.options, other.shares = self._samples, self.options, dict(self.shares)
+        other._options_of, other.skip, other.problem = self._options_of, self.skip, self.problem
+        other._absent = None if self._absent is None else within(self._absent, part.start, part.stop)
+        return other
+
+
+def _flat(values: torch.Tensor | Encoded) -> torch.Tensor:
+    values = values.decoded() if isinstance(values, Encoded) else values
+    return values.to_dense().view(-1) if values.is_sparse else values
+
+
+def _cut(one: Contribution, part: slice) -> Contribution:
+    values = None if one.values is None else _flat(one.values)[part]
+    return replace(one, values=values, absent=within(one.absent, part.start, part.stop))

@@ -1,0 +1,147 @@
+"""A server process: owns shards, merges pushes, applies them, serves values."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeAlias
+
+import torch
+
+from paceline.config import Settings
+from paceline.errors import PacelineError
+from paceline.exitcodes import PEER_FAILED
+from paceline.logs import set_up_logging
+from paceline.peer.answerer import Answerer
+from paceline.peer.hosts import server_addresses
+from paceline.peer.lifeline import Lifeline
+from paceline.server.forward.owners import OwnerClient
+from paceline.server.requests import RequestHandler
+from paceline.transport import Hub, Listener, Security
+from paceline.transport.allocator import give_back_freed_memory
+from paceline.transport.base import Frames
+from paceline.transport.zeromq import ZmqHub, ZmqListener
+from paceline.wire import messages as m
+
+#: Who asks, the request's number, what it says, and its frames.
+Asked: TypeAlias = tuple[bytes, int, m.Request, Frames]
+
+logger = logging.getLogger(__name__)
+
+#: Threads of a server that is not told how many.
+MAX_THREADS = 8
+
+#: The loop is woken by messages and by news; this only bounds the damage of a lost wake-up.
+IDLE_S = 1.0
+
+
+class Server:
+    """Runs a :class:`~paceline.server.requests.RequestHandler` over a listener.
+
+    Args:
+        settings: of the server.
+        listener: where workers connect.
+        lifeline: its membership in the job, joined already.
+        hub: a transport for what it asks other servers.
+    """
+
+    def __init__(self, settings: Settings, listener: Listener, lifeline: Lifeline, hub: Hub) -> None:
+        self._listener, self._lifeline = listener, lifeline
+        listener.watch_hub(hub)
+        self._upstream = OwnerClient(hub, lifeline.me, [one for one in lifeline.members if one.role == "server"])
+        self._service = RequestHandler(settings, self._answer, self._upstream.ask)
+        self._service.admit(lifeline.members, lifeline.me.host_id, lifeline.rank)
+        self._desk = Answerer(listener, self._service.is_member)
+        self._has_new_keys = False
+
+    def _answer(self, peer: bytes, seq: int, body: m.Reply, frames: Callable[[], Frames], urgency: int | None) -> None:
+        self._desk.answer(peer, seq, body, frames, urgency)
+
+    def _handle(self, arrived: Iterable[tuple[bytes, Frames]]) -> None:
+        """Carry out requests."""
+        for peer, seq, body, frames in first_layers_first(self._taken(arrived)):
+            self._has_new_keys |= isinstance(body, m.Init)
+            self._service.handle(peer, seq, body, frames)
+
+    def _taken(self, arrived: Iterable[tuple[bytes, Frames]]) -> Iterator[Asked]:
+        for peer, frames in arrived:
+            request = self._desk.take(peer, frames)
+            if request is not None:
+                yield peer, *request
+
+    def run(self) -> int:
+        """Serve until all workers have left or the job has failed; returns the exit code."""
+        while True:
+            self._handle(self._listener.receive(IDLE_S))
+            self._upstream.take()
+            if self._has_new_keys:
+                self._has_new_keys = False
+                give_back_freed_memory()
+            if self._lifeline.failure is not None:
+                logger.error("%s", self._lifeline.failure)
+                return PEER_FAILED
+            if self._lifeline.shutdown:
+                return 0
+
+
+def first_layers_first(requests: Iterable[Asked]) -> Iterator[Asked]:
+    """Put pushes that came together in the order of the model; nothing else overtakes or is overtaken.
+
+    The next forward pass needs the first layers first, and they are the last that backward makes. A request is taken
+    from ``requests`` when those before it are carried out, except for pushes.
+    """
+    pushes: list[tuple[int, Asked]] = []
+    for request in requests:
+        body = request[2]
+        if isinstance(body, m.Push | m.PushSum) and body.entries:
+            pushes.append((body.entries[0].bucket, request))
+            continue
+        yield from _in_order(pushes)
+        pushes = []
+        yield request
+    yield from _in_order(pushes)
+
+
+def _in_order(pushes: Iterable[tuple[int, Asked]]) -> Iterator[Asked]:
+    return (request for _, request in sorted(pushes, key=lambda one: one[0]))
+
+
+def share_of(cores: int, members: int) -> int:
+    """Return how many threads a server starts where so many members of the job share so many cores.
+
+    Memory is what an update waits for, and a few threads use all of its speed.
+    """
+    return max(1, min(MAX_THREADS, cores // max(1, members)))
+
+
+def main(settings: Settings) -> int:
+    """Run one server of a job; returns the exit code."""
+    set_up_logging(settings)
+    security = Security.of(settings)
+    try:
+        listener = ZmqListener(server_addresses(settings), security, bulk=True)
+    except (PacelineError, OSError) as error:
+        logger.error("server %d cannot start: %s", settings.rank, error)
+        return 1
+    lifeline = Lifeline(settings, ZmqHub(security), " ".join(listener.addresses), listener.wake)
+    try:
+        lifeline.join()
+        neighbours = sum(one.host_id == lifeline.me.host_id for one in lifeline.members)
+        torch.set_num_threads(settings.server_threads or share_of(len(os.sched_getaffinity(0)), neighbours))
+        logger.info("server %d serves at %s, pid %d", lifeline.rank, listener.addresses[0], os.getpid())
+        hub = ZmqHub(security)
+        try:
+            code = Server(settings, listener, lifeline, hub).run()
+        finally:
+            hub.close(linger_s=1.0)
+        lifeline.leave()
+    except PacelineError as error:
+        logger.error("server %d: %s", settings.rank, error)
+        code = 1
+    except BaseException as error:
+        lifeline.leave(f"it raised {type(error).__name__}: {error}")
+        raise
+    finally:
+        listener.close(linger_s=1.0)
+    return code

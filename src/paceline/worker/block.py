@@ -1,0 +1,312 @@
+"""What a worker holds of the keys that one call initialised: the arena, and how far each stretch has come."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from paceline.compression import Codec, State
+from paceline.errors import ProtocolError
+from paceline.local_merge import Way
+from paceline.placement import KeySize, Layout, place
+from paceline.ranges import Ranges, is_all, within
+from paceline.tensors import dtype_of
+from paceline.transport.pinned import pin, unpin
+from paceline.transport.shared import Patchwork, SharedTensor, open_foreign
+from paceline.wire import messages as m
+from paceline.worker.session import Ticket
+from paceline.worker.versions import Versions
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A part of a key, or several neighbouring ones, inside one bucket."""
+
+    bucket: int
+    start: int
+    length: int
+
+
+@dataclass
+class _Segment:
+    start: int
+    length: int
+    round: int
+
+
+class Rounds:
+    """How many rounds of each stretch of a bucket were pushed. Stretches are cut as they are pushed. Pure."""
+
+    def __init__(self, length: int) -> None:
+        self._segments = [_Segment(0, length, 0)]
+
+    def next(self, start: int, length: int) -> list[tuple[int, int, int]]:
+        """Count a push; returns the (start, length, round) that it is made of."""
+        if len(self._segments) == 1 and start == 0 and length == self._segments[0].length:
+            self._segments[0].round += 1
+            return [(0, length, self._segments[0].round)]
+        self._cut(start)
+        self._cut(start + length)
+        pushed: list[tuple[int, int, int]] = []
+        for segment in self._segments:
+            if start <= segment.start < start + length:
+                segment.round += 1
+                if pushed and pushed[-1][2] == segment.round:
+                    pushed[-1] = (pushed[-1][0], pushed[-1][1] + segment.length, segment.round)
+                else:
+                    pushed.append((segment.start, segment.length, segment.round))
+        return pushed
+
+    def _cut(self, at: int) -> None:
+        for index, one in enumerate(self._segments):
+            if one.start < at < one.start + one.length:
+                left = _Segment(one.start, at - one.start, one.round)
+                right = _Segment(at, one.start + one.length - at, one.round)
+                self._segments[index : index + 1] = [left, right]
+                return
+
+
+#: A bucket with more requests than that is looked through for answered ones, which nobody may have asked about.
+_MOST_SENDING = 16
+
+
+@dataclass
+class _Sending:
+    start: int
+    stop: int
+    ticket: Ticket
+
+
+@dataclass
+class BucketSide:
+    """The worker's side of one bucket."""
+
+    rounds: Rounds
+    sending: list[_Sending] = field(default_factory=list)
+    """Requests whose answers are still to come."""
+    codec_states: dict[tuple[int, int], State] = field(default_factory=dict)
+    """What the codec of pushes remembers, per stretch; residuals are views of the block's."""
+    versions: Versions = field(default_factory=lambda: Versions(0))
+    """What servers that compress pulls have told."""
+
+
+class WorkerBlock:
+    """The keys of one dtype that one ``init`` call brought, in one flat arena.
+
+    Args:
+        spec: as published by rank 0.
+        num_servers: of the job.
+        shared: let servers of this host read gradients in place.
+        still: values change only after this worker has pushed, so it may look at those of servers of this host in
+            place; else they write new ones into this worker's memory.
+        via: tells for an owner of buckets to which server they are pushed.
+
+    Attributes:
+        values: flat; what the store holds, as far as this worker has read it.
+        grads: flat; what this worker pushes.
+        ways: how pushes of every bucket travel.
+    """
+
+    def __init__(
+        self, spec: m.BlockSpec, num_servers: int, shared: bool, still: bool, via: Callable[[int], int]
+    ) -> None:
+        self.spec = spec
+        self.dtype = dtype_of(spec.dtype)
+        self.layout = layout_of(spec, num_servers)
+        self.ways = [Way(one.server, one.server if spec.rows else via(one.server)) for one in self.layout.buckets]
+        self.key_index = {key.name: index for index, key in enumerate(spec.keys)}
+        self.patchwork = Patchwork(self.layout.numel, self.dtype)
+        self.values = self.patchwork.tensor
+        self.value_file: SharedTensor | None = None
+        self.grad_file: SharedTensor | None = None
+        if shared:
+            self.grad_file = SharedTensor(self.layout.numel, self.dtype)
+            if not still or not all(self.patchwork.can_patch(bucket.start) for bucket in self.layout.buckets):
+                self.value_file = SharedTensor(self.layout.numel, self.dtype)
+                self.values = self.value_file.tensor
+        self._pinned: list[torch.Tensor] = []
+        self.grads = (
+            torch.zeros(self.layout.numel, dtype=self.dtype) if self.grad_file is None else self.grad_file.tensor
+        )
+        self.buckets = [
+            BucketSide(Rounds(bucket.length), versions=Versions(bucket.length)) for bucket in self.layout.buckets
+        ]
+        self.residuals: torch.Tensor | None = None
+        """Flat float32, like ``grads``: what the codec has not sent yet, from the first use on."""
+        self.mapped: set[int] = set()
+        """Servers that read and write the arena in place."""
+        self.fresh = [False] * len(spec.keys)
+        """Keys whose stretch of ``values`` is what the store would answer."""
+        self.missing: dict[int, Ranges] = {}
+        """By bucket, ranges (start, stop) for which no worker had a gradient in the last answered push."""
+        self._stretches: list[list[Stretch]] = [[] for _ in spec.keys]
+        for index, bucket in enumerate(self.layout.buckets):
+            for part in bucket.parts:
+                self._stretches[part.key].append(Stretch(index, part.start, part.length))
+
+    def numel(self, key: int) -> int:
+        """Return the number of elements that are stored of a key."""
+        return _stored(self.spec, self.spec.keys[key])
+
+    def _view(self, arena: torch.Tensor, key: int) -> torch.Tensor:
+        start = self.layout.key_starts[key]
+        shape = [1] if self.spec.answers == "merged" else self.spec.keys[key].shape
+        return arena[start : start + self.numel(key)].view(shape)
+
+    def value_of(self, key: int) -> torch.Tensor:
+        """Return the arena's view of a key's value, in its shape."""
+        return self._view(self.values, key)
+
+    def grad_of(self, key: int) -> torch.Tensor:
+        """Return the arena's view of a key's gradient, in its shape."""
+        return self._view(self.grads, key)
+
+    def stretches(self, keys: Sequence[int]) -> list[Stretch]:
+        """Return where keys lie, neighbours in one bucket joined."""
+        joined: list[Stretch] = []
+        for one in sorted((s for key in keys for s in self._stretches[key]), key=lambda s: (s.bucket, s.start)):
+            last = joined[-1] if joined else None
+            if last is not None and last.bucket == one.bucket and last.start + last.length == one.start:
+                joined[-1] = Stretch(last.bucket, last.start, last.length + one.length)
+            else:
+                joined.append(one)
+        return joined
+
+    def is_missing(self, key: int) -> bool:
+        """Tell whether no worker had a gradient of a key in the last answered push of it."""
+        return bool(self.missing) and all(
+            is_all(within(self.missing.get(one.bucket, ()), one.start, one.start + one.length), one.length)
+            for one in self._stretches[key]
+        )
+
+    def buckets_of(self, key: int) -> set[int]:
+        """Return the buckets in which a key has elements."""
+        return {one.bucket for one in self._stretches[key]}
+
+    def arena_slice(self, bucket: int, start: int, length: int) -> slice:
+        """Return where a stretch of a bucket lies in the arena."""
+        first = self.layout.buckets[bucket].start + start
+        return slice(first, first + length)
+
+    def codec_state(self, codec: Codec, bucket: int, start: int, length: int) -> State:
+        """Return what the codec remembers of a stretch.
+
+        Residuals lie in one arena, so that they stay with their elements however pushes are cut.
+        """
+        states = self.buckets[bucket].codec_states
+        if (start, length) not in states:
+            state = states[start, length] = codec.new_state(length)
+            if state.residual is not None:
+                state.residual = self.residual_arena()[self.arena_slice(bucket, start, length)]
+        return states[start, length]
+
+    def residual_arena(self) -> torch.Tensor:
+        """Return all residuals; 0 where nothing was held back."""
+        if self.residuals is None:
+            self.residuals = torch.zeros(self.layout.numel)
+        return self.residuals
+
+    def forget_codec_states(self) -> None:
+        """Forget what the codec of pushes remembers; residuals become 0."""
+        if self.residuals is not None:
+            self.residuals.zero_()
+        for side in self.buckets:
+            side.codec_states.clear()
+
+    def residual_of(self, key: int) -> torch.Tensor:
+        """Return the arena's view of a key's residual, in its shape."""
+        return self._view(self.residual_arena(), key)
+
+    def outstanding(self, stretch: Stretch) -> list[Ticket]:
+        """Return the requests on a stretch that are not answered yet."""
+        side = self.buckets[stretch.bucket]
+        if not side.sending:
+            return []
+        side.sending = [sent for sent in side.sending if not sent.ticket.done or sent.ticket.error is not None]
+        stop = stretch.start + stretch.length
+        return [sent.ticket for sent in side.sending if sent.start < stop and stretch.start < sent.stop]
+
+    def note_sent(self, stretch: Stretch, ticket: Ticket) -> None:
+        """Remember a request on a stretch."""
+        side = self.buckets[stretch.bucket]
+        if len(side.sending) >= _MOST_SENDING:
+            side.sending = [sent for sent in side.sending if not sent.ticket.done or sent.ticket.error is not None]
+        side.sending.append(_Sending(stretch.start, stretch.start + stretch.length, ticket))
+
+    def look_at(self, indices: Sequence[int], found: m.ValuesAt) -> None:
+        """Put the values that a server keeps of some buckets in the place of ours.
+
+        Raises:
+            OSError: they cannot be mapped.
+            ProtocolError: they are not there.
+        """
+        if len(indices) != len(found.starts):
+            raise ProtocolError(f"the server has {len(found.starts)} of {len(indices)} buckets in shared memory")
+        buckets = [self.layout.buckets[index] for index in indices]
+        ends = [start + bucket.length for start, bucket in zip(found.starts, buckets, strict=True)]
+        file = open_foreign(found.pid, found.fd, max(ends) * self.dtype.itemsize)
+        try:
+            for start, bucket in zip(found.starts, buckets, strict=True):
+                self.patchwork.patch(bucket.start, bucket.length, file, start)
+        finally:
+            os.close(file)
+
+    def pin(self) -> None:
+        """Lock the arena in memory, so that CUDA devices copy from and to it by themselves."""
+        self._pinned = [memory for memory in (self.values, self.grads) if pin(memory)]
+
+    def detach(self) -> None:
+        """Go on with a copy of the values that does not change any more."""
+        for memory in self._pinned:
+            unpin(memory)
+        self._pinned = []
+        self.patchwork.detach()
+
+    def close(self) -> None:
+        """Give up the shared memory."""
+        for file in (self.value_file, self.grad_file):
+            if file is not None:
+                file.close()
+
+
+def layout_of(spec: m.BlockSpec, num_servers: int) -> Layout:
+    """Place the keys of a block; the same on every worker, because all of it is in the spec."""
+    keys = [KeySize(key.name, _stored(spec, key), key.tag) for key in spec.keys]
+    return place(
+        keys,
+        num_servers,
+        bound=spec.bound,
+        largest=spec.largest,
+        whole=spec.whole,
+        policy=spec.policy,  # type: ignore[arg-type]
+        loads=spec.loads,
+        speeds=spec.speeds,
+    )
+
+
+def bucket_specs(spec: m.BlockSpec, layout: Layout, server: int) -> list[m.BucketSpec]:
+    """Describe the buckets of one server to it."""
+    found = []
+    for index, bucket in enumerate(layout.buckets):
+        if bucket.server == server:
+            keys = [spec.keys[part.key] for part in bucket.parts]
+            lengths = [part.length for part in bucket.parts]
+            shapes = [key.shape if _stored(spec, key) == n else [] for key, n in zip(keys, lengths, strict=True)]
+            offsets = [part.key_start for part in bucket.parts]
+            found.append(m.BucketSpec(index, bucket.length, [key.name for key in keys], lengths, shapes, offsets))
+    return found
+
+
+def _stored(spec: m.BlockSpec, key: m.KeySpec) -> int:
+    """Return the number of elements that are stored of a key: one that stands for it where only rows are merged."""
+    return 1 if spec.answers == "merged" else _numel(key.shape)
+
+
+def _numel(shape: Sequence[int]) -> int:
+    numel = 1
+    for size in shape:
+        numel *= size
+    return numel

@@ -1,0 +1,56 @@
+"""Values that one worker sets on their servers, outside of any round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from paceline.tensors import to_frame
+from paceline.wire import messages as m
+from paceline.worker.block import WorkerBlock
+from paceline.worker.plan import Plan, Step
+from paceline.worker.session import Session, Ticket
+
+
+def overwrite(
+    session: Session, store: str, plan: Plan, values: Sequence[torch.Tensor], wait: Callable[[Step], None]
+) -> None:
+    """Set the values of a plan's keys on their owners; done when this returns.
+
+    Args:
+        session: this worker's part in the job.
+        store: name of the store.
+        plan: of the keys.
+        values: one per key, in its shape.
+        wait: waits for this worker's own requests on the keys of a step.
+    """
+    tickets: list[Ticket] = []
+    for step in plan.steps:
+        wait(step)
+        found: dict[int, tuple[list[m.Entry], list[Any]]] = {}
+        for (block, index), value in zip(step.places, (values[position] for position in step.positions), strict=True):
+            flat = value.detach().to("cpu", block.dtype).contiguous().view(-1)
+            for server, entry, start in _located(block, index):
+                entries, frames = found.setdefault(server, ([], []))
+                entries.append(entry)
+                frames.append(to_frame(flat[start : start + entry.length]))
+        for server, (entries, frames) in found.items():
+            tickets.append(session.ask_server(server, m.SetValues(store, entries), "setting values", frames))
+        step.set_fresh(False)
+    session.wait(tickets)
+
+
+def _located(block: WorkerBlock, key: int) -> list[tuple[int, m.Entry, int]]:
+    """Return (server, stretch, first element of the key there) of all that a key consists of."""
+    return [
+        (
+            block.layout.buckets[index].server,
+            m.Entry(block.spec.block, index, part.start, part.length, 0),
+            part.key_start,
+        )
+        for index in sorted(block.buckets_of(key))
+        for part in block.layout.buckets[index].parts
+        if part.key == key
+    ]

@@ -1,0 +1,105 @@
+"""What a call of a distributed store is about: a plan and values that fit it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from paceline import arguments as check
+from paceline.keys import Key, Keys, Values, normalise
+from paceline.worker.key_table import KeyTable
+from paceline.worker.plan import Plan
+from paceline.worker.row_traffic import own_bucket
+
+#: A plan and its values: one tensor, or several, per key.
+Planned: TypeAlias = tuple[Plan, Any]
+#: Tensors that travel or arrive as rows, by key.
+ByRows: TypeAlias = dict[Key, list[torch.Tensor]]
+
+
+def planned_push(table: KeyTable, key: Keys, values: Values) -> tuple[Planned, ByRows]:
+    """Return the plan of a push with its values, and what is pushed by rows, after checking them.
+
+    Rows for keys that were not initialised with rows, and rows beside dense values of one key, become dense.
+
+    Raises:
+        ValueError: another shape than the key has, or values that are sparse in more than their rows.
+    """
+    known = _known(table, key, values)
+    if known is not None:
+        return known, {}
+    pushed = dict(zip(*normalise(key, values), strict=True))
+    by_rows = _by_rows(table, pushed)
+    dense = {one: [_dense(tensor) for tensor in tensors] for one, tensors in pushed.items() if one not in by_rows}
+    return _planned(table, dense), by_rows
+
+
+def planned_pull(table: KeyTable, key: Keys, outs: Values) -> tuple[Planned, ByRows]:
+    """Return the plan of a pull with its dense targets, and the row-sparse targets, after checking them.
+
+    Raises:
+        ValueError: another shape than the key has.
+    """
+    known = _known(table, key, outs)
+    if known is not None:
+        return known, {}
+    targets = dict(zip(*normalise(key, outs), strict=True))
+    rows = {one: sparse for one, tensors in targets.items() if (sparse := [t for t in tensors if t.is_sparse])}
+    _check_shapes(table, rows)
+    dense = {one: kept for one, tensors in targets.items() if (kept := [t for t in tensors if not t.is_sparse])}
+    return _planned(table, dense), rows
+
+
+def _known(table: KeyTable, key: Keys, values: Values) -> Planned | None:
+    """Return the plan of a call like an earlier one, without looking at every key."""
+    if isinstance(key, list) and isinstance(values, list) and all(map(_is_dense, values)):
+        plan = table.known_plan(tuple(key))
+        if plan is not None and [one.shape for one in values] == plan.shapes:
+            return plan, values
+    return None
+
+
+def _planned(table: KeyTable, values: Mapping[Key, Sequence[torch.Tensor]]) -> Planned:
+    plan = table.plan(tuple(values))
+    for (one, tensors), shape in zip(values.items(), plan.shapes, strict=True):
+        for tensor in tensors:
+            _check_shape(one, shape, tensor)
+            if tensor.layout is not torch.strided:
+                raise TypeError(f"the tensor for key {one!r} is {tensor.layout}; a store takes dense tensors and rows")
+    if all(len(tensors) == 1 for tensors in values.values()):
+        return plan, [tensors[0] for tensors in values.values()]
+    return plan, list(values.values())
+
+
+def _by_rows(table: KeyTable, values: Mapping[Key, list[torch.Tensor]]) -> ByRows:
+    """Return the keys that were initialised with rows, and all of whose values are rows, after checking them."""
+    sparse = {one: tensors for one, tensors in values.items() if any(tensor.is_sparse for tensor in tensors)}
+    found: ByRows = {}
+    for (one, tensors), place in zip(sparse.items(), table.locate(list(sparse)), strict=True):
+        if place[0].spec.answers:
+            raise ValueError(f"the rows of key {one!r} are the business of the optimizer that made it")
+        check.pushes({one: place[0].value_of(place[1])}, {one: tensors})
+        if place[0].spec.rows and own_bucket(place) is not None and all(tensor.is_sparse for tensor in tensors):
+            found[one] = tensors
+    return found
+
+
+def _check_shapes(table: KeyTable, values: Mapping[Key, Sequence[torch.Tensor]]) -> None:
+    for (one, tensors), (block, index) in zip(values.items(), table.locate(list(values)), strict=True):
+        for tensor in tensors:
+            _check_shape(one, block.value_of(index).shape, tensor)
+
+
+def _check_shape(key: Key, shape: torch.Size, tensor: torch.Tensor) -> None:
+    if tensor.shape != shape:
+        raise ValueError(f"key {key!r} was initialised with shape {tuple(shape)}, not {tuple(tensor.shape)}")
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to_dense() if tensor.is_sparse else tensor
+
+
+def _is_dense(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided

@@ -1,0 +1,161 @@
+"""Row-sparse pushes and pulls of one worker: row numbers and rows, to and from the server that owns the key."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from paceline.errors import ProtocolError
+from paceline.tensors import from_frame, to_frame
+from paceline.transport.base import Frames
+from paceline.updaters.rows import sum_rows
+from paceline.wire import messages as m
+from paceline.worker.block import Stretch, WorkerBlock
+from paceline.worker.plan import Place
+from paceline.worker.session import OnAnswer, Session, Ticket
+from paceline.worker.traffic import Traffic
+
+
+def own_bucket(place: Place) -> Stretch | None:
+    """Return the bucket of a key that shares it with nobody and has rows, else None."""
+    block, index = place
+    stretches = block.stretches([index])
+    bucket = block.layout.buckets[stretches[0].bucket]
+    alone = len(stretches) == 1 and len(bucket.parts) == 1
+    return stretches[0] if alone and len(block.spec.keys[index].shape) > 1 and block.numel(index) else None
+
+
+def _own_rows(gradient: torch.Tensor) -> torch.Tensor:
+    """Return coalesced rows in CPU memory that nobody else changes."""
+    own = gradient.detach().coalesce().cpu()
+    return own.clone() if own.values().data_ptr() == gradient._values().data_ptr() else own
+
+
+class Exchange:
+    """A push of rows, or a question for them, whose answer brings rows.
+
+    Args:
+        place: the key.
+
+    Attributes:
+        ticket: to be waited for, with ``Session.wait``.
+        sent: coalesced rows that were pushed, in CPU memory; None: absent or skipped.
+        rows: what came, once the ticket is done: coalesced, in the shape of the key, in CPU memory. None: there is no
+            merged gradient, because no worker had one.
+    """
+
+    ticket: Ticket
+
+    def __init__(self, place: Place) -> None:
+        self._block, self._index = place
+        self.sent: torch.Tensor | None = None
+        self.rows: torch.Tensor | None = None
+
+    def keep(self, body: m.Body, frames: Frames) -> None:
+        """Take what an answer brings.
+
+        Raises:
+            ProtocolError: the frames are not rows of the key.
+        """
+        if not frames:
+            return
+        shape = self._block.spec.keys[self._index].shape
+        if len(frames) != 2:
+            raise ProtocolError(f"an answer with rows has {len(frames)} frames")
+        numbers = from_frame(frames[0], torch.int64, memoryview(frames[0]).nbytes // torch.int64.itemsize)
+        if numbers.numel() and (int(numbers[0]) < 0 or int(numbers[-1]) >= shape[0]):
+            raise ProtocolError(f"an answer has rows {int(numbers[0])} to {int(numbers[-1])} of a key of {shape[0]}")
+        values = from_frame(frames[1], self._block.dtype, numbers.numel() * math.prod(shape[1:]))
+        # Copied: the memory of a message is not ours to keep, and belongs to all who share it.
+        self.rows = torch.sparse_coo_tensor(
+            numbers.clone()[None], values.clone().view(-1, *shape[1:]), shape, is_coalesced=True, check_invariants=False
+        )
+
+
+class RowTraffic:
+    """Sends rows to the servers, and brings rows from there.
+
+    Args:
+        session: this worker's part in the job.
+        store: name of the store.
+        traffic: of the dense values; it knows what a push weighs, and the optimizer's options.
+    """
+
+    def __init__(self, session: Session, store: str, traffic: Traffic) -> None:
+        self._session, self._store, self._traffic = session, store, traffic
+
+    def push(self, place: Place, values: Sequence[torch.Tensor]) -> None:
+        """Push the sum of row-sparse values of a key that :func:`own_bucket` knows."""
+        self._send(place, sum_rows(values, torch.device("cpu")), None)
+        place[0].fresh[place[1]] = False
+
+    def exchange(self, place: Place, gradient: torch.Tensor | None, skip: bool = False) -> Exchange:
+        """Push the rows of a key that ``DistStore.add_row_keys`` made, and have rows brought back. Does not wait.
+
+        Args:
+            place: the key.
+            gradient: row-sparse, in the shape of the key, on any device; what it holds now counts. None: this worker
+                has no gradient; it takes part, and counts as zeros unless all workers have none.
+            skip: nobody may apply this round.
+        """
+        done = Exchange(place)
+        done.sent = None if gradient is None or skip else _own_rows(gradient)
+        done.ticket = self._send(place, done.sent, done.keep, skip)
+        return done
+
+    def news(self, place: Place) -> Exchange:
+        """Ask for the rows of a key that changed since this worker last got any, without pushing. Does not wait."""
+        done = Exchange(place)
+        one = self._free(place)
+        body = m.PullRows(self._store, m.Entry(place[0].spec.block, one.bucket, 0, one.length, 0))
+        server = self._server(place[0], one)
+        done.ticket = self._session.ask_server(server, body, "pull of changed rows", (), done.keep)
+        place[0].note_sent(one, done.ticket)
+        return done
+
+    def _send(self, place: Place, total: torch.Tensor | None, keep: OnAnswer | None, skip: bool = False) -> Ticket:
+        """Push coalesced rows that stay unchanged until the answer."""
+        block, _ = place
+        one = self._free(place)
+        [(start, length, round)] = block.buckets[one.bucket].rounds.next(one.start, one.length)
+        entry = m.Entry(block.spec.block, one.bucket, start, length, round)
+        weight, options, want = self._traffic.samples, self._traffic.options, keep is not None
+        absent = [m.Stretch(block.spec.block, one.bucket, start, length)] if total is None and not skip else []
+        body = m.Push(self._store, [entry], weight, options, False, want, False, rows=True, absent=absent, skip=skip)
+        parts = (
+            [torch.empty(0)] * 2 if total is None else [total.indices()[0].contiguous(), total.values().contiguous()]
+        )
+        frames = [] if skip else [to_frame(part) for part in parts]
+        self._session.note_round(round)
+        what = f"push of round {round} of rows of {block.spec.keys[place[1]].name!r}"
+        ticket = self._session.ask_server(self._server(block, one), body, what, frames, keep)
+        self._traffic.note_pushed(self._server(block, one), [entry])
+        block.note_sent(one, ticket)
+        return ticket
+
+    def pull(self, place: Place, rows: torch.Tensor) -> torch.Tensor:
+        """Return rows of a key, given their ascending numbers, after this worker's own pushes of it are applied."""
+        block, index = place
+        one = self._free(place)
+        shape = [rows.numel(), *block.spec.keys[index].shape[1:]]
+        found = torch.empty(shape, dtype=block.dtype)
+
+        def keep(body: m.Body, frames: Frames) -> None:
+            found.view(-1).copy_(from_frame(frames[0], block.dtype, found.numel()))
+
+        body = m.PullRows(self._store, m.Entry(block.spec.block, one.bucket, 0, one.length, 0))
+        ids = [to_frame(rows.cpu().contiguous())]
+        self._session.wait([self._session.ask_server(self._server(block, one), body, "pull of rows", ids, keep)])
+        return found
+
+    def _free(self, place: Place) -> Stretch:
+        """Return the bucket of a key when none of its requests is under way."""
+        one = own_bucket(place)
+        assert one is not None, "checked before"
+        self._session.wait(place[0].outstanding(one))
+        return one
+
+    def _server(self, block: WorkerBlock, one: Stretch) -> int:
+        return block.layout.buckets[one.bucket].server

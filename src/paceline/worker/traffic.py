@@ -1,0 +1,236 @@
+"""Pushes and pulls of one worker: what goes to which server, and what comes back into the arena."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+
+from paceline.compression import Codec, Leg
+from paceline.local_merge import Way
+from paceline.tensors import to_frame
+from paceline.transport.base import Frames
+from paceline.wire import messages as m
+from paceline.worker import absence, answers
+from paceline.worker.block import Stretch, WorkerBlock
+from paceline.worker.plan import Plan, Step
+from paceline.worker.session import Session, Ticket
+
+Located = tuple[WorkerBlock, Stretch]
+
+
+class Traffic:
+    """Sends what lies in the arenas' gradients, and brings new values into the arenas' values.
+
+    Args:
+        session: this worker's part in the job.
+        store: name of the store.
+        eager: values that come with the answer to a push stay valid until this worker's next push, so they always
+            come with it: one trip instead of two.
+    """
+
+    def __init__(self, session: Session, store: str, eager: bool) -> None:
+        self.clip_norm = 0.0
+        """The largest norm of a merged gradient; 0: no limit. With one, pushes are answered after :meth:`clip`."""
+        self._unclipped: dict[int, list[m.Entry]] = {}
+        """What was pushed since the last clipping, by owner."""
+        self._session, self._store, self._stand_still = session, store, eager
+        self.codecs: dict[Leg, Codec] = {}
+        self.samples = 1.0
+        """Samples behind the next pushes; weighs them where the store merges to the mean."""
+        self.options = b""
+        """Encoded options of the optimizer, sent with every push."""
+
+    @property
+    def _eager(self) -> bool:
+        """Whether values come with the answer to a push, which is also where they come compressed."""
+        return self._stand_still or "pull" in self.codecs
+
+    # ---- calls on lists of keys ------------------------------------------------------------------------------------
+
+    def push(self, plan: Plan, values: Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]]) -> None:
+        """Send one value, or a list of device values to be summed, per key of the plan."""
+        for step in plan.steps:
+            self.wait(step)
+            _fill(step.grads, [values[position] for position in step.positions])
+            for way, located in step.sends.items():
+                self.push_stretches(way, located, want=self._eager)
+            step.set_fresh(self._eager)
+
+    def pull(self, plan: Plan, outs: Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]]) -> None:
+        """Copy the values of the plan's keys into one tensor, or a list of them, per key."""
+        self.refresh(plan, lambda step: _empty(step.values, [outs[position] for position in step.positions]))
+
+    def refresh(self, plan: Plan, then: Callable[[Step], None] = lambda step: None) -> None:
+        """Bring the values of keys into their arenas, step by step."""
+        for step in plan.steps:
+            self.wait(step)
+            if not all(block.fresh[index] for block, index in step.places):
+                self._session.wait([self._pull_stretches(*item) for item in step.sends.items()])
+            then(step)
+            if not self._stand_still:
+                step.set_fresh(False)
+
+    def wait(self, step: Step) -> None:
+        """Wait for the answers to requests on a step's keys."""
+        tickets = [ticket for sends in step.sends.values() for block, one in sends for ticket in block.outstanding(one)]
+        if tickets:
+            try:
+                self._session.wait(tickets)
+            except Exception:
+                step.set_fresh(False)  # an answer that failed has brought no values
+                raise
+
+    # ---- messages --------------------------------------------------------------------------------------------------
+
+    def push_stretches(
+        self, way: Way, located: Sequence[Located], want: bool, absent: Sequence[Located] = (), skip: bool = False
+    ) -> Ticket:
+        """Push what lies in the arenas' gradients.
+
+        The answer says for what no worker had a gradient: see :attr:`WorkerBlock.missing`.
+
+        Args:
+            way: that the stretches travel.
+            located: what to push.
+            want: bring the new values into the arenas' values with the answer.
+            absent: parts of that, whole keys as far as they lie there (:meth:`WorkerBlock.stretches`), for which this
+                worker has no gradient. They count as zeros, and the arenas' gradients become zeros there; where no
+                worker has a gradient, nothing is updated.
+            skip: this round must not be applied on any worker's behalf, e.g. since gradients are not finite. Nothing of
+                the arenas is read or sent, nor what a codec holds back. Merged gradients become NaN for all.
+        """
+        entries = [
+            m.Entry(block.spec.block, one.bucket, *piece)
+            for block, one in located
+            for piece in block.buckets[one.bucket].rounds.next(one.start, one.length)
+        ]
+        blocks = {block.spec.block: block for block, _ in located}
+        # What is encoded, on either leg, is a matter between a worker and the owner.
+        server = way.owner if self.codecs else way.via
+        shared = all(server in block.mapped for block in blocks.values())
+        gone = absence.cut(entries, absent) if absent and not skip else []
+        frames = () if skip else self._payload(blocks, entries, shared, gone)
+        coded = "push" in self.codecs
+        body = m.Push(self._store, entries, self.samples, self.options, coded, want, shared, absent=gone, skip=skip)
+        done = partial(self._answered if want else self._noted, blocks, entries, shared)
+        round = max(entry.round for entry in entries)
+        self._session.note_round(round)
+        ticket = self._session.ask_server(server, body, f"push of round {round}", frames, done)
+        self.note_pushed(way.owner, entries)
+        for block, one in located:
+            block.note_sent(one, ticket)
+        return ticket
+
+    def note_pushed(self, owner: int, entries: Sequence[m.Entry]) -> None:
+        """Remember what was pushed to an owner, as far as it will be clipped."""
+        if self.clip_norm:
+            self._unclipped.setdefault(owner, []).extend(entries)
+
+    def clip(self, skip_nonfinite: bool = False) -> float:
+        """Clip what was pushed since the last call, which lets the servers apply it; returns the norm before.
+
+        The merged gradient of all these pushes, after the mean, is scaled by ``min(1, clip_norm / (norm + 1e-6))``, as
+        :func:`torch.nn.utils.clip_grad_norm_` does. All workers that merge their pushes call this at the same point.
+
+        Args:
+            skip_nonfinite: make no update when the norm is not finite; all workers see the same norm.
+        """
+        pushed, self._unclipped = self._unclipped, {}
+        owners = sorted(pushed)
+        asked = [
+            self._session.ask_server(owner, m.AskNorm(self._store, pushed[owner]), "norm of a round")
+            for owner in owners
+        ]
+        self._session.wait(asked)
+        parts = [ticket.body for ticket in asked if isinstance(ticket.body, m.NormIs)]
+        norm = math.sqrt(math.fsum(one.squares for one in parts))
+        limit = self.clip_norm / (norm + 1e-6)
+        factor = 1.0 if limit > 1.0 else limit  # not min: that would lose a NaN
+        skip = any(one.skipped for one in parts) or (skip_nonfinite and not math.isfinite(norm))
+        for owner in owners:
+            # The answers to the pushes follow it.
+            self._session.ask_server(owner, m.Commit(self._store, pushed[owner], factor, skip), "clipping a round")
+        return norm
+
+    def _payload(
+        self, blocks: dict[int, WorkerBlock], entries: Iterable[m.Entry], shared: bool, gone: Sequence[m.Stretch]
+    ) -> Frames:
+        codec = self.codecs.get("push")
+        if codec is None and shared and not gone:
+            return ()
+        frames: list[Any] = []
+        for entry in entries:
+            block = blocks[entry.block]
+            ranges = absence.gaps(gone, entry) if gone else ()
+            if absence.is_whole(ranges, entry):
+                frames.append(b"")
+                continue
+            grads = block.grads[block.arena_slice(entry.bucket, entry.start, entry.length)]
+            for start, stop in ranges:
+                grads[start:stop] = 0
+            if codec is None:
+                frames.append(to_frame(grads))
+            else:
+                state = block.codec_state(codec, entry.bucket, entry.start, entry.length)
+                with absence.held_back(state.residual, ranges) if ranges else nullcontext():
+                    frames.append(codec.encode(grads, state, round=entry.round))
+        return () if codec is None and shared else frames
+
+    def _pull_stretches(self, way: Way, located: Sequence[Located]) -> Ticket:
+        entries = [m.Entry(block.spec.block, one.bucket, one.start, one.length, 0) for block, one in located]
+        blocks = {block.spec.block: block for block, _ in located}
+        shared = all(way.owner in block.mapped for block in blocks.values())
+        done = partial(self._store_values, blocks, entries, shared)
+        ticket = self._session.ask_server(way.owner, m.Pull(self._store, entries, shared), "pull", (), done)
+        for block, one in located:
+            block.note_sent(one, ticket)
+        return ticket
+
+    def _answered(
+        self, blocks: dict[int, WorkerBlock], entries: Sequence[m.Entry], shared: bool, body: m.Body, frames: Frames
+    ) -> None:
+        self._noted(blocks, entries, shared, body, frames)
+        self._store_values(blocks, entries, shared, body, frames)
+
+    def _noted(
+        self, blocks: dict[int, WorkerBlock], entries: Sequence[m.Entry], shared: bool, body: m.Body, frames: Frames
+    ) -> None:
+        assert isinstance(body, m.Values)
+        absence.note(blocks, entries, body.absent)
+
+    def _store_values(
+        self, blocks: dict[int, WorkerBlock], entries: Sequence[m.Entry], shared: bool, body: m.Body, frames: Frames
+    ) -> None:
+        assert isinstance(body, m.Values)
+        if body.told:
+            answers.store_told(blocks, entries, shared, self.codecs.get("pull"), body.told, frames)
+        elif not shared:
+            answers.store_values(blocks, entries, frames)
+
+
+@torch.no_grad()
+def _fill(targets: list[torch.Tensor], values: list[Any]) -> None:
+    """Copy one value per target, or the sum of several."""
+    if isinstance(values[0], torch.Tensor):
+        torch._foreach_copy_(targets, values)
+        return
+    for target, devices in zip(targets, values, strict=True):
+        target.copy_(devices[0])
+        for value in devices[1:]:
+            target.add_(value.to(target.device))
+
+
+@torch.no_grad()
+def _empty(sources: list[torch.Tensor], outs: list[Any]) -> None:
+    """Copy every source to its out, or to each of several."""
+    if isinstance(outs[0], torch.Tensor):
+        torch._foreach_copy_(outs, sources)
+        return
+    for source, devices in zip(sources, outs, strict=True):
+        for out in devices:
+            out.copy_(source)

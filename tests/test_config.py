@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.config import ALIASES, Settings, check, from_environment, parse, variable
+from paceline.errors import ConfigError
+from paceline.server.process import share_of
+
+
+def test_defaults_need_no_job() -> None:
+    assert from_environment({}) == Settings()
+
+
+def test_argument_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text('num_workers = 2\nnum_servers = 3\nrank = 4\nencrypt = false\njob_id = "lab"\ntimeout_s = 10\n')
+    env = {"PACELINE_CONFIG": str(path), "PACELINE_NUM_WORKERS": "5", "PACELINE_NUM_SERVERS": "6"}
+    got = from_environment(env, num_workers=7, rank=None)
+    assert (got.num_workers, got.num_servers, got.rank) == (7, 6, 4)
+    assert (got.encrypt, got.job_id, got.timeout_s) == (False, "lab", 10.0)
+
+
+def test_names_of_mxnet_are_accepted_and_weaker_than_ours() -> None:
+    env = {
+        "DMLC_ROLE": "server", "DMLC_NUM_WORKER": "4", "DMLC_PS_ROOT_URI": "10.0.0.1", "DMLC_PS_ROOT_PORT": "9091",
+        "PACELINE_NUM_WORKERS": "3", "PACELINE_INSECURE": "1",
+    }  # fmt: skip
+    got = from_environment(env)
+    assert (got.role, got.num_workers, got.scheduler, got.insecure) == ("server", 3, "tcp://10.0.0.1:9091", True)
+    assert from_environment({"DMLC_PS_ROOT_URI": "10.0.0.1"}).scheduler == ""
+    assert set(ALIASES.values()) <= set(Settings.__dataclass_fields__)
+
+
+def test_environment_of_the_process_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable("local_rank"), "3")
+    assert from_environment().local_rank == 3
+
+
+@pytest.mark.parametrize(("word", "meant"), [("1", True), ("Yes", True), (" on ", True), ("0", False), ("off", False)])
+def test_switches_are_words(word: str, meant: bool) -> None:
+    assert parse("insecure", word, "here") is meant
+
+
+def test_blank_text_means_not_given() -> None:
+    assert from_environment({"PACELINE_STALENESS": "", "PACELINE_RANK": ""}) == Settings()
+    assert parse("staleness", " ", "here") is None
+    assert parse("staleness", "2", "here") == 2
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "wanted"),
+    [
+        ("insecure", "maybe", "0 or 1"),
+        ("num_workers", "two", "a whole number"),
+        ("num_workers", "", "a whole number"),
+        ("staleness", "1.5", "a whole number"),
+        ("timeout_s", "soon", "a number"),
+    ],
+)
+def test_text_that_cannot_be_read_names_its_source(field: str, text: str, wanted: str) -> None:
+    with pytest.raises(ConfigError, match=f"SOURCE='{text}' is not {wanted}"):
+        parse(field, text, "SOURCE")
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"role": "boss"}, "worker, server or scheduler"),
+        ({"num_workers": 0}, "num_workers is 0; it must be at least 1"),
+        ({"num_servers": -1}, "num_servers is -1"),
+        ({"bigarray_bound": 0}, "bigarray_bound"),
+        ({"server_threads": -1}, "server_threads"),
+        ({"timeout_s": 0.0}, "every wait needs a deadline"),
+        ({"start_timeout_s": float("nan")}, "every wait needs a deadline"),
+        ({"disconnect_grace_s": -1.0}, "disconnect_grace_s"),
+        ({"heartbeat_timeout_s": 0.5}, "longer than heartbeat_interval_s"),
+        ({"staleness": -1}, "0 or more"),
+        ({"age": -1}, "missed updates, 0 or more"),
+        ({"scheduler": "tcp://h:1"}, "PACELINE_JOB_KEY"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        check(Settings().replace(**changes))
+
+
+@pytest.mark.parametrize("changes", [{"job_key": "k"}, {"insecure": True}])
+def test_member_of_a_job_needs_its_key_unless_the_job_is_insecure(changes: dict[str, Any]) -> None:
+    member = Settings(scheduler="tcp://h:1")
+    with pytest.raises(ConfigError, match="PACELINE_JOB_KEY"):
+        check(member)
+    assert member.replace(**changes) == from_environment({"PACELINE_SCHEDULER": "tcp://h:1"}, **changes)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"num_worker = 2", "unknown settings num_worker"),
+        (b"num_workers = [", "job.toml"),
+        (b"job_id = '\xff'", "job.toml"),
+        (b"num_workers = 'x'", "job.toml: num_workers='x'"),
+    ],
+)
+def test_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes, why: str) -> None:
+    path = tmp_path / "job.toml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=why):
+        from_environment({"PACELINE_CONFIG": str(path)})
+
+
+def test_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nowhere"):
+        from_environment({"PACELINE_CONFIG": str(tmp_path / "nowhere")})
+
+
+@pytest.mark.parametrize(
+    ("cores", "members", "threads"), [(2, 2, 1), (2, 5, 1), (16, 4, 4), (64, 2, 8), (8, 0, 8), (3, 2, 1)]
+)
+def test_server_takes_its_share_of_the_cores(cores: int, members: int, threads: int) -> None:
+    assert share_of(cores, members) == threads

@@ -1,0 +1,557 @@
+"""The scheduler's machine under a simulated clock."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from paceline.config import Settings
+from paceline.exitcodes import PEER_FAILED
+from paceline.membership import LEAVE_TIMEOUT_S, Action, Answer, Finish, Membership
+from paceline.peer.answerer import Answerer
+from paceline.peer.connection import PROBE_AFTER_S, Connection
+from paceline.transport.memory import Fault, MemoryHub, MemoryListener, MemoryNetwork
+from paceline.wire import messages as m
+from paceline.wire.limits import MAX_GATHER_BYTES
+
+JOB = Settings(job_id="j", num_workers=2, num_servers=1, start_timeout_s=60.0, heartbeat_timeout_s=15.0)
+SEATS = [("worker", 0), ("worker", 1), ("server", 0)]
+BLOCK = m.BlockSpec(0, "float32", [m.KeySpec("w", [2], 0), m.KeySpec(7, [2], 0)], [0], [1.0], 100, "balanced", False)
+
+
+def hello(role: str, rank: int, **changes: object) -> m.Hello:
+    sizes = {"num_workers": JOB.num_workers, "num_servers": JOB.num_servers}
+    fields = {"protocol": m.PROTOCOL, "job_id": "j", "local_rank": 0, "host": "h", "host_id": "x", "pid": 9}
+    return m.Hello(**({"role": role, "rank": rank, "address": ""} | fields | sizes | changes))  # type: ignore[arg-type]
+
+
+def peer_of(role: str, rank: int) -> bytes:
+    return f"{role}-{rank}".encode()
+
+
+def machine(settings: Settings = JOB) -> Membership:
+    tokens = itertools.count(1)
+    return Membership(settings, 0.0, lambda: b"token-%d" % next(tokens))
+
+
+def joined(settings: Settings = JOB) -> Membership:
+    members = machine(settings)
+    seats = [("worker", r) for r in range(settings.num_workers)] + [("server", r) for r in range(settings.num_servers)]
+    sizes = {"num_workers": settings.num_workers, "num_servers": settings.num_servers}
+    for role, rank in seats:
+        members.handle(peer_of(role, rank), 1, hello(role, rank, **sizes), 0.0)
+    assert members.complete
+    return members
+
+
+def answers(actions: list[Action]) -> list[tuple[bytes, int, m.Reply]]:
+    return [(one.peer, one.seq, one.body) for one in actions if isinstance(one, Answer)]
+
+
+def refusal(actions: list[Action]) -> str:
+    ((_, _, body),) = answers(actions)
+    assert isinstance(body, m.Failed)
+    return body.text
+
+
+# ---- joining ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(SEATS)))
+def test_everybody_is_welcomed_when_the_last_has_come(order: tuple[tuple[str, int], ...]) -> None:
+    members = machine()
+    for number, (role, rank) in enumerate(order[:-1]):
+        assert members.handle(peer_of(role, rank), 10 + number, hello(role, rank), 1.0) == []
+    welcomes = answers(members.handle(peer_of(*order[-1]), 12, hello(*order[-1]), 2.0))
+    assert [(peer, seq) for peer, seq, _ in welcomes] == [(peer_of(*seat), 10 + i) for i, seat in enumerate(order)]
+    members.check()
+    for peer, _, body in welcomes:
+        assert isinstance(body, m.Welcome)
+        assert [(one.role, one.rank) for one in body.members] == [("server", 0), ("worker", 0), ("worker", 1)]
+        with_token = {(one.role, one.rank) for one in body.members if one.token}
+        assert with_token == (set(SEATS) if peer == b"server-0" else {("worker", body.rank)})
+
+
+def test_ranks_are_given_to_those_who_have_none() -> None:
+    members = machine()
+    members.handle(b"a", 1, hello("worker", 1), 0.0)
+    members.handle(b"b", 1, hello("server", -1), 0.0)
+    welcomes = answers(members.handle(b"c", 1, hello("worker", -1), 0.0))
+    assert {peer: body.rank for peer, _, body in welcomes if isinstance(body, m.Welcome)} == {b"a": 1, b"b": 0, b"c": 0}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        (hello("worker", 1, protocol=99), "speaks protocol 99"),
+        (hello("worker", 1, job_id="other"), "belongs to job 'other'"),
+        (hello("worker", 1, num_workers=3), "expects 3 workers"),
+        (hello("worker", 1, num_servers=2), "2 servers"),
+        (hello("worker", 2), "ranks 0 to 1"),
+        (hello("scheduler", 0), "0 schedulers"),
+        (hello("worker", 0), "taken by worker 0 on h"),
+    ],
+)
+def test_who_does_not_fit_is_refused_and_nothing_changes(wrong: m.Hello, why: str) -> None:
+    members = machine()
+    members.handle(b"first", 1, hello("worker", 0), 0.0)
+    ((peer, seq, body),) = answers(members.handle(b"late", 5, wrong, 1.0))
+    assert (peer, seq) == (b"late", 5)
+    assert isinstance(body, m.Failed)
+    assert body.kind == "RendezvousError"
+    assert why in body.text
+    assert not members.is_member(b"late")
+    assert len(members.status(1.0).members) == 1
+
+
+def test_one_too_many_without_a_rank_is_refused() -> None:
+    members = machine()
+    members.handle(b"a", 1, hello("server", -1), 0.0)
+    assert "all 1 servers" in refusal(members.handle(b"b", 1, hello("server", -1), 0.0))
+
+
+def test_repeated_hello_is_answered_again_once_the_job_is_complete() -> None:
+    members = machine()
+    members.handle(b"worker-0", 1, hello("worker", 0), 0.0)
+    assert members.handle(b"worker-0", 1, hello("worker", 0), 0.0) == []
+    members.handle(b"worker-1", 1, hello("worker", 1), 0.0)
+    members.handle(b"server-0", 1, hello("server", 0), 0.0)
+    ((peer, seq, body),) = answers(members.handle(b"worker-0", 1, hello("worker", 0), 0.0))
+    assert (peer, seq) == (b"worker-0", 1)
+    assert isinstance(body, m.Welcome)
+    assert body.rank == 0
+
+
+def test_hello_over_a_claimed_connection_is_refused() -> None:
+    members = joined()
+    members.handle(b"bulk", 1, m.Claim("worker", 0, b"token-1"), 1.0)
+    assert "lifeline" in refusal(members.handle(b"bulk", 2, hello("worker", 0), 1.0))
+
+
+def test_start_timeout_names_who_is_missing_and_ends_the_job() -> None:
+    members = machine()
+    members.handle(b"w", 4, hello("worker", 1), 0.0)
+    members.handle(b"w", 5, m.Heartbeat(0), 59.0)
+    assert members.tick(60.0) == []
+    ((peer, seq, body),) = answers(members.tick(60.5))
+    assert (peer, seq) == (b"w", 4)
+    assert isinstance(body, m.Failed)
+    assert "server 0, worker 0 did not join within 60 s" in body.text
+    members.check()
+    assert "job was ending" in refusal(members.handle(b"x", 1, hello("worker", 0), 61.0))
+    assert "did not join" in refusal(members.handle(b"w", 4, hello("worker", 1), 61.0)), "told again when it asks again"
+    assert members.tick(61.0) == []
+    members.lost(b"w", 61.5)
+    assert members.tick(61.6) == [Finish(1)]
+
+
+def test_start_timeout_keeps_its_exit_code_when_members_go_one_by_one() -> None:
+    members = machine()
+    members.handle(b"w", 4, hello("worker", 1), 0.0)
+    members.handle(b"s", 4, hello("server", 0), 0.0)
+    for peer in (b"w", b"s"):
+        members.handle(peer, 5, m.Heartbeat(0), 59.0)
+    members.tick(60.5)
+    members.lost(b"w", 61.0)
+    members.tick(63.0)
+    members.lost(b"s", 63.5)
+    assert members.tick(63.6)[-1] == Finish(1)
+
+
+def test_nobody_at_all_is_a_start_timeout_too() -> None:
+    assert machine().tick(60.5) == [Finish(1)]
+
+
+# ---- connections -----------------------------------------------------------------------------------------------------
+
+
+def test_stranger_reaches_nothing() -> None:
+    members = joined()
+    for body in (m.Heartbeat(1), m.Enter("b"), m.Bye("x"), m.Publish("s", []), m.Lookup("s", []), m.AskStatus()):
+        assert "no member" in refusal(members.handle(b"stranger", 1, body, 1.0))
+    assert not members.deaths
+
+
+def test_claim_needs_the_token_and_gives_the_member_a_further_connection() -> None:
+    members = joined()
+    for claim in (m.Claim("worker", 0, b"token-2"), m.Claim("worker", 5, b"token-1"), m.Claim("worker", 0, b"")):
+        assert "wrong token" in refusal(members.handle(b"bulk", 1, claim, 1.0))
+        assert not members.is_member(b"bulk")
+    for _ in range(2):
+        claimed = members.handle(b"bulk", 1, m.Claim("worker", 0, b"token-1"), 1.0)
+        assert claimed == [Answer(b"bulk", 1, m.Done())]
+    assert members.handle(b"bulk", 2, m.Enter("b"), 1.0) == []
+    members.lost(b"bulk", 1.0)
+    assert members.tick(10.0) == [], "only the lifeline tells of death"
+
+
+def test_server_work_is_not_the_schedulers() -> None:
+    assert "does not take Leave" in refusal(joined().handle(b"worker-0", 3, m.Leave("s"), 1.0))
+
+
+# ---- barriers and keys -----------------------------------------------------------------------------------------------
+
+
+def test_barrier_counts_identities_not_requests() -> None:
+    members = joined()
+    assert members.handle(b"worker-0", 2, m.Enter("b"), 1.0) == []
+    assert members.handle(b"worker-0", 2, m.Enter("b"), 1.0) == []
+    assert members.handle(b"worker-1", 2, m.Enter("other"), 1.0) == []
+    assert answers(members.handle(b"worker-1", 3, m.Enter("b"), 1.0)) == [
+        (b"worker-0", 2, m.Done()),
+        (b"worker-1", 3, m.Done()),
+    ]
+    assert members.handle(b"worker-1", 4, m.Enter("b"), 1.0) == [], "the same name is a new barrier"
+    members.check()
+
+
+def test_who_has_not_come_to_a_barrier_can_be_asked() -> None:
+    members = joined()
+    members.handle(b"worker-0", 2, m.Enter("b"), 1.0)
+    for barrier, missing in (("b", [1]), ("other", [0, 1])):
+        asked = members.handle(b"worker-0", 3, m.AskAbsent(barrier), 1.0)
+        assert asked == [Answer(b"worker-0", 3, m.Missing(missing))]
+
+
+def test_barrier_does_not_wait_for_who_has_left() -> None:
+    members = joined()
+    members.handle(b"worker-0", 2, m.Enter("b"), 1.0)
+    assert answers(members.handle(b"worker-1", 2, m.Bye(""), 1.0)) == [
+        (b"worker-1", 2, m.Done()),
+        (b"worker-0", 2, m.Done()),
+    ]
+
+
+def test_gather_gives_everybody_what_all_have_said_by_rank() -> None:
+    members = joined()
+    assert members.handle(b"worker-1", 2, m.Gather("g", b"one"), 1.0) == []
+    assert members.handle(b"worker-1", 2, m.Gather("g", b"one"), 1.0) == [], "a repeat counts once"
+    asked = members.handle(b"worker-1", 3, m.AskAbsent("g"), 1.0)
+    assert asked == [Answer(b"worker-1", 3, m.Missing([0]))]
+    both = m.Gathered([b"zero", b"one"])
+    assert answers(members.handle(b"worker-0", 2, m.Gather("g", b"zero"), 1.0)) == [
+        (b"worker-1", 2, both),
+        (b"worker-0", 2, both),
+    ]
+    members.check()
+
+
+def test_gather_does_not_wait_for_who_has_left_and_says_nothing_in_its_place() -> None:
+    members = joined()
+    members.handle(b"worker-1", 2, m.Gather("g", b"one"), 1.0)
+    told = answers(members.handle(b"worker-0", 2, m.Bye(""), 1.0))
+    assert told == [(b"worker-0", 2, m.Done()), (b"worker-1", 2, m.Gathered([b"", b"one"]))]
+
+
+def test_gather_fails_for_all_when_a_worker_dies_or_is_dead() -> None:
+    members = joined()
+    members.handle(b"worker-1", 2, m.Gather("g", b"one"), 1.0)
+    told = members.handle(b"worker-0", 2, m.Bye("it raised ValueError"), 1.0)
+    (failed,) = [body for peer, seq, body in answers(told) if (peer, seq) == (b"worker-1", 2)]
+    assert isinstance(failed, m.Failed)
+    assert (failed.kind, "worker 0 on h died: it raised ValueError" in failed.text) == ("PeerDiedError", True)
+    assert "worker 0 on h died" in refusal(members.handle(b"worker-1", 3, m.Gather("g", b"one"), 1.0))
+
+
+def test_gather_of_too_much_is_refused_to_all() -> None:
+    members = joined()
+    half = bytes(MAX_GATHER_BYTES // 2)
+    members.handle(b"worker-0", 2, m.Gather("g", half), 1.0)
+    told = answers(members.handle(b"worker-1", 2, m.Gather("g", half), 1.0))
+    assert all(isinstance(body, m.Gathered) for _, _, body in told)
+    members.handle(b"worker-0", 3, m.Gather("h", half), 1.0)
+    told = answers(members.handle(b"worker-1", 3, m.Gather("h", half + b"1"), 1.0))
+    for (_, _, body), seat in zip(told, ((b"worker-0", 3), (b"worker-1", 3)), strict=True):
+        assert isinstance(body, m.Failed), seat
+        assert f"gather 'h': the workers said {MAX_GATHER_BYTES + 1} bytes together" in body.text
+
+
+def test_server_neither_enters_a_barrier_nor_speaks_in_a_gather() -> None:
+    members = joined()
+    for body in (m.Enter("b"), m.Gather("b", b"x")):
+        assert "for workers, not for a server" in refusal(members.handle(b"server-0", 2, body, 1.0))
+
+
+def test_barrier_before_everybody_is_there_waits_for_them() -> None:
+    members = machine()
+    members.handle(b"worker-0", 1, hello("worker", 0), 0.0)
+    assert members.handle(b"worker-0", 2, m.Enter("b"), 0.0) == []
+
+
+def test_lookup_waits_until_all_its_keys_are_published() -> None:
+    members = joined()
+    other = m.BlockSpec(1, "float32", [m.KeySpec("v", [1], 0)], [0], [1.0], 100, "balanced", False)
+    assert members.handle(b"worker-1", 2, m.Lookup("s", ["w", "v"]), 1.0) == []
+    assert members.handle(b"worker-1", 3, m.Lookup("s", [7]), 1.0) == []
+    published = answers(members.handle(b"worker-0", 2, m.Publish("s", [BLOCK]), 1.0))
+    assert published == [(b"worker-0", 2, m.Done()), (b"worker-1", 3, m.Found([BLOCK]))]
+    assert answers(members.handle(b"worker-0", 3, m.Publish("t", [other]), 1.0)) == [(b"worker-0", 3, m.Done())]
+    assert answers(members.handle(b"worker-0", 4, m.Publish("s", [BLOCK, other]), 1.0))[1:] == [
+        (b"worker-1", 2, m.Found([BLOCK, other]))
+    ]
+    assert answers(members.handle(b"worker-1", 4, m.Lookup("s", ["v"]), 1.0)) == [(b"worker-1", 4, m.Found([other]))]
+
+
+def test_status_tells_rounds_and_silence_but_no_tokens() -> None:
+    members = joined()
+    members.handle(b"worker-1", 2, m.Heartbeat(12), 3.0)
+    ((_, _, status),) = answers(members.handle(b"worker-0", 2, m.AskStatus(), 5.0))
+    assert isinstance(status, m.Status)
+    assert [(one.role, one.rank) for one in status.members] == [("server", 0), ("worker", 0), ("worker", 1)]
+    assert (status.rounds, status.silent_s) == ([0, 0, 12], [5.0, 0.0, 2.0])
+    assert not any(one.token for one in status.members)
+
+
+# ---- life and death --------------------------------------------------------------------------------------------------
+
+
+def test_connection_that_comes_back_within_the_grace_is_forgiven() -> None:
+    members = joined()
+    members.lost(b"worker-0", 1.0)
+    members.lost(b"worker-0", 2.0)
+    members.lost(b"nobody", 2.0)
+    assert members.tick(1.0 + JOB.disconnect_grace_s) == []
+    members.handle(b"worker-0", 2, m.Heartbeat(1), 2.6)
+    assert members.tick(9.0) == []
+
+
+def test_connection_that_stays_closed_is_a_death_that_answers_all_who_wait() -> None:
+    members = joined()
+    members.handle(b"worker-1", 2, m.Enter("b"), 1.0)
+    members.handle(b"worker-1", 3, m.Lookup("s", ["w"]), 1.0)
+    members.lost(b"worker-0", 1.0)
+    told = answers(members.tick(2.6))
+    assert {(peer, seq) for peer, seq, _ in told} == {
+        (b"worker-1", 0), (b"server-0", 0), (b"worker-1", 2), (b"worker-1", 3)
+    }  # fmt: skip
+    for _, seq, body in told:
+        if seq == 0:
+            assert isinstance(body, m.News)
+            assert body.shutdown
+            assert [(one.role, one.rank, one.host) for one in body.deaths] == [("worker", 0, "h")]
+        else:
+            assert isinstance(body, m.Failed)
+            assert body.kind == "PeerDiedError"
+            assert "worker 0 on h died: its connection closed 1.6 s ago" in body.text
+    members.check()
+    assert "died" in refusal(members.handle(b"worker-1", 4, m.Enter("c"), 2.7)), "nobody waits for the dead"
+    assert "died" in refusal(members.handle(b"worker-1", 5, m.Lookup("s", ["x"]), 2.7))
+
+
+def test_silence_is_a_death() -> None:
+    members = joined()
+    for peer in (b"worker-1", b"server-0"):
+        members.handle(peer, 2, m.Heartbeat(0), 14.0)
+    assert members.tick(15.0) == []
+    assert members.tick(15.1)
+    assert [(one.rank, one.reason) for one in members.deaths] == [(0, "it was not heard for 15.1 s")]
+
+
+def test_who_waits_for_others_to_join_may_be_silent_until_they_have() -> None:
+    members = machine()
+    members.handle(b"worker-0", 1, hello("worker", 0), 0.0)
+    members.handle(b"server-0", 1, hello("server", 0), 0.0)
+    assert members.tick(50.0) == []
+    assert len(answers(members.handle(b"worker-1", 1, hello("worker", 1), 55.0))) == 3
+    assert members.tick(70.0) == []
+    members.handle(b"worker-1", 2, m.Heartbeat(0), 70.0)
+    members.tick(70.1)
+    assert [(one.role, one.rank) for one in members.deaths] == [("worker", 0), ("server", 0)]
+
+
+def test_bye_with_a_reason_ends_the_job_for_all() -> None:
+    members = joined()
+    told = answers(members.handle(b"worker-1", 2, m.Bye("it raised ValueError"), 1.0))
+    assert told[0] == (b"worker-1", 2, m.Done())
+    assert {peer for peer, seq, _ in told if seq == 0} == {b"worker-0", b"server-0"}
+    assert members.handle(b"worker-1", 3, m.Bye(""), 1.0) == [Answer(b"worker-1", 3, m.Done())]
+    assert members.tick(1.0 + LEAVE_TIMEOUT_S + 0.1)[-1] == Finish(PEER_FAILED)
+
+
+def test_death_before_everybody_came_answers_the_hellos() -> None:
+    members = machine()
+    members.handle(b"worker-0", 7, hello("worker", 0), 0.0)
+    members.handle(b"worker-1", 8, hello("worker", 1), 0.0)
+    members.lost(b"worker-0", 1.0)
+    told = answers(members.tick(3.0))
+    assert [(peer, seq) for peer, seq, _ in told] == [(b"worker-1", 0), (b"worker-1", 8)]
+    assert "job was ending" in refusal(members.handle(b"late", 1, hello("server", 0), 3.0))
+
+
+def test_servers_go_home_when_all_workers_have_left() -> None:
+    members = joined()
+    members.handle(b"worker-0", 2, m.Bye(""), 1.0)
+    told = answers(members.handle(b"worker-1", 2, m.Bye(""), 2.0))
+    assert told == [(b"worker-1", 2, m.Done()), (b"server-0", 0, m.News([], True))]
+    assert members.tick(2.5) == []
+    members.handle(b"server-0", 2, m.Bye(""), 3.0)
+    assert members.tick(3.1) == [Finish(0)]
+
+
+def test_scheduler_does_not_wait_for_ever_for_the_last_to_go() -> None:
+    members = joined()
+    members.handle(b"worker-0", 2, m.Bye(""), 1.0)
+    members.handle(b"worker-1", 2, m.Bye(""), 1.0)
+    assert members.tick(1.0 + LEAVE_TIMEOUT_S) == []
+    assert members.tick(1.1 + LEAVE_TIMEOUT_S) == [Finish(0)]
+
+
+def test_damage_is_noticed_by_check() -> None:
+    members = joined()
+    members._barriers["b"] = {("worker", 99): next(iter([members._seats["worker", 0]]))}  # type: ignore[dict-item]
+    with pytest.raises(AssertionError):
+        members.check()
+
+
+# ---- any order of events ---------------------------------------------------------------------------------------------
+
+
+class Job(RuleBasedStateMachine):
+    """A job of three; whatever is asked is answered, opened or failed."""
+
+    @initialize(order=st.permutations(SEATS))
+    def join(self, order: list[tuple[str, int]]) -> None:
+        self.now, self.seq = 0.0, 1
+        self.members = machine()
+        self.asked: dict[tuple[bytes, int], str] = {}
+        self.news: dict[bytes, m.News] = {}
+        self.inside: dict[str, set[int]] = {}
+        self.published = False
+        self.live = set(SEATS)
+        self.gone: set[bytes] = set()
+        for seat in order:
+            self.ask(seat, hello(*seat))
+
+    def ask(self, seat: tuple[str, int], body: m.Body) -> None:
+        self.seq += 1
+        self.asked[peer_of(*seat), self.seq] = type(body).__name__
+        self.take(self.members.handle(peer_of(*seat), self.seq, body, self.now))
+
+    def take(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Finish):
+                assert action.code == (PEER_FAILED if self.members.deaths else 0)
+            elif action.seq == 0:
+                assert isinstance(action.body, m.News)
+                self.news[action.peer] = action.body
+            elif action.peer not in self.gone:
+                assert self.asked.pop((action.peer, action.seq), None), "an answer that nobody waits for"
+                if isinstance(action.body, m.Gathered):
+                    for rank, payload in enumerate(action.body.payloads):
+                        here = ("worker", rank) in self.live
+                        assert payload == b"worker %d" % rank or (payload == b"" and not here)
+
+    def somebody(self, data: st.DataObject, role: str = "") -> tuple[str, int]:
+        return data.draw(st.sampled_from(sorted(seat for seat in self.live if role in ("", seat[0]))))
+
+    @precondition(lambda self: any(role == "worker" for role, _ in self.live))
+    @rule(data=st.data(), barrier=st.sampled_from("ab"))
+    def enter(self, data: st.DataObject, barrier: str) -> None:
+        seat = self.somebody(data, "worker")
+        if (peer_of(*seat), "Enter") not in {(peer, kind) for (peer, _), kind in self.asked.items()}:
+            self.inside.setdefault(barrier, set()).add(seat[1])
+            self.ask(seat, m.Enter(barrier))
+
+    @precondition(lambda self: any(role == "worker" for role, _ in self.live))
+    @rule(data=st.data(), name=st.sampled_from("cd"))
+    def gather(self, data: st.DataObject, name: str) -> None:
+        seat = self.somebody(data, "worker")
+        if (peer_of(*seat), "Gather") not in {(peer, kind) for (peer, _), kind in self.asked.items()}:
+            self.ask(seat, m.Gather(name, b"worker %d" % seat[1]))
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def look_up(self, data: st.DataObject) -> None:
+        self.ask(self.somebody(data), m.Lookup("s", ["w"]))
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def publish(self, data: st.DataObject) -> None:
+        self.published = True
+        self.ask(self.somebody(data), m.Publish("s", [BLOCK]))
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), reason=st.sampled_from(["", "", "", "it raised"]))
+    def leave(self, data: st.DataObject, reason: str) -> None:
+        seat = self.somebody(data)
+        self.live.discard(seat)
+        self.ask(seat, m.Bye(reason))
+        self.gone.add(peer_of(*seat))
+        self.asked = {asked: kind for asked, kind in self.asked.items() if asked[0] != peer_of(*seat)}
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def lose(self, data: st.DataObject) -> None:
+        seat = self.somebody(data)
+        self.members.lost(peer_of(*seat), self.now)
+
+    @rule(seconds=st.sampled_from([0.2, 1.0, 3.0]), beating=st.booleans())
+    def wait(self, seconds: float, beating: bool) -> None:
+        self.now += seconds
+        for seat in sorted(self.live) if beating else []:
+            self.ask(seat, m.Heartbeat(1))
+        self.take(self.members.tick(self.now))
+        dead = {(one.role, one.rank) for one in self.members.deaths}
+        self.live -= dead
+        self.gone |= {peer_of(*seat) for seat in dead}
+        self.asked = {asked: kind for asked, kind in self.asked.items() if asked[0] not in self.gone}
+
+    @invariant()
+    def machine_is_sound(self) -> None:
+        self.members.check()
+
+    @invariant()
+    def nobody_waits_without_a_reason(self) -> None:
+        kinds = set(self.asked.values())
+        assert kinds <= {"Enter", "Gather", "Lookup"}
+        if self.members.deaths:
+            assert not kinds, "somebody waits for the dead"
+        if self.published:
+            assert "Lookup" not in kinds
+
+    @invariant()
+    def everybody_hears_of_a_death(self) -> None:
+        if self.members.deaths:
+            assert all(self.news[peer_of(*seat)].deaths for seat in self.live)
+
+
+TestJob = Job.TestCase
+TestJob.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_everybody_joins_over_a_network_that_loses_messages(seed: int) -> None:
+    chance = random.Random(seed)
+    faults: list[Fault] = ["deliver", "drop", "repeat", "late"]
+    network = MemoryNetwork(lambda: chance.choices(faults, [5, 4, 1, 1])[0])
+    listener, members = MemoryListener(network, "memory://scheduler"), machine()
+    desk = Answerer(listener, members.is_member)
+    hubs = [MemoryHub(network) for _ in SEATS]
+    links = [
+        Connection(hub, hub.connect("memory://scheduler", peer_of(*s)), "scheduler")
+        for hub, s in zip(hubs, SEATS, strict=True)
+    ]
+    for link, seat in zip(links, SEATS, strict=True):
+        link.send(hello(*seat), (), 0.0)
+    welcomed: set[int] = set()
+    now = 0.0
+    while len(welcomed) < len(SEATS):
+        now += PROBE_AFTER_S / 2
+        assert now < 1000, "somebody was never welcomed"
+        for peer, frames in listener.receive(0.0):
+            taken = desk.take(peer, frames)
+            for action in members.handle(peer, taken[0], taken[1], 0.0) if taken else []:
+                assert isinstance(action, Answer)
+                desk.answer(action.peer, action.seq, action.body)
+        for index, (hub, link) in enumerate(zip(hubs, links, strict=True)):
+            for _, frames in hub.receive(0.0):
+                news = link.take(frames)
+                if news is not None:
+                    assert isinstance(news[1], m.Welcome)
+                    welcomed.add(index)
+            link.probe(now)
