@@ -29,7 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 PURE = LAYERS[1]
-IMPURE = {"socket", "threading", "time", "random", "torch", "zmq", "secrets", "asyncio", "selectors", "datetime"}
+IMPURE = {"socket", "threading", "time", "random", "torch", "cryptography", "secrets", "asyncio", "selectors", "datetime"}
 
 
 def modules() -> dict[str, Path]:
@@ -99,7 +99,7 @@ def test_pure_module_knows_no_socket_thread_clock_or_chance(module: str) -> None
     ["paceline", "paceline.launch", "paceline.cli", "paceline.consistency", "paceline.membership", "paceline.wire"],
 )
 def test_module_starts_without_torch(module: str) -> None:
-    code = f"import sys, {module}; sys.exit(', '.join({{'torch', 'numba', 'zmq'}} & set(sys.modules)) or 0)"
+    code = f"import sys, {module}; sys.exit(', '.join({{'torch', 'numba', 'cryptography'}} & set(sys.modules)) or 0)"
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
 

@@ -15,7 +15,7 @@ from paceline.membership import Answer, Finish, Membership, describe
 from paceline.peer.answerer import Answerer
 from paceline.peer.hosts import bind_address
 from paceline.transport import Listener, Security
-from paceline.transport.zeromq import ZmqListener
+from paceline.transport.sockets import SocketListener
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ def main(settings: Settings) -> int:
     """Run the scheduler of a job; returns the exit code."""
     set_up_logging(settings)
     try:
-        listener = ZmqListener([bind_address(settings.scheduler)], Security.of(settings), watch=True)
+        listener = SocketListener([bind_address(settings.scheduler)], Security.of(settings), watch=True)
     except (PacelineError, OSError) as error:
         logger.error("%s", error)
         return 1

@@ -20,7 +20,7 @@ from paceline.peer.hosts import address_for
 from paceline.peer.lifeline import Lifeline, identity, raise_if_refused
 from paceline.transport import Hub, Security
 from paceline.transport.base import Frames
-from paceline.transport.zeromq import ZmqHub
+from paceline.transport.sockets import SocketHub
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_GATHER_BYTES
 
@@ -364,7 +364,7 @@ def current_session() -> Session:
                     "or set PACELINE_SCHEDULER, PACELINE_JOB_KEY and the other PACELINE_* variables"
                 )
             security = Security.of(settings)
-            _current = Session(settings, lambda: ZmqHub(security))
+            _current = Session(settings, lambda: SocketHub(security))
             atexit.register(_close_at_exit, _current)
         return _current
 
