@@ -29,7 +29,18 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 PURE = LAYERS[1]
-IMPURE = {"socket", "threading", "time", "random", "torch", "cryptography", "secrets", "asyncio", "selectors", "datetime"}
+IMPURE = {
+    "socket",
+    "threading",
+    "time",
+    "random",
+    "torch",
+    "cryptography",
+    "secrets",
+    "asyncio",
+    "selectors",
+    "datetime",
+}
 
 
 def modules() -> dict[str, Path]:

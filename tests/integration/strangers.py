@@ -1,7 +1,7 @@
-"""A stranger who attacks listening sockets: ``python strangers.py KIND COUNT SECONDS host:port...``; a program of its own.
+"""A stranger who attacks listening sockets, as a program: ``python strangers.py KIND COUNT SECONDS host:port...``.
 
-It opens COUNT connections, keeps them open, and opens new ones for those that are closed, until it is killed or the time
-is over. It prints ``open`` when it has opened COUNT for the first time.
+It opens COUNT connections, keeps them open, and opens new ones for those that are closed, until it is killed or the
+time is over. It prints ``open`` when it has opened COUNT for the first time.
 """
 
 import contextlib
@@ -9,7 +9,6 @@ import itertools
 import os
 import random
 import resource
-import selectors
 import socket
 import sys
 import time

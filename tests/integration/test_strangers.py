@@ -16,7 +16,10 @@ from paceline.testing import LocalJob, listen, tell
 CONNECTIONS = int(os.environ.get("PACELINE_FUZZ_CONNECTIONS", "2000"))
 GROWTH_BYTES = 64 * 2**20
 JOIN_S = 2.0
-ATTACKS = [("huge", 8), *((kind, CONNECTIONS) for kind in ("huge", "cut", "silent", "slow", "garbage", "replayed", "all"))]
+ATTACKS = [
+    ("huge", 8),
+    *((kind, CONNECTIONS) for kind in ("huge", "cut", "silent", "slow", "garbage", "replayed", "all")),
+]
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -63,7 +66,9 @@ def test_strangers_fill_no_memory_and_stop_nobody(kind, count):
         with Strangers(kind, count, [job.address, server]):
             second = job.start(1, train)
             joined = [worker.heard(90)[1] for worker in (first, second)]
-            grown = [role.rss_bytes() - size for role, size in zip([job.scheduler, job.servers[0]], before, strict=True)]
+            grown = [
+                role.rss_bytes() - size for role, size in zip([job.scheduler, job.servers[0]], before, strict=True)
+            ]
             for worker in (first, second):
                 worker.tell("go on")
             assert [worker.result() for worker in (first, second)] == [2.0, 2.0]

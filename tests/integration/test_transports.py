@@ -12,8 +12,8 @@ import torch
 from paceline import kvstore
 from paceline.testing import LocalJob, listen, tell
 from paceline.transport import Security, new_job_key, sender
-from paceline.transport.sockets import SocketHub, SocketListener
 from paceline.transport.outgoing import Outgoing
+from paceline.transport.sockets import SocketHub, SocketListener
 from paceline.worker.session import current_session
 
 

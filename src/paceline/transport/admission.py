@@ -2,12 +2,12 @@
 
 | state | holds | leaves it when |
 |---|---|---|
-| stranger | a socket and < 64 bytes | its HELLO is good, :data:`HANDSHAKE_S` have passed, or too many newer strangers have come |
-| proved | a socket and < 128 bytes | its JOIN opens, :data:`HANDSHAKE_S` have passed, or too many newer ones have come |
-| member | whatever it sends | it leaves |
+| stranger | a socket and < 64 bytes | its HELLO is good, time is up, or too many newer strangers have come |
+| proved | a socket and < 128 bytes | its JOIN opens, time is up, or too many newer ones have come |
+| member | what it sends | it leaves |
 
-A member's first bytes come right behind its connection, so it is a stranger for microseconds, and however many strangers
-knock, they replace each other and not members. Who has recorded a member's HELLO can be *proved*, but never a member.
+A member's first bytes come right behind its connection, so it is a stranger for microseconds. However many strangers
+connect, they replace each other and not members. Who has recorded a member's HELLO can be *proved*, but never a member.
 """
 
 from __future__ import annotations

@@ -6,11 +6,11 @@ A message is a list of frames. On the wire it is
 2. the head: the size of each frame, then all small frames;
 3. each large frame: in chunks that are records of their own where large frames are protected, else as it is.
 
-Prefix and head are always records. Each record's associated data are the number of its message, the part, and the chunk.
-Nothing is read on the strength of a length that was not authenticated, so a changed length is noticed at once.
+Prefix and head are always records. The associated data of a record are the number of its message, the part, and the
+chunk. Nothing is read on the strength of a length that was not authenticated, so a changed length is noticed at once.
 
-Copies of a large frame: none in Python without protection. With it the sender's chunk is encrypted into one warm buffer,
-from which the kernel copies; the receiver's chunk comes to one warm buffer and is decrypted to its place in the frame.
+Copies of a large frame outside of the kernel: none without protection. With it a chunk is encrypted into one warm
+buffer, from which the kernel copies; at the receiver it comes to one warm buffer and is decrypted to its place.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ class RecordReader:
         return self._cipher.open(self._intake.exactly(size + self._cipher.overhead), position)
 
     def _large(self, number: int, index: int, size: int) -> memoryview:
-        frame = memoryview(np.empty(size, np.uint8))
+        frame = np.empty(size, np.uint8).data
         if not self._encrypts:
             self._intake.fill(frame)
             return frame

@@ -6,8 +6,8 @@
 | connected, else | waits for the thread that sends, by its urgency |
 | not connected | waits (hub) or is dropped (listener) |
 
-Records are numbered when they are made, so only one thread at a time makes them: the one that has set ``_busy``. What was
-under way when a connection closed is lost; who asked asks after it.
+Records are numbered when they are made, so only one thread at a time makes them: the one that has set ``_busy``. What
+was under way when a connection closed is lost; who asked asks after it.
 """
 
 from __future__ import annotations
