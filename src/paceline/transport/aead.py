@@ -67,27 +67,32 @@ class AesGcm:
 
     def seal(self, data: bytes, position: bytes) -> bytes:
         """Return a record."""
-        return self._cipher.encrypt(self._nonce(), data, position)
+        nonce = self._nonce()
+        return self._cipher.encrypt(nonce, data, position)
 
     def seal_into(self, data: Any, position: bytes, buffer: memoryview) -> None:
         """Write a record to a buffer of its size."""
-        self._cipher.encrypt_into(self._nonce(), data, position, buffer)
+        nonce = self._nonce()
+        self._cipher.encrypt_into(nonce, data, position, buffer)
 
     def open(self, record: Any, position: bytes) -> bytes:
         """Return what a record says."""
+        nonce = self._nonce()
         try:
-            return self._cipher.decrypt(self._nonce(), record, position)
+            return self._cipher.decrypt(nonce, record, position)
         except InvalidTag:
             raise self._tampered() from None
 
     def open_into(self, record: Any, position: bytes, buffer: memoryview) -> None:
         """Write what a record says to a buffer of its size."""
+        nonce = self._nonce()
         try:
-            self._cipher.decrypt_into(self._nonce(), record, position, buffer)
+            self._cipher.decrypt_into(nonce, record, position, buffer)
         except InvalidTag:
             raise self._tampered() from None
 
     def _nonce(self) -> bytes:
+        """Return the nonce of the next record; the cipher may be another one afterwards."""
         if self._count and self._count % RECORDS_PER_KEY == 0:
             # As Noise's REKEY: the old key cannot be worked out from the new one.
             self._cipher = AESGCM(self._cipher.encrypt(_REKEY_NONCE, bytes(32), b"")[:32])
