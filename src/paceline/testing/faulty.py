@@ -19,7 +19,7 @@ from paceline.worker import session
 
 
 def install(who: str) -> None:
-    """Put faulty ends in the place of the transport's in this process, if it was started with faults.
+    """Replace the ends of the transport in this process by faulty ones, if it was started with faults.
 
     Args:
         who: this process, such as ``worker 1``.
