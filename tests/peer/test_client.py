@@ -240,6 +240,18 @@ def test_a_follower_goes_on_when_the_driver_is_interrupted(threads: ThreadPoolEx
         setting.client.wait([first], LONG_S)
 
 
+def test_a_thread_that_was_interrupted_before_it_could_stop_driving_drives_on(threads: ThreadPoolExecutor) -> None:
+    setting = Setting()
+    with setting.client._shared.mutex:
+        setting.client._shared._start_driving()  # and KeyboardInterrupt
+    first = setting.ask("first")
+    following = threads.submit(lambda: setting.client.wait([setting.ask("second")], LONG_S))
+    assert setting.client.wait([first], 0.02) is first
+    setting.answer_together(setting.requests(2))
+    assert setting.client.wait([first], LONG_S) is None
+    assert answered(following)
+
+
 def test_waiters_raise_what_the_check_raises_when_they_are_woken(threads: ThreadPoolExecutor) -> None:
     failure: list[Exception] = []
 

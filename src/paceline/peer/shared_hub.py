@@ -56,6 +56,8 @@ class SharedHub:
         self._followers = 0
         self._driver: int | None = None
         """The thread that drives."""
+        self._in_use = False
+        """The driver uses what has arrived."""
         self._queue: list[Message] = []
         """What the driver is to send, in order."""
         self._closed = False
@@ -72,7 +74,7 @@ class SharedHub:
         with self.mutex:
             self._check_open()
             self._queue += make()
-            if self._driver is not None:
+            if not self._may_drive():
                 if self._driver != threading.get_ident():
                     self._hub.wake()  # under the mutex: close() must not free what this uses
                 return
@@ -96,7 +98,7 @@ class SharedHub:
             self._check_open()
             if is_done():
                 return []  # another thread drove since the caller looked
-            if self._driver is not None:
+            if not self._may_drive():
                 self._follow(timeout_s, is_done)
                 return []
             batch = self._start_driving()
@@ -130,7 +132,7 @@ class SharedHub:
             if self._closed:
                 return
             self._closed = True
-            if self._driver is not None:
+            if not self._may_drive():
                 self._hub.wake()
                 if not self._wait_for(lambda: self._driver is None, CLOSE_TIMEOUT_S):
                     logger.warning("connections stay open: a thread has used answers for %g s", CLOSE_TIMEOUT_S)
@@ -141,8 +143,13 @@ class SharedHub:
 
     # ---- driving ---------------------------------------------------------------------------------------------------
 
+    def _may_drive(self) -> bool:
+        """Return whether this thread may become the driver now. The caller holds the mutex."""
+        # A thread that drives, and is not in a callback, was interrupted by a signal before it could stop.
+        return self._driver is None or (self._driver == threading.get_ident() and not self._in_use)
+
     def _start_driving(self) -> list[Message]:
-        """Become the driver; returns what is to be sent first. The caller holds the mutex, and nobody drives."""
+        """Become the driver; returns what is to be sent first. The caller holds the mutex."""
         self._driver = threading.get_ident()
         batch, self._queue = self._queue, []
         return batch
@@ -151,9 +158,17 @@ class SharedHub:
         """Send, receive once if there is a timeout, and stop driving; returns what ``use`` returned."""
         try:
             self._send(batch)
-            return [] if timeout_s is None else self._use(self._hub.receive(timeout_s))
+            return [] if timeout_s is None else self._receive(timeout_s)
         finally:
             self._finish()
+
+    def _receive(self, timeout_s: float) -> list[Exception]:
+        arrived = self._hub.receive(timeout_s)
+        self._in_use = True
+        try:
+            return self._use(arrived)
+        finally:
+            self._in_use = False
 
     def _send(self, batch: Iterable[Message]) -> None:
         for message in batch:
