@@ -74,7 +74,7 @@ class Client:
         self._hub, self._on_news, self._check, self._clock = hub, on_news, check, clock
         self._shared = SharedHub(hub, self._use)
         self._connections: list[Connection] = []
-        """By channel; guarded by the mutex of the shared hub."""
+        """By channel. The mutex of the shared hub guards what each holds."""
         self._next_check = 0.0
         self.damaged = Damaged()
 
@@ -198,10 +198,11 @@ class Client:
     def _use(self, arrived: list[tuple[int, Frames]]) -> list[Exception]:
         raised = [error for channel, frames in arrived if (error := self._use_one(channel, frames)) is not None]
         now = self._clock()
-        if not arrived:
+        is_due = now >= self._next_check
+        if is_due or not arrived:
             for channel in self._hub.reopened():
                 self._probe(self._connections[channel], now, at_once=True)
-        if now >= self._next_check:
+        if is_due:
             self._next_check = now + CHECK_INTERVAL_S
             for connection in self._connections:
                 if len(connection):
