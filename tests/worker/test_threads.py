@@ -71,7 +71,7 @@ def test_a_thread_asks_and_waits_while_another_one_waits():
         assert workers[0].heard() == [0] * 20
         workers[1].tell("push")
         assert workers[0].result() == [2.0, 2.0]
-    
+
 
 def test_leaving_ends_the_waits_of_other_threads():
     with LocalJob(2, 1) as job:
