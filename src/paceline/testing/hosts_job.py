@@ -23,7 +23,7 @@ class HostsJob(LocalJob):
         servers: how many on each host.
         environment: further variables for all processes.
         faults: of the network and the processes.
-        **settings: fields of :class:`paceline.config.Settings` for all processes.
+        **settings: fields of :class:`paceline.config.Settings` for all processes; ``check_rules`` is on by default.
     """
 
     def __init__(

@@ -42,7 +42,7 @@ class LocalJob:
         num_servers: of the job.
         environment: further variables for all processes.
         faults: of the network and the processes; see :class:`paceline.testing.Faults`.
-        **settings: fields of :class:`paceline.config.Settings` for all processes.
+        **settings: fields of :class:`paceline.config.Settings` for all processes; ``check_rules`` is on by default.
 
     Attributes:
         scheduler: the scheduler's process.
@@ -69,6 +69,7 @@ class LocalJob:
         self.workers: list[Worker] = []
         self.servers: list[Process] = []
         self._extra = dict(environment or {}) | ({VARIABLE: faults.to_json()} if faults is not None else {})
+        settings = {"check_rules": True} | settings
         self._settings = {config.variable(name): _text(value) for name, value in settings.items()}
 
     # ---- a job's life ----------------------------------------------------------------------------------------------
