@@ -421,9 +421,8 @@ class ServerStore:
         return error
 
     def _break(self, slot: Slot, error: Exception) -> None:
-        names = ", ".join(str(piece.key) for piece in slot.updater.pieces[:3])
-        logger.exception("the update of %s failed", names)
-        slot.broken = RemoteError(f"the update of {names} failed: {type(error).__name__}: {error}")
+        logger.exception("the update of %s failed", slot.name)
+        slot.broken = RemoteError(f"the update of {slot.name} failed: {type(error).__name__}: {error}\n{slot.story()}")
         for pending in set(slot.pending.values()):
             pending.break_off(slot.broken)
         slot.pending.clear()
