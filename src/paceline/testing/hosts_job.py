@@ -51,7 +51,7 @@ class HostsJob(LocalJob):
     def _placed(self, role: str, rank: int, argv: Sequence[str]) -> Sequence[str]:
         return self.host_of(role, rank).command(argv)
 
-    def _nursery(self) -> None:
+    def _fork_server(self) -> None:
         """Return None: a process enters its host's namespace before it becomes Python."""
 
     def _environment(self, role: str, rank: int, scheduler: str) -> dict[str, str]:
