@@ -1,5 +1,6 @@
 """Forked processes of a job under test behave like programs that were started."""
 
+import fcntl
 import os
 import signal
 import sys
@@ -10,6 +11,7 @@ import pytest
 from paceline.launch.supervise.guardian import Guardian
 from paceline.testing import LocalJob, Process, WorkerFailedError
 from paceline.testing.fork_server import Child, ForkServer
+from paceline.testing.readable import readable
 
 
 def say_who_i_am():
@@ -116,3 +118,13 @@ def test_a_fork_server_that_ended_forks_nothing_more():
     fork_server._process.wait(10)
     assert not fork_server.can_run([sys.executable, "-m", "paceline"], dict(os.environ))
     fork_server.close()
+
+
+def test_files_with_high_numbers_are_waited_for():
+    read, write = os.pipe()
+    high = fcntl.fcntl(read, fcntl.F_DUPFD, 1100)
+    assert readable([high], 0.0) == set()
+    os.write(write, b"x")
+    assert readable([high, write], 1.0) == {high}
+    for fd in (read, write, high):
+        os.close(fd)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import time
 from typing import Any
+
+from paceline.testing.readable import readable
 
 #: Variables with the file descriptors of the worker.
 READ_VARIABLE, WRITE_VARIABLE = "PACELINE_TESTING_READ_FD", "PACELINE_TESTING_WRITE_FD"
@@ -32,8 +33,7 @@ class Lines:
         """
         deadline = time.monotonic() + timeout_s
         while b"\n" not in self._text:
-            ready, _, _ = select.select([self._fd], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
+            if not readable([self._fd], deadline - time.monotonic()):
                 raise TimeoutError(f"nothing came within {timeout_s:g} s")
             data = os.read(self._fd, 65536)
             if not data:

@@ -12,7 +12,6 @@ import atexit
 import contextlib
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -20,6 +19,8 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+
+from paceline.testing.readable import readable
 
 #: Prefixes of variables that an interpreter or a library reads when it starts.
 _READ_AT_START = (
@@ -132,7 +133,7 @@ class ForkServer:
 
     def _hear(self, timeout_s: float) -> int | None:
         """Receive one message; returns the id of a new child if the message is about one."""
-        if not select.select([self._socket], [], [], timeout_s)[0]:
+        if not readable([self._socket.fileno()], timeout_s):
             return None
         data = self._socket.recv(4096)
         if not data:
@@ -148,7 +149,7 @@ class ForkServer:
     def code(self, pid: int) -> int | None:
         """Return a child's exit code, None while it runs."""
         with self._lock:
-            while pid not in self._codes and select.select([self._socket], [], [], 0.0)[0]:
+            while pid not in self._codes and readable([self._socket.fileno()], 0.0):
                 self._hear(0.0)
             return self._codes.get(pid)
 
@@ -164,7 +165,7 @@ class ForkServer:
             if remaining <= 0:
                 raise subprocess.TimeoutExpired(f"child {pid}", timeout_s)
             # Another thread may receive the message: look again soon.
-            select.select([self._socket], [], [], min(remaining, 0.1))
+            readable([self._socket.fileno()], min(remaining, 0.1))
         return code
 
     def close(self) -> None:

@@ -8,7 +8,6 @@ import importlib
 import json
 import os
 import runpy
-import select
 import signal
 import socket
 import sys
@@ -16,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.testing.fork_server import MAX_MESSAGE_BYTES
+from paceline.testing.readable import readable
 
 #: Imported before the first fork: what servers, workers and the scheduler need. The first torch optimizer imports
 #: ``torch._dynamo``, which takes as long as torch itself.
@@ -37,7 +37,7 @@ def _serve(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     signal.signal(signal.SIGCHLD, lambda signum, frame: None)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     while True:
-        ready, _, _ = select.select([channel.fileno(), wake_read], [], [])
+        ready = readable([channel.fileno(), wake_read])
         if wake_read in ready:
             os.read(wake_read, 4096)
             _report_ends(channel)

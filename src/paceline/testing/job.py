@@ -7,7 +7,6 @@ import functools
 import inspect
 import json
 import os
-import select
 import sys
 import tempfile
 import time
@@ -23,6 +22,7 @@ from paceline.launch.supervise.ready import ReadyPipe
 from paceline.testing.faults import VARIABLE, Faults
 from paceline.testing.fork_server import ForkServer
 from paceline.testing.process import Process, Worker, WorkerFailedError
+from paceline.testing.readable import readable
 from paceline.transport.security import new_job_key
 
 _SOURCES = str(Path(paceline.__file__).parent.parent)
@@ -105,7 +105,7 @@ class LocalJob:
     def _scheduler_address(self, ready: ReadyPipe, timeout_s: float = 60.0) -> str:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            select.select([ready.fd], [], [], deadline - time.monotonic())
+            readable([ready.fd], deadline - time.monotonic())
             address = ready.read()
             if address == "":
                 raise RuntimeError(f"the scheduler ended at once:\n{self.scheduler.output}")
