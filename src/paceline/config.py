@@ -85,6 +85,8 @@ class Settings:
     """Silence after which a peer whose connection still looks open counts as dead."""
     disconnect_grace_s: float = 1.5
     """How long a peer whose connection closed has to come back."""
+    check_rules: bool = False
+    """Check the rule of every slot after each event, on servers: for tests and bug reports, as it costs time."""
     log_level: str = "WARNING"
     """Of the roles' processes: ``DEBUG``, ``INFO``, ``WARNING`` or ``ERROR``."""
 
