@@ -1,4 +1,4 @@
-"""The process's memory allocator, told that frames of megabytes come and go all the time."""
+"""Settings of glibc's allocator for frames of megabytes that are allocated and freed all the time."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ _LARGE_BYTES = 32 * 1024 * 1024
 
 
 def keep_freed_frames() -> None:
-    """Let memory of freed frames stay with the process, up to 128 MiB, and only larger blocks than 32 MiB go at once.
+    """Keep up to 128 MiB of freed memory in the process; blocks over 32 MiB still go back to the kernel at once.
 
-    ZeroMQ allocates every frame that it receives. By itself glibc gives such blocks back to the kernel when they are
-    freed, and each page of the next frame is a page fault: up to 25,000 a step for 100 MB. Elsewhere than with glibc
-    this does nothing.
+    ZeroMQ allocates every frame that it receives. By default glibc gives such blocks back to the kernel when they are
+    freed, and each page of the next frame is a page fault: up to 25,000 a step for 100 MB. Does nothing without glibc.
     """
     mallopt = _glibc("mallopt")
     if mallopt is not None:
@@ -30,7 +29,7 @@ def keep_freed_frames() -> None:
 
 
 def give_back_freed_memory() -> None:
-    """Give what is free back to the kernel: at a moment after which less will be needed, as when all keys are there."""
+    """Give freed memory back to the kernel. Call it when less is needed from then on, as after all keys are made."""
     malloc_trim = _glibc("malloc_trim")
     if malloc_trim is not None:
         malloc_trim(0)

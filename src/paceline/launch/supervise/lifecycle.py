@@ -1,9 +1,35 @@
-"""When a job starts, fails and is over: a machine without processes, pipes or clock.
+"""When a job starts, fails and ends: a machine without processes, pipes or clock.
 
-A job goes ``STARTING`` (only the scheduler runs) → ``RUNNING`` → ``LEAVING`` (all workers are done) → ``OVER``. A
-failure leads to ``FAILING``, where the others have a moment to say what they saw, an interrupt to ``INTERRUPTED``;
-both, and a ``LEAVING`` that takes too long, go on to ``TERMINATING`` (SIGTERM sent) and ``KILLING`` (SIGKILL sent).
-Every phase but ``RUNNING`` has a deadline, so no job can hang on its way out.
+| phase | what runs | next phase, and when |
+|---|---|---|
+| ``STARTING`` | the scheduler alone, until it listens | ``RUNNING``: it listens; ``TERMINATING``: ``start_s`` passed |
+| ``RUNNING`` | everything | ``LEAVING``: all workers exited with 0 |
+| ``LEAVING`` | servers and scheduler, which exit | ``TERMINATING``: ``leave_s`` passed |
+| ``FAILING`` | survivors, which say what they saw | ``TERMINATING``: ``survivors_s`` passed, or a signal came |
+| ``INTERRUPTED`` | everything; workers got the signal | ``TERMINATING``: ``survivors_s`` passed; ``KILLING``: another |
+| ``TERMINATING`` | what has not exited; all got SIGTERM | ``KILLING``: ``terminate_s`` passed, or a signal came |
+| ``KILLING`` | what has not exited; all got SIGKILL | ``OVER``: ``kill_s`` passed |
+| ``OVER`` | nothing | |
+
+From several phases:
+
+| from | to | when |
+|---|---|---|
+| ``STARTING``, ``RUNNING``, ``LEAVING`` | ``FAILING`` | an exit code other than 0, or a process cannot be started |
+| ``STARTING`` | ``FAILING`` | the scheduler exits, also with 0 |
+| ``RUNNING`` | ``FAILING`` | a server or the scheduler exited with 0 before others, ``leave_s`` ago, and workers run |
+| ``STARTING``, ``RUNNING``, ``LEAVING`` | ``INTERRUPTED`` | a signal came |
+| ``FAILING``, ``INTERRUPTED`` | ``TERMINATING`` | no worker is left, and no exit to come can explain more |
+| all but ``STARTING`` and ``RUNNING`` | ``OVER`` | no process is left |
+
+The first failure decides the exit code. It is replaced once, by an exit that explains it: a process that exits with
+``PEER_FAILED`` did so because of another one, whose own exit may be seen later.
+
+Timeouts (:class:`~paceline.launch.spec.Graces`). Every phase but ``RUNNING`` has one, so no job hangs while it ends.
+``survivors_s`` must exceed the setting ``disconnect_grace_s``, after which survivors learn of a death, plus the time in
+which they report it and exit. ``leave_s`` must exceed the time that servers need to exit after the last worker.
+
+A job ends with processes left only if the kernel cannot end them within ``kill_s``.
 """
 
 from __future__ import annotations
@@ -33,7 +59,7 @@ from paceline.launch.supervise.events import (
 
 
 class Phase(enum.Enum):
-    """Where the job is; see the module's text."""
+    """Phase of a job; the module's tables have the transitions."""
 
     STARTING = enum.auto()
     RUNNING = enum.auto()
@@ -75,9 +101,9 @@ class Lifecycle:
         """When a :class:`Tick` is due, if one is."""
         self.failure: Failure | None = None
         self.aftermath: dict[Member, int] = {}
-        """Exit codes of the others who left by themselves, in order."""
+        """Exit codes of the other processes that exited by themselves, in order."""
         self.alive: dict[Member, None] = {}
-        """Who runs, in the order of starting."""
+        """The processes that run, in the order of starting."""
         self._started: list[Member] = []
         self._unfinished = {member for member in members if member.role == "worker"}
         self._departed: list[Member] = []
@@ -94,7 +120,7 @@ class Lifecycle:
         return [Start(scheduler)]
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Take in what happened and return what to do, in order."""
+        """Handle an event and return what to do, in order."""
         if self.phase is Phase.OVER:
             return []
         match event:
@@ -142,11 +168,11 @@ class Lifecycle:
             self._judge(member, code, now)
         actions = self._finish_if_empty()
         if not actions and not self._workers() and self._is_explained():
-            return self._terminate(now)  # servers and scheduler have nobody left to work for
+            return self._terminate(now)  # servers and scheduler have no worker left to serve
         return actions
 
     def _is_explained(self) -> bool:
-        """Tell whether the job is ending and nobody's end can tell more about why."""
+        """Tell whether the job is ending and no exit to come can tell more about the cause."""
         if self.phase is Phase.FAILING:
             return self.failure is not None and self.failure.code != PEER_FAILED
         return self.phase is Phase.INTERRUPTED
@@ -155,7 +181,7 @@ class Lifecycle:
         if code != 0:
             self._fail(member, code, describe_code(code), now)
         elif self.phase is Phase.STARTING:
-            self._fail(member, 1, "left before it said where it listens", now)
+            self._fail(member, 1, "exited before it reported its address", now)
         elif member.role == "worker":
             self._unfinished.discard(member)
             if not self._unfinished:
@@ -167,8 +193,8 @@ class Lifecycle:
     def _departure_deadline(self, now: float) -> float | None:
         """Return until when workers may go on without a server or scheduler that left with exit code 0.
 
-        When all servers and the scheduler leave, every worker has told them that it needs them no more, and may take
-        its time to end its own process. One that leaves while others stay has left its post.
+        Servers and scheduler all leave only when every worker has said that it needs them no more; then the workers
+        have no deadline. If one leaves while others stay, it left too early.
         """
         if len(self.alive) == len(self._workers()):
             return None
@@ -180,7 +206,7 @@ class Lifecycle:
             self.phase, self.deadline = Phase.FAILING, now + self.graces.survivors_s
 
     def _add_to_failure(self, member: Member, code: int, now: float) -> None:
-        """Note one more end. Who ends only because of another may do so before that other's process is gone."""
+        """Note one more exit. A process that exits because of another one may be seen to exit before that one."""
         first = self.failure
         if first is not None and first.code == PEER_FAILED and code not in (0, PEER_FAILED):
             self.aftermath = {first.member: first.code, **self.aftermath}
@@ -204,7 +230,7 @@ class Lifecycle:
     def _late(self, now: float) -> list[Action]:
         match self.phase:
             case Phase.STARTING:
-                reason = f"did not say within {self.graces.start_s:g} s where it listens"
+                reason = f"did not report its address within {self.graces.start_s:g} s"
                 self._fail(self._started[0], 1, reason, now)
                 return self._terminate(now)
             case Phase.RUNNING:
