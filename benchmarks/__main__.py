@@ -1,6 +1,6 @@
-"""A selection of the benchmarks in about seven minutes, written down with a plot: ``make bench``.
+"""A selection of the benchmarks in about seven minutes, as a report with a picture: ``make bench``.
 
-What goes over a network needs root, for network namespaces; elsewhere the report says that it is left out.
+The network benchmark needs root, for network namespaces. Without root it is left out, and the report says so.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ WHAT = """
   memory and without encryption. The picture calls them *arena, memory*, *verbs, memory*, *arena, TCP* and *verbs, TCP*.
 - `mxnet`: MXNet 1.9.1 `dist_sync` over unencrypted TCP. `gloo`: an all-reduce and a fused SGD in every process.
 - In training, `paceline` is `DistributedOptimizer` with its defaults (the optimizer steps in the workers),
-  `paceline-server` the same with `update="server"`, `ddp` DistributedDataParallel over Gloo, `alone` one process.
+  `paceline-server` the same with `update="server"`, `ddp` DistributedDataParallel over Gloo, `alone` as many processes
+  that exchange nothing.
 
 SGD has momentum 0.9 and is fused in all of them. Every worker of every contender has one thread; servers share the same
 cores. Figures are medians of one run in which contenders took turns. In brackets: how many times as fast as the last of
@@ -73,7 +74,7 @@ def store_rows(repeats: int, progress: Progress) -> dict[str, dict[str, float]]:
 
 
 def network_rows() -> list[network.Result]:
-    """Measure jobs over a network of 1 Gbit/s; nothing where hosts cannot be made."""
+    """Measure jobs over a network of 1 Gbit/s; nothing where network namespaces cannot be made."""
     if why_no_hosts():
         return []
     with Hosts(2, rate_bits_s=RATE_BITS_S) as hosts:
@@ -81,12 +82,12 @@ def network_rows() -> list[network.Result]:
 
 
 def memory_rows() -> list[memory.Result]:
-    """Measure what processes hold."""
+    """Measure the memory of processes."""
     return [one for job in MEMORY for one in memory.measure(*job, "resnet50", steps=20)]
 
 
 def network_lines(results: list[network.Result]) -> list[str]:
-    """Write what a network carried as Markdown."""
+    """Return the network figures as Markdown."""
     if not results:
         return ["", f"Two hosts in network namespaces: left out, {why_no_hosts()}."]
     lines = ["", "resnet50 keys, 2 hosts (network namespaces) of one worker each, 1 Gbit/s in each direction:", ""]
@@ -104,7 +105,7 @@ def network_lines(results: list[network.Result]) -> list[str]:
 
 
 def memory_lines(results: list[memory.Result]) -> list[str]:
-    """Write what processes hold as Markdown."""
+    """Return the memory figures as Markdown."""
     lines = ["", "Memory beyond parameters, gradients and optimizer state, resnet50 keys, after 20 steps:", ""]
     lines += ["| job | process | extra, MB | times the model |", "|---|---|---|---|"]
     for one in results:
@@ -116,7 +117,7 @@ def memory_lines(results: list[memory.Result]) -> list[str]:
 def report(
     rows: dict[str, dict[str, float]], trained: dict[str, dict[str, float]], picture: str, more: list[str]
 ) -> str:
-    """Write the tables as Markdown."""
+    """Return the whole report as Markdown."""
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
     lines = ["# Benchmarks", "", f"`make bench` on {date.today().isoformat()}: {machine}.", WHAT, f"![]({picture})", ""]
     lines += ["| ms per step | " + " | ".join(NAMES) + " |", "|---|" + "---|" * len(NAMES)]

@@ -34,7 +34,7 @@ LABELS = {
 PEERS = {"gloo", "mxnet", "ddp"}
 #: Colour by kind; they differ in lightness too, so that the picture survives a black and white printer.
 COLOURS = {"paceline": "#1b3f73", "peer": "#ee9a3a", "alone": "#dddddd"}
-LEGEND = {"paceline": "paceline", "peer": "another library", "alone": "one process alone"}
+LEGEND = {"paceline": "paceline", "peer": "another library", "alone": "no exchange"}
 
 _WIDTH_IN = 5.0
 _BAR_IN = 0.23
