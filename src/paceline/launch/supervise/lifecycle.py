@@ -1,26 +1,32 @@
 """When a job starts, fails and ends: a machine without processes, pipes or clock.
 
-| phase | what runs | next phase, and when |
-|---|---|---|
-| ``STARTING`` | the scheduler alone, until it listens | ``RUNNING``: it listens; ``TERMINATING``: ``start_s`` passed |
-| ``RUNNING`` | everything | ``LEAVING``: all workers exited with 0 |
-| ``LEAVING`` | servers and scheduler, which exit | ``TERMINATING``: ``leave_s`` passed |
-| ``FAILING`` | survivors, which say what they saw | ``TERMINATING``: ``survivors_s`` passed, or a signal came |
-| ``INTERRUPTED`` | everything; workers got the signal | ``TERMINATING``: ``survivors_s`` passed; ``KILLING``: another |
-| ``TERMINATING`` | what has not exited; all got SIGTERM | ``KILLING``: ``terminate_s`` passed, or a signal came |
-| ``KILLING`` | what has not exited; all got SIGKILL | ``OVER``: ``kill_s`` passed |
-| ``OVER`` | nothing | |
-
-From several phases:
+| phase | what runs |
+|---|---|
+| ``STARTING`` | the scheduler alone |
+| ``RUNNING`` | everything |
+| ``LEAVING`` | servers and scheduler, which exit |
+| ``FAILING`` | the others, which report what they saw |
+| ``INTERRUPTED`` | everything; the workers got the signal |
+| ``TERMINATING`` | what has not exited yet; all got SIGTERM |
+| ``KILLING`` | what has not exited yet; all got SIGKILL |
+| ``OVER`` | nothing |
 
 | from | to | when |
 |---|---|---|
-| ``STARTING``, ``RUNNING``, ``LEAVING`` | ``FAILING`` | an exit code other than 0, or a process cannot be started |
-| ``STARTING`` | ``FAILING`` | the scheduler exits, also with 0 |
-| ``RUNNING`` | ``FAILING`` | a server or the scheduler exited with 0 before others, ``leave_s`` ago, and workers run |
-| ``STARTING``, ``RUNNING``, ``LEAVING`` | ``INTERRUPTED`` | a signal came |
+| ``STARTING`` | ``RUNNING`` | the scheduler listens, or the job has none |
+| ``RUNNING`` | ``LEAVING`` | all workers have exited with 0 |
+| ``STARTING``, ``RUNNING``, ``LEAVING`` | ``FAILING`` | an exit code is not 0, or a process cannot be started |
+| ``STARTING`` | ``FAILING`` | the scheduler exits with 0, or ``start_s`` has passed |
+| ``RUNNING`` | ``FAILING`` | a server or the scheduler left before the others, ``leave_s`` ago, and workers still run |
+| ``STARTING``, ``RUNNING``, ``LEAVING`` | ``INTERRUPTED`` | a signal |
+| ``LEAVING`` | ``TERMINATING`` | ``leave_s`` has passed |
+| ``FAILING``, ``INTERRUPTED`` | ``TERMINATING`` | ``survivors_s`` has passed |
 | ``FAILING``, ``INTERRUPTED`` | ``TERMINATING`` | no worker is left, and no exit to come can explain more |
-| all but ``STARTING`` and ``RUNNING`` | ``OVER`` | no process is left |
+| ``FAILING`` | ``TERMINATING`` | a signal, or the scheduler did not start |
+| ``INTERRUPTED``, ``TERMINATING`` | ``KILLING`` | a second signal |
+| ``TERMINATING`` | ``KILLING`` | ``terminate_s`` has passed |
+| ``KILLING`` | ``OVER`` | ``kill_s`` has passed |
+| ``LEAVING``, ``FAILING``, ``INTERRUPTED``, ``TERMINATING``, ``KILLING`` | ``OVER`` | no process is left |
 
 The first failure decides the exit code. It is replaced once, by an exit that explains it: a process that exits with
 ``PEER_FAILED`` did so because of another one, whose own exit may be seen later.
