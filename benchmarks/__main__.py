@@ -17,7 +17,7 @@ from rich.progress import Progress
 from benchmarks import memory, network, training
 from benchmarks.contenders import Work
 from benchmarks.kvstore import measure
-from benchmarks.picture import draw, figures, panels
+from benchmarks.picture import description, draw, figures, panels
 from paceline.testing import Hosts, why_no_hosts
 
 STORE = [
@@ -119,7 +119,14 @@ def report(
 ) -> str:
     """Return the whole report as Markdown."""
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
-    lines = ["# Benchmarks", "", f"`make bench` on {date.today().isoformat()}: {machine}.", WHAT, f"![]({picture})", ""]
+    lines = [
+        "# Benchmarks",
+        "",
+        f"`make bench` on {date.today().isoformat()}: {machine}.",
+        WHAT,
+        f"![Time per step, one panel per row of the tables]({picture})",
+        "",
+    ]
     lines += ["| ms per step | " + " | ".join(NAMES) + " |", "|---|" + "---|" * len(NAMES)]
     for title, times in rows.items():
         last = list(times.values())[-1]
@@ -134,8 +141,9 @@ def report(
 
 
 def redraw(path: Path) -> None:
-    """Draw the picture beside a report from the report's tables."""
-    draw(panels(*figures(path.read_text()))).savefig(path.with_suffix(".png"), dpi=DPI)
+    """Draw the picture beside a report from the report's tables; a test reads its description."""
+    rows = panels(*figures(path.read_text()))
+    draw(rows).savefig(path.with_suffix(".png"), dpi=DPI, metadata={"Description": description(rows)})
 
 
 def main() -> None:

@@ -120,6 +120,11 @@ def _number(cell: str) -> float:
     return float(match[0])
 
 
+def description(rows: Sequence[Panel]) -> str:
+    """Return all that the picture says, as text."""
+    return "\n".join(f"{row.title}: " + "; ".join(f"{bar.name} {bar.label}" for bar in row.bars) for row in rows)
+
+
 def draw(rows: Sequence[Panel]) -> Figure:
     """Draw the panels below each other, narrow enough for a phone."""
     from matplotlib.figure import Figure

@@ -11,9 +11,10 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
+from PIL import Image
 
 from benchmarks.__main__ import NAMES, report
-from benchmarks.picture import COLOURS, Panel, draw, figures, panels
+from benchmarks.picture import COLOURS, Panel, description, draw, figures, panels
 
 ROOT = Path(__file__).parents[2]
 REPORT = (ROOT / "docs/benchmarks.md").read_text()
@@ -62,6 +63,12 @@ def test_report_gives_back_the_figures_it_was_written_from() -> None:
     stores = {"some keys": {"arena": 1.25, "mxnet": 12.5}, "other keys": dict.fromkeys(NAMES, 3.0)}
     training = {"a net": {"paceline": 1.5, "paceline-server": 2.5, "ddp": 3.5, "alone": 0.5}}
     assert figures(report(stores, training, "picture.png", ["", "| ms |", "|---|"])) == (stores, training)
+
+
+def test_picture_in_the_documents_is_of_the_tables_beside_it() -> None:
+    with Image.open(ROOT / "docs/benchmarks.png") as picture:
+        said = picture.info["Description"]
+    assert said == description(panels(STORES, TRAINING)), "run python -m benchmarks --redraw"
 
 
 def test_labels_say_milliseconds_and_the_multiple_of_the_first_bar() -> None:
