@@ -84,9 +84,9 @@ class Settings:
     heartbeat_timeout_s: float = 15.0
     """Silence after which a member counts as dead although its connection is open."""
     disconnect_grace_s: float = 1.5
-    """Time in which a member whose connection closed may come back."""
+    """How long a peer whose connection closed has to come back."""
     log_level: str = "WARNING"
-    """Log level of scheduler and servers: ``DEBUG``, ``INFO``, ``WARNING`` or ``ERROR``."""
+    """Of the roles' processes: ``DEBUG``, ``INFO``, ``WARNING`` or ``ERROR``."""
 
     def replace(self, **changes: Any) -> Settings:
         """Return a copy with some fields changed."""

@@ -15,9 +15,9 @@ class Late(enum.Enum):
     """A value that a backend learns only while it starts the job. The member's value is how it is printed."""
 
     JOB_KEY = "***"
-    BIND = "<address that the scheduler binds>"
-    READY_FD = "<pipe on which the scheduler reports its address>"
-    SCHEDULER = "<address of the scheduler>"
+    BIND = "<where the scheduler binds>"
+    READY_FD = "<pipe on which the scheduler says where it listens>"
+    SCHEDULER = "<where the scheduler listens>"
     SCHEDULER_HOST = "<host of the scheduler>"
     SCHEDULER_PORT = "<port of the scheduler>"
     MASTER_PORT = "<free port>"

@@ -1,4 +1,4 @@
-"""Settings of glibc's allocator for frames of megabytes that are allocated and freed all the time."""
+"""Settings of the C library's allocator for frames of megabytes, which are allocated and freed all the time."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ _LARGE_BYTES = 32 * 1024 * 1024
 
 
 def keep_freed_frames() -> None:
-    """Keep up to 128 MiB of freed memory in the process; blocks over 32 MiB still go back to the kernel at once.
+    """Keep up to 128 MiB of freed memory in the process; only blocks above 32 MiB go back to the kernel at once.
 
     ZeroMQ allocates every frame that it receives. By default glibc gives such blocks back to the kernel when they are
-    freed, and each page of the next frame is a page fault: up to 25,000 a step for 100 MB. Does nothing without glibc.
+    freed, and each page of the next frame is a page fault: up to 25,000 in a step for 100 MB. Without glibc this does
+    nothing.
     """
     mallopt = _glibc("mallopt")
     if mallopt is not None:
@@ -29,7 +30,7 @@ def keep_freed_frames() -> None:
 
 
 def give_back_freed_memory() -> None:
-    """Give freed memory back to the kernel. Call it when less is needed from then on, as after all keys are made."""
+    """Give free memory back to the kernel. Called when less will be needed, such as after keys were initialised."""
     malloc_trim = _glibc("malloc_trim")
     if malloc_trim is not None:
         malloc_trim(0)

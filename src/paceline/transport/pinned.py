@@ -1,4 +1,4 @@
-"""Pinned host memory, which CUDA devices read and write without the processor."""
+"""Page-locked host memory, which CUDA devices read and write directly."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 def pin(memory: torch.Tensor) -> bool:
-    """Pin the host memory of a tensor; returns whether that worked. Copies are correct without it, but slower."""
+    """Lock the host memory of a tensor; returns whether that worked. Without it copies are slower, and as correct."""
     if not memory.numel():
         return False
     return int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == 0  # type: ignore[no-untyped-call]

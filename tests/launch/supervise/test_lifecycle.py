@@ -98,7 +98,7 @@ def test_silent_scheduler_is_terminated_at_the_deadline() -> None:
     world.wait()
     assert world.now == 60
     assert world.cycle.failure is not None
-    assert world.cycle.failure.reason == "did not report its address within 60 s"
+    assert world.cycle.failure.reason == "did not say within 60 s where it listens"
     assert world.signals == [(signal.SIGTERM, (SCHEDULER,))]
     world.tell(Exited(SCHEDULER, 143))
     assert world.finished == [1]

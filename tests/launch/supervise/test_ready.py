@@ -35,5 +35,5 @@ def test_pipe_that_ends_without_an_address_gives_none(pipe: ReadyPipe) -> None:
 def test_line_that_is_no_address_is_refused(line: bytes, pipe: ReadyPipe) -> None:
     os.write(pipe.write_fd, line + b"\n")
     pipe.close_write()
-    with pytest.raises(ValueError, match="reported the address"):
+    with pytest.raises(ValueError, match="said it listens at"):
         pipe.read()

@@ -123,13 +123,13 @@ def test_scheduler_that_dies_before_it_is_ready_shows_its_last_words(make_job: M
 def test_scheduler_that_says_nothing_meets_its_deadline(make_job: MakeJob) -> None:
     job = make_job(start_s=0.2).start("echo never", scheduler="exec sleep 1000")
     assert job.wait() == 1
-    assert failure(job)[0].startswith("scheduler failed: did not report its address within 0.2 s")
+    assert failure(job)[0].startswith("scheduler failed: did not say within 0.2 s where it listens")
 
 
 def test_scheduler_that_says_nonsense_fails_the_job(make_job: MakeJob) -> None:
     job = make_job(survivors_s=0.1).start("echo never", scheduler="echo hello >/dev/fd/$READY_FD; exec sleep 1000")
     assert job.wait() == 1
-    assert "reported the address 'hello', which is not tcp://host:port" in failure(job)[0]
+    assert "said it listens at 'hello', which is not tcp://host:port" in failure(job)[0]
     assert job.out() == []
 
 

@@ -174,11 +174,11 @@ class Lifecycle:
             self._judge(member, code, now)
         actions = self._finish_if_empty()
         if not actions and not self._workers() and self._is_explained():
-            return self._terminate(now)  # servers and scheduler have no worker left to serve
+            return self._terminate(now)  # servers and scheduler have nobody left to work for
         return actions
 
     def _is_explained(self) -> bool:
-        """Tell whether the job is ending and no exit to come can tell more about the cause."""
+        """Tell whether the job is ending and nobody's end can tell more about why."""
         if self.phase is Phase.FAILING:
             return self.failure is not None and self.failure.code != PEER_FAILED
         return self.phase is Phase.INTERRUPTED
@@ -212,7 +212,7 @@ class Lifecycle:
             self.phase, self.deadline = Phase.FAILING, now + self.graces.survivors_s
 
     def _add_to_failure(self, member: Member, code: int, now: float) -> None:
-        """Note one more exit. A process that exits because of another one may be seen to exit before that one."""
+        """Note one more end. Who ends only because of another may do so before that other's process is gone."""
         first = self.failure
         if first is not None and first.code == PEER_FAILED and code not in (0, PEER_FAILED):
             self.aftermath = {first.member: first.code, **self.aftermath}
@@ -236,7 +236,7 @@ class Lifecycle:
     def _late(self, now: float) -> list[Action]:
         match self.phase:
             case Phase.STARTING:
-                reason = f"did not report its address within {self.graces.start_s:g} s"
+                reason = f"did not say within {self.graces.start_s:g} s where it listens"
                 self._fail(self._started[0], 1, reason, now)
                 return self._terminate(now)
             case Phase.RUNNING:

@@ -1,7 +1,7 @@
-"""The pipe on which the scheduler reports its address.
+"""The pipe on which the scheduler says where it listens.
 
-The scheduler binds a free port itself and reports which. No port is chosen beforehand, so no other program can take it
-in between.
+The scheduler binds a port that is free at that moment and says which: nobody has to guess one beforehand, so there is
+no moment in which another program can take it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ReadyPipe:
             return None if data else ""
         line = self._text.split(b"\n")[0].decode(errors="replace").strip()
         if not _ADDRESS.fullmatch(line):
-            raise ValueError(f"reported the address {line!r}, which is not tcp://host:port")
+            raise ValueError(f"said it listens at {line!r}, which is not tcp://host:port")
         return line
 
     def close(self) -> None:
@@ -43,5 +43,5 @@ class ReadyPipe:
         os.close(self.fd)
 
     def close_write(self) -> None:
-        """Close this process's copy of the scheduler's end, after the scheduler has it."""
+        """Close the scheduler's end in this process, after the scheduler has it."""
         os.close(self.write_fd)
