@@ -148,7 +148,7 @@ class Supervisor:
         if address is None:
             return
         self._close_ready(ready)
-        if address:  # otherwise it exits, or its deadline passes
+        if address:  # otherwise it is on its way out, or its deadline will come
             self._known |= self._located(address)
             self._feed(Ready())
 
