@@ -11,8 +11,7 @@ import torch
 
 from paceline import kvstore
 from paceline.testing import LocalJob, listen, tell
-from paceline.transport import Security, new_job_key, sender
-from paceline.transport.outgoing import Outgoing
+from paceline.transport import Security, new_job_key
 from paceline.transport.sockets import SocketHub, SocketListener
 from paceline.worker.session import current_session
 
@@ -86,9 +85,7 @@ def test_worker_that_left_keeps_its_weights_while_the_others_on_its_host_train_o
     assert results == [[[2.0, 2.0], True], [[4.0, 4.0], True]]
 
 
-@pytest.mark.parametrize("window", [1, 1 << 20])
-def test_listener_sends_everything_once_whatever_waits(monkeypatch, window):
-    monkeypatch.setattr(sender, "Outgoing", lambda: Outgoing(window))
+def test_listener_sends_everything_once_whatever_waits():
     security = Security(new_job_key(), encrypt=False)
     listener, hub = SocketListener(["tcp://127.0.0.1:*"], security, bulk=True), SocketHub(security)
     try:

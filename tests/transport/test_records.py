@@ -115,7 +115,9 @@ def test_a_frame_of_another_connection_does_not_open() -> None:
         read(stream, 1, AesGcm(KEY), True)
 
 
-@pytest.mark.parametrize("head", [b"\xff" * 8, b"\x07" + bytes(3) + b"\x01" + bytes(3), b"\x09" + bytes(3) + b"\x01" + bytes(12)])
+@pytest.mark.parametrize(
+    "head", [b"\xff" * 8, b"\x07" + bytes(3) + b"\x01" + bytes(3), b"\x09" + bytes(3) + b"\x01" + bytes(12)]
+)
 def test_sizes_that_no_sender_uses_are_refused_unread(head: bytes) -> None:
     with pytest.raises((ProtocolError, ClosedError)):
         read(head + (2**40).to_bytes(8, "little"), 1, NoCipher(), False)

@@ -35,7 +35,7 @@ class Inbox(Generic[Source]):
         for watcher in self._watchers:
             watcher.wake()
 
-    def tell(self, other: Inbox[Any]) -> None:
+    def add_watcher(self, other: Inbox[Any]) -> None:
         """Wake another inbox for everything that arrives here."""
         self._watchers.append(other)
 

@@ -1,4 +1,4 @@
-"""What waits to be sent to one peer, in which order. Pure."""
+"""The order of messages that wait to be sent to one peer. Pure."""
 
 from __future__ import annotations
 
@@ -7,45 +7,33 @@ from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 
-#: Bytes that may be under way to one peer: enough to keep any link busy, few enough that what is urgent overtakes the
-#: rest.
-WINDOW_BYTES = 16 * 1024 * 1024
-
 
 class Outgoing(Generic[Item]):
-    """A queue in which the lower number goes first, after Jayarajan et al. 2019 (P3) and Peng et al. 2019.
+    """A priority queue: the lowest number is sent first, after Jayarajan et al. 2019 (P3) and Peng et al. 2019.
 
-    What was handed to the transport cannot be overtaken any more, so only a window's worth is handed over; the rest
-    waits here. Items without a number keep their place: they overtake nothing and nothing overtakes them.
-
-    Args:
-        window: bytes that may be under way. One item is, however large.
+    Items without a number keep their place: they overtake nothing, and nothing overtakes them.
     """
 
-    def __init__(self, window: int = WINDOW_BYTES) -> None:
-        self._window = window
-        self._waiting: list[tuple[int, int, int, int, Item]] = []
+    def __init__(self) -> None:
+        self._waiting: list[tuple[int, int, int, Item]] = []
         self._section = self._count = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, item: Item, size: int, number: int | None = None) -> None:
-        """Take an item of ``size`` bytes; of those with a number the lowest goes first."""
+    def add(self, item: Item, number: int | None = None) -> None:
+        """Add an item; of those with a number the lowest is sent first."""
         if number is None:
             self._section += 1
         self._count += 1
-        heapq.heappush(self._waiting, (self._section, number or 0, self._count, size, item))
+        heapq.heappush(self._waiting, (self._section, number or 0, self._count, item))
         if number is None:
             self._section += 1
 
-    def take(self, under_way: int) -> tuple[Item, int] | None:
-        """Return the next item and its bytes when the window has room for it.
+    def take(self) -> Item:
+        """Remove and return the next item.
 
-        Args:
-            under_way: bytes that were handed over and have not left yet.
+        Raises:
+            IndexError: there is none.
         """
-        if not self._waiting or (under_way and under_way + self._waiting[0][3] > self._window):
-            return None
-        *_, size, item = heapq.heappop(self._waiting)
-        return item, size
+        return heapq.heappop(self._waiting)[-1]

@@ -1,4 +1,11 @@
-"""Who may talk: every job has one key, and only its holders can open a connection."""
+"""Who may connect: every job has one key, and only processes that hold it can open a connection.
+
+| frames | with a job key | with a job key, ``encrypt`` off | without a job key (``insecure``) |
+|---|---|---|---|
+| heads of messages, and small frames | AES-GCM | AES-GCM | no protection |
+| large frames (tensors) over TCP | AES-GCM | no protection | no protection |
+| large frames over unix sockets | the kernel | the kernel | the kernel |
+"""
 
 from __future__ import annotations
 
@@ -23,17 +30,16 @@ def new_job_key() -> str:
 
 @dataclass(frozen=True)
 class Security:
-    """The key of a job. Everybody who holds it is a member.
+    """The key of a job, the same for all its processes. Who holds it is let in.
 
     Raises:
         ConfigError: the job key is not a key.
     """
 
     job_key: str = field(repr=False)
-    """Empty: no authentication at all."""
+    """32 random bytes as 40 characters of Z85. Empty: no authentication."""
     encrypt: bool = True
-    """False: large frames are neither encrypted nor protected against changes; all else is, and both sides still prove
-    that they hold the key. They are protected as soon as one of two sides asks for it."""
+    """Protect large frames, too. They are protected as soon as one of the two sides of a connection asks for it."""
 
     def __post_init__(self) -> None:
         if self.job_key and len(self.job_key) != 40:
@@ -51,6 +57,15 @@ class Security:
     def of(cls, settings: Settings) -> Security:
         """Return the security that the settings ask for."""
         return cls("" if settings.insecure else settings.job_key, settings.encrypt)
+
+    @property
+    def weakness(self) -> str:
+        """What a network must not be able to do to this job, for a warning; empty when all is protected."""
+        if not self.job_key:
+            return "this job has no key: whoever reaches its ports can read and change everything (PACELINE_INSECURE=1)"
+        if not self.encrypt:
+            return "tensors are sent in the clear: the network can read and change them (PACELINE_ENCRYPT=0)"
+        return ""
 
     @property
     def psk(self) -> bytes:

@@ -87,7 +87,7 @@ class Sender:
                 return
             sock, writer = self._socket, self._writer
             if sock is None or writer is None or self._busy or self._waiting or not all(in_head(sizes)):
-                self._waiting.add(frames, sum(sizes), urgency)
+                self._waiting.add(frames, urgency)
                 self._go_on()
                 return
             self._busy = True
@@ -129,12 +129,12 @@ class Sender:
                 assert sock is not None
                 assert writer is not None
                 self._rest, self._busy = b"", True
-                taken = None if len(rest) else self._waiting.take(0)
+                taken = None if len(rest) else self._waiting.take()
             try:
                 if taken is None:
                     sock.sendall(rest)
                 else:
-                    for piece in writer.pieces(taken[0]):
+                    for piece in writer.pieces(taken):
                         sock.sendall(piece)
             except OSError:
                 # The reader of this connection sees it end and calls shut().

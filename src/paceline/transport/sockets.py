@@ -242,7 +242,7 @@ class SocketListener:
 
     def watch_hub(self, hub: SocketHub) -> None:
         """Make ``receive`` return also when something arrives at a hub that the same thread uses."""
-        hub.tell(self._inbox)
+        hub.add_inbox(self._inbox)
 
     def wake(self) -> None:
         """Make ``receive`` return now."""
@@ -374,9 +374,9 @@ class SocketHub:
         self._channels.append(_Channel(index, address, identity, self._security, bulk, self._inbox))
         return index
 
-    def tell(self, inbox: Inbox[Any]) -> None:
+    def add_inbox(self, inbox: Inbox[Any]) -> None:
         """Have another inbox of the same thread wake up for what arrives on all channels."""
-        self._inbox.tell(inbox)
+        self._inbox.add_watcher(inbox)
 
     def send(self, channel: int, frames: Frames) -> None:
         """Send on a channel; waits there until it is connected."""
