@@ -21,8 +21,16 @@ from benchmarks.picture import description, draw, figures, panels
 from paceline.testing import Hosts, why_no_hosts
 
 STORE = [
-    ("resnet50 keys, 1 worker, 1 server", Work("resnet50"), ["arena", "shm", "tcp-arena", "tcp", "mxnet"]),
-    ("resnet50 keys, 2 workers, 2 servers", Work("resnet50", 2, 2), ["arena", "tcp-arena", "mxnet"]),
+    (
+        "resnet50 keys, 1 worker, 1 server",
+        Work("resnet50"),
+        ["arena", "shm", "tcp-arena", "tcp", "tcp-encrypted", "mxnet"],
+    ),
+    (
+        "resnet50 keys, 2 workers, 2 servers",
+        Work("resnet50", 2, 2),
+        ["arena", "tcp-arena", "tcp", "tcp-encrypted", "mxnet"],
+    ),
     ("resnet50 keys, 2 workers, 1 server", Work("resnet50", 2, 1), ["arena", "gloo"]),
     (
         "resnet50 keys, 2bit, 2 workers, 2 servers",
@@ -34,7 +42,7 @@ STORE = [
     ("5,000 keys of the size of resnet50", Work("split-5000"), ["arena", "shm"]),
 ]
 
-NAMES = ["arena", "shm", "tcp-arena", "tcp", "gloo", "mxnet"]
+NAMES = ["arena", "shm", "tcp-arena", "tcp", "tcp-encrypted", "gloo", "mxnet"]
 
 #: Network, batch of each worker, steps, turns.
 TRAINING = [("lenet", 64, 60, 3), ("resnet18", 4, 15, 2)]

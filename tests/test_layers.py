@@ -35,9 +35,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 PURE = {"consistency", "placement", "local_merge", "ranges", "membership", "agreement", "wire"}
-IMPURE = {"socket", "threading", "time", "random", "torch", "secrets", "asyncio", "selectors", "datetime"} | {
-    "cryptography"
-}
+IMPURE = {
+    "socket", "threading", "time", "random", "torch", "cryptography", "secrets", "asyncio", "selectors", "datetime",
+}  # fmt: skip
 #: Folders of tests that belong to no package.
 ACROSS = {"integration", "oracle", "docs", "examples"}
 

@@ -1,5 +1,6 @@
 """A man in the middle who changes, repeats, moves or drops bytes: no value is ever wrong, and rounds go on."""
 
+import contextlib
 import logging
 import socket
 import threading
@@ -57,10 +58,8 @@ class Middle:
         except OSError:
             pass
         for sock in (source, target):
-            try:
+            with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
 
     def _changed(self, piece):
         if self._fault == "flip":

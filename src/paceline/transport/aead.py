@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from paceline.errors import ProtocolError
 
-#: Records under one key. With chunks of 256 KiB that is at most 2**30 blocks: an attacker's advantage is below 2**-68.
+#: Records under one key. With chunks of 1 MiB that is at most 2**32 blocks: an attacker's advantage is at most 2**-65.
 RECORDS_PER_KEY = 1 << 16
 
 _REKEY_NONCE = (2**64 - 1).to_bytes(12, "big")

@@ -30,8 +30,8 @@ from paceline.wire.limits import MAX_FRAME_BYTES, MAX_FRAMES
 SMALL_BYTES = 16 * 1024
 HEAD_ROOM_BYTES = 64 * 1024
 
-#: Plain bytes of one record of a large frame: fits a core's own cache, with the frame's part beside it.
-CHUNK_BYTES = 256 * 1024
+#: Plain bytes of one record of a large frame: fits a core's own cache.
+CHUNK_BYTES = 1024 * 1024
 
 _READ_AHEAD_BYTES = 64 * 1024
 
