@@ -60,6 +60,7 @@ WHAT = """
 - `arena`: the exchange alone; gradients and weights lie in shared memory already. `shm`: the store's verbs on the
   caller's own tensors, through shared memory. `tcp-arena` and `tcp`: the same two over loopback TCP, without shared
   memory and without encryption. The picture calls them *arena, memory*, *verbs, memory*, *arena, TCP* and *verbs, TCP*.
+  `tcp-encrypted`: `tcp` with encryption, as it is by default; *verbs, encrypted* in the picture.
 - `mxnet`: MXNet 1.9.1 `dist_sync` over unencrypted TCP. `gloo`: an all-reduce and a fused SGD in every process.
 - In training, `paceline` is `DistributedOptimizer` with its defaults (the optimizer steps in the workers),
   `paceline-server` the same with `update="server"`, `ddp` DistributedDataParallel over Gloo, `alone` as many processes
