@@ -16,7 +16,7 @@ ROOT = Path(paceline.__file__).parent
 #: From the lowest; a module imports its own layer and those below.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "config", "exitcodes", "context", "logs", "naming"),
-    ("consistency", "placement", "local_merge", "ranges", "membership", "agreement", "wire"),
+    ("consistency", "placement", "local_merge", "ranges", "interval_map", "membership", "agreement", "wire"),
     ("updaters", "tensors", "keys", "compression", "transport"),
     ("arguments",),
     ("peer",),
