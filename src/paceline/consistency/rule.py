@@ -114,7 +114,7 @@ class Rule:
     Args:
         policy: merge, bound, weighting and age limit.
         num_workers: ranks are 0 to ``num_workers - 1``.
-        stats: counters, shared by the shards of a store.
+        stats: counters of this shard.
     """
 
     def __init__(self, policy: Policy, num_workers: int, stats: Stats | None = None) -> None:
@@ -230,13 +230,16 @@ class Rule:
         self._level = list(self.finished)
         return actions
 
-    def pull(self, worker: int) -> int:
-        """Note that a worker reads now; returns the version that it must get.
+    def readable(self, worker: int) -> int:
+        """Return the version that a worker gets when it reads now.
 
         Members of a group get the version of their group's last answer, whatever other groups did since.
         """
-        if self.policy.merge != "groups":
-            self.read[worker] = self.version
+        return self.read[worker] if self.policy.merge == "groups" else self.version
+
+    def pull(self, worker: int) -> int:
+        """Note that a worker reads all of the shard now; returns the version that it gets."""
+        self.read[worker] = self.readable(worker)
         return self.read[worker]
 
     def waiting(self) -> list[int]:
@@ -255,11 +258,22 @@ class Rule:
         return [other for other in sorted(self._active) if self._ahead(other) == slowest and other not in waiting]
 
     def copy(self) -> Rule:
-        """Return a rule that goes on where this one stands; the counters stay shared."""
+        """Return a rule that goes on where this one stands, with counters of its own in the same store."""
         stats, self.stats = self.stats, Stats()
         other = copy.deepcopy(self)
-        self.stats = other.stats = stats
+        self.stats, other.stats = stats, stats.copy()
         return other
+
+    def is_like(self, other: Rule) -> bool:
+        """Tell whether another rule of the same policy will do as this one does: both stand alike, and no cohort is
+        open in either."""
+        return not (self._open or other._open) and self._state == other._state
+
+    @property
+    def _state(self) -> tuple[object, ...]:
+        """What decides what comes next, besides open cohorts."""
+        workers = self.pushed, self.finished, self.answered, self.read, self._level
+        return self.version, self.live, self.paused, *workers
 
     def check(self) -> None:
         """Assert what must always hold."""

@@ -55,11 +55,9 @@ class ServerStore:
     ) -> None:
         self.clip_norm = clip_norm
         self.name, self.policy, self.mean = name, policy, mean
-        self.stats = Stats()
         self.spec = UpdaterSpec()
         self.has_updater = policy.merge == "all"
         self.codecs = Codecs(name)
-        self.step_mass = 0.0
         self.received_bytes = self.sent_bytes = 0
         """Of values that came from and went to other hosts."""
         self._num_workers, self._allowed = num_workers, allowed
@@ -68,6 +66,8 @@ class ServerStore:
         # With other merges a worker's values stand still while the server's move on.
         self._home = ValueMemory(shared=share and policy.merge == "all")
         self._scratch = Scratch()
+        self._history = Stats()
+        """What weightings look at: updates of all slots."""
         self._left: set[int] = set()
         self._paused: set[int] = set()
 
@@ -130,7 +130,7 @@ class ServerStore:
 
     def new_rule(self) -> Rule:
         """Return the rule of a bucket that is new: it knows who has left, and who waits at a barrier."""
-        rule = Rule(self.policy, self._num_workers, self.stats)
+        rule = Rule(self.policy, self._num_workers, Stats(store=self._history))
         for worker in self._left:
             rule.leave(worker)
         for worker in self._paused:
@@ -372,7 +372,7 @@ class ServerStore:
             self.refuse(slot, action.workers, accumulator.problem)
             return
         if accumulator.skip:
-            self.stats.skipped += 1
+            slot.rule.stats.skipped += 1
             slot.updater.skip()
             return
         if absent is None or result is None or is_all(absent, slot.length):
@@ -394,7 +394,7 @@ class ServerStore:
             return
         groups = completed(accumulator.options.groups if accumulator.options else (), self.spec.groups)
         rate = groups[0].get("lr", 1.0) if groups else 1.0
-        self.step_mass += weight * float(rate if isinstance(rate, int | float) else 1.0)
+        slot.rule.stats.step_mass += weight * float(rate if isinstance(rate, int | float) else 1.0)
 
     def refuse(self, slot: Slot, workers: Sequence[int], problem: str) -> Exception:
         """Tell workers why their pushes cannot make one update; the round counts as made, without it."""
@@ -485,20 +485,29 @@ class ServerStore:
         """Whether values that a worker was sent cannot change before it pushes again."""
         return self.policy.merges_rounds
 
+    @property
+    def stats(self) -> Stats:
+        """The counters of all slots together."""
+        total = Stats()
+        for bucket in self._buckets.values():
+            for slot in bucket.slots:
+                total.add(slot.rule.stats)
+        return total
+
     def report(self) -> dict[str, Any]:
         """Return the counters."""
-        count = sum(len(bucket.slots) for bucket in self._buckets.values())
+        total = self.stats
         return {
-            "slots": count,
+            "slots": sum(len(bucket.slots) for bucket in self._buckets.values()),
             "received_bytes": self.received_bytes,
             "sent_bytes": self.sent_bytes,
-            "updates": self.stats.updates,
-            "skipped": self.stats.skipped,
-            "staleness": {str(age): number for age, number in sorted(self.stats.staleness.items())},
-            "weight_sum": self.stats.weight_sum,
-            "step_mass": self.step_mass,
-            "data_mass": {str(worker): mass for worker, mass in sorted(self.stats.data_mass.items())},
-            "dropped": {str(worker): number for worker, number in sorted(self.stats.dropped.items())},
+            "updates": total.updates,
+            "skipped": total.skipped,
+            "staleness": {str(age): number for age, number in sorted(total.staleness.items())},
+            "weight_sum": total.weight_sum,
+            "step_mass": total.step_mass,
+            "data_mass": {str(worker): mass for worker, mass in sorted(total.data_mass.items())},
+            "dropped": {str(worker): number for worker, number in sorted(total.dropped.items())},
         }
 
 
