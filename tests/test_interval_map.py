@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,7 +26,7 @@ class AgainstElements(RuleBasedStateMachine):
 
     def expected(self) -> list[tuple[int, int, int]]:
         edges = sorted(self.edges)
-        return [(start, stop, self.labels[start]) for start, stop in zip(edges, edges[1:], strict=False)]
+        return [(start, stop, self.labels[start]) for start, stop in pairwise(edges)]
 
     @staticmethod
     def split(value: tuple[int, int, int], at: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:

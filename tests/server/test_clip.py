@@ -181,12 +181,12 @@ def test_slots_that_are_cut_between_keep_their_norm(where: str) -> None:
     bucket = job.services[0]._stores["s"].store.bucket(0, 0)
     if where == "before the norm":
         job.deliver_all()
-        bucket.slots_of(0, 5)
+        bucket.cut(0, 5)
     found = [stores[0].clip_round()]
     if where != "before the norm":
         if where == "after the commit":
             job.deliver_all()
-        bucket.slots_of(0, 5)
+        bucket.cut(0, 5)
     found.append(stores[1].clip_round())
     assert found == pytest.approx([wanted] * 2, rel=1e-5)
     torch.testing.assert_close(pull(stores[0]), oracle.values, rtol=1e-5, atol=1e-6)

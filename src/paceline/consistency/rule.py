@@ -265,8 +265,7 @@ class Rule:
         return other
 
     def is_like(self, other: Rule) -> bool:
-        """Tell whether another rule of the same policy will do as this one does: both stand alike, and no cohort is
-        open in either."""
+        """Tell whether another rule of the same policy will do as this one does: both have no open cohort and agree."""
         return not (self._open or other._open) and self._state == other._state
 
     @property

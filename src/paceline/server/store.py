@@ -219,7 +219,7 @@ class ServerStore:
                 raise ProtocolError(f"bucket {entry.bucket} of block {entry.block} was not made to answer with rows")
             if push.shared and worker not in bucket.arenas:
                 raise ProtocolError(f"worker {worker} has not offered shared memory for block {entry.block}")
-            for slot in bucket.slots_of(entry.start, entry.length):
+            for slot in bucket.slots_over(entry.start, entry.length):
                 raise_for(slot, slot.rule.objection(worker, entry.round, push.samples))
                 self.check_free(slot, worker, entry.round)
 
@@ -248,7 +248,7 @@ class ServerStore:
         """Carry out one entry of a push that was checked."""
         all_absent = absent_in(push.absent, entry) if push.absent else ()
         bucket = self.bucket(entry.block, entry.bucket)
-        slots = bucket.slots_of(entry.start, entry.length)
+        slots = bucket.cut(entry.start, entry.length)
         if isinstance(values, Encoded) and len(slots) > 1:
             values = values.decoded()
         for slot in slots:
@@ -345,7 +345,7 @@ class ServerStore:
 
     def _complete(self, bucket: StoredBucket, slot: Slot, action: Apply) -> None:
         if self.clip_norm:
-            clip.hold(self, slot, action)
+            clip.hold(self, bucket, slot, action)
         else:
             self.apply(bucket, slot, slot.cohorts.pop(action.cohort), action)
 
@@ -460,24 +460,22 @@ class ServerStore:
     def read(self, worker: int, entry: m.Entry) -> tuple[int, torch.Tensor]:
         """Note that a worker reads a stretch now; returns (version, values), the values not to be changed."""
         bucket = self.bucket(entry.block, entry.bucket)
-        slots = bucket.slots_of(entry.start, entry.length)
         if "pull" in self.codecs and not self.policy.merges_rounds:
             # A reader for itself need not stay with what others of its unit were told.
-            for slot in slots:
-                bucket.advance(slot, slot.rule.unit[worker], self.codecs["pull"], [])
-        version = min(slot.rule.pull(worker) for slot in slots)
+            bucket.catch_up(worker, entry.start, entry.length)
+        version = bucket.read(worker, entry.start, entry.length)
         return version, self.visible(bucket, worker)[entry.start : entry.start + entry.length]
 
     def tell(self, worker: int, entry: m.Entry, shared: bool) -> list[tuple[m.Told, Any]]:
         """Return what to tell a worker that has just read a stretch, in a store that compresses pulls."""
         bucket = self.bucket(entry.block, entry.bucket)
-        return [bucket.tell(slot, worker, shared) for slot in bucket.slots_of(entry.start, entry.length)]
+        return bucket.tell_range(worker, entry.start, entry.length, shared)
 
     def missing_for(self, worker: int, entry: m.Entry) -> list[int]:
         """Return whose push the answer to a worker's push waits for."""
         bucket = self.bucket(entry.block, entry.bucket)
         self.check_entry(bucket, entry)
-        slots = bucket.slots_of(entry.start, entry.length)
+        slots = bucket.slots_over(entry.start, entry.length)
         return sorted({rank for slot in slots for rank in slot.rule.missing_for(worker)})
 
     @property
