@@ -340,7 +340,6 @@ PART = m.Entry(0, 0, 2, 5, 0)
     [
         m.Push("s", [m.Entry(0, 0, 2, 5, 7)], 1.0, b"", False, True, False),
         m.Push("s", [m.Entry(0, 0, 2, 5, 1), m.Entry(0, 0, 9, 9, 1)], 1.0, b"", False, True, False),
-        m.PushSum("s", [PART], [m.Share(0, 1.0, False, [7])], 1.0, b""),
         m.Pull("s", [PART], False),
         m.AskMissing("s", PART),
         m.GetState("s", [PART]),

@@ -265,14 +265,22 @@ class Rule:
         return other
 
     def is_like(self, other: Rule) -> bool:
-        """Tell whether another rule of the same policy will do as this one does: both have no open cohort and agree."""
+        """Tell whether another rule of the same policy will do as this one does: both have no open cohort and agree.
+
+        With ``all`` it does not matter what workers have read: nobody is ahead. It may differ, as answers are read when
+        they are sent.
+        """
         return not (self._open or other._open) and self._state == other._state
+
+    def join(self, other: Rule) -> None:
+        """Go on for the shard of another rule too, which is like this one; the older of what was read counts."""
+        self.read = [min(both) for both in zip(self.read, other.read, strict=True)]
 
     @property
     def _state(self) -> tuple[object, ...]:
         """What decides what comes next, besides open cohorts."""
-        workers = self.pushed, self.finished, self.answered, self.read, self._level
-        return self.version, self.live, self.paused, *workers
+        read = [] if self.policy.merge == "all" else self.read
+        return self.version, self.live, self.paused, self.pushed, self.finished, self.answered, self._level, read
 
     def check(self) -> None:
         """Assert what must always hold."""

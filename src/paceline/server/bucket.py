@@ -160,17 +160,12 @@ class StoredBucket:
         return None
 
     def catch_up(self, worker: int, start: int, length: int) -> None:
-        """Let a worker that is its own unit see the values of a range as they are, before it reads them.
-
-        A slot of which it reads a part is seen as a whole, once: what it knows of the rest moves too, and reading the
-        rest next moves nothing.
-        """
+        """Let a worker that is its own unit see the values of a range as they are, before it reads them."""
         for slot in self.slots_over(start, length):
-            unit, is_part = slot.rule.unit[worker], slot.start < start or start + length < slot.stop
-            known, values = self.visible(unit)[slot.range], self.values[slot.range]
-            if unit in self.snapshots and not (is_part and torch.equal(known, values)):
-                known.copy_(values)
-                slot.readers.jump(unit)
+            unit, (first, last) = slot.rule.unit[worker], slot.clip(start, start + length)
+            if unit in self.snapshots:
+                self.snapshots[unit][first:last].copy_(self.values[first:last])
+                slot.readers.catch_up(worker, unit)
 
     def tell(self, slot: Slot, worker: int, shared: bool, payload: Bytes | None = None) -> tuple[m.Told, Any]:
         """Note that a worker is told how it sees a slot; returns the words and the frame for them.

@@ -52,6 +52,14 @@ class Readers:
         """Note that what a unit knows has moved by no difference: the next answer brings the values as they are."""
         self.versions[unit] = self.version(unit) + 1
 
+    def catch_up(self, worker: int, unit: int) -> None:
+        """Note that what the only worker of a unit knows moves by what it reads next, be that a part of the slot.
+
+        Reading the other parts next moves nothing more: the version is then the same for all of them.
+        """
+        if self.holds.get(worker) == self.version(unit):
+            self.jump(unit)
+
     def tell(self, worker: int, unit: int) -> bool:
         """Note that a worker is told the unit's version; returns whether the last move is all it lacks."""
         version = self.version(unit)

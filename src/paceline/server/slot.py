@@ -111,6 +111,7 @@ class Slot:
             updater: of both.
         """
         at = self.length
+        self.rule.join(right.rule)
         absent = {
             worker: joined([*self.absent.get(worker, ()), *((at + a, at + b) for a, b in right.absent.get(worker, ()))])
             for worker in self.absent.keys() | right.absent.keys()
