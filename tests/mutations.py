@@ -111,6 +111,33 @@ AREAS = (
         ),
     ),
     Area(
+        "peer/shared_hub.py",
+        ("peer/test_client.py",),
+        (
+            ("self._hub.wake()  # under the mutex", "pass  # under the mutex"),
+            ("        if self._followers:", "        if False:"),
+            ("if self._driver != threading.get_ident():", "if True:"),
+            ("lambda: self._driver is None or self._closed or is_done()", "lambda: is_done()"),
+        ),
+    ),
+    Area(
+        "peer/client.py",
+        ("peer/test_client.py", "peer/test_sequence.py"),
+        (
+            ("return call.error if call.crashed else None", "return None"),
+            ("connection.probe(now, at_once)", "connection.probe(now)"),
+            ("self._shared.post(lambda: connection.admit(self._clock()))", "pass"),
+        ),
+    ),
+    Area(
+        "peer/connection.py",
+        ("peer/test_client.py", "peer/test_sequence.py"),
+        (
+            ("            self._held = []", "            pass"),
+            ("return unanswered + self.turn_away()", "return unanswered"),
+        ),
+    ),
+    Area(
         "wire/sequence.py",
         ("peer/test_sequence.py",),
         (
