@@ -10,6 +10,7 @@ from typing import TypeAlias
 import torch
 
 from paceline.config import Settings
+from paceline.consistency import check_every_rule
 from paceline.errors import PacelineError
 from paceline.exitcodes import PEER_FAILED
 from paceline.logs import set_up_logging
@@ -121,6 +122,8 @@ def share_of(cores: int, members: int) -> int:
 def main(settings: Settings) -> int:
     """Run one server of a job; returns the exit code."""
     set_up_logging(settings)
+    if settings.check_rules:
+        check_every_rule()
     security = Security.of(settings)
     try:
         listener = ZmqListener(server_addresses(settings), security, bulk=True)

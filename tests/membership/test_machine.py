@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from paceline.config import Settings
 from paceline.exitcodes import PEER_FAILED
 from paceline.membership import LEAVE_TIMEOUT_S, Action, Answer, Finish, Membership
+from paceline.membership.actions import Waiting
 from paceline.peer.answerer import Answerer
 from paceline.peer.client import Client
 from paceline.peer.connection import PROBE_AFTER_S
@@ -404,7 +405,7 @@ def test_scheduler_does_not_wait_for_ever_for_the_last_to_go() -> None:
 
 def test_damage_is_noticed_by_check() -> None:
     members = joined()
-    members._barriers["b"] = {("worker", 99): next(iter([members._seats["worker", 0]]))}  # type: ignore[dict-item]
+    members._barriers.enter("b", ("worker", 99), Waiting(b"peer", 1))
     with pytest.raises(AssertionError):
         members.check()
 
