@@ -62,9 +62,9 @@ def push(store: DistStore, grads: Grads, together: bool = True) -> None:
                 target.fill_(float("nan")) if one is None else target.copy_(one)
                 if one is None:
                     absent += [(block, stretch) for stretch in block.stretches([index])]
-            for way, located in step.sends.items():
-                gone = [one for one in absent if one[0].ways[one[1].bucket] == way]
-                store.traffic.push_stretches(way, located, True, gone)
+            for route, located in step.sends.items():
+                gone = [one for one in absent if one[0].routes[one[1].bucket] == route]
+                store.traffic.push_stretches(route, located, True, gone)
             step.set_fresh(store.policy.merge == "all")
 
 

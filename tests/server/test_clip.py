@@ -51,9 +51,9 @@ def push(store: DistStore, grads: Sequence[torch.Tensor | None], together: bool 
                     absent += [(block, stretch) for stretch in block.stretches([index])]
                 else:
                     target.copy_(grad)
-            for way, located in step.sends.items():
-                gone = [one for one in absent if one[0].ways[one[1].bucket] == way]
-                store.traffic.push_stretches(way, located, True, gone, skip)
+            for route, located in step.sends.items():
+                gone = [one for one in absent if one[0].routes[one[1].bucket] == route]
+                store.traffic.push_stretches(route, located, True, gone, skip)
             step.set_fresh(True)
 
 
@@ -219,8 +219,8 @@ def test_a_skipped_push_keeps_the_round_from_all_slots() -> None:
     for store in stores:
         for position, key in enumerate(KEYS):
             for step in store.table.plan((key,)).steps:
-                for way, located in step.sends.items():
-                    store.traffic.push_stretches(way, located, True, skip=store.rank == 1 and position == 0)
+                for route, located in step.sends.items():
+                    store.traffic.push_stretches(route, located, True, skip=store.rank == 1 and position == 0)
     for store in stores:
         store.clip_round()
     assert torch.equal(pull(stores[0]), torch.ones(67))

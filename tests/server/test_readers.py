@@ -73,7 +73,7 @@ class Job:
         rank = int(peer)
         assert (rank, seq) not in self.answers, "answered twice"
         self.answers[rank, seq] = body, frames
-        if isinstance(body, m.Values) and body.told:
+        if isinstance(body, m.Values) and body.known:
             self.use(rank, seq)
 
     def use(self, rank: int, seq: int) -> None:
@@ -81,7 +81,7 @@ class Job:
         body, frames = self.answers[rank, seq]
         assert isinstance(body, m.Values)
         entries, shared = self.asked[rank, seq]
-        store_told({0: self.blocks[rank]}, entries, shared, self.codec, body.told, [bytearray(f) for f in frames()])
+        store_told({0: self.blocks[rank]}, entries, shared, self.codec, body.known, [bytearray(f) for f in frames()])
 
     def ask(self, rank: int, body: m.Request, frames: Sequence[Any] = ()) -> int:
         self.seq += 1
@@ -107,10 +107,10 @@ class Job:
     def visible(self, rank: int) -> list[float]:
         return self.service._stores["s"][1].visible(self.bucket, rank).tolist()
 
-    def told(self, rank: int, seq: int) -> list[m.Told]:
+    def told(self, rank: int, seq: int) -> list[m.KnownRange]:
         body = self.answers[rank, seq][0]
         assert isinstance(body, m.Values), body
-        return body.told
+        return body.known
 
 
 def random_values(seed: int) -> torch.Tensor:

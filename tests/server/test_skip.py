@@ -40,8 +40,8 @@ def push(store: DistStore, value: float, **flags: Any) -> None:
         store.traffic.wait(step)
         for target in step.grads:
             target.fill_(value)
-        for way, located in step.sends.items():
-            store.traffic.push_stretches(way, located, True, **flags)
+        for route, located in step.sends.items():
+            store.traffic.push_stretches(route, located, True, **flags)
         step.set_fresh(store.policy.merge == "all")
 
 

@@ -32,7 +32,7 @@ class Pending:
     finish: Callable[[Pending], None]
     """Called with this when the last slot has released the worker."""
     fail: Callable[[Exception], None]
-    told: list[tuple[m.Told, Any]] = field(default_factory=list)
+    told: list[tuple[m.KnownRange, Any]] = field(default_factory=list)
     """What the answer brings, with its frames, in a store that compresses pulls."""
     absent: set[tuple[int, int, int, int]] = field(default_factory=set)
     """(block, bucket, start, length) of what the answer says that nobody had a gradient for."""
@@ -183,7 +183,7 @@ class StoredBucket:
         known.copy_(values)
         return None
 
-    def tell(self, slot: Slot, worker: int, shared: bool, payload: Bytes | None = None) -> tuple[m.Told, Any]:
+    def tell(self, slot: Slot, worker: int, shared: bool, payload: Bytes | None = None) -> tuple[m.KnownRange, Any]:
         """Note that a worker is told how it sees a slot; returns the words and the frame for them.
 
         Args:
@@ -194,7 +194,7 @@ class StoredBucket:
         """
         unit = slot.rule.unit[worker]
         coded = slot.readers.tell(worker, unit) and payload is not None and not shared
-        told = m.Told(*self.place, slot.start, slot.length, slot.readers.version(unit), coded)
+        told = m.KnownRange(*self.place, slot.start, slot.length, slot.readers.version(unit), coded)
         if shared:
             return told, None
         return told, payload if coded else to_frame(self.visible(unit)[slot.start : slot.stop].clone())

@@ -99,7 +99,7 @@ class RequestHandler:
             m.Command: self._command,
             m.AskStats: self._stats,
             m.PullRows: self._pull_rows,
-            m.Relay: self._relay,
+            m.ForwardBuckets: self._relay,
             m.Commit: self._commit,
         }
 
@@ -186,7 +186,7 @@ class RequestHandler:
         store = ServerStore(body.store, policy, body.mean, num_workers, allowed, share, hosts, clip_norm)
         relays = peers.relays(policy.unit_of(num_workers) if body.local_merge else range(num_workers))
         relay = None
-        if any(relays.relayed_by(peers.rank, one) for one in range(num_workers)):
+        if any(relays.forwarded_by(peers.rank, one) for one in range(num_workers)):
             relay = RelayStore(body.store, policy, body.mean, relays, peers.rank, share, self._ask)
         return Opened(body, store, relays, relay, Counter())
 
@@ -224,7 +224,7 @@ class RequestHandler:
         fd, starts = self._store(body.store).values_at(body.block) or (0, [])
         return m.ValuesAt(os.getpid(), fd, starts)
 
-    def _relay(self, worker: int, body: m.Relay, frames: Frames) -> m.Reply:
+    def _relay(self, worker: int, body: m.ForwardBuckets, frames: Frames) -> m.Reply:
         relay = self._opened(body.store).relay
         if relay is None:
             raise ProtocolError(
@@ -355,7 +355,7 @@ class RequestHandler:
         seq: int,
         store: ServerStore,
         versions: list[int],
-        told: Sequence[tuple[m.Told, Any]],
+        told: Sequence[tuple[m.KnownRange, Any]],
         absent: Collection[_Place] = (),
     ) -> None:
         """Answer with what a worker is told; given again, the answer is the same bytes."""

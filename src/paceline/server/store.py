@@ -468,7 +468,7 @@ class ServerStore:
         version = min(slot.rule.pull(worker) for slot in slots)
         return version, self.visible(bucket, worker)[entry.start : entry.start + entry.length]
 
-    def tell(self, worker: int, entry: m.Entry, shared: bool) -> list[tuple[m.Told, Any]]:
+    def tell(self, worker: int, entry: m.Entry, shared: bool) -> list[tuple[m.KnownRange, Any]]:
         """Return what to tell a worker that has just read a stretch, in a store that compresses pulls."""
         bucket = self.bucket(entry.block, entry.bucket)
         return [bucket.tell(slot, worker, shared) for slot in bucket.slots_of(entry.start, entry.length)]

@@ -136,7 +136,7 @@ class Session:
         """This process."""
         return self._lifeline.me.pid
 
-    def relays(self, policy: Policy) -> LocalMerge:
+    def local_merge(self, policy: Policy) -> LocalMerge:
         """Return where local merge takes place for stores of a policy."""
         workers, servers = ([one.host_id for one in members] for members in (self.workers, self.servers))
         alone = range(len(workers))

@@ -76,7 +76,7 @@ class Cluster:
             for worker in range(len(WORKERS)):
                 via = self.relays.via(worker, server)
                 if via != server:
-                    asked = m.Relay("s", 0, dtype_name(dtype), [m.RelayBucket(server, NUMEL, server)])
+                    asked = m.ForwardBuckets("s", 0, dtype_name(dtype), [m.ForwardedBucket(server, NUMEL, server)])
                     assert isinstance(self.now(worker, via, asked), m.ValuesAt)
 
     def new_service(self, rank: int) -> RequestHandler:
@@ -294,7 +294,7 @@ def test_workers_in_lock_step_all_get_the_values_of_the_servers(rounds: list[lis
             assert torch.equal(worker.seen[server], cluster.values(server))
     sums = [body for body in cluster.passed_on if isinstance(body, m.PushSum)]
     assert {share.worker for body in sums for share in body.shares} == set(range(len(WORKERS)))
-    assert all(len(body.shares) == len(cluster.relays.mates(body.shares[0].worker)) for body in sums)
+    assert all(len(body.shares) == len(cluster.relays.local_unit(body.shares[0].worker)) for body in sums)
 
 
 @pytest.mark.parametrize("policy", [GROUPS, BOUNDED], ids=["groups", "bounded groups"])
@@ -399,26 +399,26 @@ def test_workers_cannot_push_sums(cluster: Cluster) -> None:
     ("worker", "buckets", "why"),
     [
         (0, [], "does not push block 1 through server 0"),
-        (0, [m.RelayBucket(0, 3, 0)], "does not push block 1 through server 0"),
-        (2, [m.RelayBucket(0, 3, 1)], "does not push block 1 through server 0"),
-        (0, [m.RelayBucket(0, 2**40, 1)], "does not fit into a frame"),
-        (0, [m.RelayBucket(0, 3, 1), m.RelayBucket(0, 3, 1)], "listed twice"),
+        (0, [m.ForwardedBucket(0, 3, 0)], "does not push block 1 through server 0"),
+        (2, [m.ForwardedBucket(0, 3, 1)], "does not push block 1 through server 0"),
+        (0, [m.ForwardedBucket(0, 2**40, 1)], "does not fit into a frame"),
+        (0, [m.ForwardedBucket(0, 3, 1), m.ForwardedBucket(0, 3, 1)], "listed twice"),
     ],
 )
 def test_only_what_is_pushed_through_a_server_is_taken(
-    cluster: Cluster, worker: int, buckets: list[m.RelayBucket], why: str
+    cluster: Cluster, worker: int, buckets: list[m.ForwardedBucket], why: str
 ) -> None:
-    assert why in refusal(cluster, cluster.ask(worker, 0, m.Relay("s", 1, "float32", buckets)))
+    assert why in refusal(cluster, cluster.ask(worker, 0, m.ForwardBuckets("s", 1, "float32", buckets)))
 
 
 def test_workers_that_place_a_block_differently_are_told(cluster: Cluster) -> None:
-    other = m.Relay("s", 0, "float32", [m.RelayBucket(1, NUMEL + 1, 1)])
+    other = m.ForwardBuckets("s", 0, "float32", [m.ForwardedBucket(1, NUMEL + 1, 1)])
     assert "KeyMismatchError: worker 1 places block 0 of 's' differently" in refusal(cluster, cluster.ask(1, 0, other))
 
 
 def test_a_server_without_local_merge_passes_nothing_on() -> None:
     cluster = Cluster(ALL, False, False, random.Random(0))
-    asked = m.Relay("s", 0, "float32", [m.RelayBucket(1, NUMEL, 1)])
+    asked = m.ForwardBuckets("s", 0, "float32", [m.ForwardedBucket(1, NUMEL, 1)])
     assert "passes on nothing" in refusal(cluster, cluster.ask(0, 0, asked))
 
 

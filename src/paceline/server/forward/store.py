@@ -40,7 +40,7 @@ class RelayBucket(StoredBucket):
         store: that makes its rule.
     """
 
-    def __init__(self, values: torch.Tensor, spec: m.RelayBucket, block: int, store: RelayStore) -> None:
+    def __init__(self, values: torch.Tensor, spec: m.ForwardedBucket, block: int, store: RelayStore) -> None:
         piece = Piece(f"bucket {spec.index} of block {block}", 0, spec.length)
         updater = make_updater(UpdaterSpec(), values, [piece], ())
         super().__init__(values, [piece], store.new_rule(), updater, (block, spec.index))
@@ -128,11 +128,11 @@ class RelayStore(ServerStore):
 
     def owners_for(self, worker: int) -> list[int]:
         """Return the servers for whose buckets a worker pushes here."""
-        return self._relays.relayed_by(self._server, worker)
+        return self._relays.forwarded_by(self._server, worker)
 
     # ---- setting up ------------------------------------------------------------------------------------------------
 
-    def adopt(self, worker: int, request: m.Relay) -> None:
+    def adopt(self, worker: int, request: m.ForwardBuckets) -> None:
         """Take buckets of other servers; every worker that is to push them here asks for it, with the same numbers.
 
         Raises:
@@ -155,7 +155,7 @@ class RelayStore(ServerStore):
             if not isinstance(bucket, RelayBucket) or bucket.spec != one:
                 raise KeyMismatchError(f"worker {worker} places block {request.block} of {self.name!r} differently")
 
-    def _make(self, request: m.Relay, dtype: torch.dtype) -> None:
+    def _make(self, request: m.ForwardBuckets, dtype: torch.dtype) -> None:
         blank = torch.zeros(1, dtype=dtype)
         homes = self._home.settle(request.block, [blank.expand(one.length) for one in request.buckets])
         for one, values in zip(request.buckets, homes, strict=True):

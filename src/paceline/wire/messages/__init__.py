@@ -24,6 +24,7 @@ from paceline.wire.messages.data import (
     Entry,
     GetState,
     Init,
+    KnownRange,
     Leave,
     MapArena,
     Missing,
@@ -41,16 +42,15 @@ from paceline.wire.messages.data import (
     StateItem,
     StatsAre,
     Stretch,
-    Told,
     Values,
     ValuesAt,
 )
 from paceline.wire.messages.fields import Message, Number
 from paceline.wire.messages.forwarding import (
+    ForwardBuckets,
+    ForwardedBucket,
     OnBehalf,
     PushSum,
-    Relay,
-    RelayBucket,
     Share,
 )
 from paceline.wire.messages.membership import (
@@ -80,7 +80,7 @@ PROTOCOL = 1
 Request: TypeAlias = (
     Hello | Heartbeat | Bye | Claim | Enter | Gather | Publish | Lookup | AskStatus | AskAbsent
     | OpenStore | Init | SetUpdater | SetCompression | Push | Pull | MapArena | GetState | SetState
-    | Command | AskStats | AskMissing | Leave | Pause | PullRows | AskValues | Relay
+    | Command | AskStats | AskMissing | Leave | Pause | PullRows | AskValues | ForwardBuckets
     | PushSum | OnBehalf | SetValues | AskNorm | Commit | Probe
 )  # fmt: skip
 
@@ -140,6 +140,8 @@ __all__ = [
     "Entry",
     "Envelope",
     "Failed",
+    "ForwardBuckets",
+    "ForwardedBucket",
     "Found",
     "Gather",
     "Gathered",
@@ -148,6 +150,7 @@ __all__ = [
     "Hello",
     "Init",
     "KeySpec",
+    "KnownRange",
     "Leave",
     "Lookup",
     "MapArena",
@@ -165,8 +168,6 @@ __all__ = [
     "PullRows",
     "Push",
     "PushSum",
-    "Relay",
-    "RelayBucket",
     "Reply",
     "Request",
     "SetCompression",
@@ -179,7 +180,6 @@ __all__ = [
     "StatsAre",
     "Status",
     "Stretch",
-    "Told",
     "Unknown",
     "Values",
     "ValuesAt",

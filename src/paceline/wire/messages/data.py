@@ -131,7 +131,7 @@ class Pull(Message, tag=25):
     shared: bool
 
 
-class Told(Message):
+class KnownRange(Message):
     """A stretch of a bucket as a worker knows it after an answer, in a store that compresses pulls."""
 
     block: Number
@@ -151,7 +151,7 @@ class Values(Message, tag=26):
     """
 
     versions: list[Number]
-    told: list[Told] = msgspec.field(default_factory=list)
+    known: list[KnownRange] = msgspec.field(default_factory=list)
     absent: list[Stretch] = msgspec.field(default_factory=list)
     """To a push: the parts of its entries for which nobody had a gradient in that update."""
 

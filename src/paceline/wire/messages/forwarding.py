@@ -8,7 +8,7 @@ from paceline.wire.messages.data import AskMissing, Entry, Leave, Pause, Stretch
 from paceline.wire.messages.fields import Blob, Count, Message, Name, Number, Rank, Text
 
 
-class RelayBucket(Message):
+class ForwardedBucket(Message):
     """A bucket of a block that a server of another host owns."""
 
     index: Count
@@ -16,13 +16,13 @@ class RelayBucket(Message):
     owner: Rank
 
 
-class Relay(Message, tag=42):
+class ForwardBuckets(Message, tag=42):
     """Ask a server of this host to take pushes for servers of other hosts; answered with :class:`ValuesAt`."""
 
     store: Name
     block: Number
     dtype: Name
-    buckets: list[RelayBucket]
+    buckets: list[ForwardedBucket]
 
 
 class Share(Message):
