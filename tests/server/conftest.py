@@ -13,5 +13,5 @@ from paceline.testing import CheckedRule
 def rules_check_themselves() -> Iterator[None]:
     """Servers inside of these tests notice at once when an event has damaged a rule."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("paceline.server.store.Rule", CheckedRule)
+        patch.setattr("paceline.server.presence.Rule", CheckedRule)
         yield

@@ -55,8 +55,8 @@ class OneServer:
             self.ask(0, m.SetUpdater("s", msgspec.msgpack.encode(spec)))
         bucket = m.BucketSpec(0, NUMEL, ["a", "b"], [5, 7], [[5], [7]])
         self.ask(0, m.Init("s", 0, "float32", [bucket]), [to_frame(torch.linspace(-1.0, 1.0, NUMEL))])
-        self.store = self.service._stores["s"][1]
-        self.bucket = self.store.bucket(0, 0)
+        self.store = self.service.stores["s"].own.store
+        self.bucket = self.store.buckets.get(0, 0)
 
     def _keep(self, peer: bytes, seq: int, body: m.Reply, frames: Any, urgency: int | None) -> None:
         assert (peer, seq) not in self.answers, "answered twice"

@@ -142,7 +142,7 @@ def test_nothing_is_applied_or_answered_before_the_first_commit() -> None:
     for store in stores:
         push(store, gradients(store.rank))
     job.deliver_all()
-    before = job.services[0]._stores["s"].store.bucket(0, 0).values.clone()
+    before = job.services[0].stores["s"].own.store.buckets.get(0, 0).values.clone()
     assert torch.equal(before[:5], torch.ones(5))
     assert not all(ticket.done for store in stores for ticket in tickets(store))
     stores[1].clip_round()
@@ -178,7 +178,7 @@ def test_slots_that_are_cut_between_keep_their_norm(where: str) -> None:
     for store in stores:
         push(store, gradients(store.rank))
     wanted = oracle.step([gradients(0), gradients(1)])
-    bucket = job.services[0]._stores["s"].store.bucket(0, 0)
+    bucket = job.services[0].stores["s"].own.store.buckets.get(0, 0)
     if where == "before the norm":
         job.deliver_all()
         bucket.slots_of(0, 5)
@@ -287,9 +287,9 @@ def test_what_nobody_can_commit_any_more_is_dropped() -> None:
     push(stores[0], gradients(0))
     job.deliver_all()
     stores[0].session.call_server(0, m.Leave("s"), "leaving")
-    store = job.services[0]._stores["s"].store
+    store = job.services[0].stores["s"].own.store
     assert store.stats.skipped == 1
-    assert not store.bucket(0, 0).slots[0].clipping.held
+    assert not store.buckets.get(0, 0).slots[0].clipping.held
     push(stores[1], gradients(1))
     stores[1].clip_round()
     assert not torch.equal(pull(stores[1]), torch.ones(67))

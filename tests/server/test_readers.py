@@ -59,7 +59,7 @@ class Job:
             self.compress()
         bucket = m.BucketSpec(0, NUMEL, ["a", "b"], [5, 7], [[5], [7]])
         self.ask(0, m.Init("s", 0, "float32", [bucket]), [to_frame(torch.linspace(-1.0, 1.0, NUMEL))])
-        self.bucket = self.service._stores["s"][1].bucket(0, 0)
+        self.bucket = self.service.stores["s"].own.store.buckets.get(0, 0)
         self.shared = {0} if shared else set()
         for rank in self.shared:
             self.bucket.arenas[rank] = MappedArena(self.blocks[rank].values[:NUMEL], self.blocks[rank].grads[:NUMEL])
@@ -105,7 +105,7 @@ class Job:
         return self.blocks[rank].values[:NUMEL].tolist()
 
     def visible(self, rank: int) -> list[float]:
-        return self.service._stores["s"][1].visible(self.bucket, rank).tolist()
+        return self.service.stores["s"].own.store.visible(self.bucket, rank).tolist()
 
     def told(self, rank: int, seq: int) -> list[m.KnownRange]:
         body = self.answers[rank, seq][0]
@@ -130,7 +130,7 @@ def test_answered_workers_hold_what_the_server_knows_of_them(name: str, data: st
         if data.draw(st.booleans()):
             job.pull(rank)
             assert job.values_of(rank) == job.visible(rank)
-            if job.service._stores["s"][1].policy.merge in ("each", "first"):
+            if job.service.stores["s"].own.store.policy.merge in ("each", "first"):
                 assert job.values_of(rank) == job.bucket.values.tolist()
             continue
         cut = data.draw(st.integers(0, NUMEL))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -14,37 +13,13 @@ from paceline.consistency import Rule
 from paceline.ranges import Ranges, within
 from paceline.server.clip_state import Clipping
 from paceline.server.merge import Accumulator
+from paceline.server.push_request import Known, PushRequest
 from paceline.server.readers import Readers
 from paceline.server.row_answers import RowAnswers
 from paceline.tensors import to_frame
 from paceline.transport.shared import MappedArena
 from paceline.updaters import FlatUpdater, Piece
 from paceline.wire import messages as m
-
-
-@dataclass(eq=False)
-class Pending:
-    """A push that is not answered yet."""
-
-    worker: int
-    want: bool
-    shared: bool
-    finish: Callable[[Pending], None]
-    """Called with this when the last slot has released the worker."""
-    fail: Callable[[Exception], None]
-    told: list[tuple[m.KnownRange, Any]] = field(default_factory=list)
-    """What the answer brings, with its frames, in a store that compresses pulls."""
-    absent: set[tuple[int, int, int, int]] = field(default_factory=set)
-    """(block, bucket, start, length) of what the answer says that nobody had a gradient for."""
-    remaining: int = 0
-    """Slots that have not released the worker; one that broke never does, so that ``finish`` is not called."""
-    failed: bool = False
-
-    def break_off(self, error: Exception) -> None:
-        """Answer with an error, once."""
-        if not self.failed:
-            self.failed = True
-            self.fail(error)
 
 
 @dataclass(eq=False)
@@ -56,7 +31,7 @@ class Slot:
     rule: Rule
     updater: FlatUpdater
     cohorts: dict[int, Accumulator] = field(default_factory=dict)
-    pending: dict[int, Pending] = field(default_factory=dict)
+    pending: dict[int, PushRequest] = field(default_factory=dict)
     broken: Exception | None = None
     readers: Readers = field(default_factory=Readers)
     """Used in a store that compresses pulls."""
@@ -183,7 +158,7 @@ class StoredBucket:
         known.copy_(values)
         return None
 
-    def tell(self, slot: Slot, worker: int, shared: bool, payload: Bytes | None = None) -> tuple[m.KnownRange, Any]:
+    def tell(self, slot: Slot, worker: int, shared: bool, payload: Bytes | None = None) -> Known:
         """Note that a worker is told how it sees a slot; returns the words and the frame for them.
 
         Args:
@@ -194,10 +169,10 @@ class StoredBucket:
         """
         unit = slot.rule.unit[worker]
         coded = slot.readers.tell(worker, unit) and payload is not None and not shared
-        told = m.KnownRange(*self.place, slot.start, slot.length, slot.readers.version(unit), coded)
+        known = m.KnownRange(*self.place, slot.start, slot.length, slot.readers.version(unit), coded)
         if shared:
-            return told, None
-        return told, payload if coded else to_frame(self.visible(unit)[slot.start : slot.stop].clone())
+            return known, None
+        return known, payload if coded else to_frame(self.visible(unit)[slot.start : slot.stop].clone())
 
 
 def _split(slot: Slot, at: int) -> list[Slot]:
@@ -210,9 +185,9 @@ def _split(slot: Slot, at: int) -> list[Slot]:
     )
     for number, accumulator in slot.cohorts.items():
         left.cohorts[number], right.cohorts[number] = accumulator.split(at)
-    for worker, pending in slot.pending.items():
-        left.pending[worker] = right.pending[worker] = pending
-        pending.remaining += 1
+    for worker, request in slot.pending.items():
+        left.pending[worker] = right.pending[worker] = request
+        request.waits()
     left.clipping, right.clipping = slot.clipping.halves(at)
     for worker, absent in slot.absent.items():
         left.absent[worker], right.absent[worker] = within(absent, 0, at), within(absent, at, slot.length)
