@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from paceline.compression.buffers import Bytes
-from paceline.consistency import Apply, Policy, Release, Stats
+from paceline.consistency import Apply, Policy, Release
 from paceline.errors import ConfigError, RemoteError
 from paceline.ranges import is_all
 from paceline.server.bucket import Slot, StoredBucket
@@ -27,17 +27,16 @@ class ApplySink:
         store: name, for messages.
         policy: of the store.
         codecs: of the store; that of the pull leg is used here.
-        stats: counters of the store.
 
     Attributes:
         spec: what the updaters do.
         step_mass: sum of weights times learning rates over all updates.
     """
 
-    def __init__(self, store: str, policy: Policy, codecs: Codecs, stats: Stats) -> None:
+    def __init__(self, store: str, policy: Policy, codecs: Codecs) -> None:
         self.spec = UpdaterSpec()
         self.step_mass = 0.0
-        self._store, self._policy, self._codecs, self._stats = store, policy, codecs, stats
+        self._store, self._policy, self._codecs = store, policy, codecs
 
     # ---- updates ---------------------------------------------------------------------------------------------------
 
@@ -62,7 +61,7 @@ class ApplySink:
         if accumulator.problem and self._policy.merges_rounds:
             self.refuse(slot, action.workers, accumulator.problem)
         elif accumulator.skip:
-            self._stats.skipped += 1
+            slot.rule.stats.skipped += 1
             slot.updater.skip()
         elif absent is None or result is None or is_all(absent, slot.length):
             slot.updater.update_nothing()
@@ -125,10 +124,10 @@ class ApplySink:
         waiting = [] if is_replaced else [request.worker for request in requests if request.want]
         return bucket.advance(slot, unit, codec, waiting)
 
-    def before_read(self, bucket: StoredBucket, slots: Sequence[Slot], worker: int) -> None:
-        """Let a worker that reads for itself see the slots as they are, where pulls are compressed."""
+    def before_read(self, bucket: StoredBucket, worker: int, start: int, length: int) -> None:
+        """Let a worker that reads for itself see the values of a range as they are, where pulls are compressed."""
         if "pull" in self._codecs and not self._policy.merges_rounds:
-            for slot in slots:
+            for slot in bucket.slots_of(start, length):
                 bucket.advance(slot, slot.rule.unit[worker], self._codecs["pull"], [])
 
     def forget(self, bucket: StoredBucket, slot: Slot, worker: int) -> None:

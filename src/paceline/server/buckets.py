@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from paceline.errors import KeyMismatchError, ProtocolError
-from paceline.server.bucket import Slot, StoredBucket
+from paceline.server.bucket import StoredBucket
 from paceline.server.memory import ValueMemory, map_buckets
 from paceline.wire import messages as m
 
@@ -59,7 +59,7 @@ class Buckets:
             KeyMismatchError: it was not initialised here.
             ProtocolError: the entry lies outside of it, or is a part of a bucket that is pushed as a whole.
         """
-        bucket = self._buckets.get((entry.block, entry.bucket)) or self.get(entry.block, entry.bucket)
+        bucket = self.get(entry.block, entry.bucket)
         if not bucket.in_range(entry.start, entry.length):
             raise ProtocolError(
                 f"elements {entry.start} to {entry.start + entry.length} of a bucket of {bucket.values.numel()}"
@@ -67,11 +67,6 @@ class Buckets:
         if bucket.answers is not None and (entry.start, entry.length) != (0, bucket.values.numel()):
             raise ProtocolError(f"bucket {entry.bucket} of block {entry.block} is pushed and read as a whole")
         return bucket
-
-    def slots_of(self, entries: Sequence[m.Entry]) -> list[tuple[StoredBucket, Slot, int]]:
-        """Return the slots of entries, each with its bucket and the entry's round."""
-        found = [(self.checked(entry), entry) for entry in entries]
-        return [(bucket, slot, one.round) for bucket, one in found for slot in bucket.slots_of(one.start, one.length)]
 
     # ---- memory ----------------------------------------------------------------------------------------------------
 

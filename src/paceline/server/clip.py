@@ -34,9 +34,10 @@ from paceline.server.apply import ApplySink
 from paceline.server.bucket import Slot, StoredBucket
 from paceline.server.clip_state import Held, Norm, Question, ReplyFn, square_sum
 from paceline.server.merge import Accumulator
+from paceline.wire import messages as m
 
-Located: TypeAlias = tuple[StoredBucket, Slot, int]
-"""A slot, its bucket, and the round in question."""
+Located: TypeAlias = tuple[StoredBucket, m.Entry]
+"""A range, with the round in question, and its bucket."""
 
 
 class ClipSink:
@@ -75,20 +76,21 @@ class ClipSink:
             self._sink.release(bucket, slot, action)
 
     def ask(self, worker: int, located: Sequence[Located], reply: ReplyFn) -> None:
-        """Answer with the norm of the merged gradient over slots and rounds of a worker, when all are merged.
+        """Answer with the norm of the merged gradient over ranges and rounds of a worker, when all are merged.
 
         Raises:
             ProtocolError: the worker cannot have pushed that.
             RemoteError: an earlier update failed.
         """
-        for _, slot, round in located:
+        found = _slots(located)
+        for _, slot, round in found:
             raise_for(slot, "")
             if not max(1, slot.rule.pushed[worker]) <= round <= slot.rule.pushed[worker] + 1:
                 raise ProtocolError(
                     f"worker {worker} asks for the norm of round {round} after round {slot.rule.pushed[worker]}"
                 )
         question = Question(worker, reply)
-        for _, slot, round in located:
+        for _, slot, round in found:
             unit = slot.rule.unit[worker]
             norm = slot.clipping.norms.get(unit)
             question.waiting += 1
@@ -100,7 +102,7 @@ class ClipSink:
 
     def commit(self, worker: int, located: Sequence[Located], factor: float, skip: bool) -> None:
         """Apply what is held of a worker's rounds; what was committed before stays as it is."""
-        for bucket, slot, round in located:
+        for bucket, slot, round in _slots(located):
             unit = slot.rule.unit[worker]
             held = slot.clipping.held.get(unit)
             if held is not None and held.norm.rounds.get(worker) == round:
@@ -123,6 +125,11 @@ class ClipSink:
             if not (held.norm.rounds.keys() & slot.rule.live) - {worker}:
                 self._apply(bucket, slot, unit, 0.0, skip=True)
 
-    def before_read(self, bucket: StoredBucket, slots: Sequence[Slot], worker: int) -> None:
+    def before_read(self, bucket: StoredBucket, worker: int, start: int, length: int) -> None:
         """Pass it on."""
-        self._sink.before_read(bucket, slots, worker)
+        self._sink.before_read(bucket, worker, start, length)
+
+
+def _slots(located: Sequence[Located]) -> list[tuple[StoredBucket, Slot, int]]:
+    """Return the slots of ranges, each with its bucket and the round."""
+    return [(bucket, slot, one.round) for bucket, one in located for slot in bucket.slots_of(one.start, one.length)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from paceline.consistency import Policy, Stats
+from paceline.consistency import Policy
 from paceline.errors import KeyMismatchError, ProtocolError
 from paceline.server import rows
 from paceline.server.admission import check_absent, check_distinct, check_rows, no_updater, pieces_of
@@ -55,13 +55,12 @@ class OwnStore:
         self.has_updater = policy.merge == "all"
         self.codecs = Codecs(name)
         self._allowed = allowed
-        stats = Stats()
-        self._apply = ApplySink(name, policy, self.codecs, stats)
+        self._apply = ApplySink(name, policy, self.codecs)
         self.clip = ClipSink(self._apply) if clips else None
         # With other merges a worker's values stand still while the server's move on.
         shared = share and policy.merge == "all"
         sink = self.clip or self._apply
-        self.store = BucketStore(name, policy, mean, Presence(num_workers), sink, stats, hosts, shared)
+        self.store = BucketStore(name, policy, mean, Presence(num_workers), sink, hosts, shared)
 
     # ---- setting up ------------------------------------------------------------------------------------------------
 

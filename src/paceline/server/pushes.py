@@ -81,7 +81,7 @@ class Pushes:
         return m.Done()
 
     def _located(self, body: m.AskNorm | m.Commit) -> tuple[ClipSink, Sequence[Located]]:
-        """Return the sink that holds cohorts, and the slots that a request is about.
+        """Return the sink that holds cohorts, and the ranges that a request is about, with their buckets.
 
         Raises:
             ProtocolError: the store does not clip, or an entry lies outside of its bucket.
@@ -89,4 +89,4 @@ class Pushes:
         own = self._stores[body.store].own
         if own.clip is None:
             raise ProtocolError(f"store {body.store!r} does not clip; open it with a largest norm")
-        return own.clip, own.store.buckets.slots_of(body.entries)
+        return own.clip, [(own.store.buckets.checked(entry), entry) for entry in body.entries]

@@ -16,7 +16,6 @@ push is not answered, whatever the rule says.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from paceline.consistency import Apply, Release
@@ -36,5 +35,5 @@ class Sink(Protocol):
     def forget(self, bucket: StoredBucket, slot: Slot, worker: int) -> None:
         """Note that a worker leaves: wait for nothing that it would have sent."""
 
-    def before_read(self, bucket: StoredBucket, slots: Sequence[Slot], worker: int) -> None:
-        """Make visible what a worker, which reads slots now, may see of them."""
+    def before_read(self, bucket: StoredBucket, worker: int, start: int, length: int) -> None:
+        """Make visible what a worker, which reads a range now, may see of it."""

@@ -58,7 +58,6 @@ class BucketStore:
         mean: merge to the mean over samples instead of the sum.
         presence: the workers.
         sink: gets complete cohorts.
-        stats: counters of the store.
         hosts: of the workers, by rank: sums are made host by host; empty: all on one.
         shared: keep values in shared memory, so that workers of this host can map them.
 
@@ -76,12 +75,11 @@ class BucketStore:
         mean: bool,
         presence: Presence,
         sink: Sink,
-        stats: Stats,
         hosts: Sequence[str] = (),
         shared: bool = False,
     ) -> None:
         self.name, self.policy, self.mean = name, policy, mean
-        self.presence, self.sink, self.stats = presence, sink, stats
+        self.presence, self.sink, self.stats = presence, sink, Stats()
         self.units = policy.unit_of(presence.num_workers)
         self.buckets = Buckets(name, shared)
         self.sums_in_float32 = False
@@ -231,9 +229,8 @@ class BucketStore:
     def read(self, worker: int, entry: m.Entry) -> tuple[int, torch.Tensor]:
         """Note that a worker reads a range now; returns (version, values), the values not to be changed."""
         bucket = self.buckets.get(entry.block, entry.bucket)
-        slots = bucket.slots_of(entry.start, entry.length)
-        self.sink.before_read(bucket, slots, worker)
-        version = min(slot.rule.pull(worker) for slot in slots)
+        self.sink.before_read(bucket, worker, entry.start, entry.length)
+        version = min(slot.rule.pull(worker) for slot in bucket.slots_of(entry.start, entry.length))
         return version, self.visible(bucket, worker)[entry.start : entry.start + entry.length]
 
     @property

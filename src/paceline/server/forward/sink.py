@@ -86,7 +86,7 @@ class ForwardSink:
     def forget(self, bucket: StoredBucket, slot: Slot, worker: int) -> None:
         """Wait for nothing: the owner answers for the others."""
 
-    def before_read(self, bucket: StoredBucket, slots: Sequence[Slot], worker: int) -> None:
+    def before_read(self, bucket: StoredBucket, worker: int, start: int, length: int) -> None:
         """Show the owner's last answer."""
 
     # ---- answers of owners -----------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from paceline.consistency import Policy, Stats
+from paceline.consistency import Policy
 from paceline.errors import KeyMismatchError, ProtocolError
 from paceline.local_merge import LocalMerge
 from paceline.server.admission import check_absent, check_distinct
@@ -51,7 +51,7 @@ class ForwardStore:
         presence = Presence(len(workers), set(workers) - set(members))
         self._sink = ForwardSink(name, presence, {worker: local_merge.units[worker] for worker in members}, ask)
         own_policy = Policy(policy.merge, policy.groups)
-        self.store = BucketStore(name, own_policy, mean, presence, self._sink, Stats(), shared=share)
+        self.store = BucketStore(name, own_policy, mean, presence, self._sink, shared=share)
 
     def owners_for(self, worker: int) -> list[int]:
         """Return the servers to which this one forwards what a worker pushes."""

@@ -1,4 +1,4 @@
-"""The messages, as msgspec structs. A field that does not fit its limits makes the whole message refused."""
+"""The messages, as msgspec structs. A message with a field outside of its limits is refused."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Envelope(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """What every message travels in.
 
     A request has its sequence number, counted from 1 by the sender; its answer has the same. Sequence number 0 is
-    news that nobody asked for.
+    news that was sent unasked.
     """
 
     seq: Number

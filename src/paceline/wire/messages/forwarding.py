@@ -1,4 +1,4 @@
-"""Between servers, on behalf of workers of their host."""
+"""Between servers, on behalf of workers, and what workers ask of a server that forwards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ForwardedBucket(Message):
 
 
 class ForwardBuckets(Message, tag=42):
-    """Ask a server of this host to take pushes for servers of other hosts; answered with :class:`ValuesAt`."""
+    """Ask a server of this host to forward pushes to the owners of buckets; answered with :class:`ValuesAt`."""
 
     store: Name
     block: Number
@@ -26,7 +26,7 @@ class ForwardBuckets(Message, tag=42):
 
 
 class Share(Message):
-    """What one worker has pushed of a sum."""
+    """One worker's part of a sum."""
 
     worker: Rank
     samples: float
@@ -37,7 +37,7 @@ class Share(Message):
 
 
 class PushSum(Message, tag=43):
-    """A server pushes what workers of its host have pushed, summed; one frame per entry, answered with new values."""
+    """A server pushes the sum of what workers of its host have pushed; one frame per entry, answered with values."""
 
     store: Name
     entries: list[Entry]
@@ -52,11 +52,11 @@ class PushSum(Message, tag=43):
     skip: bool = False
     """As in :class:`Push`, if any of its workers says so."""
     problem: Text = ""
-    """Why the pushes of its workers do not go together: all who wait for the update get it as an error."""
+    """Why the pushes of its workers cannot make one update: all workers that wait for it get this as an error."""
 
 
 class OnBehalf(Message, tag=44):
-    """A server passes on what a worker of its host has said, in order with the sums that it pushes."""
+    """A server says to an owner what a worker of its host has said to it, in order with the sums that it pushes."""
 
     worker: Rank
     body: Leave | Pause | AskMissing
