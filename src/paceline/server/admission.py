@@ -1,4 +1,4 @@
-"""What a server refuses before any of it counts."""
+"""Checks of requests before any part of them takes effect."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def no_updater(store: str, policy: Policy) -> ConfigError:
 
 
 def check_clipping(clip_norm: float, policy: Policy) -> None:
-    """Refuse to clip where there is no norm to clip by.
+    """Refuse a store that clips but has no merged gradient to clip, or no usable norm.
 
     Raises:
         ValueError: the norm is no positive number, or pushes of one round are not merged.
@@ -39,7 +39,7 @@ def check_clipping(clip_norm: float, policy: Policy) -> None:
 
 
 def raise_for(slot: Slot, objection: str) -> None:
-    """Raise what speaks against a push of a slot.
+    """Raise the error for a push that a slot refuses.
 
     Raises:
         ProtocolError: the rule's objection.
@@ -78,12 +78,12 @@ def check_distinct(entries: Sequence[m.Entry]) -> None:
 
 
 def check_absent(entries: Sequence[m.Entry], absent: Sequence[m.Stretch], bucket: BucketFn | None = None) -> None:
-    """Refuse a push that says of something else than whole keys of its own that they have no gradient.
+    """Refuse a push that reports as absent anything else than whole keys of its own.
 
     Args:
         entries: of the push.
-        absent: what it says that of.
-        bucket: finds a bucket; None where it is not known which keys lie where.
+        absent: ranges without a gradient.
+        bucket: finds a bucket; None at a server that does not know which keys lie where.
 
     Raises:
         ProtocolError: with the elements.
@@ -102,7 +102,7 @@ def check_absent(entries: Sequence[m.Entry], absent: Sequence[m.Stretch], bucket
 
 
 def absent_in(absent: Sequence[m.Stretch], entry: m.Entry) -> Ranges:
-    """Return what is absent of the bucket of an entry, in positions of the bucket."""
+    """Return what is absent in the bucket of an entry, in positions of the bucket."""
     place = entry.block, entry.bucket
     return joined((one.start, one.start + one.length) for one in absent if (one.block, one.bucket) == place)
 

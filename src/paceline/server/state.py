@@ -1,4 +1,4 @@
-"""State between server and wire, key by key, so that it fits any number of servers."""
+"""Reads and sets optimizer state, key by key, so that it fits any number of servers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from paceline.transport.base import Frames
 from paceline.updaters import Piece
 from paceline.wire import messages as m
 
-#: The values minus what a worker knows of them, where pulls are compressed: a part of the state like any other.
+#: The stored values minus the known values, where pulls are compressed: a part of the state like any other.
 UNSENT = "unsent"
 
 
 def get_state(own: OwnStore, worker: int, entries: Sequence[m.Entry]) -> tuple[m.StateIs, Frames]:
-    """Return the state of stretches that are (parts of) one key each, as one worker is to save it."""
+    """Return the state of ranges, each of one key, as one worker saves it."""
     items: list[m.StateItem] = []
     frames: list[object] = []
     for entry in entries:
@@ -34,7 +34,7 @@ def get_state(own: OwnStore, worker: int, entries: Sequence[m.Entry]) -> tuple[m
 
 
 def _unsent(own: OwnStore, worker: int, bucket: StoredBucket, part: slice) -> dict[str, torch.Tensor]:
-    """Return what a worker was not told yet, in double precision: so known plus unsent is the value, bit for bit."""
+    """Return stored minus known values in double precision, so that known plus unsent is the value, bit for bit."""
     known = bucket.snapshots.get(bucket.slots[0].rule.unit[worker])
     if "pull" not in own.codecs or known is None:
         return {}
@@ -42,7 +42,7 @@ def _unsent(own: OwnStore, worker: int, bucket: StoredBucket, part: slice) -> di
 
 
 def set_state(own: OwnStore, worker: int, items: Sequence[m.StateItem], frames: Frames) -> None:
-    """Set the state of stretches, as one worker has loaded it.
+    """Set the state of ranges, as one worker has loaded it.
 
     Raises:
         ProtocolError: frames that do not fit their items.
@@ -66,7 +66,7 @@ def set_state(own: OwnStore, worker: int, items: Sequence[m.StateItem], frames: 
 
 
 def _set_unsent(own: OwnStore, worker: int, bucket: StoredBucket, start: int, unsent: torch.Tensor) -> None:
-    """Set the values to what a worker knows, which is what it started from, plus what it was not told."""
+    """Set the stored values to what a worker knows, which it has loaded too, plus what was not sent to it."""
     if "pull" in own.codecs:
         bucket.keep_first_version(bucket.slots[0].rule.unit)
     part = slice(start, start + unsent.numel())
@@ -74,7 +74,7 @@ def _set_unsent(own: OwnStore, worker: int, bucket: StoredBucket, start: int, un
 
 
 def _located(own: OwnStore, entry: m.Entry) -> list[tuple[Slot, Piece, int]]:
-    """Return (slot, piece inside the slot, start inside the bucket) of all that a stretch covers."""
+    """Return (slot, piece inside the slot, start inside the bucket) of all pieces that a range covers."""
     bucket = own.store.buckets.checked(entry)
     stop = entry.start + entry.length
     found = []
