@@ -30,12 +30,10 @@ class ApplySink:
 
     Attributes:
         spec: what the updaters do.
-        step_mass: sum of weights times learning rates over all updates.
     """
 
     def __init__(self, store: str, policy: Policy, codecs: Codecs) -> None:
         self.spec = UpdaterSpec()
-        self.step_mass = 0.0
         self._store, self._policy, self._codecs = store, policy, codecs
 
     # ---- updates ---------------------------------------------------------------------------------------------------
@@ -78,12 +76,12 @@ class ApplySink:
             except Exception as error:  # noqa: BLE001 - border to a user's optimizer: all who wait get its error
                 self._break(slot, error)
             else:
-                self._count_step(accumulator, action.weight)
+                self._count_step(slot, accumulator, action.weight)
 
-    def _count_step(self, accumulator: Accumulator, weight: float) -> None:
+    def _count_step(self, slot: Slot, accumulator: Accumulator, weight: float) -> None:
         groups = completed(accumulator.options.groups if accumulator.options else (), self.spec.groups)
         rate = groups[0].get("lr", 1.0) if groups else 1.0
-        self.step_mass += weight * float(rate if isinstance(rate, int | float) else 1.0)
+        slot.rule.stats.step_mass += weight * float(rate if isinstance(rate, int | float) else 1.0)
 
     def refuse(self, slot: Slot, workers: Sequence[int], problem: str) -> Exception:
         """Answer workers with the reason why their pushes cannot make one update; the round counts without it."""
@@ -99,9 +97,8 @@ class ApplySink:
         return error
 
     def _break(self, slot: Slot, error: Exception) -> None:
-        names = ", ".join(str(piece.key) for piece in slot.updater.pieces[:3])
-        logger.exception("the update of %s failed", names)
-        slot.broken = RemoteError(f"the update of {names} failed: {type(error).__name__}: {error}")
+        logger.exception("the update of %s failed", slot.name)
+        slot.broken = RemoteError(f"the update of {slot.name} failed: {type(error).__name__}: {error}\n{slot.story()}")
         for request in slot.pending.values():
             request.fail(slot.broken)
         slot.pending.clear()
@@ -127,8 +124,7 @@ class ApplySink:
     def before_read(self, bucket: StoredBucket, worker: int, start: int, length: int) -> None:
         """Let a worker that reads for itself see the values of a range as they are, where pulls are compressed."""
         if "pull" in self._codecs and not self._policy.merges_rounds:
-            for slot in bucket.slots_of(start, length):
-                bucket.advance(slot, slot.rule.unit[worker], self._codecs["pull"], [])
+            bucket.catch_up(worker, start, length)
 
     def forget(self, bucket: StoredBucket, slot: Slot, worker: int) -> None:
         """Wait for nothing: updates are made at once."""

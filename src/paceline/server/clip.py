@@ -32,7 +32,7 @@ from paceline.errors import ProtocolError
 from paceline.server.admission import raise_for
 from paceline.server.apply import ApplySink
 from paceline.server.bucket import Slot, StoredBucket
-from paceline.server.clip_state import Held, Norm, Question, ReplyFn, square_sum
+from paceline.server.clip_state import Asked, Held, Norm, Question, ReplyFn, square_sum
 from paceline.server.merge import Accumulator
 from paceline.wire import messages as m
 
@@ -53,7 +53,7 @@ class ClipSink:
     def complete(self, bucket: StoredBucket, slot: Slot, accumulator: Accumulator, action: Apply) -> None:
         """Hold a complete cohort, and answer those who have asked for its norm."""
         unit, clipping = slot.rule.unit[action.workers[0]], slot.clipping
-        squares = square_sum(accumulator)
+        squares = {(*bucket.place, slot.start, slot.stop): square_sum(accumulator)}
         rounds = {worker: slot.rule.pushed[worker] for worker in action.workers}
         norm = clipping.norms[unit] = Norm(rounds, squares, accumulator.skip)
         if accumulator.problem:
@@ -62,10 +62,10 @@ class ClipSink:
         else:
             clipping.held[unit] = Held(action, accumulator, norm)
         asked = clipping.questions.pop(unit, [])
-        clipping.questions[unit] = [one for one in asked if norm.rounds.get(one[0].worker) != one[1]]
-        for question, round in asked:
-            if norm.rounds.get(question.worker) == round:
-                question.take(norm)
+        clipping.questions[unit] = [one for one in asked if norm.rounds.get(one.question.worker) != one.round]
+        for one in asked:
+            if norm.rounds.get(one.question.worker) == one.round:
+                one.question.take(norm, one.start, one.stop)
 
     def release(self, bucket: StoredBucket, slot: Slot, action: Release) -> None:
         """Answer workers, after the update that their unit waits for."""
@@ -82,31 +82,32 @@ class ClipSink:
             ProtocolError: the worker cannot have pushed that.
             RemoteError: an earlier update failed.
         """
-        found = _slots(located)
-        for _, slot, round in found:
+        found = [(slot, entry) for bucket, entry in located for slot in bucket.slots_over(entry.start, entry.length)]
+        for slot, entry in found:
             raise_for(slot, "")
-            if not max(1, slot.rule.pushed[worker]) <= round <= slot.rule.pushed[worker] + 1:
+            if not max(1, slot.rule.pushed[worker]) <= entry.round <= slot.rule.pushed[worker] + 1:
                 raise ProtocolError(
-                    f"worker {worker} asks for the norm of round {round} after round {slot.rule.pushed[worker]}"
+                    f"worker {worker} asks for the norm of round {entry.round} after round {slot.rule.pushed[worker]}"
                 )
         question = Question(worker, reply)
-        for _, slot, round in found:
-            unit = slot.rule.unit[worker]
+        for slot, entry in found:
+            unit, (start, stop) = slot.rule.unit[worker], slot.clip(entry.start, entry.start + entry.length)
             norm = slot.clipping.norms.get(unit)
             question.waiting += 1
-            if norm is not None and norm.rounds.get(worker) == round:
-                question.take(norm)
+            if norm is not None and norm.rounds.get(worker) == entry.round:
+                question.take(norm, start, stop)
             else:
-                slot.clipping.questions.setdefault(unit, []).append((question, round))
-        question.take(None)
+                slot.clipping.questions.setdefault(unit, []).append(Asked(question, entry.round, start, stop))
+        question.end()
 
     def commit(self, worker: int, located: Sequence[Located], factor: float, skip: bool) -> None:
         """Apply what is held of a worker's rounds; what was committed before stays as it is."""
-        for bucket, slot, round in _slots(located):
-            unit = slot.rule.unit[worker]
-            held = slot.clipping.held.get(unit)
-            if held is not None and held.norm.rounds.get(worker) == round:
-                self._apply(bucket, slot, unit, factor, skip)
+        for bucket, entry in located:
+            if not any(_waits_for(slot, worker, entry) for slot in bucket.slots_over(entry.start, entry.length)):
+                continue
+            for slot in bucket.cut(entry.start, entry.length):
+                if _waits_for(slot, worker, entry):
+                    self._apply(bucket, slot, slot.rule.unit[worker], factor, skip)
 
     def _apply(self, bucket: StoredBucket, slot: Slot, unit: int, factor: float, skip: bool) -> None:
         """Apply the cohort that is held for a unit, and answer those who wait for it."""
@@ -120,7 +121,7 @@ class ClipSink:
         """Note that a worker leaves: wait for no commit that cannot come any more."""
         clipping = slot.clipping
         for unit, asked in clipping.questions.items():
-            clipping.questions[unit] = [one for one in asked if one[0].worker != worker]
+            clipping.questions[unit] = [one for one in asked if one.question.worker != worker]
         for unit, held in list(clipping.held.items()):
             if not (held.norm.rounds.keys() & slot.rule.live) - {worker}:
                 self._apply(bucket, slot, unit, 0.0, skip=True)
@@ -130,6 +131,7 @@ class ClipSink:
         self._sink.before_read(bucket, worker, start, length)
 
 
-def _slots(located: Sequence[Located]) -> list[tuple[StoredBucket, Slot, int]]:
-    """Return the slots of ranges, each with its bucket and the round."""
-    return [(bucket, slot, one.round) for bucket, one in located for slot in bucket.slots_of(one.start, one.length)]
+def _waits_for(slot: Slot, worker: int, entry: m.Entry) -> bool:
+    """Tell whether a slot holds the cohort of a worker's round."""
+    held = slot.clipping.held.get(slot.rule.unit[worker])
+    return held is not None and held.norm.rounds.get(worker) == entry.round

@@ -189,7 +189,7 @@ class OwnStore:
             "skipped": stats.skipped,
             "staleness": {str(age): number for age, number in sorted(stats.staleness.items())},
             "weight_sum": stats.weight_sum,
-            "step_mass": self._apply.step_mass,
+            "step_mass": stats.step_mass,
             "data_mass": {str(worker): mass for worker, mass in sorted(stats.data_mass.items())},
             "dropped": {str(worker): number for worker, number in sorted(stats.dropped.items())},
         }

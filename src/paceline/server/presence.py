@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from paceline.consistency import Policy, Rule, Stats
+from paceline.consistency import Policy, Rule, Stats, new_rule
 
 
 class Presence:
@@ -46,7 +46,7 @@ class Presence:
 
     def new_rule(self, policy: Policy, stats: Stats) -> Rule:
         """Return the rule of a new bucket: it knows who has left, and who waits at a barrier."""
-        rule = Rule(policy, self.num_workers, stats)
+        rule = new_rule(policy, self.num_workers, stats)
         for worker in self._left:
             rule.leave(worker)
         for worker in self._paused:

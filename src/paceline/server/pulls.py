@@ -45,8 +45,7 @@ class Pulls:
             if pull.shared:
                 show(bucket, worker, store.units[worker], entry.start, entry.length)
             if "pull" in own.codecs:
-                slots = bucket.slots_of(entry.start, entry.length)
-                known += [bucket.tell(slot, worker, pull.shared) for slot in slots]
+                known += bucket.tell_range(worker, entry.start, entry.length, pull.shared)
         send_known(asker, store, versions, known)
 
     def _pull_rows(self, asker: Asker, body: m.PullRows, frames: Frames) -> Result:

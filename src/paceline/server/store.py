@@ -32,8 +32,7 @@ from collections.abc import Sequence
 
 import torch
 
-from paceline.consistency import Apply, Merge, Policy, Pushed, Refuse, Release, Repeat, Rule, Stats
-from paceline.consistency.rule import Action
+from paceline.consistency import Action, Apply, Merge, Policy, Pushed, Refuse, Release, Repeat, Rule, Stats
 from paceline.errors import ProtocolError
 from paceline.ranges import Ranges, within
 from paceline.server.admission import absent_in, raise_for
@@ -79,19 +78,30 @@ class BucketStore:
         shared: bool = False,
     ) -> None:
         self.name, self.policy, self.mean = name, policy, mean
-        self.presence, self.sink, self.stats = presence, sink, Stats()
+        self.presence, self.sink = presence, sink
         self.units = policy.unit_of(presence.num_workers)
         self.buckets = Buckets(name, shared)
         self.sums_in_float32 = False
         self.received_bytes = self.sent_bytes = 0
         self._hosts = list(hosts) or [""] * presence.num_workers
         self._scratch = Scratch()
+        # What weightings look at: updates of all slots.
+        self._history = Stats()
         # With ``first`` a worker goes on at once, and may overwrite what is not summed yet.
         self._copies_borrowed = policy.merge == "first"
 
     def new_rule(self) -> Rule:
         """Return the rule of a new bucket."""
-        return self.presence.new_rule(self.policy, self.stats)
+        return self.presence.new_rule(self.policy, Stats(store=self._history))
+
+    @property
+    def stats(self) -> Stats:
+        """The counters of all slots together."""
+        total = Stats()
+        for bucket in self.buckets:
+            for slot in bucket.slots:
+                total.add(slot.rule.stats)
+        return total
 
     # ---- pushes ----------------------------------------------------------------------------------------------------
 
@@ -110,7 +120,7 @@ class BucketStore:
         for entry, bucket in zip(push.entries, buckets, strict=True):
             if push.shared and worker not in bucket.arenas:
                 raise ProtocolError(f"worker {worker} has not offered shared memory for block {entry.block}")
-            for slot in bucket.slots_of(entry.start, entry.length):
+            for slot in bucket.slots_over(entry.start, entry.length):
                 check_round(slot, worker, entry.round, slot.rule.objection(worker, entry.round, push.samples))
 
     def push(
@@ -133,7 +143,7 @@ class BucketStore:
             request: is answered when all slots have released it.
         """
         all_absent = absent_in(push.absent, entry) if push.absent else ()
-        slots = bucket.slots_of(entry.start, entry.length)
+        slots = bucket.cut(entry.start, entry.length)
         if isinstance(values, Encoded) and len(slots) > 1:
             values = values.decoded()
         for slot in slots:
@@ -217,7 +227,7 @@ class BucketStore:
 
     def missing_for(self, worker: int, entry: m.Entry) -> list[int]:
         """Return the workers whose push the answer to a worker's push waits for."""
-        slots = self.buckets.checked(entry).slots_of(entry.start, entry.length)
+        slots = self.buckets.checked(entry).slots_over(entry.start, entry.length)
         return sorted({rank for slot in slots for rank in slot.rule.missing_for(worker)})
 
     # ---- reads -----------------------------------------------------------------------------------------------------
@@ -230,7 +240,7 @@ class BucketStore:
         """Note that a worker reads a range now; returns (version, values), the values not to be changed."""
         bucket = self.buckets.get(entry.block, entry.bucket)
         self.sink.before_read(bucket, worker, entry.start, entry.length)
-        version = min(slot.rule.pull(worker) for slot in bucket.slots_of(entry.start, entry.length))
+        version = bucket.read(worker, entry.start, entry.length)
         return version, self.visible(bucket, worker)[entry.start : entry.start + entry.length]
 
     @property

@@ -40,7 +40,7 @@ def check_sum(own: OwnStore, push: m.PushSum) -> list[StoredBucket]:
     buckets = own.check_entries(push)
     for index, (entry, bucket) in enumerate(zip(push.entries, buckets, strict=True)):
         pushes = pushes_of(push, index)
-        for slot in bucket.slots_of(entry.start, entry.length):
+        for slot in bucket.slots_over(entry.start, entry.length):
             objection = slot.rule.objection_to_sum(pushes)
             for one in pushes:
                 check_round(slot, one.worker, one.round, objection)
@@ -70,7 +70,7 @@ def push_sum(
     entry, pushes = push.entries[index], pushes_of(push, index)
     all_absent = absent_in(push.absent, entry) if push.absent else ()
     samples, others = sum(one.samples for one in pushes), tuple(one.worker for one in pushes[1:])
-    for slot in bucket.slots_of(entry.start, entry.length):
+    for slot in bucket.cut(entry.start, entry.length):
         part = None if values is None else values[slot.start - entry.start : slot.stop - entry.start]
         absent = within(all_absent, slot.start, slot.stop)
         one = Contribution(part, samples, options, False, push.unit, others, absent, push.skip, push.problem)

@@ -10,14 +10,15 @@ import torch
 
 from paceline.compression import Codec, State
 from paceline.errors import ProtocolError
+from paceline.interval_map import IntervalMap, same
 from paceline.local_merge import Route
+from paceline.peer.call import Call
 from paceline.placement import KeySize, Layout, place
 from paceline.ranges import Ranges, is_all, within
 from paceline.tensors import dtype_of
 from paceline.transport.pinned import pin, unpin
 from paceline.transport.shared import Patchwork, SharedTensor, open_foreign
 from paceline.wire import messages as m
-from paceline.worker.session import Ticket
 from paceline.worker.versions import Versions
 
 
@@ -30,43 +31,23 @@ class Stretch:
     length: int
 
 
-@dataclass
-class _Segment:
-    start: int
-    length: int
-    round: int
-
-
 class Rounds:
-    """How many rounds of each stretch of a bucket were pushed. Stretches are cut as they are pushed. Pure."""
+    """How many rounds of each range of a bucket were pushed. Pure."""
 
     def __init__(self, length: int) -> None:
-        self._segments = [_Segment(0, length, 0)]
+        self._rounds = IntervalMap(length, 0)
 
     def next(self, start: int, length: int) -> list[tuple[int, int, int]]:
-        """Count a push; returns the (start, length, round) that it is made of."""
-        if len(self._segments) == 1 and start == 0 and length == self._segments[0].length:
-            self._segments[0].round += 1
-            return [(0, length, self._segments[0].round)]
-        self._cut(start)
-        self._cut(start + length)
-        pushed: list[tuple[int, int, int]] = []
-        for segment in self._segments:
-            if start <= segment.start < start + length:
-                segment.round += 1
-                if pushed and pushed[-1][2] == segment.round:
-                    pushed[-1] = (pushed[-1][0], pushed[-1][1] + segment.length, segment.round)
-                else:
-                    pushed.append((segment.start, segment.length, segment.round))
-        return pushed
-
-    def _cut(self, at: int) -> None:
-        for index, one in enumerate(self._segments):
-            if one.start < at < one.start + one.length:
-                left = _Segment(one.start, at - one.start, one.round)
-                right = _Segment(at, one.start + one.length - at, one.round)
-                self._segments[index : index + 1] = [left, right]
-                return
+        """Count a push; returns the (start, length, round) that it is made of, as few as possible."""
+        rounds, stop = self._rounds, start + length
+        if len(rounds) == 1 and length == rounds.length:
+            rounds.values[0] += 1
+            return [(0, length, rounds.values[0])]
+        pushed = [(first, last, round + 1) for first, last, round in rounds.over(start, stop)]
+        for one in pushed:
+            rounds.set(*one)
+        rounds.join(start - 1, stop + 1, same)
+        return [(first, last - first, round) for first, last, round in pushed]
 
 
 #: A bucket with more requests than that is looked through for answered ones, which nobody may have asked about.
@@ -77,7 +58,7 @@ _MOST_SENDING = 16
 class _Sending:
     start: int
     stop: int
-    ticket: Ticket
+    ticket: Call
 
 
 @dataclass
@@ -220,7 +201,7 @@ class WorkerBlock:
         """Return the arena's view of a key's residual, in its shape."""
         return self._view(self.residual_arena(), key)
 
-    def outstanding(self, stretch: Stretch) -> list[Ticket]:
+    def outstanding(self, stretch: Stretch) -> list[Call]:
         """Return the requests on a stretch that are not answered yet."""
         side = self.buckets[stretch.bucket]
         if not side.sending:
@@ -229,7 +210,7 @@ class WorkerBlock:
         stop = stretch.start + stretch.length
         return [sent.ticket for sent in side.sending if sent.start < stop and stretch.start < sent.stop]
 
-    def note_sent(self, stretch: Stretch, ticket: Ticket) -> None:
+    def note_sent(self, stretch: Stretch, ticket: Call) -> None:
         """Remember a request on a stretch."""
         side = self.buckets[stretch.bucket]
         if len(side.sending) >= _MOST_SENDING:

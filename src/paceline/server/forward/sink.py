@@ -137,6 +137,6 @@ def _checked(sums: Sequence[Sum], body: m.Body, frames: Frames) -> tuple[m.Value
 
 def _take_waiting(one: Sum) -> list[tuple[Slot, PushRequest]]:
     """Take out the requests that wait for a sum; its slot may have been cut since."""
-    slots = one.bucket.slots_of(one.start, one.length)
+    slots = one.bucket.slots_over(one.start, one.length)
     found = [(slot, slot.pending.pop(worker, None)) for slot in slots for worker, _, _ in one.shares]
     return [(slot, request) for slot, request in found if request is not None]

@@ -141,5 +141,5 @@ class ForwardStore:
 
     def waits_for_owner(self, worker: int, entry: m.Entry) -> bool:
         """Tell whether all that a worker's push waits for is the owner's answer."""
-        slots = self.store.buckets.checked(entry).slots_of(entry.start, entry.length)
+        slots = self.store.buckets.checked(entry).slots_over(entry.start, entry.length)
         return any(worker in slot.pending for slot in slots) and not any(s.rule.missing_for(worker) for s in slots)
