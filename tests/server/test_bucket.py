@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from paceline.config import Settings
 from paceline.consistency import Policy
-from paceline.server.bucket import Pending, Slot
+from paceline.server.bucket import Slot
 from paceline.server.merge import Accumulator
+from paceline.server.push_request import PushRequest
 from paceline.server.requests import RequestHandler
 from paceline.server.scratch import Scratch
 from paceline.tensors import to_frame
@@ -62,8 +63,8 @@ class OneServer:
         numel = sum(lengths)
         bucket = m.BucketSpec(0, numel, ["a", "b"], list(lengths), [[one] for one in lengths])
         self.ask(0, m.Init("s", 0, "float32", [bucket]), [to_frame(torch.linspace(-1.0, 1.0, numel))])
-        self.store = self.service._stores["s"][1]
-        self.bucket = self.store.bucket(0, 0)
+        self.store = self.service.stores["s"].own.store
+        self.bucket = self.store.buckets.get(0, 0)
 
     def _keep(self, peer: bytes, seq: int, body: m.Reply, frames: Any, urgency: int | None) -> None:
         assert (peer, seq) not in self.answers, "answered twice"
@@ -444,7 +445,7 @@ def test_slots_in_which_something_goes_on_stay_apart(what: str) -> None:
     if what == "broken":
         left.broken = right.broken = RuntimeError()
     elif what == "pending":
-        right.pending[0] = left.pending[0] = Pending(0, False, False, lambda one: None, lambda error: None)
+        right.pending[0] = left.pending[0] = PushRequest(0, lambda one: None, lambda error: None)
     else:
         right.cohorts[0] = left.cohorts[0] = Accumulator([], True, torch.float32, Scratch())
     assert server.bucket.cut(0, NUMEL) == [left, right]

@@ -51,9 +51,9 @@ def push(store: DistStore, grads: Sequence[torch.Tensor | None], together: bool 
                     absent += [(block, stretch) for stretch in block.stretches([index])]
                 else:
                     target.copy_(grad)
-            for way, located in step.sends.items():
-                gone = [one for one in absent if one[0].ways[one[1].bucket] == way]
-                store.traffic.push_stretches(way, located, True, gone, skip)
+            for route, located in step.sends.items():
+                gone = [one for one in absent if one[0].routes[one[1].bucket] == route]
+                store.traffic.push_stretches(route, located, True, gone, skip)
             step.set_fresh(True)
 
 
@@ -142,7 +142,7 @@ def test_nothing_is_applied_or_answered_before_the_first_commit() -> None:
     for store in stores:
         push(store, gradients(store.rank))
     job.deliver_all()
-    before = job.services[0]._stores["s"].store.bucket(0, 0).values.clone()
+    before = job.services[0].stores["s"].own.store.buckets.get(0, 0).values.clone()
     assert torch.equal(before[:5], torch.ones(5))
     assert not all(ticket.done for store in stores for ticket in tickets(store))
     stores[1].clip_round()
@@ -178,7 +178,7 @@ def test_slots_that_are_cut_between_keep_their_norm(where: str) -> None:
     for store in stores:
         push(store, gradients(store.rank))
     wanted = oracle.step([gradients(0), gradients(1)])
-    bucket = job.services[0]._stores["s"].store.bucket(0, 0)
+    bucket = job.services[0].stores["s"].own.store.buckets.get(0, 0)
     if where == "before the norm":
         job.deliver_all()
         bucket.cut(0, 5)
@@ -195,7 +195,7 @@ def test_slots_that_are_cut_between_keep_their_norm(where: str) -> None:
 def test_questions_and_late_commits_cut_nothing() -> None:
     job = OneProcess("aa")
     stores = new_stores(job)
-    bucket = job.services[0]._stores["s"].store.bucket(0, 0)
+    bucket = job.services[0].stores["s"].own.store.buckets.get(0, 0)
     part = [m.Entry(0, 0, 3, 9, 1)]
     for store in stores:
         push(store, gradients(store.rank))
@@ -211,7 +211,7 @@ def test_questions_and_late_commits_cut_nothing() -> None:
 def test_a_commit_for_a_part_of_what_is_held_applies_that_part() -> None:
     job = OneProcess("aa")
     stores = new_stores(job)
-    bucket = job.services[0]._stores["s"].store.bucket(0, 0)
+    bucket = job.services[0].stores["s"].own.store.buckets.get(0, 0)
     for store in stores:
         push(store, gradients(store.rank))
     job.deliver_all()
@@ -224,7 +224,7 @@ def test_a_commit_for_a_part_of_what_is_held_applies_that_part() -> None:
 def test_who_asks_after_slots_were_joined_gets_the_same_bits() -> None:
     job = OneProcess("aa")
     stores, oracle = new_stores(job), Oracle(1.0)
-    bucket = job.services[0]._stores["s"].store.bucket(0, 0)
+    bucket = job.services[0].stores["s"].own.store.buckets.get(0, 0)
     for round in range(4):
         grads = [gradients(10 * round + store.rank) for store in stores]
         wanted = oracle.step(grads)
@@ -245,7 +245,7 @@ def test_who_asks_after_slots_were_joined_gets_the_same_bits() -> None:
 def test_a_late_question_for_one_of_the_joined_slots_counts_that_one() -> None:
     job = OneProcess("aa")
     stores = new_stores(job)
-    bucket = job.services[0]._stores["s"].store.bucket(0, 0)
+    bucket = job.services[0].stores["s"].own.store.buckets.get(0, 0)
     for store in stores:
         push(store, gradients(store.rank), together=False)
     stores[0].clip_round()
@@ -268,7 +268,7 @@ def test_a_question_waits_for_its_own_range_alone() -> None:
     for store in stores:
         block = store.table.blocks[0]
         [stretch] = block.stretches([0])
-        store.traffic.push_stretches(block.ways[0], [(block, stretch)], True)
+        store.traffic.push_stretches(block.routes[0], [(block, stretch)], True)
     job.deliver_all()
     assert ticket.done
     assert isinstance(found[0], m.NormIs)
@@ -301,8 +301,8 @@ def test_a_skipped_push_keeps_the_round_from_all_slots() -> None:
     for store in stores:
         for position, key in enumerate(KEYS):
             for step in store.table.plan((key,)).steps:
-                for way, located in step.sends.items():
-                    store.traffic.push_stretches(way, located, True, skip=store.rank == 1 and position == 0)
+                for route, located in step.sends.items():
+                    store.traffic.push_stretches(route, located, True, skip=store.rank == 1 and position == 0)
     for store in stores:
         store.clip_round()
     assert torch.equal(pull(stores[0]), torch.ones(67))
@@ -369,9 +369,9 @@ def test_what_nobody_can_commit_any_more_is_dropped() -> None:
     push(stores[0], gradients(0))
     job.deliver_all()
     stores[0].session.call_server(0, m.Leave("s"), "leaving")
-    store = job.services[0]._stores["s"].store
+    store = job.services[0].stores["s"].own.store
     assert store.stats.skipped == 1
-    assert not store.bucket(0, 0).slots[0].clipping.held
+    assert not store.buckets.get(0, 0).slots[0].clipping.held
     push(stores[1], gradients(1))
     stores[1].clip_round()
     assert not torch.equal(pull(stores[1]), torch.ones(67))

@@ -40,8 +40,8 @@ def push(store: DistStore, value: float, **flags: Any) -> None:
         store.traffic.wait(step)
         for target in step.grads:
             target.fill_(value)
-        for way, located in step.sends.items():
-            store.traffic.push_stretches(way, located, True, **flags)
+        for route, located in step.sends.items():
+            store.traffic.push_stretches(route, located, True, **flags)
         step.set_fresh(store.policy.merge == "all")
 
 
@@ -98,10 +98,10 @@ def test_a_flag_counts_for_its_own_update_only(merge: Policy) -> None:
     for store in stores:
         push(store, 1.0, skip=store.rank == 0)
         job.deliver_all()
-    held = job.services[0]._stores["s"].store
+    held = job.services[0].stores["s"].own.store
     applied = {"each": 2, "groups": 1, "first": 0}[merge.merge]
     assert held.stats.skipped == 1
-    assert float(held.bucket(0, 0).values[0]) == pytest.approx({0: 1.0, 1: 0.9, 2: 0.71}[applied])
+    assert float(held.buckets.get(0, 0).values[0]) == pytest.approx({0: 1.0, 1: 0.9, 2: 0.71}[applied])
 
 
 def test_what_a_codec_holds_back_stays_in_a_skipped_round() -> None:

@@ -70,7 +70,7 @@ class DistStore(KVStore):
         self._ignored: set[Key] = set()
         self._schedule: Schedule | None = None
         whole, still = (lambda: is_whole_tensor(self._spec.name)), policy.merge == "all"
-        self.table = KeyTable(session, name, whole, still, session.relays(policy))
+        self.table = KeyTable(session, name, whole, still, session.local_merge(policy))
         self.traffic = Traffic(session, name, eager=policy.merges_rounds)
         self.rows = RowTraffic(session, name, self.traffic)
         self._set_merging(mean, clip_norm)

@@ -139,7 +139,7 @@ class Exchange:
         ]
         whole = Stretch(bucket, 0, block.layout.buckets[bucket].length)
         self._tickets[key] = self._store.traffic.push_stretches(
-            block.ways[bucket], [(block, whole)], want=True, absent=absent, skip=skip
+            block.routes[bucket], [(block, whole)], want=True, absent=absent, skip=skip
         )
 
     def settle(self) -> None:

@@ -11,7 +11,7 @@ import torch
 from paceline.compression import Codec, State
 from paceline.errors import ProtocolError
 from paceline.interval_map import IntervalMap, same
-from paceline.local_merge import Way
+from paceline.local_merge import Route
 from paceline.peer.call import Call
 from paceline.placement import KeySize, Layout, place
 from paceline.ranges import Ranges, is_all, within
@@ -88,7 +88,7 @@ class WorkerBlock:
     Attributes:
         values: flat; what the store holds, as far as this worker has read it.
         grads: flat; what this worker pushes.
-        ways: how pushes of every bucket travel.
+        routes: how pushes of every bucket travel.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class WorkerBlock:
         self.spec = spec
         self.dtype = dtype_of(spec.dtype)
         self.layout = layout_of(spec, num_servers)
-        self.ways = [Way(one.server, one.server if spec.rows else via(one.server)) for one in self.layout.buckets]
+        self.routes = [Route(one.server, one.server if spec.rows else via(one.server)) for one in self.layout.buckets]
         self.key_index = {key.name: index for index, key in enumerate(spec.keys)}
         self.patchwork = Patchwork(self.layout.numel, self.dtype)
         self.values = self.patchwork.tensor

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 GROWTH = 4
 
 
-class _Relayed(NamedTuple):
+class _Forwarded(NamedTuple):
     """The buckets that a server of this host takes for others, and where it keeps their values."""
 
     indices: list[int]
@@ -40,14 +40,14 @@ class KeyTable:
         store: name of the store.
         whole: tells whether keys must not be split.
         still: values change only after this worker has pushed.
-        relays: where local merge takes place.
+        local_merge: where local merge takes place.
     """
 
     def __init__(
-        self, session: Session, store: str, whole: Callable[[], bool], still: bool, relays: LocalMerge
+        self, session: Session, store: str, whole: Callable[[], bool], still: bool, local_merge: LocalMerge
     ) -> None:
         self._session, self._store, self._whole, self._still = session, store, whole, still
-        self._via = partial(relays.via, session.rank)
+        self._via = partial(local_merge.via, session.rank)
         self._num_servers = len(session.servers)
         self.blocks: dict[int, WorkerBlock] = {}
         self._where: dict[Key, Place] = {}
@@ -224,35 +224,35 @@ class KeyTable:
             return
         self.blocks[block.spec.block] = block
         self._where |= {name: (block, index) for name, index in block.key_index.items()}
-        relayed = self._ask_relays(block)
+        forwarded = self._ask_forwarding(block)
         if block.grad_file is not None and not block.spec.answers:  # rows travel as frames
-            self._share(block, relayed)
+            self._share(block, forwarded)
 
-    def _ask_relays(self, block: WorkerBlock) -> dict[int, _Relayed]:
+    def _ask_forwarding(self, block: WorkerBlock) -> dict[int, _Forwarded]:
         """Ask servers of this host to pass on what is pushed for others; returns what each said, by its rank.
 
         All workers that are summed there ask before they push.
         """
         indices: dict[int, list[int]] = {}
-        for index, way in enumerate(block.ways):
-            if way.via != way.owner:
-                indices.setdefault(way.via, []).append(index)
-        relayed = {}
+        for index, route in enumerate(block.routes):
+            if route.via != route.owner:
+                indices.setdefault(route.via, []).append(index)
+        forwarded = {}
         for server, mine in indices.items():
-            buckets = [m.RelayBucket(i, block.layout.buckets[i].length, block.ways[i].owner) for i in mine]
-            request = m.Relay(self._store, block.spec.block, block.spec.dtype, buckets)
+            buckets = [m.ForwardedBucket(i, block.layout.buckets[i].length, block.routes[i].owner) for i in mine]
+            request = m.ForwardBuckets(self._store, block.spec.block, block.spec.dtype, buckets)
             found = self._session.call_server(server, request, "asking for local merge")
             assert isinstance(found, m.ValuesAt)
-            relayed[server] = _Relayed(mine, found)
-        return relayed
+            forwarded[server] = _Forwarded(mine, found)
+        return forwarded
 
-    def _share(self, block: WorkerBlock, relayed: Mapping[int, _Relayed]) -> None:
+    def _share(self, block: WorkerBlock, forwarded: Mapping[int, _Forwarded]) -> None:
         """Share memory with the servers of this host."""
         owners = {bucket.server for bucket in block.layout.buckets}
         for server in self._session.servers:
-            if server.rank in owners | relayed.keys() and server.host_id == self._session.host_id:
+            if server.rank in owners | forwarded.keys() and server.host_id == self._session.host_id:
                 try:
-                    self._share_with(server.rank, block, relayed.get(server.rank))
+                    self._share_with(server.rank, block, forwarded.get(server.rank))
                     block.mapped.add(server.rank)
                 except (RemoteError, ProtocolError, OSError, ValueError) as error:
                     logger.warning(
@@ -260,11 +260,11 @@ class KeyTable:
                         self._session.rank, server.rank, error,
                     )  # fmt: skip
 
-    def _share_with(self, server: int, block: WorkerBlock, relayed: _Relayed | None) -> None:
+    def _share_with(self, server: int, block: WorkerBlock, forwarded: _Forwarded | None) -> None:
         """Look at a server's values in place where that is possible, and let it read our gradients in place."""
         assert block.grad_file is not None
         if block.value_file is None:
-            self._look_at(server, block, relayed)
+            self._look_at(server, block, forwarded)
         value_fd = -1 if block.value_file is None else block.value_file.fd
         size = block.layout.numel * block.dtype.itemsize
         starts = [bucket.start for bucket in block.layout.buckets]
@@ -272,16 +272,16 @@ class KeyTable:
         body = m.MapArena(self._store, block.spec.block, pid, value_fd, grad_fd, size, starts)
         self._session.call_server(server, body, "offering shared memory")
 
-    def _look_at(self, server: int, block: WorkerBlock, relayed: _Relayed | None) -> None:
-        """Put a server's values of its own buckets, and of those for which it relays, in the place of ours."""
+    def _look_at(self, server: int, block: WorkerBlock, forwarded: _Forwarded | None) -> None:
+        """Put a server's values of its own buckets, and of those that it forwards, in the place of ours."""
         own = [index for index, bucket in enumerate(block.layout.buckets) if bucket.server == server]
         if own:
             question = m.AskValues(self._store, block.spec.block)
             found = self._session.call_server(server, question, "asking for shared memory")
             assert isinstance(found, m.ValuesAt)
             block.look_at(own, found)
-        if relayed is not None:
-            block.look_at(*relayed)
+        if forwarded is not None:
+            block.look_at(*forwarded)
 
 
 def _listed(keys: Sequence[Key]) -> str:

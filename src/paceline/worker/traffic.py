@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from paceline.compression import Codec, Leg
-from paceline.local_merge import Way
+from paceline.local_merge import Route
 from paceline.peer.call import Call
 from paceline.tensors import to_frame
 from paceline.transport.base import Frames
@@ -58,8 +58,8 @@ class Traffic:
         for step in plan.steps:
             self.wait(step)
             _fill(step.grads, [values[position] for position in step.positions])
-            for way, located in step.sends.items():
-                self.push_stretches(way, located, want=self._eager)
+            for route, located in step.sends.items():
+                self.push_stretches(route, located, want=self._eager)
             step.set_fresh(self._eager)
 
     def pull(self, plan: Plan, outs: Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]]) -> None:
@@ -89,14 +89,14 @@ class Traffic:
     # ---- messages --------------------------------------------------------------------------------------------------
 
     def push_stretches(
-        self, way: Way, located: Sequence[Located], want: bool, absent: Sequence[Located] = (), skip: bool = False
+        self, route: Route, located: Sequence[Located], want: bool, absent: Sequence[Located] = (), skip: bool = False
     ) -> Call:
         """Push what lies in the arenas' gradients.
 
         The answer says for what no worker had a gradient: see :attr:`WorkerBlock.missing`.
 
         Args:
-            way: that the stretches travel.
+            route: of the stretches.
             located: what to push.
             want: bring the new values into the arenas' values with the answer.
             absent: parts of that, whole keys as far as they lie there (:meth:`WorkerBlock.stretches`), for which this
@@ -112,7 +112,7 @@ class Traffic:
         ]
         blocks = {block.spec.block: block for block, _ in located}
         # What is encoded, on either leg, is a matter between a worker and the owner.
-        server = way.owner if self.codecs else way.via
+        server = route.owner if self.codecs else route.via
         shared = all(server in block.mapped for block in blocks.values())
         gone = absence.cut(entries, absent) if absent and not skip else []
         frames = () if skip else self._payload(blocks, entries, shared, gone)
@@ -122,7 +122,7 @@ class Traffic:
         round = max(entry.round for entry in entries)
         self._session.note_round(round)
         ticket = self._session.ask_server(server, body, f"push of round {round}", frames, done)
-        self.note_pushed(way.owner, entries)
+        self.note_pushed(route.owner, entries)
         for block, one in located:
             block.note_sent(one, ticket)
         return ticket
@@ -182,12 +182,12 @@ class Traffic:
                     frames.append(codec.encode(grads, state, round=entry.round))
         return () if codec is None and shared else frames
 
-    def _pull_stretches(self, way: Way, located: Sequence[Located]) -> Call:
+    def _pull_stretches(self, route: Route, located: Sequence[Located]) -> Call:
         entries = [m.Entry(block.spec.block, one.bucket, one.start, one.length, 0) for block, one in located]
         blocks = {block.spec.block: block for block, _ in located}
-        shared = all(way.owner in block.mapped for block in blocks.values())
+        shared = all(route.owner in block.mapped for block in blocks.values())
         done = partial(self._store_values, blocks, entries, shared)
-        ticket = self._session.ask_server(way.owner, m.Pull(self._store, entries, shared), "pull", (), done)
+        ticket = self._session.ask_server(route.owner, m.Pull(self._store, entries, shared), "pull", (), done)
         for block, one in located:
             block.note_sent(one, ticket)
         return ticket
@@ -208,8 +208,8 @@ class Traffic:
         self, blocks: dict[int, WorkerBlock], entries: Sequence[m.Entry], shared: bool, body: m.Body, frames: Frames
     ) -> None:
         assert isinstance(body, m.Values)
-        if body.told:
-            answers.store_told(blocks, entries, shared, self.codecs.get("pull"), body.told, frames)
+        if body.known:
+            answers.store_told(blocks, entries, shared, self.codecs.get("pull"), body.known, frames)
         elif not shared:
             answers.store_values(blocks, entries, frames)
 
