@@ -14,14 +14,14 @@ import torch.nn.functional
 from torch import nn
 
 from paceline.context import ContextLike, cpu
-from paceline.gluon._fitting import BatchRunner, Loss, total_loss
-from paceline.gluon._optimizer import OptimizerLike
-from paceline.gluon._policy import needs_optimizer
-from paceline.gluon._slices import Slicer, WorkLoad, size_of
+from paceline.gluon.batch_runner import BatchRunner, Loss, total_loss
 from paceline.gluon.callbacks import BatchCallback, BatchEnd, EpochCallback, EpochEnd
 from paceline.gluon.checkpoint import load_model, model_path, save_model, states_path
 from paceline.gluon.metrics import MetricLike, MetricSet
+from paceline.gluon.optimizer_plan import OptimizerLike
 from paceline.gluon.replicate import replicate
+from paceline.gluon.slicer import Slicer, WorkLoad, size_of
+from paceline.gluon.store_choice import needs_optimizer
 from paceline.gluon.trainer import Trainer
 from paceline.kvstore.base import KVStoreBase
 

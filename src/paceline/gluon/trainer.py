@@ -10,14 +10,14 @@ import torch
 
 from paceline.agreement import Fact
 from paceline.context import Context
-from paceline.gluon import _gradients as gradients
-from paceline.gluon._optimizer import OptimizerLike, OptimizerPlan
-from paceline.gluon._policy import Traits, choose_store, servers_norm, share_of, update_on_store
-from paceline.gluon._updates import LocalUpdates, StoreUpdates
+from paceline.gluon import gradients
 from paceline.gluon.buffers import SharedBuffers
 from paceline.gluon.clip import GradientClip
+from paceline.gluon.optimizer_plan import OptimizerLike, OptimizerPlan
 from paceline.gluon.parameter import Parameter, ParameterDict
 from paceline.gluon.replicate import ReplicatedModule
+from paceline.gluon.store_choice import Traits, choose_store, servers_norm, share_of, update_on_store
+from paceline.gluon.updates import LocalUpdates, StoreUpdates
 from paceline.kvstore.agreement import agree_on_store, option_facts, tensor_facts
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore

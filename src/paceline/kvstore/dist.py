@@ -16,8 +16,8 @@ from paceline.compression import Compression
 from paceline.consistency import Policy
 from paceline.errors import KeyMismatchError
 from paceline.keys import Key, Keys, Values, checked_table, normalise
-from paceline.kvstore import codec_files
 from paceline.kvstore.base import KVStore, OptimizerLike, Updater
+from paceline.kvstore.checkpoint import optimizer_states as state_files
 from paceline.kvstore.options import class_of, in_force, plain_keys
 from paceline.kvstore.schedule import Schedule, schedule_of
 from paceline.tensors import check_initialised
@@ -25,13 +25,13 @@ from paceline.updaters import KeyOptions, Options, StepOptions, UpdaterSpec, gra
 from paceline.updaters.rows import put_rows, to_rows
 from paceline.wire import messages as m
 from paceline.worker import states as dist_states
+from paceline.worker.arguments import planned_pull, planned_push
 from paceline.worker.block import WorkerBlock
 from paceline.worker.key_table import KeyTable
-from paceline.worker.overwrite import overwrite
-from paceline.worker.planned import planned_pull, planned_push
-from paceline.worker.reports import merged
-from paceline.worker.row_traffic import RowTraffic, own_bucket
+from paceline.worker.rows import RowTraffic, own_bucket
 from paceline.worker.session import Session
+from paceline.worker.set_values import overwrite
+from paceline.worker.stats import merged
 from paceline.worker.traffic import Traffic
 
 logger = logging.getLogger(__name__)
@@ -451,7 +451,7 @@ class DistStore(KVStore):
             CheckpointError: it cannot be written there; what was there before is unchanged.
         """
         groups = self._spec.groups if dump_optimizer else None
-        codec_files.save(self, fname, self.optimizer_states, optimizer=self._spec.name, groups=groups)
+        state_files.save(self, fname, self.optimizer_states, optimizer=self._spec.name, groups=groups)
 
     def load_optimizer_states(self, fname: str) -> None:
         """Read what ``save_optimizer_states`` wrote, with any number of servers. Every worker calls it.
@@ -463,8 +463,8 @@ class DistStore(KVStore):
         Raises:
             CheckpointError: on all workers: a file is missing, damaged, or of another save. Nothing is changed.
         """
-        states, own = codec_files.load(self, fname, everywhere=False)
-        codec_files.set_residuals(self, own)
+        states, own = state_files.load(self, fname, everywhere=False)
+        state_files.set_residuals(self, own)
         if states is not None:
             self.set_optimizer_states(states)
         self.barrier()

@@ -18,7 +18,7 @@ from paceline.kvstore.dist import DistStore
 from paceline.optim.finite import sums_up
 from paceline.updaters import KeyOptions, UpdaterSpec
 from paceline.worker.plan import Place
-from paceline.worker.row_traffic import Exchange
+from paceline.worker.rows import Exchange
 
 Named = tuple[str, nn.Parameter]
 

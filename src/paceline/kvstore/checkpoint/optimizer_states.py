@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from paceline.keys import Key
-from paceline.kvstore import together
 from paceline.kvstore.base import KVStore
-from paceline.kvstore.key_states import flatten, restore
-from paceline.kvstore.tensor_file import TensorFile
-from paceline.kvstore.together import Content
+from paceline.kvstore.checkpoint import collective
+from paceline.kvstore.checkpoint.collective import Content
+from paceline.kvstore.checkpoint.key_states import flatten, restore
+from paceline.kvstore.checkpoint.tensor_file import TensorFile
 
 logger = logging.getLogger(__name__)
 
@@ -45,9 +45,9 @@ def save(
         return Content(tensors, {**manifest, "keys": keys})
 
     if store is None or not store.keeps_residuals:
-        together.save_alone(store, fname, KIND, content())
+        collective.save_alone(store, fname, KIND, content())
     else:
-        together.save(store, fname, KIND, content, lambda: residuals_of(store))
+        collective.save(store, fname, KIND, content, lambda: residuals_of(store))
 
 
 def residuals_of(store: KVStore) -> Content:
@@ -74,7 +74,7 @@ def load(
         CheckpointError: a file is missing, damaged, of another save, or something else.
         ValueError: the state is of another optimizer.
     """
-    loaded = together.load(store, fname, KIND, everywhere)
+    loaded = collective.load(store, fname, KIND, everywhere)
     if loaded.common is None:
         return None, loaded.own
     found = loaded.common.manifest.get("optimizer")

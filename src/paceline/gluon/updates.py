@@ -9,15 +9,15 @@ import torch
 
 from paceline.context import Context
 from paceline.errors import PacelineError
-from paceline.gluon._gradients import collect, densify
-from paceline.gluon._optimizer import OptimizerPlan
-from paceline.gluon._policy import is_distributed
-from paceline.gluon._server_clip import ServerClip
 from paceline.gluon.clip import GradientClip
+from paceline.gluon.gradients import collect, densify
+from paceline.gluon.optimizer_plan import OptimizerPlan
 from paceline.gluon.parameter import Parameter
+from paceline.gluon.server_clip import ServerClip
+from paceline.gluon.store_choice import is_distributed
 from paceline.keys import Key
-from paceline.kvstore import codec_files
 from paceline.kvstore.base import KVStore, KVStoreBase
+from paceline.kvstore.checkpoint import optimizer_states as state_files
 from paceline.kvstore.dist import DistStore
 from paceline.kvstore.inprocess.optimizer import KeyedOptimizer, check_state
 from paceline.kvstore.inprocess.store import InProcessStore
@@ -261,13 +261,13 @@ class LocalUpdates:
     def save(self, fname: str) -> None:
         """Write the state of the first device, which is that of all, and the residuals of the store with it."""
         store = self._store if isinstance(self._store, KVStore) else None
-        codec_files.save(store, fname, self.states, optimizer=self._plan.spec.name, groups=self._plan.groups())
+        state_files.save(store, fname, self.states, optimizer=self._plan.spec.name, groups=self._plan.groups())
 
     def load(self, fname: str) -> None:
         """Read the state into every device's optimizer."""
         store = self._store if isinstance(self._store, KVStore) else None
-        states, own = codec_files.load(store, fname, True, self._plan.spec.name)
+        states, own = state_files.load(store, fname, True, self._plan.spec.name)
         assert states is not None, "it was read here"
         self._check(states, fname)
-        codec_files.set_residuals(store, own)
+        state_files.set_residuals(store, own)
         self.set_states(states)

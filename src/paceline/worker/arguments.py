@@ -11,7 +11,7 @@ from paceline import arguments as check
 from paceline.keys import Key, Keys, Values, normalise
 from paceline.worker.key_table import KeyTable
 from paceline.worker.plan import Plan
-from paceline.worker.row_traffic import own_bucket
+from paceline.worker.rows import own_bucket
 
 #: A plan and its values: one tensor, or several, per key.
 Planned: TypeAlias = tuple[Plan, Any]
