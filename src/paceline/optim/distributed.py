@@ -26,7 +26,7 @@ from paceline.optim.server_update import ServerUpdate, spec_of
 from paceline.optim.watch import ModelWatch, refuse_renormalising
 from paceline.optim.worker_update import WorkerUpdate
 from paceline.transport.allocator import give_back_freed_memory
-from paceline.worker.states import States
+from paceline.worker.optimizer_states import States
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from paceline.optim.local_update import Closure, Named
 from paceline.optim.samples import Samples
 from paceline.optim.sparse import SparseExchange, find_sparse
 from paceline.updaters import KeyOptions, Options, UpdaterSpec, make_spec, option_groups
-from paceline.worker.states import UNSENT, States
+from paceline.worker.optimizer_states import UNSENT, States
 
 
 class ServerUpdate:
