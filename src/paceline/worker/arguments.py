@@ -1,4 +1,4 @@
-"""What a call of a distributed store is about: a plan and values that fit it."""
+"""Arguments of pushes and pulls of a distributed store: checked, and matched with a plan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Planned: TypeAlias = tuple[Plan, Any]
 ByRows: TypeAlias = dict[Key, list[torch.Tensor]]
 
 
-def planned_push(table: KeyTable, key: Keys, values: Values) -> tuple[Planned, ByRows]:
+def plan_push(table: KeyTable, key: Keys, values: Values) -> tuple[Planned, ByRows]:
     """Return the plan of a push with its values, and what is pushed by rows, after checking them.
 
     Rows for keys that were not initialised with rows, and rows beside dense values of one key, become dense.
@@ -36,7 +36,7 @@ def planned_push(table: KeyTable, key: Keys, values: Values) -> tuple[Planned, B
     return _planned(table, dense), by_rows
 
 
-def planned_pull(table: KeyTable, key: Keys, outs: Values) -> tuple[Planned, ByRows]:
+def plan_pull(table: KeyTable, key: Keys, outs: Values) -> tuple[Planned, ByRows]:
     """Return the plan of a pull with its dense targets, and the row-sparse targets, after checking them.
 
     Raises:

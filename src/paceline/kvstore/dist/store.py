@@ -22,7 +22,7 @@ from paceline.kvstore.dist.row_pulls import pull_as_rows, pull_some_rows
 from paceline.tensors import check_initialised
 from paceline.updaters import KeyOptions, Options, UpdaterSpec, is_whole_tensor, make_spec
 from paceline.wire import messages as m
-from paceline.worker.arguments import planned_pull, planned_push
+from paceline.worker.arguments import plan_pull, plan_push
 from paceline.worker.block import WorkerBlock
 from paceline.worker.key_table import KeyTable
 from paceline.worker.optimizer_states import get_states, set_states
@@ -30,7 +30,7 @@ from paceline.worker.residuals import residuals, set_residuals
 from paceline.worker.rows import RowTraffic
 from paceline.worker.session import Session
 from paceline.worker.set_values import set_values
-from paceline.worker.stats import merged
+from paceline.worker.stats import merge_stats
 from paceline.worker.traffic import Traffic
 
 RowAnswer: TypeAlias = Literal["merged", "changed"]
@@ -170,7 +170,7 @@ class DistStore(KVStore):
 
         ``priority`` orders nothing here: what is pushed leaves at once.
         """
-        dense, by_rows = planned_push(self.table, key, value)
+        dense, by_rows = plan_push(self.table, key, value)
         self._optimizer.before_push(key)
         for place, devices in zip(self.table.locate(list(by_rows)), by_rows.values(), strict=True):
             self.rows.push(place, devices)
@@ -178,7 +178,7 @@ class DistStore(KVStore):
 
     def pull(self, key: Keys, out: Values, priority: int = 0, ignore_sparse: bool = True) -> None:
         """See :meth:`KVStore.pull`."""
-        dense, rows = planned_pull(self.table, key, out)
+        dense, rows = plan_pull(self.table, key, out)
         self.traffic.pull(*dense)
         for one, targets in rows.items():
             if ignore_sparse:
@@ -189,7 +189,7 @@ class DistStore(KVStore):
     def pushpull(self, key: Keys, value: Values, out: Values | None = None, priority: int = 0) -> None:
         """Push, then pull into ``out`` (into ``value`` itself when ``out`` is None)."""
         target = value if out is None else out
-        outs, rows = planned_pull(self.table, key, target)
+        outs, rows = plan_pull(self.table, key, target)
         self.push(key, value, priority)
         if rows:
             self.pull(key, target, priority, ignore_sparse=False)
@@ -229,7 +229,7 @@ class DistStore(KVStore):
             key: initialised keys.
             value: one dense tensor per key, in its shape.
         """
-        (plan, values), by_rows = planned_push(self.table, key, value)
+        (plan, values), by_rows = plan_push(self.table, key, value)
         if by_rows or any(not isinstance(one, torch.Tensor) for one in values):
             raise ValueError("set_values takes one dense value per key")
         set_values(self.session, self.name, plan, values, self.traffic.wait)
@@ -400,7 +400,7 @@ class DistStore(KVStore):
             for answer in self.lifecycle.ask_all_servers(m.AskStats(self.name), "counters")
             if isinstance(answer, m.StatsAre)
         ]
-        return merged(reports)
+        return merge_stats(reports)
 
     def close(self) -> None:
         """Leave the store: servers and workers do not wait for this worker any more. Idempotent."""
