@@ -1,4 +1,4 @@
-"""The scheduler process: who is in the job, barriers, where keys are, and who has died."""
+"""The scheduler process: one loop around the membership of the job."""
 
 from __future__ import annotations
 
@@ -19,23 +19,28 @@ from paceline.transport.zeromq import ZmqListener
 
 logger = logging.getLogger(__name__)
 
-#: How often the passing of time is looked at.
-TICK_S = 0.2
+#: Interval of liveness checks. Requests are carried out at once.
+CHECK_INTERVAL_S = 0.2
 
 
 class Scheduler:
-    """Runs :class:`~paceline.membership.Membership` over a listener."""
+    """Runs :class:`~paceline.membership.Membership` over a listener.
+
+    Args:
+        settings: of the scheduler.
+        listener: where members connect; it notices closed connections.
+    """
 
     def __init__(self, settings: Settings, listener: Listener) -> None:
         self._listener = listener
         self._membership = Membership(settings, time.monotonic(), lambda: secrets.token_bytes(16))
-        self._desk = Answerer(listener, self._membership.is_member)
+        self._answerer = Answerer(listener, self._membership.is_member)
 
     def run(self) -> int:
-        """Serve until the job is over; returns the exit code."""
+        """Serve until the job has ended; returns the exit code."""
         while True:
-            for peer, frames in self._listener.receive(TICK_S):
-                request = self._desk.take(peer, frames)
+            for peer, frames in self._listener.receive(CHECK_INTERVAL_S):
+                request = self._answerer.take(peer, frames)
                 if request is not None:
                     seq, body, _ = request
                     self._perform(self._membership.handle(peer, seq, body, time.monotonic()))
@@ -51,12 +56,12 @@ class Scheduler:
                 for death in self._membership.deaths:
                     logger.error("the job failed: %s", describe(death))
                 return action.code
-            self._desk.answer(action.peer, action.seq, action.body)
+            self._answerer.answer(action.peer, action.seq, action.body)
         return None
 
 
 def announce(address: str) -> None:
-    """Write this process's address to the pipe that the launcher waits at, if there is one."""
+    """Write the scheduler's address to the launcher's pipe, if there is one."""
     fd = os.environ.pop("PACELINE_READY_FD", "")
     if fd:
         with contextlib.suppress(OSError), os.fdopen(int(fd), "w") as pipe:

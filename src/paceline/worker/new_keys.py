@@ -18,8 +18,8 @@ from paceline.worker.session import Session
 
 logger = logging.getLogger(__name__)
 
-#: Where all processes are on one host, buckets are this many times the bound: there a message costs more than its bytes.
-#: Over a network smaller buckets let answers return while later buckets are still sent.
+#: On one host buckets are this many times the bound: there a message costs more than its bytes. Over a network
+#: smaller buckets let answers return while later buckets are still sent.
 GROWTH = 4
 
 

@@ -8,8 +8,8 @@
 | 4    | ``fsync`` the folder                                       | the new file                                |
 
 The kernel releases the lock however the process ends, so an unlocked temporary file is removed by the next writer. The
-guarantee needs a file system whose rename is atomic and whose ``fsync`` reaches the disk. Where locks do not reach other
-kernels (network file systems), temporary files of other kernels are removed a day after their last change.
+guarantee needs a file system whose rename is atomic and whose ``fsync`` reaches the disk. Locks may not reach other
+kernels (network file systems), so temporary files of other kernels are removed a day after their last change.
 """
 
 from __future__ import annotations

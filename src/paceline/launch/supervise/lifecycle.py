@@ -1,9 +1,41 @@
-"""When a job starts, fails and is over: a machine without processes, pipes or clock.
+"""When a job starts, fails and ends: a machine without processes, pipes or clock.
 
-A job goes ``STARTING`` (only the scheduler runs) → ``RUNNING`` → ``LEAVING`` (all workers are done) → ``OVER``. A
-failure leads to ``FAILING``, where the others have a moment to say what they saw, an interrupt to ``INTERRUPTED``;
-both, and a ``LEAVING`` that takes too long, go on to ``TERMINATING`` (SIGTERM sent) and ``KILLING`` (SIGKILL sent).
-Every phase but ``RUNNING`` has a deadline, so no job can hang on its way out.
+| phase | what runs |
+|---|---|
+| ``STARTING`` | the scheduler alone |
+| ``RUNNING`` | everything |
+| ``LEAVING`` | servers and scheduler, which exit |
+| ``FAILING`` | the others, which report what they saw |
+| ``INTERRUPTED`` | everything; the workers got the signal |
+| ``TERMINATING`` | what has not exited yet; all got SIGTERM |
+| ``KILLING`` | what has not exited yet; all got SIGKILL |
+| ``OVER`` | nothing |
+
+| from | to | when |
+|---|---|---|
+| ``STARTING`` | ``RUNNING`` | the scheduler listens, or the job has none |
+| ``RUNNING`` | ``LEAVING`` | all workers have exited with 0 |
+| ``STARTING``, ``RUNNING``, ``LEAVING`` | ``FAILING`` | an exit code is not 0, or a process cannot be started |
+| ``STARTING`` | ``FAILING`` | the scheduler exits with 0, or ``start_s`` has passed |
+| ``RUNNING`` | ``FAILING`` | a server or the scheduler left before the others, ``leave_s`` ago, and workers still run |
+| ``STARTING``, ``RUNNING``, ``LEAVING`` | ``INTERRUPTED`` | a signal |
+| ``LEAVING`` | ``TERMINATING`` | ``leave_s`` has passed |
+| ``FAILING``, ``INTERRUPTED`` | ``TERMINATING`` | ``survivors_s`` has passed |
+| ``FAILING``, ``INTERRUPTED`` | ``TERMINATING`` | no worker is left, and no exit to come can explain more |
+| ``FAILING`` | ``TERMINATING`` | a signal, or the scheduler did not start |
+| ``INTERRUPTED``, ``TERMINATING`` | ``KILLING`` | a second signal |
+| ``TERMINATING`` | ``KILLING`` | ``terminate_s`` has passed |
+| ``KILLING`` | ``OVER`` | ``kill_s`` has passed |
+| ``LEAVING``, ``FAILING``, ``INTERRUPTED``, ``TERMINATING``, ``KILLING`` | ``OVER`` | no process is left |
+
+The first failure decides the exit code. It is replaced once, by an exit that explains it: a process that exits with
+``PEER_FAILED`` did so because of another one, whose own exit may be seen later.
+
+Timeouts (:class:`~paceline.launch.spec.Graces`). Every phase but ``RUNNING`` has one, so no job hangs while it ends.
+``survivors_s`` must exceed the setting ``disconnect_grace_s``, after which survivors learn of a death, plus the time in
+which they report it and exit. ``leave_s`` must exceed the time that servers need to exit after the last worker.
+
+A job ends with processes left only if the kernel cannot end them within ``kill_s``.
 """
 
 from __future__ import annotations
@@ -33,7 +65,7 @@ from paceline.launch.supervise.events import (
 
 
 class Phase(enum.Enum):
-    """Where the job is; see the module's text."""
+    """Phase of a job; the module's tables have the transitions."""
 
     STARTING = enum.auto()
     RUNNING = enum.auto()
@@ -75,9 +107,9 @@ class Lifecycle:
         """When a :class:`Tick` is due, if one is."""
         self.failure: Failure | None = None
         self.aftermath: dict[Member, int] = {}
-        """Exit codes of the others who left by themselves, in order."""
+        """Exit codes of the other processes that exited by themselves, in order."""
         self.alive: dict[Member, None] = {}
-        """Who runs, in the order of starting."""
+        """The processes that run, in the order of starting."""
         self._started: list[Member] = []
         self._unfinished = {member for member in members if member.role == "worker"}
         self._departed: list[Member] = []
@@ -94,7 +126,7 @@ class Lifecycle:
         return [Start(scheduler)]
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Take in what happened and return what to do, in order."""
+        """Handle an event and return what to do, in order."""
         if self.phase is Phase.OVER:
             return []
         match event:
@@ -155,7 +187,7 @@ class Lifecycle:
         if code != 0:
             self._fail(member, code, describe_code(code), now)
         elif self.phase is Phase.STARTING:
-            self._fail(member, 1, "left before it said where it listens", now)
+            self._fail(member, 1, "exited before it reported its address", now)
         elif member.role == "worker":
             self._unfinished.discard(member)
             if not self._unfinished:
@@ -167,8 +199,8 @@ class Lifecycle:
     def _departure_deadline(self, now: float) -> float | None:
         """Return until when workers may go on without a server or scheduler that left with exit code 0.
 
-        When all servers and the scheduler leave, every worker has told them that it needs them no more, and may take
-        its time to end its own process. One that leaves while others stay has left its post.
+        Servers and scheduler all leave only when every worker has said that it needs them no more; then the workers
+        have no deadline. If one leaves while others stay, it left too early.
         """
         if len(self.alive) == len(self._workers()):
             return None
