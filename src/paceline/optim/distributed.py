@@ -107,7 +107,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.kvstore = self._strategy.store
         self._step_supports_amp_scaling = self._strategy.scales_by_itself
         if model is not None:
-            self._watch = ModelWatch(model, self._samples, self._strategy.buffers, self.synchronize, lazy)
+            buffers, synchronize = self._strategy.buffers, self._strategy.synchronize
+            self._strategy.model_watch = ModelWatch(model, self._samples, buffers, synchronize, lazy)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters. After wrapping: every worker does, and the worker must step.

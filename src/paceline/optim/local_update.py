@@ -15,6 +15,7 @@ from paceline.optim.buffers import Buffers
 from paceline.optim.codec_states import codec_entry, set_residuals
 from paceline.optim.finite import WAY_OUT, is_finite, listed, sums_up
 from paceline.optim.strategy import Closure, Named, Setup
+from paceline.optim.watch import ModelWatch
 
 
 class LocalUpdate:
@@ -31,6 +32,7 @@ class LocalUpdate:
         self.inner, self.named, self.choices = setup.inner, list(setup.named), setup.choices
         self.store = store
         self.buffers: Buffers | None = None
+        self.model_watch: ModelWatch | None = None
         self.skipped_steps = 0
 
     def step(

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from paceline.compression.state import UNSENT
 from paceline.errors import NonFiniteError, PacelineError
 from paceline.kvstore.dist import DistStore
 from paceline.optim.backward import BackwardWatch
@@ -30,8 +31,9 @@ from paceline.optim.finite import WAY_OUT, is_finite, sums_up
 from paceline.optim.round import Round
 from paceline.optim.sparse import SparseExchange, find_sparse
 from paceline.optim.strategy import Closure, Named, Setup
+from paceline.optim.watch import ModelWatch
 from paceline.updaters import KeyOptions, Options, UpdaterSpec, make_spec, option_groups
-from paceline.worker.optimizer_states import UNSENT, States
+from paceline.worker.optimizer_states import States
 
 
 class ServerUpdate:
@@ -53,6 +55,7 @@ class ServerUpdate:
     def __init__(self, setup: Setup, store: DistStore, buffers: Buffers | None) -> None:
         self.inner, self.named, self.choices = setup.inner, list(setup.named), setup.choices
         self.store, self.buffers, self._samples = store, buffers, setup.samples
+        self.model_watch: ModelWatch | None = None
         spec = _spec_of(self.inner, self.named)
         self._merged = store.policy.merges_rounds
         self._overlap = store.policy.merge == "all" if self.choices.overlap is None else self.choices.overlap

@@ -14,6 +14,7 @@ from paceline.kvstore.base import KVStoreBase
 from paceline.optim.buffers import Buffers
 from paceline.optim.choices import Choices
 from paceline.optim.samples import Samples
+from paceline.optim.watch import ModelWatch
 
 Named: TypeAlias = Sequence[tuple[str, torch.nn.Parameter, int]]
 """Name, parameter and index of the param group of each parameter."""
@@ -46,11 +47,14 @@ class Strategy(Protocol):
 
     Attributes:
         scales_by_itself: ``step`` divides by the scale of a GradScaler; else the scaler does it as with any optimizer.
+        model_watch: of the model, if it is known. Hooks of parameters keep the strategy, and so the watch, also where a
+            loop drops the DistributedOptimizer.
         skipped_steps: steps that were skipped because gradients were not finite.
     """
 
     scales_by_itself: bool
     skipped_steps: int
+    model_watch: ModelWatch | None
 
     @property
     def store(self) -> KVStoreBase:

@@ -10,15 +10,12 @@ from typing import Any
 import torch
 
 from paceline.keys import Key
-from paceline.server.state import UNSENT
 from paceline.tensors import state_dtype_name, state_from_frame, to_frame
 from paceline.transport.base import Frames
 from paceline.wire import messages as m
 from paceline.worker.block import Stretch, WorkerBlock
 from paceline.worker.key_table import KeyTable
 from paceline.worker.session import Session
-
-__all__ = ["UNSENT", "States", "get_states", "set_states"]
 
 States = dict[Key, dict[str, torch.Tensor]]
 _Parts = dict[Key, dict[str, list[tuple[int, torch.Tensor]]]]
