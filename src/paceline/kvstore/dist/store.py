@@ -114,10 +114,7 @@ class DistStore(KVStore):
         return other
 
     def sibling(self, what: str, mean: bool = False, clip_norm: float = 0.0) -> DistStore:
-        """Return another store with a namespace of its own; every worker makes the same ones in the same order.
-
-        One for the ``rest`` of a model is never pushed to, so it needs no optimizer.
-        """
+        """Return another store with its own namespace; every worker calls it in the same order. ``rest``: no pushes."""
         self._siblings += 1
         policy = Policy() if what == "rest" else self.policy
         name = f"{self.name}/{what}{self._siblings}"
@@ -166,10 +163,7 @@ class DistStore(KVStore):
     # ---- push and pull ---------------------------------------------------------------------------------------------
 
     def push(self, key: Keys, value: Values, priority: int = 0) -> None:
-        """Send values; device values of one key are summed. Returns before the update is applied.
-
-        ``priority`` orders nothing here: what is pushed leaves at once.
-        """
+        """See :meth:`KVStore.push`. ``priority`` is ignored: pushes leave at once."""
         dense, by_rows = plan_push(self.table, key, value)
         self._optimizer.before_push(key)
         for place, devices in zip(self.table.locate(list(by_rows)), by_rows.values(), strict=True):
@@ -336,7 +330,7 @@ class DistStore(KVStore):
         return codec is not None and codec.uses_residual
 
     def codec_states(self) -> dict[Key, dict[str, torch.Tensor]]:
-        """Return the residuals of this worker's pushes, whole, by key: float32, in the key's shape."""
+        """Return the residuals of this worker's pushes by key: float32, in the key's shape."""
         return residuals(self.table) if self.keeps_residuals else {}
 
     def set_codec_states(self, states: Mapping[Key, Mapping[str, torch.Tensor]]) -> None:
@@ -375,10 +369,7 @@ class DistStore(KVStore):
     # ---- the rest --------------------------------------------------------------------------------------------------
 
     def barrier(self) -> None:
-        """Wait until all workers have called this. Meanwhile no server waits for pushes of a worker that has.
-
-        A worker that pushed fewer rounds than others gets the newest values with its next ``pull``.
-        """
+        """Wait until all workers have called this. Meanwhile no server waits for pushes of a worker that has."""
         self.lifecycle.barrier()
 
     def send_command_to_servers(self, head: str, body: str = "") -> list[str]:
