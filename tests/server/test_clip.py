@@ -452,9 +452,9 @@ def test_merges_without_a_round_do_not_clip(merge: Policy) -> None:
 def test_workers_with_other_norms_are_told() -> None:
     job = OneProcess("aa")
     stores = [job.stores(clip_norm=norm)[rank] for rank, norm in enumerate((1.0, 2.0))]
-    stores[0].for_optimizer(mean=True, clip_norm=1.0)._open()
+    stores[0].for_optimizer(mean=True, clip_norm=1.0).lifecycle.open()
     with pytest.raises(ValueError, match=r"norms up to 2, but it is open as .* norms up to 1"):
-        stores[1].for_optimizer(mean=True, clip_norm=2.0)._open()
+        stores[1].for_optimizer(mean=True, clip_norm=2.0).lifecycle.open()
 
 
 def test_a_store_that_does_not_clip_is_asked_for_no_norm() -> None:

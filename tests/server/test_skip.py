@@ -144,10 +144,10 @@ def test_rates_that_differ_are_an_error_on_all_workers_and_change_nothing(place:
         with pytest.raises(
             ConfigError, match=r"lr of param group 0 is 0.1 on worker 0 and 0.2 on worker 1, round 2 \(key"
         ):
-            store._wait_for_all()
+            store.lifecycle.wait_for_own_requests()
         for _ in servers[1:]:  # every server tells it
             with pytest.raises(ConfigError):
-                store._wait_for_all()
+                store.lifecycle.wait_for_own_requests()
     assert torch.equal(pull(stores[0]), before)
     use_rates(stores, *[0.1] * len(stores))
     for store in stores:
@@ -162,7 +162,7 @@ def test_the_first_who_differs_on_another_host_is_named() -> None:
         push(store, 1.0)
     for store in stores:
         with pytest.raises(ConfigError, match=r"0\.1 on worker 0 and 0\.3 on worker 2"):
-            store._wait_for_all()
+            store.lifecycle.wait_for_own_requests()
 
 
 def test_slots_of_one_push_are_answered_by_one_error() -> None:
@@ -175,7 +175,7 @@ def test_slots_of_one_push_are_answered_by_one_error() -> None:
         push(store, 1.0)
     for store in stores:
         with pytest.raises(ConfigError):
-            store._wait_for_all()
+            store.lifecycle.wait_for_own_requests()
 
 
 def test_groups_may_have_rates_of_their_own() -> None:
@@ -184,7 +184,7 @@ def test_groups_may_have_rates_of_their_own() -> None:
     for store in stores:
         push(store, 1.0)
     for store in stores:
-        store._wait_for_all()
+        store.lifecycle.wait_for_own_requests()
 
 
 ONE = StepOptions([{"lr": 0.1}])

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from paceline.compression.state import UNSENT
 from paceline.errors import ProtocolError
 from paceline.server.bucket import Slot, StoredBucket
 from paceline.server.own import OwnStore
@@ -13,9 +14,6 @@ from paceline.tensors import state_dtype_name, state_from_frame, to_frame
 from paceline.transport.base import Frames
 from paceline.updaters import Piece
 from paceline.wire import messages as m
-
-#: The stored values minus the known values, where pulls are compressed: a part of the state like any other.
-UNSENT = "unsent"
 
 
 def get_state(own: OwnStore, worker: int, entries: Sequence[m.Entry]) -> tuple[m.StateIs, Frames]:

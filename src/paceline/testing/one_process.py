@@ -127,7 +127,7 @@ class OneProcess:
         """Return the store of every worker, rank 0 first: what all of them call, they call in this order."""
         names = {"all": "dist_sync", "each": "dist_async", "groups": "dist_gsync", "first": "dist_ksync"}
         name = names[policy.merge]
-        return [DistStore(name, name, self.session(one.rank), policy, "s", mean, **options) for one in self.workers]
+        return [DistStore(name, self.session(one.rank), policy, "s", mean, **options) for one in self.workers]
 
     # ---- messages --------------------------------------------------------------------------------------------------
 
