@@ -20,7 +20,7 @@ TESTS = Path(__file__).parent
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "exitcodes", "context", "naming"),
     ("config",),
-    ("logs", "ranges", "placement", "consistency", "local_merge", "wire"),
+    ("logs", "ranges", "interval_map", "placement", "consistency", "local_merge", "wire"),
     ("agreement", "membership"),
     ("updaters", "tensors", "keys", "compression", "transport"),
     ("arguments",),
@@ -39,7 +39,7 @@ IMPURE = {
     "socket", "threading", "time", "random", "torch", "cryptography", "secrets", "asyncio", "selectors", "datetime",
 }  # fmt: skip
 #: Folders of tests that belong to no package.
-ACROSS = {"integration", "oracle", "docs", "examples"}
+ACROSS = {"integration", "oracle", "docs", "examples", "benchmarks"}
 
 
 def modules() -> dict[str, Path]:

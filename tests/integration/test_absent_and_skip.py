@@ -29,9 +29,9 @@ def push(store, grads, skip=False):
                 absent += [(block, stretch) for stretch in block.stretches([index])]
             else:
                 target.copy_(grad)
-        for way, located in step.sends.items():
-            gone = [one for one in absent if one[0].ways[one[1].bucket] == way]
-            store.traffic.push_stretches(way, located, True, gone, skip)
+        for route, located in step.sends.items():
+            gone = [one for one in absent if one[0].routes[one[1].bucket] == route]
+            store.traffic.push_stretches(route, located, True, gone, skip)
         step.set_fresh(True)
 
 

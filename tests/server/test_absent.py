@@ -62,9 +62,9 @@ def push(store: DistStore, grads: Grads, together: bool = True) -> None:
                 target.fill_(float("nan")) if one is None else target.copy_(one)
                 if one is None:
                     absent += [(block, stretch) for stretch in block.stretches([index])]
-            for way, located in step.sends.items():
-                gone = [one for one in absent if one[0].ways[one[1].bucket] == way]
-                store.traffic.push_stretches(way, located, True, gone)
+            for route, located in step.sends.items():
+                gone = [one for one in absent if one[0].routes[one[1].bucket] == route]
+                store.traffic.push_stretches(route, located, True, gone)
             step.set_fresh(store.policy.merge == "all")
 
 
@@ -145,8 +145,8 @@ def test_the_round_of_an_absent_bucket_counts_and_changes_nothing() -> None:
             push(store, [None] * 4)
     for found, wanted in zip(pull(stores[1]), start(), strict=True):
         assert torch.equal(found, wanted)
-    held = job.services[0]._stores["s"].store
-    assert {slot.rule.version for slot in held.bucket(0, 0).slots} == {3}
+    held = job.services[0].stores["s"].own.store
+    assert {slot.rule.version for slot in held.buckets.get(0, 0).slots} == {3}
     pushes = [body for _, _, body in job.requests if isinstance(body, m.Push)]
     assert all(len(body.absent) == len(body.entries) for body in pushes)
 

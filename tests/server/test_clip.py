@@ -51,9 +51,9 @@ def push(store: DistStore, grads: Sequence[torch.Tensor | None], together: bool 
                     absent += [(block, stretch) for stretch in block.stretches([index])]
                 else:
                     target.copy_(grad)
-            for way, located in step.sends.items():
-                gone = [one for one in absent if one[0].ways[one[1].bucket] == way]
-                store.traffic.push_stretches(way, located, True, gone, skip)
+            for route, located in step.sends.items():
+                gone = [one for one in absent if one[0].routes[one[1].bucket] == route]
+                store.traffic.push_stretches(route, located, True, gone, skip)
             step.set_fresh(True)
 
 
@@ -142,7 +142,7 @@ def test_nothing_is_applied_or_answered_before_the_first_commit() -> None:
     for store in stores:
         push(store, gradients(store.rank))
     job.deliver_all()
-    before = job.services[0]._stores["s"].store.bucket(0, 0).values.clone()
+    before = job.services[0].stores["s"].own.store.buckets.get(0, 0).values.clone()
     assert torch.equal(before[:5], torch.ones(5))
     assert not all(ticket.done for store in stores for ticket in tickets(store))
     stores[1].clip_round()
@@ -178,18 +178,100 @@ def test_slots_that_are_cut_between_keep_their_norm(where: str) -> None:
     for store in stores:
         push(store, gradients(store.rank))
     wanted = oracle.step([gradients(0), gradients(1)])
-    bucket = job.services[0]._stores["s"].store.bucket(0, 0)
+    bucket = job.services[0].stores["s"].own.store.buckets.get(0, 0)
     if where == "before the norm":
         job.deliver_all()
-        bucket.slots_of(0, 5)
+        bucket.cut(0, 5)
     found = [stores[0].clip_round()]
     if where != "before the norm":
         if where == "after the commit":
             job.deliver_all()
-        bucket.slots_of(0, 5)
+        bucket.cut(0, 5)
     found.append(stores[1].clip_round())
     assert found == pytest.approx([wanted] * 2, rel=1e-5)
     torch.testing.assert_close(pull(stores[0]), oracle.values, rtol=1e-5, atol=1e-6)
+
+
+def test_questions_and_late_commits_cut_nothing() -> None:
+    job = OneProcess("aa")
+    stores = new_stores(job)
+    bucket = job.services[0].stores["s"].own.store.buckets.get(0, 0)
+    part = [m.Entry(0, 0, 3, 9, 1)]
+    for store in stores:
+        push(store, gradients(store.rank))
+    job.deliver_all()
+    assert isinstance(stores[0].session.call_server(0, m.AskNorm("s", part), "norm"), m.NormIs)
+    norms = [stores[0].clip_round()]
+    stores[1].session.call_server(0, m.Commit("s", part, 0.5), "commit")
+    norms.append(stores[1].clip_round())
+    assert len(bucket.slots) == 1
+    assert norms[0] == norms[1] == pytest.approx(Oracle(1.0).step([gradients(0), gradients(1)]), rel=1e-5)
+
+
+def test_a_commit_for_a_part_of_what_is_held_applies_that_part() -> None:
+    job = OneProcess("aa")
+    stores = new_stores(job)
+    bucket = job.services[0].stores["s"].own.store.buckets.get(0, 0)
+    for store in stores:
+        push(store, gradients(store.rank))
+    job.deliver_all()
+    assert isinstance(stores[0].session.call_server(0, m.Commit("s", [m.Entry(0, 0, 0, 5, 1)], 1.0), "commit"), m.Done)
+    assert [(slot.start, bool(slot.clipping.held)) for slot in bucket.slots] == [(0, False), (5, True)]
+    assert not torch.equal(bucket.values[:5], torch.ones(5))
+    assert torch.equal(bucket.values[5:17], torch.ones(12))
+
+
+def test_who_asks_after_slots_were_joined_gets_the_same_bits() -> None:
+    job = OneProcess("aa")
+    stores, oracle = new_stores(job), Oracle(1.0)
+    bucket = job.services[0].stores["s"].own.store.buckets.get(0, 0)
+    for round in range(4):
+        grads = [gradients(10 * round + store.rank) for store in stores]
+        wanted = oracle.step(grads)
+        for store in stores:
+            push(store, grads[store.rank], together=round == 3)
+        first = stores[0].clip_round()
+        job.deliver_all()
+        if round == 2:
+            assert len(bucket.slots) == 3
+            # As worker 0 does with its next push.
+            assert len(bucket.cut(0, bucket.values.numel())) == 1
+        assert stores[1].clip_round() == first == pytest.approx(wanted, rel=1e-5)
+    assert len(bucket.slots) == 1
+    for store in stores:
+        torch.testing.assert_close(pull(store), oracle.values, rtol=1e-5, atol=1e-6)
+
+
+def test_a_late_question_for_one_of_the_joined_slots_counts_that_one() -> None:
+    job = OneProcess("aa")
+    stores = new_stores(job)
+    bucket = job.services[0].stores["s"].own.store.buckets.get(0, 0)
+    for store in stores:
+        push(store, gradients(store.rank), together=False)
+    stores[0].clip_round()
+    job.deliver_all()
+    entry = m.Entry(0, 0, 5, 12, 1)
+    before = stores[1].session.call_server(0, m.AskNorm("s", [entry]), "norm")
+    assert len(bucket.cut(0, bucket.values.numel())) == 1
+    for entries in ([entry], [entry, entry], [m.Entry(0, 0, 5, 6, 1), m.Entry(0, 0, 11, 6, 1)]):
+        assert stores[1].session.call_server(0, m.AskNorm("s", entries), "norm") == before
+
+
+def test_a_question_waits_for_its_own_range_alone() -> None:
+    job = OneProcess("aa")
+    stores = new_stores(job)
+    found: list[m.Reply] = []
+    ticket = stores[0].session.ask_server(
+        0, m.AskNorm("s", [m.Entry(0, 0, 0, 5, 1)]), "norm", (), lambda body, frames: found.append(body)
+    )
+    job.deliver_all()
+    for store in stores:
+        block = store.table.blocks[0]
+        [stretch] = block.stretches([0])
+        store.traffic.push_stretches(block.routes[0], [(block, stretch)], True)
+    job.deliver_all()
+    assert ticket.done
+    assert isinstance(found[0], m.NormIs)
 
 
 def test_every_group_clips_its_own_gradient() -> None:
@@ -219,8 +301,8 @@ def test_a_skipped_push_keeps_the_round_from_all_slots() -> None:
     for store in stores:
         for position, key in enumerate(KEYS):
             for step in store.table.plan((key,)).steps:
-                for way, located in step.sends.items():
-                    store.traffic.push_stretches(way, located, True, skip=store.rank == 1 and position == 0)
+                for route, located in step.sends.items():
+                    store.traffic.push_stretches(route, located, True, skip=store.rank == 1 and position == 0)
     for store in stores:
         store.clip_round()
     assert torch.equal(pull(stores[0]), torch.ones(67))
@@ -287,9 +369,9 @@ def test_what_nobody_can_commit_any_more_is_dropped() -> None:
     push(stores[0], gradients(0))
     job.deliver_all()
     stores[0].session.call_server(0, m.Leave("s"), "leaving")
-    store = job.services[0]._stores["s"].store
+    store = job.services[0].stores["s"].own.store
     assert store.stats.skipped == 1
-    assert not store.bucket(0, 0).slots[0].clipping.held
+    assert not store.buckets.get(0, 0).slots[0].clipping.held
     push(stores[1], gradients(1))
     stores[1].clip_round()
     assert not torch.equal(pull(stores[1]), torch.ones(67))
@@ -370,9 +452,9 @@ def test_merges_without_a_round_do_not_clip(merge: Policy) -> None:
 def test_workers_with_other_norms_are_told() -> None:
     job = OneProcess("aa")
     stores = [job.stores(clip_norm=norm)[rank] for rank, norm in enumerate((1.0, 2.0))]
-    stores[0].for_optimizer(mean=True, clip_norm=1.0)._open()
+    stores[0].for_optimizer(mean=True, clip_norm=1.0).lifecycle.open()
     with pytest.raises(ValueError, match=r"norms up to 2, but it is open as .* norms up to 1"):
-        stores[1].for_optimizer(mean=True, clip_norm=2.0)._open()
+        stores[1].for_optimizer(mean=True, clip_norm=2.0).lifecycle.open()
 
 
 def test_a_store_that_does_not_clip_is_asked_for_no_norm() -> None:

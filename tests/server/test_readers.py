@@ -59,7 +59,7 @@ class Job:
             self.compress()
         bucket = m.BucketSpec(0, NUMEL, ["a", "b"], [5, 7], [[5], [7]])
         self.ask(0, m.Init("s", 0, "float32", [bucket]), [to_frame(torch.linspace(-1.0, 1.0, NUMEL))])
-        self.bucket = self.service._stores["s"][1].bucket(0, 0)
+        self.bucket = self.service.stores["s"].own.store.buckets.get(0, 0)
         self.shared = {0} if shared else set()
         for rank in self.shared:
             self.bucket.arenas[rank] = MappedArena(self.blocks[rank].values[:NUMEL], self.blocks[rank].grads[:NUMEL])
@@ -73,7 +73,7 @@ class Job:
         rank = int(peer)
         assert (rank, seq) not in self.answers, "answered twice"
         self.answers[rank, seq] = body, frames
-        if isinstance(body, m.Values) and body.told:
+        if isinstance(body, m.Values) and body.known:
             self.use(rank, seq)
 
     def use(self, rank: int, seq: int) -> None:
@@ -81,7 +81,7 @@ class Job:
         body, frames = self.answers[rank, seq]
         assert isinstance(body, m.Values)
         entries, shared = self.asked[rank, seq]
-        store_told({0: self.blocks[rank]}, entries, shared, self.codec, body.told, [bytearray(f) for f in frames()])
+        store_told({0: self.blocks[rank]}, entries, shared, self.codec, body.known, [bytearray(f) for f in frames()])
 
     def ask(self, rank: int, body: m.Request, frames: Sequence[Any] = ()) -> int:
         self.seq += 1
@@ -98,19 +98,19 @@ class Job:
         frames = [] if shared else [bytearray(to_frame(values[e.start : e.start + e.length])) for e in entries]
         return self.ask(rank, m.Push("s", entries, 1.0, b"", False, want, shared), frames)
 
-    def pull(self, rank: int) -> int:
-        return self.ask(rank, m.Pull("s", [m.Entry(0, 0, 0, NUMEL, 0)], rank in self.shared))
+    def pull(self, rank: int, start: int = 0, stop: int = NUMEL) -> int:
+        return self.ask(rank, m.Pull("s", [m.Entry(0, 0, start, stop - start, 0)], rank in self.shared))
 
     def values_of(self, rank: int) -> list[float]:
         return self.blocks[rank].values[:NUMEL].tolist()
 
     def visible(self, rank: int) -> list[float]:
-        return self.service._stores["s"][1].visible(self.bucket, rank).tolist()
+        return self.service.stores["s"].own.store.visible(self.bucket, rank).tolist()
 
-    def told(self, rank: int, seq: int) -> list[m.Told]:
+    def told(self, rank: int, seq: int) -> list[m.KnownRange]:
         body = self.answers[rank, seq][0]
         assert isinstance(body, m.Values), body
-        return body.told
+        return body.known
 
 
 def random_values(seed: int) -> torch.Tensor:
@@ -130,8 +130,18 @@ def test_answered_workers_hold_what_the_server_knows_of_them(name: str, data: st
         if data.draw(st.booleans()):
             job.pull(rank)
             assert job.values_of(rank) == job.visible(rank)
-            if job.service._stores["s"][1].policy.merge in ("each", "first"):
+            if job.service.stores["s"].own.store.policy.merge in ("each", "first"):
                 assert job.values_of(rank) == job.bucket.values.tolist()
+            continue
+        if data.draw(st.booleans()):
+            start, stop = sorted(data.draw(st.tuples(st.integers(0, NUMEL), st.integers(0, NUMEL))))
+            if start < stop:
+                slots = [(slot.start, slot.stop) for slot in job.bucket.slots]
+                job.pull(rank, start, stop)
+                assert job.values_of(rank)[start:stop] == job.visible(rank)[start:stop]
+                if job.service.stores["s"].own.store.policy.merge in ("each", "first"):
+                    assert job.values_of(rank)[start:stop] == job.bucket.values[start:stop].tolist()
+                assert [(slot.start, slot.stop) for slot in job.bucket.slots] == slots, "a pull cuts nothing"
             continue
         cut = data.draw(st.integers(0, NUMEL))
         spans = [(start, stop - start) for start, stop in ((0, cut), (cut, NUMEL)) if stop > start]
@@ -195,6 +205,44 @@ def test_who_was_not_told_before_gets_the_known_values_as_they_are() -> None:
     seqs = [job.push(rank, [(0, NUMEL)], random_values(rank)) for rank in range(WORKERS)]
     assert job.told(1, seqs[1])[0].coded
     assert job.values_of(0) == job.values_of(1) == job.values_of(2)
+
+
+@pytest.mark.parametrize("name", ["all", "each"])
+def test_who_pulls_all_parts_of_a_slot_gets_differences_from_then_on(name: str) -> None:
+    job = Job(POLICIES[name], "int8", shared=False)
+    for parts, coded in (([(0, 5)], False), ([(0, 5), (5, 12)], True), ([(4, 12), (0, 7)], True)):
+        job = Job(POLICIES[name], "int8", shared=False)
+        for rank in range(WORKERS):
+            for part in parts:
+                assert not job.told(rank, job.pull(rank, *part))[0].coded
+        seqs = [job.push(rank, [(0, NUMEL)], random_values(rank)) for rank in range(WORKERS)]
+        assert [job.told(rank, seq)[0].coded for rank, seq in enumerate(seqs)] == [coded] * WORKERS
+        assert [job.values_of(rank) for rank in range(WORKERS)] == [job.visible(rank) for rank in range(WORKERS)]
+
+
+def test_a_part_that_is_pulled_between_leaves_the_next_answer_right() -> None:
+    job = Job(POLICIES["each"], "int8", shared=False)
+    job.pull(1)
+    job.push(2, [(0, NUMEL)], random_values(2))
+    job.pull(1, 3, 8)
+    assert job.values_of(1)[3:8] == job.bucket.values[3:8].tolist()
+    assert job.values_of(1) != job.bucket.values.tolist()
+    assert not job.told(1, job.push(1, [(0, NUMEL)], random_values(1)))[0].coded
+    assert job.values_of(1) == job.visible(1)
+    assert job.told(1, job.push(1, [(0, NUMEL)], random_values(3)))[0].coded
+    assert job.values_of(1) == job.visible(1)
+
+
+def test_readers_of_joined_slots_go_on_with_differences() -> None:
+    job = Job(POLICIES["all"], "powersgd", shared=False)
+    for rank in range(WORKERS):
+        job.pull(rank)
+    for round in range(4):
+        for spans in ([(0, 5), (5, 7)], [(0, NUMEL)]):
+            seqs = [job.push(rank, spans, random_values(10 * round + rank)) for rank in range(WORKERS)]
+            assert len(job.bucket.slots) == len(spans)
+            assert all(one.coded for rank, seq in enumerate(seqs) for one in job.told(rank, seq))
+            assert all(job.values_of(rank) == job.visible(rank) for rank in range(WORKERS))
 
 
 def test_groups_are_told_apart() -> None:

@@ -40,11 +40,11 @@ def plain(value: float, length: int = NUMEL) -> bytearray:
     return bytearray(torch.full((length,), value).numpy().tobytes())
 
 
-def told(version: int, is_coded: bool, start: int = 0, length: int = NUMEL) -> m.Told:
-    return m.Told(0, 0, start, length, version, is_coded)
+def told(version: int, is_coded: bool, start: int = 0, length: int = NUMEL) -> m.KnownRange:
+    return m.KnownRange(0, 0, start, length, version, is_coded)
 
 
-def tell(block: WorkerBlock, words: Sequence[m.Told], frames: Sequence[Any], codec: Codec | None = None) -> None:
+def tell(block: WorkerBlock, words: Sequence[m.KnownRange], frames: Sequence[Any], codec: Codec | None = None) -> None:
     store_told({0: block}, [ALL], False, codec or fp16(), words, frames)
 
 
@@ -91,11 +91,11 @@ def test_what_a_server_wrote_in_place_counts_as_known() -> None:
         ([told(1, False)], [plain(1.0)[:-4]], ProtocolError, "36 bytes"),
         ([told(1, True)], [], ProtocolError, "1 stretches has 0 frames"),
         ([told(1, True, 5, 6)], [coded(1.0, 6)], ProtocolError, "not asked for"),
-        ([m.Told(0, 1, 0, 4, 1, True)], [coded(1.0, 4)], ProtocolError, "not asked for"),
+        ([m.KnownRange(0, 1, 0, 4, 1, True)], [coded(1.0, 4)], ProtocolError, "not asked for"),
     ],
 )
 def test_nonsense_is_refused_and_changes_nothing(
-    words: list[m.Told], frames: list[Any], error: type[PacelineError], text: str
+    words: list[m.KnownRange], frames: list[Any], error: type[PacelineError], text: str
 ) -> None:
     block = new_block()
     with pytest.raises(error, match=text):

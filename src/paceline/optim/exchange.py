@@ -1,9 +1,14 @@
-"""One round after the other: each bucket leaves when its last gradient has appeared, and comes back once.
+"""Rounds of an optimizer's buckets: each is pushed once per round, when its last gradient is complete.
 
-    a bucket:   filling ──last gradient is there, or push_rest()──► in flight ──answered, settle()──► filling
+| state of a bucket | event                                            | action                   | next      |
+|-------------------|--------------------------------------------------|--------------------------|-----------|
+| filling           | ``fill``: a gradient, not the last one           | copy it into the arena   | filling   |
+| filling           | ``fill``: the last gradient; or ``push_rest()``  | copy it, push the bucket | in flight |
+| in flight         | ``fill``                                         | ``PacelineError``        | in flight |
+| in flight         | answered, and ``settle()``                       | end the round            | filling   |
 
-Gradients are copied into the arena when they are complete, so that they leave while backward still runs. ``settle``
-ends a round: after it no server reads or writes the arena.
+Gradients are copied into the arena when they are complete, so pushes leave while backward still runs. No server reads
+or writes the arena between ``settle`` and the next push.
 """
 
 from __future__ import annotations
@@ -62,7 +67,7 @@ class Exchange:
         self._deferred = False
 
     def add(self, bound: Sequence[Bound]) -> None:
-        """Take more parameters; between rounds."""
+        """Add parameters; between rounds."""
         self.bound += bound
         for one in bound:
             self._blocks[one.block.spec.block] = one.block
@@ -139,7 +144,7 @@ class Exchange:
         ]
         whole = Stretch(bucket, 0, block.layout.buckets[bucket].length)
         self._tickets[key] = self._store.traffic.push_stretches(
-            block.ways[bucket], [(block, whole)], want=True, absent=absent, skip=skip
+            block.routes[bucket], [(block, whole)], want=True, absent=absent, skip=skip
         )
 
     def settle(self) -> None:
@@ -151,7 +156,7 @@ class Exchange:
             self._new_round()
 
     def broadcast_weights(self) -> None:
-        """Make rank 0's weights everybody's, by way of the stored values; between rounds. Every worker calls it."""
+        """Make rank 0's weights those of all workers and servers; between rounds. Every worker calls it."""
         names = [one.name for one in self.bound]
         self._store.barrier()  # until all have read what the last round has brought to the same place
         if self._store.rank == 0:

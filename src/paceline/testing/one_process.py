@@ -30,7 +30,7 @@ class _Session:
         self.host_id, self.pid = job.workers[rank].host_id, os.getpid()
         self.is_on_one_host = len({one.host_id for one in (*job.workers, *job.servers)}) == 1
 
-    def relays(self, policy: Policy) -> LocalMerge:
+    def local_merge(self, policy: Policy) -> LocalMerge:
         workers, servers = ([one.host_id for one in members] for members in (self.workers, self.servers))
         units = policy.unit_of(len(workers)) if self.settings.local_merge else range(len(workers))
         return LocalMerge(workers, servers, units)
@@ -127,7 +127,7 @@ class OneProcess:
         """Return the store of every worker, rank 0 first: what all of them call, they call in this order."""
         names = {"all": "dist_sync", "each": "dist_async", "groups": "dist_gsync", "first": "dist_ksync"}
         name = names[policy.merge]
-        return [DistStore(name, name, self.session(one.rank), policy, "s", mean, **options) for one in self.workers]
+        return [DistStore(name, self.session(one.rank), policy, "s", mean, **options) for one in self.workers]
 
     # ---- messages --------------------------------------------------------------------------------------------------
 

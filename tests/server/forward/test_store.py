@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from paceline.config import Settings
 from paceline.consistency import Policy
 from paceline.local_merge import LocalMerge
-from paceline.server.forward.store import RelayStore
+from paceline.server.forward.store import ForwardStore
 from paceline.server.requests import RequestHandler
 from paceline.tensors import dtype_name, from_frame, to_frame
 from paceline.updaters import StepOptions, make_spec
@@ -50,12 +50,13 @@ class Cluster:
         self, policy: Policy, mean: bool, local_merge: bool, chance: random.Random, dtype: torch.dtype = torch.float32
     ) -> None:
         self.chance, self.policy, self.dtype = chance, policy, dtype
-        self.ways: dict[tuple[str, str], deque[Callable[[], None]]] = {}
+        self.connections: dict[tuple[str, str], deque[Callable[[], None]]] = {}
         self.answers: dict[tuple[int, int, int], tuple[m.Reply, list[bytearray]]] = {}
-        self.relayed: dict[tuple[bytes, int], tuple[int, Any]] = {}
-        self.passed_on: list[m.Request] = []
+        self.asked: dict[tuple[bytes, int], tuple[int, Any]] = {}
+        self.forwarded: list[m.Request] = []
+        self.ask_owner: list[Callable[..., None]] = []
         units = policy.unit_of(len(WORKERS)) if local_merge else range(len(WORKERS))
-        self.relays = LocalMerge(WORKERS, SERVERS, units)
+        self.local_merge = LocalMerge(WORKERS, SERVERS, units)
         self.services = [self.new_service(rank) for rank in range(len(SERVERS))]
         self.seq = 0
         groups = [list(group) for group in policy.groups]
@@ -74,9 +75,9 @@ class Cluster:
             self.now(0, server, m.Init("s", 0, dtype_name(dtype), [bucket]), [to_frame(start)])
         for server in range(len(SERVERS)):
             for worker in range(len(WORKERS)):
-                via = self.relays.via(worker, server)
+                via = self.local_merge.via(worker, server)
                 if via != server:
-                    asked = m.Relay("s", 0, dtype_name(dtype), [m.RelayBucket(server, NUMEL, server)])
+                    asked = m.ForwardBuckets("s", 0, dtype_name(dtype), [m.ForwardedBucket(server, NUMEL, server)])
                     assert isinstance(self.now(worker, via, asked), m.ValuesAt)
 
     def new_service(self, rank: int) -> RequestHandler:
@@ -92,13 +93,14 @@ class Cluster:
         def ask(owner: int, body: m.Request, frames: Sequence[Any], on_answer: Any) -> None:
             self.seq += 1
             seq, peer = self.seq, b"server-%d" % rank
-            self.relayed[peer, seq] = owner, on_answer
-            self.passed_on.append(body)
+            self.asked[peer, seq] = owner, on_answer
+            self.forwarded.append(body)
             self.send(
                 f"server {rank}", f"server {owner}",
                 lambda: self.services[owner].handle(peer, seq, body, frozen(frames)),
             )  # fmt: skip
 
+        self.ask_owner.append(ask)
         service = RequestHandler(Settings(num_workers=len(WORKERS)), answer, ask)
         members = [m.Member("worker", r, 0, "h", host, 1, "", b"t") for r, host in enumerate(WORKERS)]
         members += [m.Member("server", r, 0, "h", host, 1, "", b"s") for r, host in enumerate(SERVERS)]
@@ -106,14 +108,14 @@ class Cluster:
         return service
 
     def send(self, source: str, target: str, deliver: Callable[[], None]) -> None:
-        self.ways.setdefault((source, target), deque()).append(deliver)
+        self.connections.setdefault((source, target), deque()).append(deliver)
 
     def answered(self, server: int, role: str, number: int, seq: int, body: m.Reply, frames: list[bytearray]) -> None:
         if role == "worker":
             assert (number, server, seq) not in self.answers, "answered twice"
             self.answers[number, server, seq] = body, frames
         elif seq > 1:
-            owner, on_answer = self.relayed.pop((b"server-%d" % number, seq))
+            owner, on_answer = self.asked.pop((b"server-%d" % number, seq))
             assert owner == server
             on_answer(body, frames)
 
@@ -135,13 +137,13 @@ class Cluster:
 
     def deliver(self) -> bool:
         """Deliver one message of a random connection; False when there is none."""
-        busy = [way for way in sorted(self.ways) if self.ways[way]]
+        busy = [one for one in sorted(self.connections) if self.connections[one]]
         if busy:
-            self.ways[self.chance.choice(busy)].popleft()()
+            self.connections[self.chance.choice(busy)].popleft()()
         return bool(busy)
 
     def values(self, server: int) -> torch.Tensor:
-        return self.services[server]._stores["s"].store.bucket(0, server).values
+        return self.services[server].stores["s"].own.store.buckets.get(0, server).values
 
 
 def frozen(frames: Sequence[Any]) -> list[bytearray]:
@@ -200,7 +202,7 @@ class Worker:
         frames = [to_frame(grad.to(self.cluster.dtype)) for grad in grads]
         options = msgspec.msgpack.encode(StepOptions([{"lr": 0.05, "momentum": 0.9}]))
         body = m.Push("s", entries, self.samples, options, False, True, False)
-        ticket = self.cluster.ask(self.rank, self.cluster.relays.via(self.rank, bucket), body, frames)
+        ticket = self.cluster.ask(self.rank, self.cluster.local_merge.via(self.rank, bucket), body, frames)
         self.pushed.append((stretch, ticket))
 
     def read(self) -> None:
@@ -253,7 +255,7 @@ counts = st.lists(st.sampled_from([0.0, 1.0, 16.0, 48.0]), min_size=len(WORKERS)
 
 def outcome(cluster: Cluster) -> list[torch.Tensor]:
     """Return the values on all servers, and how many samples of every worker have reached them."""
-    stores = [service._stores["s"].store for service in cluster.services]
+    stores = [service.stores["s"].own.store for service in cluster.services]
     masses = [[store.stats.data_mass[rank] for rank in range(len(WORKERS))] for store in stores]
     return [*(cluster.values(server) for server in range(len(SERVERS))), torch.tensor(masses)]
 
@@ -292,9 +294,9 @@ def test_workers_in_lock_step_all_get_the_values_of_the_servers(rounds: list[lis
     for worker in workers:
         for server in range(len(SERVERS)):
             assert torch.equal(worker.seen[server], cluster.values(server))
-    sums = [body for body in cluster.passed_on if isinstance(body, m.PushSum)]
+    sums = [body for body in cluster.forwarded if isinstance(body, m.PushSum)]
     assert {share.worker for body in sums for share in body.shares} == set(range(len(WORKERS)))
-    assert all(len(body.shares) == len(cluster.relays.mates(body.shares[0].worker)) for body in sums)
+    assert all(len(body.shares) == len(cluster.local_merge.local_unit(body.shares[0].worker)) for body in sums)
 
 
 @pytest.mark.parametrize("policy", [GROUPS, BOUNDED], ids=["groups", "bounded groups"])
@@ -306,7 +308,7 @@ def test_groups_with_local_merge_wait_for_nobody_for_ever_and_every_push_is_take
     cluster = Cluster(policy, True, True, random.Random(seed))
     workers = train(cluster, segments, samples)
     for server in range(len(SERVERS)):
-        for slot in cluster.services[server]._stores["s"].store.bucket(0, server).slots:
+        for slot in cluster.services[server].stores["s"].own.store.buckets.get(0, server).slots:
             for worker in workers:
                 rounds = {round - 1 for _, _, round in worker.rounds[server].next(slot.start, slot.length)}
                 assert rounds == {slot.rule.pushed[worker.rank]} == {slot.rule.answered[worker.rank]}
@@ -322,9 +324,9 @@ def cluster() -> Cluster:
 
 
 @pytest.mark.parametrize("policy", [Policy("each"), Policy("first", first=2, age=0)], ids=["each", "first"])
-def test_merge_that_may_drop_single_pushes_has_no_relay(policy: Policy, cluster: Cluster) -> None:
+def test_merge_that_may_drop_single_pushes_is_not_forwarded(policy: Policy, cluster: Cluster) -> None:
     with pytest.raises(ValueError, match="sums nothing over workers"):
-        RelayStore("s", policy, False, cluster.relays, 0, False, lambda *request: None)
+        ForwardStore("s", policy, False, cluster.local_merge, 0, False, lambda *request: None)
 
 
 def push(cluster: Cluster, worker: int, round: int = 1, **changes: Any) -> tuple[int, int, int]:
@@ -348,13 +350,13 @@ def refusal(cluster: Cluster, ticket: tuple[int, int, int]) -> str:
 
 def of_server(cluster: Cluster, body: m.Request, frames: Sequence[Any] = ()) -> str:
     """Let server 0 ask server 1; return the refusal or an empty text."""
-    before = repr([slot.rule.__dict__ for slot in cluster.services[1]._stores["s"].store.bucket(0, 1).slots])
+    before = repr([slot.rule.__dict__ for slot in cluster.services[1].stores["s"].own.store.buckets.get(0, 1).slots])
     found: list[m.Body] = []
-    cluster.services[0]._ask(1, body, frames, lambda body, frames: found.append(body))
+    cluster.ask_owner[0](1, body, frames, lambda body, frames: found.append(body))
     settle(cluster, until=lambda: bool(found))
     [answer] = found
     assert isinstance(answer, m.Failed)
-    after = repr([slot.rule.__dict__ for slot in cluster.services[1]._stores["s"].store.bucket(0, 1).slots])
+    after = repr([slot.rule.__dict__ for slot in cluster.services[1].stores["s"].own.store.buckets.get(0, 1).slots])
     assert before == after, "a refused message changed something"
     return answer.text
 
@@ -368,14 +370,18 @@ def a_sum(**changes: Any) -> m.PushSum:
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        (a_sum(shares=[m.Share(0, 1.0, False, [1]), m.Share(2, 1.0, False, [1])]), "does not speak for worker 2"),
-        (a_sum(shares=[m.Share(9, 1.0, False, [1])]), "does not speak for worker 9"),
-        (m.OnBehalf(3, m.Leave("s")), "does not speak for worker 3"),
+        (
+            a_sum(shares=[m.Share(0, 1.0, False, [1]), m.Share(2, 1.0, False, [1])]),
+            "does not forward for worker 2",
+        ),
+        (a_sum(shares=[m.Share(9, 1.0, False, [1])]), "does not forward for worker 9"),
+        (m.OnBehalf(3, m.Leave("s")), "does not forward for worker 3"),
         (m.Leave("s"), "from another server"),
         (a_sum(shares=[]), "without one round per entry"),
         (a_sum(shares=[m.Share(0, 1.0, False, [])]), "without one round per entry"),
         (a_sum(shares=[m.Share(0, 1.0, False, [1]), m.Share(0, 1.0, False, [1])]), "twice"),
         (a_sum(shares=[m.Share(0, 1.0, False, [2])]), "after round 0"),
+        (a_sum(entries=[m.Entry(0, 1, 2, 3, 0)], shares=[m.Share(0, 1.0, False, [2])]), "after round 0"),
         (a_sum(unit=0.0), "unit is 0.0"),
         (a_sum(unit=float("nan")), "unit is nan"),
         (a_sum(entries=[m.Entry(0, 1, 1, NUMEL, 0)]), "of a bucket of"),
@@ -399,40 +405,40 @@ def test_workers_cannot_push_sums(cluster: Cluster) -> None:
     ("worker", "buckets", "why"),
     [
         (0, [], "does not push block 1 through server 0"),
-        (0, [m.RelayBucket(0, 3, 0)], "does not push block 1 through server 0"),
-        (2, [m.RelayBucket(0, 3, 1)], "does not push block 1 through server 0"),
-        (0, [m.RelayBucket(0, 2**40, 1)], "does not fit into a frame"),
-        (0, [m.RelayBucket(0, 3, 1), m.RelayBucket(0, 3, 1)], "listed twice"),
+        (0, [m.ForwardedBucket(0, 3, 0)], "does not push block 1 through server 0"),
+        (2, [m.ForwardedBucket(0, 3, 1)], "does not push block 1 through server 0"),
+        (0, [m.ForwardedBucket(0, 2**40, 1)], "does not fit into a frame"),
+        (0, [m.ForwardedBucket(0, 3, 1), m.ForwardedBucket(0, 3, 1)], "listed twice"),
     ],
 )
 def test_only_what_is_pushed_through_a_server_is_taken(
-    cluster: Cluster, worker: int, buckets: list[m.RelayBucket], why: str
+    cluster: Cluster, worker: int, buckets: list[m.ForwardedBucket], why: str
 ) -> None:
-    assert why in refusal(cluster, cluster.ask(worker, 0, m.Relay("s", 1, "float32", buckets)))
+    assert why in refusal(cluster, cluster.ask(worker, 0, m.ForwardBuckets("s", 1, "float32", buckets)))
 
 
 def test_workers_that_place_a_block_differently_are_told(cluster: Cluster) -> None:
-    other = m.Relay("s", 0, "float32", [m.RelayBucket(1, NUMEL + 1, 1)])
+    other = m.ForwardBuckets("s", 0, "float32", [m.ForwardedBucket(1, NUMEL + 1, 1)])
     assert "KeyMismatchError: worker 1 places block 0 of 's' differently" in refusal(cluster, cluster.ask(1, 0, other))
 
 
-def test_a_server_without_local_merge_passes_nothing_on() -> None:
+def test_a_server_without_local_merge_forwards_nothing() -> None:
     cluster = Cluster(ALL, False, False, random.Random(0))
-    asked = m.Relay("s", 0, "float32", [m.RelayBucket(1, NUMEL, 1)])
-    assert "passes on nothing" in refusal(cluster, cluster.ask(0, 0, asked))
+    asked = m.ForwardBuckets("s", 0, "float32", [m.ForwardedBucket(1, NUMEL, 1)])
+    assert "forwards nothing" in refusal(cluster, cluster.ask(0, 0, asked))
 
 
 @pytest.mark.parametrize(
     ("changes", "why"),
     [({"rows": True, "want": False}, "rows go to their server"), ({"coded": True}, "no compression")],
 )
-def test_rows_and_encoded_values_are_not_passed_on(cluster: Cluster, changes: dict[str, Any], why: str) -> None:
+def test_rows_and_encoded_values_are_not_forwarded(cluster: Cluster, changes: dict[str, Any], why: str) -> None:
     assert why in refusal(cluster, push(cluster, 0, **changes))
 
 
 def test_a_push_before_the_last_was_answered_is_refused_though_the_sum_is_complete(cluster: Cluster) -> None:
     tickets = [push(cluster, worker) for worker in (0, 1, 4, 5)]
-    settle(cluster, until=lambda: bool(cluster.passed_on))
+    settle(cluster, until=lambda: bool(cluster.forwarded))
     assert "round 2 of worker 0 came before round 1 was answered" in refusal(cluster, push(cluster, 0, 2))
     assert not any(ticket in cluster.answers for ticket in tickets)
 
@@ -454,7 +460,18 @@ def test_a_push_that_is_asked_again_counts_once_and_the_last_is_answered(cluster
         assert isinstance(body, m.Values)
         values = from_frame(frames[0], torch.float32, NUMEL)
         torch.testing.assert_close(values, torch.linspace(-1.0, 1.0, NUMEL) - 0.1 * 6.0)
-    assert cluster.services[1]._stores["s"].store.stats.updates == 1
+    assert cluster.services[1].stores["s"].own.store.stats.updates == 1
+
+
+def test_requests_that_are_refused_or_only_ask_cut_nothing(cluster: Cluster) -> None:
+    forward = cluster.services[0].stores["s"].forward
+    assert forward is not None
+    push(cluster, 0)
+    part = m.Entry(0, 1, 2, 3, 0)
+    cluster.ask(0, 0, m.AskMissing("s", part))
+    cluster.ask(0, 0, m.Push("s", [part], 1.0, b"", False, True, False), [bytes(12)])
+    settle(cluster)
+    assert [(slot.start, slot.stop) for slot in forward.store.buckets.get(0, 1).slots] == [(0, NUMEL)]
 
 
 @pytest.mark.parametrize(
@@ -466,8 +483,8 @@ def test_a_push_that_is_asked_again_counts_once_and_the_last_is_answered(cluster
 )
 def test_what_goes_wrong_at_the_owner_reaches_all_behind_a_sum(cluster: Cluster, answer: m.Reply, why: str) -> None:
     tickets = [push(cluster, worker) for worker in (0, 1, 4, 5)]
-    settle(cluster, until=lambda: bool(cluster.relayed))
-    [(_, on_answer)] = cluster.relayed.values()
+    settle(cluster, until=lambda: bool(cluster.asked))
+    [(_, on_answer)] = cluster.asked.values()
     on_answer(answer, [])
     for ticket in tickets:
         assert why in refusal(cluster, ticket)

@@ -1,4 +1,4 @@
-"""Values that one worker sets on their servers, outside of any round."""
+"""Setting stored values, by one worker and outside of any round."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.worker.plan import Plan, Step
 from paceline.worker.session import Session
 
 
-def overwrite(
+def set_values(
     session: Session, store: str, plan: Plan, values: Sequence[torch.Tensor], wait: Callable[[Step], None]
 ) -> None:
     """Set the values of a plan's keys on their owners; done when this returns.

@@ -1,4 +1,4 @@
-"""Row-sparse pushes and pulls of one worker: row numbers and rows, to and from the server that owns the key."""
+"""Row-sparse pushes and pulls of one worker: row numbers and rows, to and from the owner of the key."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _own_rows(gradient: torch.Tensor) -> torch.Tensor:
     return own.clone() if own.values().data_ptr() == gradient._values().data_ptr() else own
 
 
-class Exchange:
+class RowExchange:
     """A push of rows, or a question for them, whose answer brings rows.
 
     Args:
@@ -92,7 +92,7 @@ class RowTraffic:
         self._send(place, sum_rows(values, torch.device("cpu")), None)
         place[0].fresh[place[1]] = False
 
-    def exchange(self, place: Place, gradient: torch.Tensor | None, skip: bool = False) -> Exchange:
+    def exchange(self, place: Place, gradient: torch.Tensor | None, skip: bool = False) -> RowExchange:
         """Push the rows of a key that ``DistStore.add_row_keys`` made, and have rows brought back. Does not wait.
 
         Args:
@@ -101,14 +101,14 @@ class RowTraffic:
                 has no gradient; it takes part, and counts as zeros unless all workers have none.
             skip: nobody may apply this round.
         """
-        done = Exchange(place)
+        done = RowExchange(place)
         done.sent = None if gradient is None or skip else _own_rows(gradient)
         done.ticket = self._send(place, done.sent, done.keep, skip)
         return done
 
-    def news(self, place: Place) -> Exchange:
+    def news(self, place: Place) -> RowExchange:
         """Ask for the rows of a key that changed since this worker last got any, without pushing. Does not wait."""
-        done = Exchange(place)
+        done = RowExchange(place)
         one = self._free(place)
         body = m.PullRows(self._store, m.Entry(place[0].spec.block, one.bucket, 0, one.length, 0))
         server = self._server(place[0], one)
@@ -152,7 +152,7 @@ class RowTraffic:
         return found
 
     def _free(self, place: Place) -> Stretch:
-        """Return the bucket of a key when none of its requests is under way."""
+        """Return the bucket of a key, after waiting for all requests on it."""
         one = own_bucket(place)
         assert one is not None, "checked before"
         self._session.wait(place[0].outstanding(one))

@@ -1,4 +1,4 @@
-"""State of a distributed store, whole per key: the optimizer's on any number of servers, a worker's residuals."""
+"""The optimizer's state of a distributed store, whole per key, on any number of servers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from paceline.keys import Key
-from paceline.server.state import UNSENT
 from paceline.tensors import state_dtype_name, state_from_frame, to_frame
 from paceline.transport.base import Frames
 from paceline.wire import messages as m
@@ -18,14 +17,12 @@ from paceline.worker.block import Stretch, WorkerBlock
 from paceline.worker.key_table import KeyTable
 from paceline.worker.session import Session
 
-__all__ = ["UNSENT", "States", "gather", "residuals", "set_residuals", "spread"]
-
 States = dict[Key, dict[str, torch.Tensor]]
 _Parts = dict[Key, dict[str, list[tuple[int, torch.Tensor]]]]
 
 
-def gather(session: Session, store: str, table: KeyTable) -> States:
-    """Return the optimizer's state of every key, whole, from wherever it is."""
+def get_states(session: Session, store: str, table: KeyTable) -> States:
+    """Return the optimizer's state of every key, put together from all servers."""
     parts: _Parts = {key: defaultdict(list) for key in table.keys}
     tickets = []
     for block in table.blocks.values():
@@ -48,12 +45,12 @@ def _take(parts: _Parts, block: WorkerBlock, body: m.Body, frames: Frames) -> No
 
 
 def _joined(parts: list[tuple[int, torch.Tensor]]) -> torch.Tensor:
-    """Put the parts of a key's state together; state without parts is the same everywhere."""
+    """Join the parts of a key's state; a state without parts is the same on all servers."""
     ordered = [tensor for _, tensor in sorted(parts, key=lambda part: part[0])]
     return ordered[0] if len(ordered) == 1 or ordered[0].dim() == 0 else torch.cat(ordered)
 
 
-def spread(session: Session, store: str, table: KeyTable, states: Mapping[Key, Mapping[str, torch.Tensor]]) -> None:
+def set_states(session: Session, store: str, table: KeyTable, states: Mapping[Key, Mapping[str, torch.Tensor]]) -> None:
     """Set the optimizer's state of keys on the servers that own them."""
     tickets = []
     for (block, index), state in zip(table.locate(list(states)), states.values(), strict=True):
@@ -77,36 +74,3 @@ def _items(
         items.append(m.StateItem(block.spec.block, one.bucket, one.start, one.length, name, dtype, shape))
         frames.append(to_frame(part))
     return items, frames
-
-
-def residuals(table: KeyTable) -> States:
-    """Return copies of the residuals of keys that have any, in their shapes."""
-    return {
-        key.name: {"residual": block.residual_of(index).clone()}
-        for block in table.blocks.values()
-        if block.residuals is not None
-        for index, key in enumerate(block.spec.keys)
-    }
-
-
-def set_residuals(table: KeyTable, states: Mapping[Key, Mapping[str, torch.Tensor]]) -> None:
-    """Set the residuals of keys; those of others become 0.
-
-    Raises:
-        KeyMismatchError: unknown key.
-        ValueError: something else than a float32 residual of the key's shape. Nothing is changed then.
-    """
-    places = table.locate(list(states))
-    for (key, state), (block, index) in zip(states.items(), places, strict=True):
-        for name, tensor in state.items():
-            shape = block.value_of(index).shape
-            if name != "residual" or tensor.shape != shape or tensor.dtype != torch.float32:
-                raise ValueError(
-                    f"codec state {name!r} of key {key!r} is {tensor.dtype} {tuple(tensor.shape)}, not 'residual', "
-                    f"{torch.float32} {tuple(shape)}"
-                )
-    for block in table.blocks.values():
-        block.forget_codec_states()
-    for state, (block, index) in zip(states.values(), places, strict=True):
-        for tensor in state.values():
-            block.residual_of(index).copy_(tensor)
