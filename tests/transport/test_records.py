@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from paceline.errors import ProtocolError
 from paceline.transport import aead, records
 from paceline.transport.aead import AesGcm, Cipher, NoCipher, TamperedError
-from paceline.transport.records import CHUNK_BYTES, ClosedError, Intake, RecordReader, RecordWriter, in_head
+from paceline.transport.records import (
+    CHUNK_BYTES,
+    ClosedError,
+    Intake,
+    RecordReader,
+    RecordWriter,
+    StalledError,
+    in_head,
+)
 
 KEY = bytes(range(32))
 SIZES = st.lists(st.sampled_from([0, 1, 100, 16_383, 16_384, 70_000, CHUNK_BYTES, CHUNK_BYTES + 1]), max_size=8)
@@ -141,3 +149,39 @@ def test_keys_change_after_many_records_on_both_sides(monkeypatch: pytest.Monkey
         fixed.open(record, b"")
     with pytest.raises(TamperedError):
         fixed.open(sealed[3], b"")
+
+
+def feed_slowly(monkeypatch: pytest.MonkeyPatch, pieces: Sequence[bytes], pause_s: float) -> list[object]:
+    """Read a message of a large frame whose bytes come in pieces, with pauses."""
+    monkeypatch.setattr(records, "STALL_S", 1)
+    ours, theirs = socket.socketpair()
+
+    def feed() -> None:
+        for piece in pieces:
+            theirs.sendall(piece)
+            if done.wait(pause_s):
+                return
+
+    done = threading.Event()
+    thread = threading.Thread(target=feed)
+    thread.start()
+    try:
+        return RecordReader(NoCipher(), False, Intake(ours)).message()
+    finally:
+        done.set()
+        thread.join()
+        ours.close()
+        theirs.close()
+
+
+def test_large_frame_of_which_bytes_were_left_out_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = b"".join(wire([[filled(100_000)]], NoCipher(), False))
+    with pytest.raises(StalledError, match="did not go on for 1 s"):
+        feed_slowly(monkeypatch, [stream[:80_000], *[b"probe"] * 60], 0.1)
+
+
+def test_pause_between_messages_and_a_slow_network_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = b"".join(wire([[filled(100_000)]], NoCipher(), False))
+    slow = [stream[start : start + 8192] for start in range(0, len(stream), 8192)]
+    [frame] = feed_slowly(monkeypatch, [b"", b"", b"", *slow], 0.4)
+    assert bytes(frame) == filled(100_000)  # type: ignore[call-overload]

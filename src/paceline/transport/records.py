@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -33,6 +34,11 @@ HEAD_ROOM_BYTES = 64 * 1024
 #: Plain bytes of one record of a large frame: fits a core's own cache.
 CHUNK_BYTES = 1024 * 1024
 
+#: In the middle of a large frame so many bytes must come in so many seconds, or the connection counts as broken: bytes
+#: that were left out on the way would be waited for until a deadline. The slowest network is faster; what a member sends
+#: now and then to ask after its requests is not. It must be longer than a pause of the sender that costs nothing.
+STALL_S, STALL_BYTES = 10, 4096
+
 _READ_AHEAD_BYTES = 64 * 1024
 
 _PREFIX = struct.Struct("<II")
@@ -42,6 +48,10 @@ _PREFIX_PART, _HEAD_PART, _FIRST_FRAME = 0, 1, 2
 
 class ClosedError(Exception):
     """The other side closed the connection."""
+
+
+class StalledError(ProtocolError):
+    """A large frame does not go on."""
 
 
 def size_of(frame: Any) -> int:
@@ -102,10 +112,15 @@ class RecordWriter:
 
 
 class Intake:
-    """Reads a socket: small things from a buffer, large ones straight to where they belong."""
+    """Reads a socket: small things from a buffer, large ones straight to where they belong.
+
+    Args:
+        sock: in blocking mode.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", STALL_S, 0))
         self._buffer = memoryview(bytearray(_READ_AHEAD_BYTES))
         self._start = self._end = 0
 
@@ -130,7 +145,10 @@ class Intake:
         self._buffer[:held] = self._buffer[self._start : self._end]
         self._start, self._end = 0, held
         while self._end < size:
-            got = self._socket.recv_into(self._buffer[self._end :])
+            try:
+                got = self._socket.recv_into(self._buffer[self._end :])
+            except BlockingIOError:  # nothing to read for STALL_S: nobody has to speak
+                continue
             if not got:
                 raise ClosedError
             self._end += got
@@ -140,15 +158,22 @@ class Intake:
 
         Raises:
             ClosedError: the connection ended before.
+            StalledError: next to nothing came for :data:`STALL_S`.
         """
         done = min(len(target), self._end - self._start)
         target[:done] = self._buffer[self._start : self._start + done]
         self._start += done
         while done < len(target):
-            got = self._socket.recv_into(target[done:], 0, socket.MSG_WAITALL)
+            start = time.monotonic()
+            try:
+                got = self._socket.recv_into(target[done:], 0, socket.MSG_WAITALL)
+            except BlockingIOError:
+                got = -1
             if not got:
                 raise ClosedError
-            done += got
+            done += max(0, got)
+            if done < len(target) and got < STALL_BYTES and time.monotonic() - start >= STALL_S:
+                raise StalledError(f"a large frame did not go on for {STALL_S} s; bytes were left out on the way")
 
 
 class RecordReader:
@@ -171,6 +196,7 @@ class RecordReader:
         Raises:
             ClosedError: the connection ended.
             TamperedError: a record was changed on the way.
+            StalledError: a large frame does not go on.
             ProtocolError: sizes that no correct sender uses.
         """
         number = self._number
