@@ -35,8 +35,8 @@ HEAD_ROOM_BYTES = 64 * 1024
 CHUNK_BYTES = 1024 * 1024
 
 #: In the middle of a large frame so many bytes must come in so many seconds, or the connection counts as broken: bytes
-#: that were left out on the way would be waited for until a deadline. The slowest network is faster; what a member sends
-#: now and then to ask after its requests is not. It must be longer than a pause of the sender that costs nothing.
+#: that were left out on the way would be waited for until a deadline. The slowest network is faster; what a member
+#: sends now and then to ask after its requests is not. It must exceed a usual pause of the sender.
 STALL_S, STALL_BYTES = 10, 4096
 
 _READ_AHEAD_BYTES = 64 * 1024

@@ -19,12 +19,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
-from urllib.parse import urlsplit
 
 from paceline.errors import ProtocolError
 from paceline.transport.admission import HANDSHAKE_S, Gate
 from paceline.transport.allocator import keep_freed_frames
 from paceline.transport.base import Frames
+from paceline.transport.endpoints import dial, end, listen, tune
 from paceline.transport.handshake import GREETING_BYTES, Agreed, HandshakeError, Initiator, Responder
 from paceline.transport.inbox import Inbox
 from paceline.transport.records import ClosedError, Intake, RecordReader, RecordWriter, size_of
@@ -39,9 +39,6 @@ RECEIVE_AHEAD = 4
 #: The same for messages below this size, which cost little to hold and much to wait for one by one.
 RECEIVE_AHEAD_SMALL, SMALL_MESSAGE_BYTES = 256, 64 * 1024
 
-#: Connections that the kernel holds until the gate accepts them.
-_BACKLOG = 4096
-
 #: A refusal may come from a listener that is about to end; this often means what it says.
 REFUSALS = 3
 
@@ -49,65 +46,6 @@ REFUSALS = 3
 _Put: TypeAlias = Callable[[Sequence[Any], int, threading.Semaphore], None]
 
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.05, 1.0
-
-
-def _unix_name(address: str) -> bytes:
-    """Return the name of an abstract unix socket, which leaves no file behind."""
-    name = address.removeprefix("ipc://@")
-    if name == address:
-        raise OSError(f"{address} is no address of a socket; those are tcp://host:port and ipc://@name")
-    return b"\0" + name.encode()
-
-
-def _host_and_port(address: str) -> tuple[str, int]:
-    target = urlsplit(address.replace(":*", ":0"))
-    return target.hostname or "", target.port or 0
-
-
-def _listen(address: str) -> tuple[socket.socket, str]:
-    """Return a listening socket and the address that reaches it.
-
-    Raises:
-        OSError: the address cannot be listened at; the text names it.
-    """
-    try:
-        if not address.startswith("tcp:"):
-            sock = socket.socket(socket.AF_UNIX)
-            sock.bind(_unix_name(address))
-            sock.listen(_BACKLOG)
-            return sock, address
-        host, port = _host_and_port(address)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        sock = socket.create_server((host, port), family=family, backlog=_BACKLOG)
-        bound = sock.getsockname()
-        return sock, f"tcp://[{bound[0]}]:{bound[1]}" if ":" in host else f"tcp://{bound[0]}:{bound[1]}"
-    except OSError as error:
-        raise OSError(error.errno, f"cannot listen at {address}: {error.strerror or error}") from error
-
-
-def _dial(address: str) -> socket.socket:
-    if address.startswith("tcp:"):
-        return socket.create_connection(_host_and_port(address), HANDSHAKE_S)
-    sock = socket.socket(socket.AF_UNIX)
-    try:
-        sock.settimeout(HANDSHAKE_S)
-        sock.connect(_unix_name(address))
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
-def _tune(sock: socket.socket) -> None:
-    if sock.family != socket.AF_UNIX:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-
-
-def _end(sock: socket.socket) -> None:
-    """End a connection that another thread reads, which then closes the socket."""
-    with contextlib.suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)
 
 
 class _Room:
@@ -152,7 +90,7 @@ class _Peer:
 
     def end(self) -> None:
         """Have the thread that reads end."""
-        _end(self.socket)
+        end(self.socket)
         self.room.end()
 
 
@@ -184,7 +122,7 @@ class SocketListener:
         found: list[str] = []
         try:
             for address in addresses:
-                sock, reached = _listen(address)
+                sock, reached = listen(address)
                 sockets.append(sock)
                 found.append(reached)
         except OSError:
@@ -196,7 +134,7 @@ class SocketListener:
         self._gate = Gate(sockets, lambda local: Responder(psk, security.encrypt, local), self._admit)
 
     def _admit(self, sock: socket.socket, agreed: Agreed) -> None:
-        _tune(sock)
+        tune(sock)
         peer = _Peer(agreed.identity, sock)
         peer.sender.open(sock, RecordWriter(agreed.sending, agreed.encrypts))
         with self._lock:
@@ -212,7 +150,7 @@ class SocketListener:
             self._inbox.put(peer.identity, frames, size, room)
 
         _read(peer.socket, agreed, f"peer {peer.identity.decode('ascii', 'replace')}", peer.room, put)
-        _end(peer.socket)
+        end(peer.socket)
         peer.sender.shut(peer.socket)
         peer.sender.close()
         peer.socket.close()
@@ -300,8 +238,8 @@ class _Channel:
         Raises:
             OSError: nobody listens there, or he does not answer.
         """
-        with _dial(self._address) as sock:
-            _tune(sock)
+        with dial(self._address) as sock:
+            tune(sock)
             try:
                 agreed = self._greet(sock)
             except HandshakeError as error:
@@ -319,7 +257,7 @@ class _Channel:
 
             _read(sock, agreed, f"the listener at {self._address}", room, self._put)
             self.is_open = False
-            _end(sock)
+            end(sock)
             self.sender.shut(sock)
             self._inbox.wake()
             return True
@@ -349,7 +287,7 @@ class _Channel:
     def end(self) -> None:
         """Have the thread that reads end."""
         if self.socket is not None:
-            _end(self.socket)
+            end(self.socket)
         self._room.end()
 
 
