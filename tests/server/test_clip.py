@@ -48,12 +48,12 @@ def push(store: DistStore, grads: Sequence[torch.Tensor | None], together: bool 
             for position, target, (block, index) in zip(positions, step.grads, step.places, strict=True):
                 grad = grads[position]
                 if grad is None:
-                    absent += [(block, stretch) for stretch in block.stretches([index])]
+                    absent += [(block, part) for part in block.ranges([index])]
                 else:
                     target.copy_(grad)
             for route, located in step.sends.items():
                 gone = [one for one in absent if one[0].routes[one[1].bucket] == route]
-                store.traffic.push_stretches(route, located, True, gone, skip)
+                store.traffic.push_ranges(route, located, True, gone, skip)
             step.set_fresh(True)
 
 
@@ -267,8 +267,8 @@ def test_a_question_waits_for_its_own_range_alone() -> None:
     job.deliver_all()
     for store in stores:
         block = store.table.blocks[0]
-        [stretch] = block.stretches([0])
-        store.traffic.push_stretches(block.routes[0], [(block, stretch)], True)
+        [part] = block.ranges([0])
+        store.traffic.push_ranges(block.routes[0], [(block, part)], True)
     job.deliver_all()
     assert ticket.done
     assert isinstance(found[0], m.NormIs)
@@ -302,7 +302,7 @@ def test_a_skipped_push_keeps_the_round_from_all_slots() -> None:
         for position, key in enumerate(KEYS):
             for step in store.table.plan((key,)).steps:
                 for route, located in step.sends.items():
-                    store.traffic.push_stretches(route, located, True, skip=store.rank == 1 and position == 0)
+                    store.traffic.push_ranges(route, located, True, skip=store.rank == 1 and position == 0)
     for store in stores:
         store.clip_round()
     assert torch.equal(pull(stores[0]), torch.ones(67))

@@ -23,7 +23,7 @@ from paceline.kvstore.dist import DistStore
 from paceline.optim.binding import Bound, take_all
 from paceline.optim.device import Pusher
 from paceline.peer.call import Call
-from paceline.worker.block import Stretch, WorkerBlock
+from paceline.worker.block import BucketRange, WorkerBlock
 
 BucketKey = tuple[int, int]
 """Number of the block, and index of the bucket in it."""
@@ -71,8 +71,8 @@ class Exchange:
         self.bound += bound
         for one in bound:
             self._blocks[one.block.spec.block] = one.block
-            for stretch in one.stretches:
-                self._members.setdefault((one.block.spec.block, stretch.bucket), []).append(one)
+            for part in one.ranges:
+                self._members.setdefault((one.block.spec.block, part.bucket), []).append(one)
         self._new_round()
 
     @property
@@ -91,7 +91,7 @@ class Exchange:
         Raises:
             PacelineError: its bucket has left already.
         """
-        keys = [(one.block.spec.block, stretch.bucket) for stretch in one.stretches]
+        keys = [(one.block.spec.block, part.bucket) for part in one.ranges]
         if any(key in self._tickets for key in keys):
             raise PacelineError(
                 f"worker {self._store.rank}: parameter {one.name!r} got another gradient after its push. {self._again}"
@@ -108,8 +108,8 @@ class Exchange:
         copy = one.put_grad()
         self._filled.add(one)
         if copy is not None:
-            for stretch in one.stretches:
-                self._copies.setdefault((one.block.spec.block, stretch.bucket), []).append(copy)
+            for part in one.ranges:
+                self._copies.setdefault((one.block.spec.block, part.bucket), []).append(copy)
 
     def push_rest(self) -> None:
         """Push what has not left yet, last layer first, with the gradients that are there now."""
@@ -136,14 +136,10 @@ class Exchange:
         block, bucket = self._blocks[key[0]], key[1]
         skip = self._before_push(self._members[key])
         absent = [
-            (block, stretch)
-            for one in self._members[key]
-            if one.absent
-            for stretch in one.stretches
-            if stretch.bucket == bucket
+            (block, part) for one in self._members[key] if one.absent for part in one.ranges if part.bucket == bucket
         ]
-        whole = Stretch(bucket, 0, block.layout.buckets[bucket].length)
-        self._tickets[key] = self._store.traffic.push_stretches(
+        whole = BucketRange(bucket, 0, block.layout.buckets[bucket].length)
+        self._tickets[key] = self._store.traffic.push_ranges(
             block.routes[bucket], [(block, whole)], want=True, absent=absent, skip=skip
         )
 

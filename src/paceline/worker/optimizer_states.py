@@ -13,7 +13,7 @@ from paceline.keys import Key
 from paceline.tensors import state_dtype_name, state_from_frame, to_frame
 from paceline.transport.base import Frames
 from paceline.wire import messages as m
-from paceline.worker.block import Stretch, WorkerBlock
+from paceline.worker.block import BucketRange, WorkerBlock
 from paceline.worker.key_table import KeyTable
 from paceline.worker.session import Session
 
@@ -54,7 +54,7 @@ def set_states(session: Session, store: str, table: KeyTable, states: Mapping[Ke
     """Set the optimizer's state of keys on the servers that own them."""
     tickets = []
     for (block, index), state in zip(table.locate(list(states)), states.values(), strict=True):
-        for one in block.stretches([index]):
+        for one in block.ranges([index]):
             bucket = block.layout.buckets[one.bucket]
             key_start = next(part.key_start for part in bucket.parts if part.key == index)
             items, frames = _items(block, index, one, key_start, state)
@@ -64,7 +64,7 @@ def set_states(session: Session, store: str, table: KeyTable, states: Mapping[Ke
 
 
 def _items(
-    block: WorkerBlock, index: int, one: Stretch, key_start: int, state: Mapping[str, torch.Tensor]
+    block: WorkerBlock, index: int, one: BucketRange, key_start: int, state: Mapping[str, torch.Tensor]
 ) -> tuple[list[m.StateItem], list[Any]]:
     items, frames = [], []
     for name, tensor in state.items():

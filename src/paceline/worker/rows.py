@@ -13,19 +13,19 @@ from paceline.tensors import from_frame, to_frame
 from paceline.transport.base import Frames
 from paceline.updaters.rows import sum_rows
 from paceline.wire import messages as m
-from paceline.worker.block import Stretch, WorkerBlock
+from paceline.worker.block import BucketRange, WorkerBlock
 from paceline.worker.plan import Place
 from paceline.worker.session import Session
 from paceline.worker.traffic import Traffic
 
 
-def own_bucket(place: Place) -> Stretch | None:
+def own_bucket(place: Place) -> BucketRange | None:
     """Return the bucket of a key that shares it with nobody and has rows, else None."""
     block, index = place
-    stretches = block.stretches([index])
-    bucket = block.layout.buckets[stretches[0].bucket]
-    alone = len(stretches) == 1 and len(bucket.parts) == 1
-    return stretches[0] if alone and len(block.spec.keys[index].shape) > 1 and block.numel(index) else None
+    ranges = block.ranges([index])
+    bucket = block.layout.buckets[ranges[0].bucket]
+    alone = len(ranges) == 1 and len(bucket.parts) == 1
+    return ranges[0] if alone and len(block.spec.keys[index].shape) > 1 and block.numel(index) else None
 
 
 def _own_rows(gradient: torch.Tensor) -> torch.Tensor:
@@ -123,7 +123,7 @@ class RowTraffic:
         [(start, length, round)] = block.buckets[one.bucket].rounds.next(one.start, one.length)
         entry = m.Entry(block.spec.block, one.bucket, start, length, round)
         weight, options, want = self._traffic.samples, self._traffic.options, keep is not None
-        absent = [m.Stretch(block.spec.block, one.bucket, start, length)] if total is None and not skip else []
+        absent = [m.AbsentRange(block.spec.block, one.bucket, start, length)] if total is None and not skip else []
         body = m.Push(self._store, [entry], weight, options, False, want, False, rows=True, absent=absent, skip=skip)
         parts = (
             [torch.empty(0)] * 2 if total is None else [total.indices()[0].contiguous(), total.values().contiguous()]
@@ -151,12 +151,12 @@ class RowTraffic:
         self._session.wait([self._session.ask_server(self._server(block, one), body, "pull of rows", ids, keep)])
         return found
 
-    def _free(self, place: Place) -> Stretch:
+    def _free(self, place: Place) -> BucketRange:
         """Return the bucket of a key, after waiting for all requests on it."""
         one = own_bucket(place)
         assert one is not None, "checked before"
         self._session.wait(place[0].outstanding(one))
         return one
 
-    def _server(self, block: WorkerBlock, one: Stretch) -> int:
+    def _server(self, block: WorkerBlock, one: BucketRange) -> int:
         return block.layout.buckets[one.bucket].server

@@ -44,7 +44,7 @@ def set_values(
 
 
 def _located(block: WorkerBlock, key: int) -> list[tuple[int, m.Entry, int]]:
-    """Return (server, stretch, first element of the key there) of all that a key consists of."""
+    """Return (server, range, first element of the key there) of all that a key consists of."""
     return [
         (
             block.layout.buckets[index].server,

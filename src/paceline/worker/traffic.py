@@ -17,11 +17,11 @@ from paceline.tensors import to_frame
 from paceline.transport.base import Frames
 from paceline.wire import messages as m
 from paceline.worker import absence, answers
-from paceline.worker.block import Stretch, WorkerBlock
+from paceline.worker.block import BucketRange, WorkerBlock
 from paceline.worker.plan import Plan, Step
 from paceline.worker.session import Session
 
-Located = tuple[WorkerBlock, Stretch]
+Located = tuple[WorkerBlock, BucketRange]
 
 
 class Traffic:
@@ -59,7 +59,7 @@ class Traffic:
             self.wait(step)
             _fill(step.grads, [values[position] for position in step.positions])
             for route, located in step.sends.items():
-                self.push_stretches(route, located, want=self._answers_bring_values)
+                self.push_ranges(route, located, want=self._answers_bring_values)
             step.set_fresh(self._answers_bring_values)
 
     def pull(self, plan: Plan, outs: Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]]) -> None:
@@ -71,7 +71,7 @@ class Traffic:
         for step in plan.steps:
             self.wait(step)
             if not all(block.fresh[index] for block, index in step.places):
-                self._session.wait([self._pull_stretches(*item) for item in step.sends.items()])
+                self._session.wait([self._pull_ranges(*item) for item in step.sends.items()])
             then(step)
             if not self._merges_rounds:
                 step.set_fresh(False)
@@ -90,18 +90,18 @@ class Traffic:
 
     # ---- messages --------------------------------------------------------------------------------------------------
 
-    def push_stretches(
+    def push_ranges(
         self, route: Route, located: Sequence[Located], want: bool, absent: Sequence[Located] = (), skip: bool = False
     ) -> Call:
-        """Push stretches of the arenas' gradients.
+        """Push ranges of the arenas' gradients.
 
         The answer says for what no worker had a gradient: see :attr:`WorkerBlock.missing`.
 
         Args:
-            route: of the stretches.
+            route: of the ranges.
             located: what to push.
             want: the answer brings the new values into the arenas.
-            absent: parts of that, whole keys as far as they lie there (:meth:`WorkerBlock.stretches`), for which this
+            absent: parts of that, whole keys as far as they lie there (:meth:`WorkerBlock.ranges`), for which this
                 worker has no gradient. They count as zeros, and the arenas' gradients become zeros there; where no
                 worker has a gradient, nothing is updated.
             skip: no server may apply this round, e.g. since gradients are not finite. Neither gradients nor residuals
@@ -161,7 +161,7 @@ class Traffic:
         return norm
 
     def _payload(
-        self, blocks: dict[int, WorkerBlock], entries: Iterable[m.Entry], shared: bool, gone: Sequence[m.Stretch]
+        self, blocks: dict[int, WorkerBlock], entries: Iterable[m.Entry], shared: bool, gone: Sequence[m.AbsentRange]
     ) -> Frames:
         codec = self.codecs.get("push")
         if codec is None and shared and not gone:
@@ -184,7 +184,7 @@ class Traffic:
                     frames.append(codec.encode(grads, state, round=entry.round))
         return () if codec is None and shared else frames
 
-    def _pull_stretches(self, route: Route, located: Sequence[Located]) -> Call:
+    def _pull_ranges(self, route: Route, located: Sequence[Located]) -> Call:
         entries = [m.Entry(block.spec.block, one.bucket, one.start, one.length, 0) for block, one in located]
         blocks = {block.spec.block: block for block, _ in located}
         shared = all(route.owner in block.mapped for block in blocks.values())
