@@ -137,7 +137,7 @@ AREAS = (
         ),
     ),
     Area(
-        "server/forward/notices.py",
+        "server/notices.py",
         FORWARDING,
         (("if two_ways and", "if False and"),),
     ),
