@@ -59,7 +59,7 @@ class Exchange:
         self._new_round()
 
     def _new_round(self) -> None:
-        self._tickets: dict[BucketKey, Call | None] = {}
+        self._calls: dict[BucketKey, Call | None] = {}
         """The pushes of this round, by bucket; None while gradients are on their way from a device."""
         self._copies: dict[BucketKey, list[torch.cuda.Event]] = {}
         self._filled: set[Bound] = set()
@@ -83,7 +83,7 @@ class Exchange:
     @property
     def started(self) -> bool:
         """Whether a bucket of this round has left."""
-        return bool(self._tickets)
+        return bool(self._calls)
 
     def fill(self, one: Bound) -> None:
         """Copy a complete gradient into the arena, and push what is complete with it.
@@ -92,7 +92,7 @@ class Exchange:
             PacelineError: its bucket has left already.
         """
         keys = [(one.block.spec.block, part.bucket) for part in one.ranges]
-        if any(key in self._tickets for key in keys):
+        if any(key in self._calls for key in keys):
             raise PacelineError(
                 f"worker {self._store.rank}: parameter {one.name!r} got another gradient after its push. {self._again}"
             )
@@ -114,17 +114,17 @@ class Exchange:
     def push_rest(self) -> None:
         """Push what has not left yet, last layer first, with the gradients that are there now."""
         for key in reversed(self._members):
-            if key not in self._tickets:
+            if key not in self._calls:
                 for one in self._members[key]:
                     if one not in self._filled:
                         self._put(one)
                 self._push(key)
 
     def _push(self, key: BucketKey) -> None:
-        if not self._tickets:
+        if not self._calls:
             self._before_round()
         copies = self._copies.get(key, [])
-        self._tickets[key] = None
+        self._calls[key] = None
         self._deferred = self._deferred or bool(copies)
         if not self._deferred:
             self._send(key)
@@ -139,7 +139,7 @@ class Exchange:
             (block, part) for one in self._members[key] if one.absent for part in one.ranges if part.bucket == bucket
         ]
         whole = BucketRange(bucket, 0, block.layout.buckets[bucket].length)
-        self._tickets[key] = self._store.traffic.push_ranges(
+        self._calls[key] = self._store.traffic.push_ranges(
             block.routes[bucket], [(block, whole)], want=True, absent=absent, skip=skip
         )
 
@@ -147,7 +147,7 @@ class Exchange:
         """Wait for all answers of this round, and end it: the arena holds the new values."""
         self._pusher.drain()
         try:
-            self._store.session.wait([ticket for ticket in self._tickets.values() if ticket is not None])
+            self._store.session.wait([call for call in self._calls.values() if call is not None])
         finally:
             self._new_round()
 

@@ -58,7 +58,7 @@ _MOST_SENDING = 16
 class _Sending:
     start: int
     stop: int
-    ticket: Call
+    call: Call
 
 
 @dataclass
@@ -206,16 +206,16 @@ class WorkerBlock:
         side = self.buckets[part.bucket]
         if not side.sending:
             return []
-        side.sending = [sent for sent in side.sending if not sent.ticket.done or sent.ticket.error is not None]
+        side.sending = [sent for sent in side.sending if not sent.call.done or sent.call.error is not None]
         stop = part.start + part.length
-        return [sent.ticket for sent in side.sending if sent.start < stop and part.start < sent.stop]
+        return [sent.call for sent in side.sending if sent.start < stop and part.start < sent.stop]
 
-    def note_sent(self, part: BucketRange, ticket: Call) -> None:
+    def note_sent(self, part: BucketRange, call: Call) -> None:
         """Remember a request on a range."""
         side = self.buckets[part.bucket]
         if len(side.sending) >= _MOST_SENDING:
-            side.sending = [sent for sent in side.sending if not sent.ticket.done or sent.ticket.error is not None]
-        side.sending.append(_Sending(part.start, part.start + part.length, ticket))
+            side.sending = [sent for sent in side.sending if not sent.call.done or sent.call.error is not None]
+        side.sending.append(_Sending(part.start, part.start + part.length, call))
 
     def look_at(self, indices: Sequence[int], found: m.ValuesAt) -> None:
         """Put the values that a server keeps of some buckets in the place of ours.

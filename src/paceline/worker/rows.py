@@ -41,13 +41,13 @@ class RowExchange:
         place: the key.
 
     Attributes:
-        ticket: to be waited for, with ``Session.wait``.
+        call: to be waited for, with ``Session.wait``.
         sent: coalesced rows that were pushed, in CPU memory; None: absent or skipped.
-        rows: what came, once the ticket is done: coalesced, in the shape of the key, in CPU memory. None: there is no
+        rows: what came, once the call is done: coalesced, in the shape of the key, in CPU memory. None: there is no
             merged gradient, because no worker had one.
     """
 
-    ticket: Call
+    call: Call
 
     def __init__(self, place: Place) -> None:
         self._block, self._index = place
@@ -103,7 +103,7 @@ class RowTraffic:
         """
         done = RowExchange(place)
         done.sent = None if gradient is None or skip else _own_rows(gradient)
-        done.ticket = self._send(place, done.sent, done.keep, skip)
+        done.call = self._send(place, done.sent, done.keep, skip)
         return done
 
     def news(self, place: Place) -> RowExchange:
@@ -112,8 +112,8 @@ class RowTraffic:
         one = self._free(place)
         body = m.PullRows(self._store, m.Entry(place[0].spec.block, one.bucket, 0, one.length, 0))
         server = self._server(place[0], one)
-        done.ticket = self._session.ask_server(server, body, "pull of changed rows", (), done.keep)
-        place[0].note_sent(one, done.ticket)
+        done.call = self._session.ask_server(server, body, "pull of changed rows", (), done.keep)
+        place[0].note_sent(one, done.call)
         return done
 
     def _send(self, place: Place, total: torch.Tensor | None, keep: OnAnswer | None, skip: bool = False) -> Call:
@@ -131,10 +131,10 @@ class RowTraffic:
         frames = [] if skip else [to_frame(part) for part in parts]
         self._session.note_round(round)
         what = f"push of round {round} of rows of {block.spec.keys[place[1]].name!r}"
-        ticket = self._session.ask_server(self._server(block, one), body, what, frames, keep)
+        call = self._session.ask_server(self._server(block, one), body, what, frames, keep)
         self._traffic.note_pushed(self._server(block, one), [entry])
-        block.note_sent(one, ticket)
-        return ticket
+        block.note_sent(one, call)
+        return call
 
     def pull(self, place: Place, rows: torch.Tensor) -> torch.Tensor:
         """Return rows of a key, given their ascending numbers, after this worker's own pushes of it are applied."""

@@ -78,11 +78,11 @@ class Traffic:
 
     def wait(self, step: Step) -> None:
         """Wait for the answers to requests on a step's keys."""
-        tickets = [ticket for sends in step.sends.values() for block, one in sends for ticket in block.outstanding(one)]
-        if tickets:
+        calls = [call for sends in step.sends.values() for block, one in sends for call in block.outstanding(one)]
+        if calls:
             is_answered = False
             try:
-                self._session.wait(tickets)
+                self._session.wait(calls)
                 is_answered = True
             finally:
                 if not is_answered:
@@ -123,11 +123,11 @@ class Traffic:
         done = partial(self._answered if want else self._noted, blocks, entries, shared)
         round = max(entry.round for entry in entries)
         self._session.note_round(round)
-        ticket = self._session.ask_server(server, body, f"push of round {round}", frames, done)
+        call = self._session.ask_server(server, body, f"push of round {round}", frames, done)
         self.note_pushed(route.owner, entries)
         for block, one in located:
-            block.note_sent(one, ticket)
-        return ticket
+            block.note_sent(one, call)
+        return call
 
     def note_pushed(self, owner: int, entries: Sequence[m.Entry]) -> None:
         """Remember what was pushed to an owner, if rounds are clipped."""
@@ -150,7 +150,7 @@ class Traffic:
             for owner in owners
         ]
         self._session.wait(asked)
-        parts = [ticket.body for ticket in asked if isinstance(ticket.body, m.NormIs)]
+        parts = [call.body for call in asked if isinstance(call.body, m.NormIs)]
         norm = math.sqrt(math.fsum(one.squares for one in parts))
         limit = self.clip_norm / (norm + 1e-6)
         factor = 1.0 if limit > 1.0 else limit  # not min: that would lose a NaN
@@ -189,10 +189,10 @@ class Traffic:
         blocks = {block.spec.block: block for block, _ in located}
         shared = all(route.owner in block.mapped for block in blocks.values())
         done = partial(self._store_values, blocks, entries, shared)
-        ticket = self._session.ask_server(route.owner, m.Pull(self._store, entries, shared), "pull", (), done)
+        call = self._session.ask_server(route.owner, m.Pull(self._store, entries, shared), "pull", (), done)
         for block, one in located:
-            block.note_sent(one, ticket)
-        return ticket
+            block.note_sent(one, call)
+        return call
 
     def _answered(
         self, blocks: dict[int, WorkerBlock], entries: Sequence[m.Entry], shared: bool, body: m.Body, frames: Frames

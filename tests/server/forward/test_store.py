@@ -130,10 +130,10 @@ class Cluster:
 
     def now(self, worker: int, server: int, body: m.Request, frames: Sequence[Any] = ()) -> m.Reply:
         """Ask, and deliver all there is."""
-        ticket = self.ask(worker, server, body, frames)
+        call = self.ask(worker, server, body, frames)
         while self.deliver():
             pass
-        return self.answers[ticket][0]
+        return self.answers[call][0]
 
     def deliver(self) -> bool:
         """Deliver one message of a random connection; False when there is none."""
@@ -182,14 +182,14 @@ class Worker:
         yield from self.tell_all(m.Leave("s"))
 
     def tell_all(self, body: m.Pause | m.Leave) -> Program:
-        tickets = [self.cluster.ask(self.rank, server, body) for server in range(len(SERVERS))]
-        yield lambda: all(ticket in self.cluster.answers for ticket in tickets)
-        assert all(self.cluster.answers[ticket][0] == m.Done() for ticket in tickets)
+        calls = [self.cluster.ask(self.rank, server, body) for server in range(len(SERVERS))]
+        yield lambda: all(call in self.cluster.answers for call in calls)
+        assert all(self.cluster.answers[call][0] == m.Done() for call in calls)
 
     def is_free(self, part: BucketRange) -> bool:
         return all(
-            ticket in self.cluster.answers
-            for (bucket, start, length), ticket in self.pushed
+            call in self.cluster.answers
+            for (bucket, start, length), call in self.pushed
             if bucket == part[0] and start < part[1] + part[2] and part[1] < start + length
         )
 
@@ -202,14 +202,14 @@ class Worker:
         frames = [to_frame(grad.to(self.cluster.dtype)) for grad in grads]
         options = msgspec.msgpack.encode(StepOptions([{"lr": 0.05, "momentum": 0.9}]))
         body = m.Push("s", entries, self.samples, options, False, True, False)
-        ticket = self.cluster.ask(self.rank, self.cluster.local_merge.via(self.rank, bucket), body, frames)
-        self.pushed.append((part, ticket))
+        call = self.cluster.ask(self.rank, self.cluster.local_merge.via(self.rank, bucket), body, frames)
+        self.pushed.append((part, call))
 
     def read(self) -> None:
         """Take the values that came with answers, as they are cut."""
-        for (bucket, start, _), ticket in self.pushed:
-            if ticket in self.cluster.answers:
-                body, frames = self.cluster.answers[ticket]
+        for (bucket, start, _), call in self.pushed:
+            if call in self.cluster.answers:
+                body, frames = self.cluster.answers[call]
                 assert isinstance(body, m.Values), body
                 dtype = self.cluster.dtype
                 values = torch.cat([from_frame(frame, dtype, len(frame) // dtype.itemsize) for frame in frames])
@@ -341,9 +341,9 @@ def settle(cluster: Cluster, *, until: Callable[[], bool] = lambda: False) -> No
         pass
 
 
-def refusal(cluster: Cluster, ticket: tuple[int, int, int]) -> str:
+def refusal(cluster: Cluster, call: tuple[int, int, int]) -> str:
     settle(cluster)
-    body = cluster.answers[ticket][0]
+    body = cluster.answers[call][0]
     assert isinstance(body, m.Failed)
     return f"{body.kind}: {body.text}"
 
@@ -437,10 +437,10 @@ def test_rows_and_encoded_values_are_not_forwarded(cluster: Cluster, changes: di
 
 
 def test_a_push_before_the_last_was_answered_is_refused_though_the_sum_is_complete(cluster: Cluster) -> None:
-    tickets = [push(cluster, worker) for worker in (0, 1, 4, 5)]
+    calls = [push(cluster, worker) for worker in (0, 1, 4, 5)]
     settle(cluster, until=lambda: bool(cluster.forwarded))
     assert "round 2 of worker 0 came before round 1 was answered" in refusal(cluster, push(cluster, 0, 2))
-    assert not any(ticket in cluster.answers for ticket in tickets)
+    assert not any(call in cluster.answers for call in calls)
 
 
 def test_a_push_that_is_asked_again_counts_once_and_the_last_is_answered(cluster: Cluster) -> None:
@@ -455,8 +455,8 @@ def test_a_push_that_is_asked_again_counts_once_and_the_last_is_answered(cluster
     assert first not in cluster.answers, "who asks again through another connection has lost the first"
     once_more = push(cluster, 0)
     settle(cluster)
-    for ticket in (again, once_more):
-        body, frames = cluster.answers[ticket]
+    for call in (again, once_more):
+        body, frames = cluster.answers[call]
         assert isinstance(body, m.Values)
         values = from_frame(frames[0], torch.float32, NUMEL)
         torch.testing.assert_close(values, torch.linspace(-1.0, 1.0, NUMEL) - 0.1 * 6.0)
@@ -482,12 +482,12 @@ def test_requests_that_are_refused_or_only_ask_cut_nothing(cluster: Cluster) -> 
     ],
 )
 def test_what_goes_wrong_at_the_owner_reaches_all_behind_a_sum(cluster: Cluster, answer: m.Reply, why: str) -> None:
-    tickets = [push(cluster, worker) for worker in (0, 1, 4, 5)]
+    calls = [push(cluster, worker) for worker in (0, 1, 4, 5)]
     settle(cluster, until=lambda: bool(cluster.asked))
     [(_, on_answer)] = cluster.asked.values()
     on_answer(answer, [])
-    for ticket in tickets:
-        assert why in refusal(cluster, ticket)
+    for call in calls:
+        assert why in refusal(cluster, call)
 
 
 def test_who_is_missing_is_known_near_and_asked_for_far(cluster: Cluster) -> None:
