@@ -119,7 +119,7 @@ class OneServer:
 
 
 class Driver:
-    """Pushes whole rounds of three workers, each cut into stretches as it pleases."""
+    """Pushes whole rounds of three workers, each cut into ranges as it pleases."""
 
     def __init__(self, policy: Policy, spec: UpdaterSpec | None) -> None:
         self.server = OneServer(policy, spec)
@@ -167,7 +167,7 @@ def test_pushes_in_any_pieces_give_the_values_of_whole_pushes(name: str, data: s
     assert sum(slot.length for slot in cut.server.bucket.slots) == NUMEL
 
 
-def test_worker_is_answered_once_when_all_its_stretches_are_released() -> None:
+def test_worker_is_answered_once_when_all_its_ranges_are_released() -> None:
     server = OneServer(POLICIES["all"], None)
     first = server.push(0, [(0, NUMEL, 1)], torch.ones(NUMEL))
     parts = [server.push(1, [(0, 4, 1)], torch.ones(NUMEL)), server.push(1, [(4, 8, 1)], torch.ones(NUMEL))]
@@ -331,7 +331,7 @@ def test_leaver_is_not_waited_for_in_any_slot() -> None:
     assert server.values == [2.0] * 4 + [1.0] * 8
 
 
-def test_missing_are_those_who_have_not_pushed_a_stretch() -> None:
+def test_missing_are_those_who_have_not_pushed_a_range() -> None:
     server = OneServer(POLICIES["all"], None)
     server.push(0, [(0, NUMEL, 1)], torch.ones(NUMEL))
     server.push(1, [(0, 4, 1)], torch.ones(NUMEL))

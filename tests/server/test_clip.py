@@ -48,12 +48,12 @@ def push(store: DistStore, grads: Sequence[torch.Tensor | None], together: bool 
             for position, target, (block, index) in zip(positions, step.grads, step.places, strict=True):
                 grad = grads[position]
                 if grad is None:
-                    absent += [(block, stretch) for stretch in block.stretches([index])]
+                    absent += [(block, part) for part in block.ranges([index])]
                 else:
                     target.copy_(grad)
             for route, located in step.sends.items():
                 gone = [one for one in absent if one[0].routes[one[1].bucket] == route]
-                store.traffic.push_stretches(route, located, True, gone, skip)
+                store.traffic.push_ranges(route, located, True, gone, skip)
             step.set_fresh(True)
 
 
@@ -144,10 +144,10 @@ def test_nothing_is_applied_or_answered_before_the_first_commit() -> None:
     job.deliver_all()
     before = job.services[0].stores["s"].own.store.buckets.get(0, 0).values.clone()
     assert torch.equal(before[:5], torch.ones(5))
-    assert not all(ticket.done for store in stores for ticket in tickets(store))
+    assert not all(call.done for store in stores for call in calls(store))
     stores[1].clip_round()
     job.deliver_all()
-    assert all(ticket.done for store in stores for ticket in tickets(store))
+    assert all(call.done for store in stores for call in calls(store))
     after = pull(stores[0])
     # The other asks late, gets the same norm, and its commit changes nothing.
     norm = stores[0].clip_round()
@@ -156,8 +156,8 @@ def test_nothing_is_applied_or_answered_before_the_first_commit() -> None:
     assert torch.equal(pull(stores[1]), after)
 
 
-def tickets(store: DistStore) -> list[Any]:
-    return [sent.ticket for block in store.table.blocks.values() for side in block.buckets for sent in side.sending]
+def calls(store: DistStore) -> list[Any]:
+    return [sent.call for block in store.table.blocks.values() for side in block.buckets for sent in side.sending]
 
 
 def test_who_asks_before_all_have_pushed_waits_for_them() -> None:
@@ -261,16 +261,16 @@ def test_a_question_waits_for_its_own_range_alone() -> None:
     job = OneProcess("aa")
     stores = new_stores(job)
     found: list[m.Reply] = []
-    ticket = stores[0].session.ask_server(
+    call = stores[0].session.ask_server(
         0, m.AskNorm("s", [m.Entry(0, 0, 0, 5, 1)]), "norm", (), lambda body, frames: found.append(body)
     )
     job.deliver_all()
     for store in stores:
         block = store.table.blocks[0]
-        [stretch] = block.stretches([0])
-        store.traffic.push_stretches(block.routes[0], [(block, stretch)], True)
+        [part] = block.ranges([0])
+        store.traffic.push_ranges(block.routes[0], [(block, part)], True)
     job.deliver_all()
-    assert ticket.done
+    assert call.done
     assert isinstance(found[0], m.NormIs)
 
 
@@ -302,7 +302,7 @@ def test_a_skipped_push_keeps_the_round_from_all_slots() -> None:
         for position, key in enumerate(KEYS):
             for step in store.table.plan((key,)).steps:
                 for route, located in step.sends.items():
-                    store.traffic.push_stretches(route, located, True, skip=store.rank == 1 and position == 0)
+                    store.traffic.push_ranges(route, located, True, skip=store.rank == 1 and position == 0)
     for store in stores:
         store.clip_round()
     assert torch.equal(pull(stores[0]), torch.ones(67))
@@ -318,7 +318,7 @@ def test_commits_for_other_rounds_change_nothing() -> None:
     for round in (0, 2, 7):
         body = m.Commit("s", [m.Entry(0, 0, 0, length, round)], 1.0)
         assert isinstance(stores[0].session.call_server(0, body, "commit"), m.Done)
-    assert not any(ticket.done for ticket in tickets(stores[0]))
+    assert not any(call.done for call in calls(stores[0]))
     for round in (0, 3):
         with pytest.raises(ProtocolError, match=f"asks for the norm of round {round} after round 1"):
             stores[0].session.call_server(0, m.AskNorm("s", [m.Entry(0, 0, 0, length, round)]), "norm")

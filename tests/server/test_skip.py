@@ -41,7 +41,7 @@ def push(store: DistStore, value: float, **flags: Any) -> None:
         for target in step.grads:
             target.fill_(value)
         for route, located in step.sends.items():
-            store.traffic.push_stretches(route, located, True, **flags)
+            store.traffic.push_ranges(route, located, True, **flags)
         step.set_fresh(store.policy.merge == "all")
 
 

@@ -68,7 +68,7 @@ def test_what_is_known_is_not_added_again() -> None:
     assert block.values.tolist() == [2.0] * NUMEL
 
 
-def test_stretches_move_by_themselves() -> None:
+def test_ranges_move_by_themselves() -> None:
     block = new_block()
     tell(block, [told(1, True, 0, 4), told(2, False, 4, 6)], [coded(0.5, 4), plain(1.0, 6)])
     tell(block, [told(2, True, 0, 4), told(3, True, 4, 6)], [coded(0.5, 4), coded(0.5, 6)])
@@ -89,7 +89,7 @@ def test_what_a_server_wrote_in_place_counts_as_known() -> None:
         ([told(3, True)], [coded(1.0)], ProtocolError, "version 3, but this worker holds .0.; pull their keys"),
         ([told(1, True)], [coded(1.0)[:-1]], ProtocolError, "19 bytes where 20 are expected"),
         ([told(1, False)], [plain(1.0)[:-4]], ProtocolError, "36 bytes"),
-        ([told(1, True)], [], ProtocolError, "1 stretches has 0 frames"),
+        ([told(1, True)], [], ProtocolError, "1 ranges has 0 frames"),
         ([told(1, True, 5, 6)], [coded(1.0, 6)], ProtocolError, "not asked for"),
         ([m.KnownRange(0, 1, 0, 4, 1, True)], [coded(1.0, 4)], ProtocolError, "not asked for"),
     ],

@@ -23,7 +23,7 @@ from paceline.kvstore.dist import DistStore
 from paceline.optim.binding import Bound, take_all
 from paceline.optim.device import Pusher
 from paceline.peer.call import Call
-from paceline.worker.block import Stretch, WorkerBlock
+from paceline.worker.block import BucketRange, WorkerBlock
 
 BucketKey = tuple[int, int]
 """Number of the block, and index of the bucket in it."""
@@ -59,7 +59,7 @@ class Exchange:
         self._new_round()
 
     def _new_round(self) -> None:
-        self._tickets: dict[BucketKey, Call | None] = {}
+        self._calls: dict[BucketKey, Call | None] = {}
         """The pushes of this round, by bucket; None while gradients are on their way from a device."""
         self._copies: dict[BucketKey, list[torch.cuda.Event]] = {}
         self._filled: set[Bound] = set()
@@ -71,8 +71,8 @@ class Exchange:
         self.bound += bound
         for one in bound:
             self._blocks[one.block.spec.block] = one.block
-            for stretch in one.stretches:
-                self._members.setdefault((one.block.spec.block, stretch.bucket), []).append(one)
+            for part in one.ranges:
+                self._members.setdefault((one.block.spec.block, part.bucket), []).append(one)
         self._new_round()
 
     @property
@@ -83,7 +83,7 @@ class Exchange:
     @property
     def started(self) -> bool:
         """Whether a bucket of this round has left."""
-        return bool(self._tickets)
+        return bool(self._calls)
 
     def fill(self, one: Bound) -> None:
         """Copy a complete gradient into the arena, and push what is complete with it.
@@ -91,8 +91,8 @@ class Exchange:
         Raises:
             PacelineError: its bucket has left already.
         """
-        keys = [(one.block.spec.block, stretch.bucket) for stretch in one.stretches]
-        if any(key in self._tickets for key in keys):
+        keys = [(one.block.spec.block, part.bucket) for part in one.ranges]
+        if any(key in self._calls for key in keys):
             raise PacelineError(
                 f"worker {self._store.rank}: parameter {one.name!r} got another gradient after its push. {self._again}"
             )
@@ -108,23 +108,23 @@ class Exchange:
         copy = one.put_grad()
         self._filled.add(one)
         if copy is not None:
-            for stretch in one.stretches:
-                self._copies.setdefault((one.block.spec.block, stretch.bucket), []).append(copy)
+            for part in one.ranges:
+                self._copies.setdefault((one.block.spec.block, part.bucket), []).append(copy)
 
     def push_rest(self) -> None:
         """Push what has not left yet, last layer first, with the gradients that are there now."""
         for key in reversed(self._members):
-            if key not in self._tickets:
+            if key not in self._calls:
                 for one in self._members[key]:
                     if one not in self._filled:
                         self._put(one)
                 self._push(key)
 
     def _push(self, key: BucketKey) -> None:
-        if not self._tickets:
+        if not self._calls:
             self._before_round()
         copies = self._copies.get(key, [])
-        self._tickets[key] = None
+        self._calls[key] = None
         self._deferred = self._deferred or bool(copies)
         if not self._deferred:
             self._send(key)
@@ -136,14 +136,10 @@ class Exchange:
         block, bucket = self._blocks[key[0]], key[1]
         skip = self._before_push(self._members[key])
         absent = [
-            (block, stretch)
-            for one in self._members[key]
-            if one.absent
-            for stretch in one.stretches
-            if stretch.bucket == bucket
+            (block, part) for one in self._members[key] if one.absent for part in one.ranges if part.bucket == bucket
         ]
-        whole = Stretch(bucket, 0, block.layout.buckets[bucket].length)
-        self._tickets[key] = self._store.traffic.push_stretches(
+        whole = BucketRange(bucket, 0, block.layout.buckets[bucket].length)
+        self._calls[key] = self._store.traffic.push_ranges(
             block.routes[bucket], [(block, whole)], want=True, absent=absent, skip=skip
         )
 
@@ -151,7 +147,7 @@ class Exchange:
         """Wait for all answers of this round, and end it: the arena holds the new values."""
         self._pusher.drain()
         try:
-            self._store.session.wait([ticket for ticket in self._tickets.values() if ticket is not None])
+            self._store.session.wait([call for call in self._calls.values() if call is not None])
         finally:
             self._new_round()
 

@@ -137,7 +137,7 @@ class SparseExchange:
         """
         self.push()
         self._last, self._under_way = self._under_way, {}
-        self._store.session.wait([one.ticket for one in self._last.values()])
+        self._store.session.wait([one.call for one in self._last.values()])
         for param, one in self._last.items():
             if self._in_worker:
                 param.grad = None if one.rows is None else one.rows.to(param.device)
@@ -162,7 +162,7 @@ class SparseExchange:
         if self._in_worker:
             return
         found = {param: self._store.rows.news(place) for param, (_, place) in self._places.items()}
-        self._store.session.wait([one.ticket for one in found.values()])
+        self._store.session.wait([one.call for one in found.values()])
         for param, one in found.items():
             self._bring(one, param)
 
@@ -188,7 +188,7 @@ def _give_weights(store: DistStore, named: Sequence[Named]) -> None:
     for (_, param), place in zip(named, other.table.locate(names), strict=True):
         for rows in _parts(param):
             one = other.rows.exchange(place, _rows_of(param, rows) if other.rank == 0 else None)
-            other.session.wait([one.ticket])
+            other.session.wait([one.call])
             if other.rank:
                 _put(one.rows, param)
     other.close()

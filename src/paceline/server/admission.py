@@ -77,7 +77,7 @@ def check_distinct(entries: Sequence[m.Entry]) -> None:
             raise ProtocolError(f"element {next_start} of bucket {bucket[1]} is pushed more than once by one request")
 
 
-def check_absent(entries: Sequence[m.Entry], absent: Sequence[m.Stretch], bucket: BucketFn | None = None) -> None:
+def check_absent(entries: Sequence[m.Entry], absent: Sequence[m.AbsentRange], bucket: BucketFn | None = None) -> None:
     """Refuse a push that reports as absent anything else than whole keys of its own.
 
     Args:
@@ -101,13 +101,13 @@ def check_absent(entries: Sequence[m.Entry], absent: Sequence[m.Stretch], bucket
             )
 
 
-def absent_in(absent: Sequence[m.Stretch], entry: m.Entry) -> Ranges:
+def absent_in(absent: Sequence[m.AbsentRange], entry: m.Entry) -> Ranges:
     """Return what is absent in the bucket of an entry, in positions of the bucket."""
     place = entry.block, entry.bucket
     return joined((one.start, one.start + one.length) for one in absent if (one.block, one.bucket) == place)
 
 
-def is_absent(absent: Sequence[m.Stretch], entry: m.Entry) -> bool:
+def is_absent(absent: Sequence[m.AbsentRange], entry: m.Entry) -> bool:
     """Tell whether an entry is absent as a whole."""
     return bool(absent) and is_all(
         within(absent_in(absent, entry), entry.start, entry.start + entry.length), entry.length

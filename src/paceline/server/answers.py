@@ -82,5 +82,5 @@ def send_rows(asker: Asker, store: BucketStore, entry: m.Entry) -> None:
     asker.answer(m.Values([version]), lambda: frames, entry.bucket)
 
 
-def _ranges(absent: Collection[Place]) -> list[m.Stretch]:
-    return [m.Stretch(*one) for one in sorted(absent)] if absent else []
+def _ranges(absent: Collection[Place]) -> list[m.AbsentRange]:
+    return [m.AbsentRange(*one) for one in sorted(absent)] if absent else []

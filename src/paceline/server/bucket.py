@@ -53,7 +53,7 @@ class StoredBucket:
         all readers of a store that compresses pulls."""
 
     def in_range(self, start: int, length: int) -> bool:
-        """Tell whether a stretch lies inside."""
+        """Tell whether a range lies inside."""
         return start >= 0 and start + length <= self.values.numel() and (length > 0 or self.values.numel() == 0)
 
     def is_edge(self, position: int) -> bool:

@@ -52,7 +52,7 @@ class Buckets:
 
     # ---- entries ---------------------------------------------------------------------------------------------------
 
-    def checked(self, entry: m.Entry | m.Stretch) -> StoredBucket:
+    def checked(self, entry: m.Entry | m.AbsentRange) -> StoredBucket:
         """Return the bucket of an entry.
 
         Raises:

@@ -8,7 +8,7 @@ A request is given to the handler of its type; which types there are says the ta
 | push, push a sum, ask for a norm, commit | `pushes.py` |
 | pull, pull rows, set values | `pulls.py` |
 | state, counters, registered commands | `commands.py` |
-| pause, leave, ask who is missing, and these on behalf of a worker | `forward/notices.py` |
+| pause, leave, ask who is missing, and these on behalf of a worker | `notices.py` |
 
 A handler returns the answer, or nothing when it answers later. Whatever it raises is the answer, and the request has
 changed nothing. That guarantee breaks in a handler that changes something before all its checks are done.
@@ -25,10 +25,10 @@ from paceline.config import Settings
 from paceline.errors import PacelineError, ProtocolError
 from paceline.server.asker import AnswerFn, Asker, Handlers
 from paceline.server.commands import Commands
-from paceline.server.forward.notices import Notices
 from paceline.server.forward.sink import AskFn
 from paceline.server.hosted import Stores
 from paceline.server.members import Members
+from paceline.server.notices import Notices
 from paceline.server.pulls import Pulls
 from paceline.server.pushes import Pushes
 from paceline.server.setup import Setup

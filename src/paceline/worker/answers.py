@@ -42,7 +42,7 @@ def store_told(
         entries: what was asked for.
         shared: the server has written the values in place, and there are no frames.
         codec: of the pull leg.
-        told: the stretches that the answer is about.
+        told: the ranges that the answer is about.
         frames: one for each of them, unless ``shared``.
 
     Raises:
@@ -52,7 +52,7 @@ def store_told(
     """
     _check_asked(entries, told)
     if not shared and len(frames) != len(told):
-        raise ProtocolError(f"an answer about {len(told)} stretches has {len(frames)} frames")
+        raise ProtocolError(f"an answer about {len(told)} ranges has {len(frames)} frames")
     for one, frame in zip(told, [None] * len(told) if shared else frames, strict=True):
         block = blocks[one.block]
         versions = block.buckets[one.bucket].versions

@@ -106,14 +106,14 @@ class NewKeys:
         return WorkerBlock(spec, self._num_servers, shared=False, still=self._reads_in_place, via=self._via)
 
     def _send_values(self, blocks: Sequence[WorkerBlock]) -> None:
-        tickets = []
+        calls = []
         for block in blocks:
             for server in range(self._num_servers):
                 buckets = bucket_specs(block.spec, block.layout, server)
                 frames = [to_frame(block.values[block.arena_slice(one.index, 0, one.length)]) for one in buckets]
                 body = m.Init(self._store, block.spec.block, block.spec.dtype, buckets, block.spec.answers)
-                tickets.append(self._session.ask_server(server, body, "initialising keys", frames))
-        self._session.wait(tickets)
+                calls.append(self._session.ask_server(server, body, "initialising keys", frames))
+        self._session.wait(calls)
 
     def look_up(
         self, known: Mapping[int, WorkerBlock], keys: Sequence[Key], values: Sequence[torch.Tensor], answers: str

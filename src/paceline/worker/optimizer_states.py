@@ -13,7 +13,7 @@ from paceline.keys import Key
 from paceline.tensors import state_dtype_name, state_from_frame, to_frame
 from paceline.transport.base import Frames
 from paceline.wire import messages as m
-from paceline.worker.block import Stretch, WorkerBlock
+from paceline.worker.block import BucketRange, WorkerBlock
 from paceline.worker.key_table import KeyTable
 from paceline.worker.session import Session
 
@@ -24,13 +24,13 @@ _Parts = dict[Key, dict[str, list[tuple[int, torch.Tensor]]]]
 def get_states(session: Session, store: str, table: KeyTable) -> States:
     """Return the optimizer's state of every key, put together from all servers."""
     parts: _Parts = {key: defaultdict(list) for key in table.keys}
-    tickets = []
+    calls = []
     for block in table.blocks.values():
         for index, bucket in enumerate(block.layout.buckets):
             body = m.GetState(store, [m.Entry(block.spec.block, index, 0, bucket.length, 0)])
             done = partial(_take, parts, block)
-            tickets.append(session.ask_server(bucket.server, body, "optimizer state", (), done))
-    session.wait(tickets)
+            calls.append(session.ask_server(bucket.server, body, "optimizer state", (), done))
+    session.wait(calls)
     return {key: {name: _joined(found) for name, found in state.items()} for key, state in parts.items()}
 
 
@@ -52,19 +52,19 @@ def _joined(parts: list[tuple[int, torch.Tensor]]) -> torch.Tensor:
 
 def set_states(session: Session, store: str, table: KeyTable, states: Mapping[Key, Mapping[str, torch.Tensor]]) -> None:
     """Set the optimizer's state of keys on the servers that own them."""
-    tickets = []
+    calls = []
     for (block, index), state in zip(table.locate(list(states)), states.values(), strict=True):
-        for one in block.stretches([index]):
+        for one in block.ranges([index]):
             bucket = block.layout.buckets[one.bucket]
             key_start = next(part.key_start for part in bucket.parts if part.key == index)
             items, frames = _items(block, index, one, key_start, state)
             body = m.SetState(store, items)
-            tickets.append(session.ask_server(bucket.server, body, "setting optimizer state", frames))
-    session.wait(tickets)
+            calls.append(session.ask_server(bucket.server, body, "setting optimizer state", frames))
+    session.wait(calls)
 
 
 def _items(
-    block: WorkerBlock, index: int, one: Stretch, key_start: int, state: Mapping[str, torch.Tensor]
+    block: WorkerBlock, index: int, one: BucketRange, key_start: int, state: Mapping[str, torch.Tensor]
 ) -> tuple[list[m.StateItem], list[Any]]:
     items, frames = [], []
     for name, tensor in state.items():

@@ -27,7 +27,7 @@ def set_values(
         values: one per key, in its shape.
         wait: waits for this worker's own requests on the keys of a step.
     """
-    tickets: list[Call] = []
+    calls: list[Call] = []
     for step in plan.steps:
         wait(step)
         found: dict[int, tuple[list[m.Entry], list[Any]]] = {}
@@ -38,13 +38,13 @@ def set_values(
                 entries.append(entry)
                 frames.append(to_frame(flat[start : start + entry.length]))
         for server, (entries, frames) in found.items():
-            tickets.append(session.ask_server(server, m.SetValues(store, entries), "setting values", frames))
+            calls.append(session.ask_server(server, m.SetValues(store, entries), "setting values", frames))
         step.set_fresh(False)
-    session.wait(tickets)
+    session.wait(calls)
 
 
 def _located(block: WorkerBlock, key: int) -> list[tuple[int, m.Entry, int]]:
-    """Return (server, stretch, first element of the key there) of all that a key consists of."""
+    """Return (server, range, first element of the key there) of all that a key consists of."""
     return [
         (
             block.layout.buckets[index].server,

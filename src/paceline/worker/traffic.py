@@ -17,11 +17,11 @@ from paceline.tensors import to_frame
 from paceline.transport.base import Frames
 from paceline.wire import messages as m
 from paceline.worker import absence, answers
-from paceline.worker.block import Stretch, WorkerBlock
+from paceline.worker.block import BucketRange, WorkerBlock
 from paceline.worker.plan import Plan, Step
 from paceline.worker.session import Session
 
-Located = tuple[WorkerBlock, Stretch]
+Located = tuple[WorkerBlock, BucketRange]
 
 
 class Traffic:
@@ -59,7 +59,7 @@ class Traffic:
             self.wait(step)
             _fill(step.grads, [values[position] for position in step.positions])
             for route, located in step.sends.items():
-                self.push_stretches(route, located, want=self._answers_bring_values)
+                self.push_ranges(route, located, want=self._answers_bring_values)
             step.set_fresh(self._answers_bring_values)
 
     def pull(self, plan: Plan, outs: Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]]) -> None:
@@ -71,18 +71,18 @@ class Traffic:
         for step in plan.steps:
             self.wait(step)
             if not all(block.fresh[index] for block, index in step.places):
-                self._session.wait([self._pull_stretches(*item) for item in step.sends.items()])
+                self._session.wait([self._pull_ranges(*item) for item in step.sends.items()])
             then(step)
             if not self._merges_rounds:
                 step.set_fresh(False)
 
     def wait(self, step: Step) -> None:
         """Wait for the answers to requests on a step's keys."""
-        tickets = [ticket for sends in step.sends.values() for block, one in sends for ticket in block.outstanding(one)]
-        if tickets:
+        calls = [call for sends in step.sends.values() for block, one in sends for call in block.outstanding(one)]
+        if calls:
             is_answered = False
             try:
-                self._session.wait(tickets)
+                self._session.wait(calls)
                 is_answered = True
             finally:
                 if not is_answered:
@@ -90,18 +90,18 @@ class Traffic:
 
     # ---- messages --------------------------------------------------------------------------------------------------
 
-    def push_stretches(
+    def push_ranges(
         self, route: Route, located: Sequence[Located], want: bool, absent: Sequence[Located] = (), skip: bool = False
     ) -> Call:
-        """Push stretches of the arenas' gradients.
+        """Push ranges of the arenas' gradients.
 
         The answer says for what no worker had a gradient: see :attr:`WorkerBlock.missing`.
 
         Args:
-            route: of the stretches.
+            route: of the ranges.
             located: what to push.
             want: the answer brings the new values into the arenas.
-            absent: parts of that, whole keys as far as they lie there (:meth:`WorkerBlock.stretches`), for which this
+            absent: parts of that, whole keys as far as they lie there (:meth:`WorkerBlock.ranges`), for which this
                 worker has no gradient. They count as zeros, and the arenas' gradients become zeros there; where no
                 worker has a gradient, nothing is updated.
             skip: no server may apply this round, e.g. since gradients are not finite. Neither gradients nor residuals
@@ -123,11 +123,11 @@ class Traffic:
         done = partial(self._answered if want else self._noted, blocks, entries, shared)
         round = max(entry.round for entry in entries)
         self._session.note_round(round)
-        ticket = self._session.ask_server(server, body, f"push of round {round}", frames, done)
+        call = self._session.ask_server(server, body, f"push of round {round}", frames, done)
         self.note_pushed(route.owner, entries)
         for block, one in located:
-            block.note_sent(one, ticket)
-        return ticket
+            block.note_sent(one, call)
+        return call
 
     def note_pushed(self, owner: int, entries: Sequence[m.Entry]) -> None:
         """Remember what was pushed to an owner, if rounds are clipped."""
@@ -150,7 +150,7 @@ class Traffic:
             for owner in owners
         ]
         self._session.wait(asked)
-        parts = [ticket.body for ticket in asked if isinstance(ticket.body, m.NormIs)]
+        parts = [call.body for call in asked if isinstance(call.body, m.NormIs)]
         norm = math.sqrt(math.fsum(one.squares for one in parts))
         limit = self.clip_norm / (norm + 1e-6)
         factor = 1.0 if limit > 1.0 else limit  # not min: that would lose a NaN
@@ -161,7 +161,7 @@ class Traffic:
         return norm
 
     def _payload(
-        self, blocks: dict[int, WorkerBlock], entries: Iterable[m.Entry], shared: bool, gone: Sequence[m.Stretch]
+        self, blocks: dict[int, WorkerBlock], entries: Iterable[m.Entry], shared: bool, gone: Sequence[m.AbsentRange]
     ) -> Frames:
         codec = self.codecs.get("push")
         if codec is None and shared and not gone:
@@ -184,15 +184,15 @@ class Traffic:
                     frames.append(codec.encode(grads, state, round=entry.round))
         return () if codec is None and shared else frames
 
-    def _pull_stretches(self, route: Route, located: Sequence[Located]) -> Call:
+    def _pull_ranges(self, route: Route, located: Sequence[Located]) -> Call:
         entries = [m.Entry(block.spec.block, one.bucket, one.start, one.length, 0) for block, one in located]
         blocks = {block.spec.block: block for block, _ in located}
         shared = all(route.owner in block.mapped for block in blocks.values())
         done = partial(self._store_values, blocks, entries, shared)
-        ticket = self._session.ask_server(route.owner, m.Pull(self._store, entries, shared), "pull", (), done)
+        call = self._session.ask_server(route.owner, m.Pull(self._store, entries, shared), "pull", (), done)
         for block, one in located:
-            block.note_sent(one, ticket)
-        return ticket
+            block.note_sent(one, call)
+        return call
 
     def _answered(
         self, blocks: dict[int, WorkerBlock], entries: Sequence[m.Entry], shared: bool, body: m.Body, frames: Frames

@@ -27,17 +27,17 @@ from paceline.worker.block import Rounds
 NUMEL = 10
 #: Host of every worker and server.
 WORKERS, SERVERS = "aabbaa", "ab"
-Stretch = tuple[int, int, int]  # bucket, start, length
-WHOLE: list[Stretch] = [(0, 0, NUMEL), (1, 0, NUMEL)]
-HALVES: list[Stretch] = [(0, 0, 4), (0, 4, NUMEL - 4), (1, 0, 4), (1, 4, NUMEL - 4)]
+BucketRange = tuple[int, int, int]  # bucket, start, length
+WHOLE: list[BucketRange] = [(0, 0, NUMEL), (1, 0, NUMEL)]
+HALVES: list[BucketRange] = [(0, 0, 4), (0, 4, NUMEL - 4), (1, 0, 4), (1, 4, NUMEL - 4)]
 ALL, GROUPS = Policy("all"), Policy("groups", ((0, 1, 2), (3, 4, 5)), weighting="inverse")
 BOUNDED = Policy("groups", ((0, 1), (2, 3, 4), (5,)), bound=0)
 
 
-def gradient(worker: int, stretch: Stretch, round: int) -> torch.Tensor:
+def gradient(worker: int, part: BucketRange, round: int) -> torch.Tensor:
     """Values whose sums are rounded, so that another order gives another result."""
-    whole = torch.randn(NUMEL, generator=torch.Generator().manual_seed(1000 * stretch[0] + 100 * round + worker))
-    return whole[stretch[1] : stretch[1] + stretch[2]] * 10.0**worker
+    whole = torch.randn(NUMEL, generator=torch.Generator().manual_seed(1000 * part[0] + 100 * round + worker))
+    return whole[part[1] : part[1] + part[2]] * 10.0**worker
 
 
 class Cluster:
@@ -130,10 +130,10 @@ class Cluster:
 
     def now(self, worker: int, server: int, body: m.Request, frames: Sequence[Any] = ()) -> m.Reply:
         """Ask, and deliver all there is."""
-        ticket = self.ask(worker, server, body, frames)
+        call = self.ask(worker, server, body, frames)
         while self.deliver():
             pass
-        return self.answers[ticket][0]
+        return self.answers[call][0]
 
     def deliver(self) -> bool:
         """Deliver one message of a random connection; False when there is none."""
@@ -157,11 +157,11 @@ class Worker:
     """A worker's program: some rounds before every barrier, then it leaves. It waits as workers do, and for no more."""
 
     def __init__(
-        self, cluster: Cluster, rank: int, segments: Sequence[Sequence[list[Stretch]]], samples: float
+        self, cluster: Cluster, rank: int, segments: Sequence[Sequence[list[BucketRange]]], samples: float
     ) -> None:
         self.cluster, self.rank, self.samples = cluster, rank, samples
         self.rounds = [Rounds(NUMEL) for _ in SERVERS]
-        self.pushed: list[tuple[Stretch, tuple[int, int, int]]] = []
+        self.pushed: list[tuple[BucketRange, tuple[int, int, int]]] = []
         self.seen: dict[int, torch.Tensor] = {
             server: torch.full((NUMEL,), float("nan")) for server in range(len(SERVERS))
         }
@@ -169,47 +169,47 @@ class Worker:
         self.program = self.run(segments)
         self.waits_for: Callable[[], bool] | None = lambda: True
 
-    def run(self, segments: Sequence[Sequence[list[Stretch]]]) -> Program:
+    def run(self, segments: Sequence[Sequence[list[BucketRange]]]) -> Program:
         for number, segment in enumerate(segments, 1):
-            for stretches in segment:
-                for stretch in stretches:
-                    yield lambda stretch=stretch: self.is_free(stretch)
-                    self.push(stretch)
+            for ranges in segment:
+                for part in ranges:
+                    yield lambda part=part: self.is_free(part)
+                    self.push(part)
             yield from self.tell_all(m.Pause("s"))
             self.at_barrier = number
             yield lambda number=number: all(one.at_barrier >= number for one in workers_of[id(self.cluster)])
-        yield lambda: all(self.is_free(stretch) for stretch in WHOLE)
+        yield lambda: all(self.is_free(part) for part in WHOLE)
         yield from self.tell_all(m.Leave("s"))
 
     def tell_all(self, body: m.Pause | m.Leave) -> Program:
-        tickets = [self.cluster.ask(self.rank, server, body) for server in range(len(SERVERS))]
-        yield lambda: all(ticket in self.cluster.answers for ticket in tickets)
-        assert all(self.cluster.answers[ticket][0] == m.Done() for ticket in tickets)
+        calls = [self.cluster.ask(self.rank, server, body) for server in range(len(SERVERS))]
+        yield lambda: all(call in self.cluster.answers for call in calls)
+        assert all(self.cluster.answers[call][0] == m.Done() for call in calls)
 
-    def is_free(self, stretch: Stretch) -> bool:
+    def is_free(self, part: BucketRange) -> bool:
         return all(
-            ticket in self.cluster.answers
-            for (bucket, start, length), ticket in self.pushed
-            if bucket == stretch[0] and start < stretch[1] + stretch[2] and stretch[1] < start + length
+            call in self.cluster.answers
+            for (bucket, start, length), call in self.pushed
+            if bucket == part[0] and start < part[1] + part[2] and part[1] < start + length
         )
 
-    def push(self, stretch: Stretch) -> None:
+    def push(self, part: BucketRange) -> None:
         self.read()
-        bucket, start, length = stretch
+        bucket, start, length = part
         pieces = self.rounds[bucket].next(start, length)
         entries = [m.Entry(0, bucket, *piece) for piece in pieces]
         grads = [gradient(self.rank, (bucket, first, count), round) for first, count, round in pieces]
         frames = [to_frame(grad.to(self.cluster.dtype)) for grad in grads]
         options = msgspec.msgpack.encode(StepOptions([{"lr": 0.05, "momentum": 0.9}]))
         body = m.Push("s", entries, self.samples, options, False, True, False)
-        ticket = self.cluster.ask(self.rank, self.cluster.local_merge.via(self.rank, bucket), body, frames)
-        self.pushed.append((stretch, ticket))
+        call = self.cluster.ask(self.rank, self.cluster.local_merge.via(self.rank, bucket), body, frames)
+        self.pushed.append((part, call))
 
     def read(self) -> None:
         """Take the values that came with answers, as they are cut."""
-        for (bucket, start, _), ticket in self.pushed:
-            if ticket in self.cluster.answers:
-                body, frames = self.cluster.answers[ticket]
+        for (bucket, start, _), call in self.pushed:
+            if call in self.cluster.answers:
+                body, frames = self.cluster.answers[call]
                 assert isinstance(body, m.Values), body
                 dtype = self.cluster.dtype
                 values = torch.cat([from_frame(frame, dtype, len(frame) // dtype.itemsize) for frame in frames])
@@ -228,7 +228,7 @@ workers_of: dict[int, list[Worker]] = {}
 
 
 def train(
-    cluster: Cluster, segments: Sequence[Sequence[Sequence[list[Stretch]]]], samples: Sequence[float]
+    cluster: Cluster, segments: Sequence[Sequence[Sequence[list[BucketRange]]]], samples: Sequence[float]
 ) -> list[Worker]:
     """Run all workers to their end; fails when they wait for ever."""
     workers = [Worker(cluster, rank, segments[rank], samples[rank]) for rank in range(len(WORKERS))]
@@ -263,7 +263,7 @@ def outcome(cluster: Cluster) -> list[torch.Tensor]:
 @settings(max_examples=60, deadline=None)
 @given(segments=programs, samples=counts, mean=st.booleans(), seed=st.integers(0, 2**32))
 def test_values_are_the_same_bit_for_bit_with_and_without_local_merge(
-    segments: list[list[list[list[Stretch]]]], samples: list[float], mean: bool, seed: int
+    segments: list[list[list[list[BucketRange]]]], samples: list[float], mean: bool, seed: int
 ) -> None:
     outcomes = []
     for local_merge in (True, False):
@@ -288,7 +288,7 @@ def test_sums_of_small_types_are_rounded_once_more_on_the_way() -> None:
     rounds=st.lists(st.sampled_from([WHOLE, HALVES]), min_size=len(WORKERS), max_size=len(WORKERS)),
     seed=st.integers(0, 2**32),
 )
-def test_workers_in_lock_step_all_get_the_values_of_the_servers(rounds: list[list[Stretch]], seed: int) -> None:
+def test_workers_in_lock_step_all_get_the_values_of_the_servers(rounds: list[list[BucketRange]], seed: int) -> None:
     cluster = Cluster(ALL, True, True, random.Random(seed))
     workers = train(cluster, [[[mine] * 3] for mine in rounds], [16.0, 48.0, 1.0, 16.0, 16.0, 2.0])
     for worker in workers:
@@ -303,7 +303,7 @@ def test_workers_in_lock_step_all_get_the_values_of_the_servers(rounds: list[lis
 @settings(max_examples=30, deadline=None)
 @given(segments=programs, samples=counts, seed=st.integers(0, 2**32))
 def test_groups_with_local_merge_wait_for_nobody_for_ever_and_every_push_is_taken(
-    policy: Policy, segments: list[list[list[list[Stretch]]]], samples: list[float], seed: int
+    policy: Policy, segments: list[list[list[list[BucketRange]]]], samples: list[float], seed: int
 ) -> None:
     cluster = Cluster(policy, True, True, random.Random(seed))
     workers = train(cluster, segments, samples)
@@ -341,9 +341,9 @@ def settle(cluster: Cluster, *, until: Callable[[], bool] = lambda: False) -> No
         pass
 
 
-def refusal(cluster: Cluster, ticket: tuple[int, int, int]) -> str:
+def refusal(cluster: Cluster, call: tuple[int, int, int]) -> str:
     settle(cluster)
-    body = cluster.answers[ticket][0]
+    body = cluster.answers[call][0]
     assert isinstance(body, m.Failed)
     return f"{body.kind}: {body.text}"
 
@@ -437,10 +437,10 @@ def test_rows_and_encoded_values_are_not_forwarded(cluster: Cluster, changes: di
 
 
 def test_a_push_before_the_last_was_answered_is_refused_though_the_sum_is_complete(cluster: Cluster) -> None:
-    tickets = [push(cluster, worker) for worker in (0, 1, 4, 5)]
+    calls = [push(cluster, worker) for worker in (0, 1, 4, 5)]
     settle(cluster, until=lambda: bool(cluster.forwarded))
     assert "round 2 of worker 0 came before round 1 was answered" in refusal(cluster, push(cluster, 0, 2))
-    assert not any(ticket in cluster.answers for ticket in tickets)
+    assert not any(call in cluster.answers for call in calls)
 
 
 def test_a_push_that_is_asked_again_counts_once_and_the_last_is_answered(cluster: Cluster) -> None:
@@ -455,8 +455,8 @@ def test_a_push_that_is_asked_again_counts_once_and_the_last_is_answered(cluster
     assert first not in cluster.answers, "who asks again through another connection has lost the first"
     once_more = push(cluster, 0)
     settle(cluster)
-    for ticket in (again, once_more):
-        body, frames = cluster.answers[ticket]
+    for call in (again, once_more):
+        body, frames = cluster.answers[call]
         assert isinstance(body, m.Values)
         values = from_frame(frames[0], torch.float32, NUMEL)
         torch.testing.assert_close(values, torch.linspace(-1.0, 1.0, NUMEL) - 0.1 * 6.0)
@@ -482,12 +482,12 @@ def test_requests_that_are_refused_or_only_ask_cut_nothing(cluster: Cluster) -> 
     ],
 )
 def test_what_goes_wrong_at_the_owner_reaches_all_behind_a_sum(cluster: Cluster, answer: m.Reply, why: str) -> None:
-    tickets = [push(cluster, worker) for worker in (0, 1, 4, 5)]
+    calls = [push(cluster, worker) for worker in (0, 1, 4, 5)]
     settle(cluster, until=lambda: bool(cluster.asked))
     [(_, on_answer)] = cluster.asked.values()
     on_answer(answer, [])
-    for ticket in tickets:
-        assert why in refusal(cluster, ticket)
+    for call in calls:
+        assert why in refusal(cluster, call)
 
 
 def test_who_is_missing_is_known_near_and_asked_for_far(cluster: Cluster) -> None:

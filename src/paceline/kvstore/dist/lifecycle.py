@@ -66,14 +66,14 @@ class Lifecycle:
 
     def ask_all_servers(self, body: m.Request, what: str) -> list[m.Body]:
         """Send a request to every server and return the answers, in server order."""
-        tickets = [self._session.ask_server(server, body, what) for server in range(len(self._session.servers))]
-        self._session.wait(tickets)
-        return [ticket.body for ticket in tickets if ticket.body is not None]
+        calls = [self._session.ask_server(server, body, what) for server in range(len(self._session.servers))]
+        self._session.wait(calls)
+        return [call.body for call in calls if call.body is not None]
 
     def wait_for_own_requests(self) -> None:
         """Wait for the answers to all of this worker's pushes and pulls."""
         sides = [side for block in self._table.blocks.values() for side in block.buckets]
-        self._session.wait([sent.ticket for side in sides for sent in side.sending])
+        self._session.wait([sent.call for side in sides for sent in side.sending])
 
     def barrier(self) -> None:
         """Wait until all workers have called this. Meanwhile no server waits for pushes of a worker that has."""

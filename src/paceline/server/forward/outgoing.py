@@ -76,7 +76,7 @@ def message(store: str, sums: Sequence[Sum]) -> tuple[m.PushSum, Frames]:
     first, skip = sums[0], sums[0].accumulator.skip
     shares = [m.Share(*share, [one.rounds[number] for one in sums]) for number, share in enumerate(first.shares)]
     options = b"" if first.options is None else msgspec.msgpack.encode(first.options)
-    absent = [m.Stretch(*one.bucket.place, one.start + a, b - a) for one in sums for a, b in one.absent]
+    absent = [m.AbsentRange(*one.bucket.place, one.start + a, b - a) for one in sums for a, b in one.absent]
     entries, problem = [one.entry for one in sums], first.accumulator.problem
     body = m.PushSum(store, entries, shares, first.unit, options, absent, skip, problem)
     return body, () if skip else [one.frame for one in sums]

@@ -13,6 +13,7 @@ from paceline.wire.messages.common import (
     Unknown,
 )
 from paceline.wire.messages.data import (
+    AbsentRange,
     Answer,
     AskMissing,
     AskNorm,
@@ -41,7 +42,6 @@ from paceline.wire.messages.data import (
     StateIs,
     StateItem,
     StatsAre,
-    Stretch,
     Values,
     ValuesAt,
 )
@@ -120,6 +120,7 @@ class Envelope(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 __all__ = [
     "PROTOCOL",
+    "AbsentRange",
     "Answer",
     "AskAbsent",
     "AskMissing",
@@ -179,7 +180,6 @@ __all__ = [
     "StateItem",
     "StatsAre",
     "Status",
-    "Stretch",
     "Unknown",
     "Values",
     "ValuesAt",

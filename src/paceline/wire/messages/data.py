@@ -87,7 +87,7 @@ class Entry(Message):
     round: Number
 
 
-class Stretch(Message):
+class AbsentRange(Message):
     """A range of a bucket."""
 
     block: Number
@@ -115,7 +115,7 @@ class Push(Message, tag=24):
     With ``want`` there is one entry, and the answer has frames of the same kind, or none when there is no merged
     gradient.
     """
-    absent: list[Stretch] = msgspec.field(default_factory=list)
+    absent: list[AbsentRange] = msgspec.field(default_factory=list)
     """Parts of the entries, each a whole key or all of a key that lies in the bucket, for which the worker has no
     gradient. They count as zeros, and are not updated where no worker of the cohort has one. An entry that is absent as
     a whole has an empty frame, and is not read."""
@@ -152,7 +152,7 @@ class Values(Message, tag=26):
 
     versions: list[Number]
     known: list[KnownRange] = msgspec.field(default_factory=list)
-    absent: list[Stretch] = msgspec.field(default_factory=list)
+    absent: list[AbsentRange] = msgspec.field(default_factory=list)
     """To a push: the parts of its entries for which nobody had a gradient in that update."""
 
 
