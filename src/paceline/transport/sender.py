@@ -75,6 +75,11 @@ class Sender:
             self._closed = True
             self._changed.notify_all()
 
+    def join(self) -> None:
+        """Wait for the thread that sends, after :meth:`close`, when the socket has been shut down."""
+        if self._thread is not None:
+            self._thread.join(1.0)
+
     # ---- messages --------------------------------------------------------------------------------------------------
 
     def send(self, frames: Frames, urgency: int | None = None) -> None:

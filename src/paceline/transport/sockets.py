@@ -86,12 +86,19 @@ class _Peer:
     def __init__(self, identity: bytes, sock: socket.socket) -> None:
         self.identity, self.socket = identity, sock
         self.room = _Room()
+        self.thread: threading.Thread | None = None
         self.sender = Sender(identity.decode("ascii", "replace"), keeps=False)
 
     def end(self) -> None:
         """Have the thread that reads end."""
         end(self.socket)
         self.room.end()
+
+    def join(self) -> None:
+        """Wait for the threads."""
+        if self.thread is not None:
+            self.thread.join(1.0)
+        self.sender.join()
 
 
 class SocketListener:
@@ -143,7 +150,8 @@ class SocketListener:
         if before is not None:
             before.end()
         name = f"paceline-read {agreed.identity.decode('ascii', 'replace')}"
-        threading.Thread(target=self._serve, args=(peer, agreed), name=name, daemon=True).start()
+        peer.thread = threading.Thread(target=self._serve, args=(peer, agreed), name=name, daemon=True)
+        peer.thread.start()
 
     def _serve(self, peer: _Peer, agreed: Agreed) -> None:
         def put(frames: Sequence[Any], size: int, room: threading.Semaphore) -> None:
@@ -197,6 +205,9 @@ class SocketListener:
         _close_all([peer.sender for peer in peers], linger_s)
         for peer in peers:
             peer.end()
+        # A thread that is in the cipher while the interpreter ends would abort the process.
+        for peer in peers:
+            peer.join()
 
 
 def _close_all(senders: Sequence[Sender], linger_s: float) -> None:
@@ -284,6 +295,11 @@ class _Channel:
         """Connect no more."""
         self._closed.set()
 
+    def join(self) -> None:
+        """Wait for the threads."""
+        self._thread.join(1.0)
+        self.sender.join()
+
     def end(self) -> None:
         """Have the thread that reads end."""
         if self.socket is not None:
@@ -354,3 +370,6 @@ class SocketHub:
         _close_all([channel.sender for channel in self._channels], linger_s)
         for channel in self._channels:
             channel.end()
+        # A thread that is in the cipher while the interpreter ends would abort the process.
+        for channel in self._channels:
+            channel.join()
