@@ -47,6 +47,9 @@ from paceline.server.sink import Sink
 from paceline.updaters import StepOptions
 from paceline.wire import messages as m
 
+#: Length at which the story of a slot is cut.
+_MAX_STORY = 4000
+
 
 class BucketStore:
     """Merges the pushes of a store's buckets.
@@ -225,10 +228,17 @@ class BucketStore:
                 self.sink.forget(bucket, slot, worker)
                 self._perform(bucket, slot, slot.rule.leave(worker), None)
 
-    def missing_for(self, worker: int, entry: m.Entry) -> list[int]:
-        """Return the workers whose push the answer to a worker's push waits for."""
+    def missing_for(self, worker: int, entry: m.Entry) -> m.Missing:
+        """Return whose pushes the answer to a worker's push waits for, with the story of the first slot that waits.
+
+        Without somebody who is missing, a slot waits when its push is not answered: the update fails or takes long.
+        """
         slots = self.buckets.checked(entry).slots_over(entry.start, entry.length)
-        return sorted({rank for slot in slots for rank in slot.rule.missing_for(worker)})
+        missing = [(slot, slot.rule.missing_for(worker)) for slot in slots]
+        waits = next((slot for slot, ranks in missing if ranks), None)
+        waits = waits or next((slot for slot in slots if worker in slot.pending), None)
+        ranks = sorted({rank for _, ranks in missing for rank in ranks})
+        return m.Missing(ranks, "" if waits is None else waits.story()[:_MAX_STORY])
 
     # ---- reads -----------------------------------------------------------------------------------------------------
 
