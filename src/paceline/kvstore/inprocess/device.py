@@ -21,28 +21,28 @@ class DeviceStore(InProcessStore):
 
     def __init__(self, store_type: str = "") -> None:
         super().__init__(store_type)
-        self._homes: dict[Key, torch.device] = {}
+        self._devices: dict[Key, torch.device] = {}
         self._load: dict[torch.device, int] = {}
 
-    def homes(self) -> dict[Key, torch.device]:
-        """Where every key pushed so far is merged and updated."""
-        return dict(self._homes)
+    def devices(self) -> dict[Key, torch.device]:
+        """Return on which device every key pushed so far is merged and updated."""
+        return dict(self._devices)
 
     def close(self) -> None:
         """Forget all values, states, buffers and placements."""
         super().close()
-        self._homes, self._load = {}, {}
+        self._devices, self._load = {}, {}
 
     def _place(self, values: Mapping[Key, Sequence[torch.Tensor]]) -> None:
-        new = [key for key in values if key not in self._homes]
+        new = [key for key in values if key not in self._devices]
         for key in sorted(new, key=lambda one: -_size(self._values[one])):
-            self._home(key, list(dict.fromkeys(one.device for one in values[key])))
+            self._choose_device(key, list(dict.fromkeys(one.device for one in values[key])))
 
-    def _home(self, key: Key, devices: Sequence[torch.device]) -> None:
-        home = min(devices, key=lambda device: self._load.get(device, 0))
-        self._values[key] = value = self._values[key].to(home)
-        self._homes[key] = home
-        self._load[home] = self._load.get(home, 0) + _size(value)
+    def _choose_device(self, key: Key, devices: Sequence[torch.device]) -> None:
+        chosen = min(devices, key=lambda device: self._load.get(device, 0))
+        self._values[key] = value = self._values[key].to(chosen)
+        self._devices[key] = chosen
+        self._load[chosen] = self._load.get(chosen, 0) + _size(value)
 
 
 def _size(value: torch.Tensor) -> int:
