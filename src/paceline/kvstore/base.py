@@ -237,7 +237,7 @@ class KVStore(KVStoreBase):
         """
         raise self._lacks("set_optimizer_states")
 
-    def for_optimizer(self, mean: bool | None = None) -> KVStore:
+    def for_optimizer(self, mean: bool | None = None, clip_norm: float = 0.0) -> KVStore:
         """Return a store for the keys of one optimizer or trainer: this one if it is unused, else another like it.
 
         So several of them, with optimizers of their own, get along with one store, and with what is pushed to it.
@@ -245,6 +245,10 @@ class KVStore(KVStoreBase):
 
         Args:
             mean: merge to the mean over samples instead of the sum; None: as this store does.
+            clip_norm: the largest norm of a merged gradient over all keys; 0: no limit.
+
+        Raises:
+            ValueError: a largest norm, and the store cannot clip.
         """
         raise self._lacks("for_optimizer")
 
