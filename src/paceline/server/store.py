@@ -33,6 +33,7 @@ from collections.abc import Sequence
 import torch
 
 from paceline.consistency import Action, Apply, Merge, Policy, Pushed, Refuse, Release, Repeat, Rule, Stats
+from paceline.consistency.objections import objection
 from paceline.errors import ProtocolError
 from paceline.ranges import Ranges, within
 from paceline.server.admission import absent_in, raise_for
@@ -124,7 +125,7 @@ class BucketStore:
             if push.shared and worker not in bucket.arenas:
                 raise ProtocolError(f"worker {worker} has not offered shared memory for block {entry.block}")
             for slot in bucket.slots_over(entry.start, entry.length):
-                check_round(slot, worker, entry.round, slot.rule.objection(worker, entry.round, push.samples))
+                check_round(slot, worker, entry.round, objection(slot.rule, worker, entry.round, push.samples))
 
     def push(
         self,
