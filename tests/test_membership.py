@@ -223,6 +223,7 @@ def test_barrier_does_not_wait_for_who_has_left() -> None:
     members.handle(b"worker-0", 2, m.Enter("b"), 1.0)
     assert answers(members.handle(b"worker-1", 2, m.Bye(""), 1.0)) == [
         (b"worker-1", 2, m.Done()),
+        (b"server-0", 0, m.News([], False, [1])),
         (b"worker-0", 2, m.Done()),
     ]
 
@@ -245,7 +246,11 @@ def test_gather_does_not_wait_for_who_has_left_and_says_nothing_in_its_place() -
     members = joined()
     members.handle(b"worker-1", 2, m.Gather("g", b"one"), 1.0)
     told = answers(members.handle(b"worker-0", 2, m.Bye(""), 1.0))
-    assert told == [(b"worker-0", 2, m.Done()), (b"worker-1", 2, m.Gathered([b"", b"one"]))]
+    assert told == [
+        (b"worker-0", 2, m.Done()),
+        (b"server-0", 0, m.News([], False, [0])),
+        (b"worker-1", 2, m.Gathered([b"", b"one"])),
+    ]
 
 
 def test_gather_fails_for_all_when_a_worker_dies_or_is_dead() -> None:
@@ -387,7 +392,7 @@ def test_servers_go_home_when_all_workers_have_left() -> None:
     members = joined()
     members.handle(b"worker-0", 2, m.Bye(""), 1.0)
     told = answers(members.handle(b"worker-1", 2, m.Bye(""), 2.0))
-    assert told == [(b"worker-1", 2, m.Done()), (b"server-0", 0, m.News([], True))]
+    assert told == [(b"worker-1", 2, m.Done()), (b"server-0", 0, m.News([], True, [0, 1]))]
     assert members.tick(2.5) == []
     members.handle(b"server-0", 2, m.Bye(""), 3.0)
     assert members.tick(3.1) == [Finish(0)]

@@ -14,7 +14,7 @@ from paceline import arguments as check
 from paceline import compression
 from paceline.compression import Compression
 from paceline.consistency import Policy
-from paceline.errors import KeyMismatchError
+from paceline.errors import KeyMismatchError, PacelineError
 from paceline.keys import Key, Keys, Values, checked_table, normalise
 from paceline.kvstore import codec_files
 from paceline.kvstore.base import KVStore, OptimizerLike, Updater
@@ -75,8 +75,9 @@ class DistStore(KVStore):
         self.rows = RowTraffic(session, name, self.traffic)
         self._set_merging(mean, clip_norm)
         self._barriers = self._siblings = 0
-        self._is_open = self._closed = self._claimed = False
-        session.on_close(self.close)
+        self._is_open = self._closed = self._left = self._claimed = False
+        self._unfinished: BaseException | None = None
+        session.on_close(self._finish)
 
     def _set_merging(self, mean: bool, clip_norm: float) -> None:
         if clip_norm and not self.policy.merges_rounds:
@@ -506,18 +507,37 @@ class DistStore(KVStore):
         return merged(reports)
 
     def close(self) -> None:
-        """Be done with the store: the other workers do not wait for this one any more. Idempotent."""
+        """Leave the store: the other workers do not wait for this one any more. Idempotent.
+
+        A store that was never used is left as well: others may use it.
+        """
         if self._closed:
             return
+        self._open()
         self._closed = True
-        if not self._is_open:
-            return
-        self._wait_for_all()
-        for block in self.table.blocks.values():
-            block.detach()  # before the others are free to go on without this worker
+        self._finish()
         self._on_all_servers(m.Leave(self.name), f"leaving store {self.name!r}")
+        self._left = True
         for block in self.table.blocks.values():
             block.close()
+
+    def _finish(self) -> None:
+        """Wait for everything under way, and keep what nobody changes any more.
+
+        Raises:
+            PacelineError: it failed, now or before.
+        """
+        if self._left:
+            return
+        if self._unfinished is not None:
+            raise PacelineError(f"store {self.name!r} could not be left: {self._unfinished}") from self._unfinished
+        try:
+            self._wait_for_all()
+        except BaseException as error:
+            self._unfinished = error
+            raise
+        for block in self.table.blocks.values():
+            block.detach()  # before the others are free to go on without this worker
 
 
 def _is_split(block: WorkerBlock) -> bool:

@@ -69,6 +69,8 @@ class Lifeline:
         self.failure: PacelineError | None = None
         self.shutdown = False
         self.deaths: list[m.Death] = []
+        self.left: frozenset[int] = frozenset()
+        """Ranks of the workers that have left."""
         self.rank = -1
         self.members: list[m.Member] = []
 
@@ -137,6 +139,9 @@ class Lifeline:
         if body.deaths and self.failure is None:
             self.deaths = body.deaths
             self._fail(PeerDiedError("; ".join(describe(death) for death in body.deaths)))
+        if not self.left.issuperset(body.left):
+            self.left = self.left.union(body.left)
+            self._on_news()
         if body.shutdown and not self.shutdown:
             self.shutdown = True
             self._on_news()

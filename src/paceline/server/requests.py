@@ -6,7 +6,7 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
@@ -85,6 +85,8 @@ class RequestHandler:
         self.settings = settings
         self._answer, self._ask = answer, ask
         self._stores: dict[str, Opened] = {}
+        self._left: frozenset[int] = frozenset()
+        """The workers that have left the job, and so every store."""
         self._peers = Members()
         self._handlers: dict[type[m.Message], Callable[[int, Any, Frames], m.Reply | tuple[m.Reply, Frames]]] = {
             m.OpenStore: self._open,
@@ -106,6 +108,20 @@ class RequestHandler:
     def admit(self, members: Sequence[m.Member], host_id: str = "", rank: int = 0) -> None:
         """Learn who the members of the job are, and which of them this server is."""
         self._peers.admit(members, host_id, rank)
+
+    def take_out(self, workers: frozenset[int]) -> None:
+        """Wait no more for the workers that have left the job, in any store; ``workers`` only grows."""
+        if workers != self._left:
+            for opened in self._stores.values():
+                self._take_out(opened, workers - self._left)
+            self._left = workers
+
+    def _take_out(self, opened: Opened, workers: Iterable[int]) -> None:
+        for worker in sorted(workers):
+            if not opened.heard[m.Leave, worker, True]:  # else it has said so itself
+                body = m.Leave(opened.body.store)
+                relaying.heed(opened, self._peers.rank, worker, body, direct=True)
+                relaying.pass_on(opened, self._ask, worker, body, lambda reply: None)
 
     def is_member(self, peer: bytes) -> bool:
         """Tell whether a connection belongs to a member."""
@@ -176,6 +192,7 @@ class RequestHandler:
         policy.check(self.settings.num_workers)
         check_clipping(body.clip_norm, policy)
         self._stores[body.store] = self._new_store(body, policy)
+        self._take_out(self._stores[body.store], self._left)
         return m.Done()
 
     def _new_store(self, body: m.OpenStore, policy: Policy) -> Opened:

@@ -4,16 +4,29 @@ A job goes ``STARTING`` (only the scheduler runs) → ``RUNNING`` → ``LEAVING`
 failure leads to ``FAILING``, where the others have a moment to say what they saw, an interrupt to ``INTERRUPTED``;
 both, and a ``LEAVING`` that takes too long, go on to ``TERMINATING`` (SIGTERM sent) and ``KILLING`` (SIGKILL sent).
 Every phase but ``RUNNING`` has a deadline, so no job can hang on its way out.
+
+The failure that is reported is the first *cause*. Processes that ended because of another one may end before it, so the
+order of exits does not tell. In this order it is
+
+1. what the scheduler names (:class:`~paceline.launch.supervise.events.Lost`): it saw whose goodbye, silence, lost
+   connection or exit code came first;
+2. the first exit code that is neither 0 nor ``PEER_FAILED``;
+3. the scheduler, if others ended with ``PEER_FAILED`` and it runs but names nobody until ``survivors_s`` has passed;
+4. the first process that ended with ``PEER_FAILED``.
+
+``survivors_s`` and ``VERDICT_S`` must exceed the time that the scheduler takes to name a process whose exit code it is
+told, which is 0.2 s on an idle machine.
 """
 
 from __future__ import annotations
 
 import enum
+import math
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from paceline.exitcodes import PEER_FAILED
+from paceline.exitcodes import PEER_FAILED, describe_code
 from paceline.launch.plan import Member
 from paceline.launch.spec import Graces
 from paceline.launch.supervise.events import (
@@ -22,6 +35,7 @@ from paceline.launch.supervise.events import (
     Exited,
     Finish,
     Interrupted,
+    Lost,
     NotStarted,
     Ready,
     Signal,
@@ -45,6 +59,10 @@ class Phase(enum.Enum):
     OVER = enum.auto()
 
 
+#: How long the scheduler may take to name the first failure after all workers have ended.
+VERDICT_S = 3.0
+
+_SCHEDULER = Member("scheduler", 0)
 _GOING_WELL = frozenset({Phase.STARTING, Phase.RUNNING, Phase.LEAVING})
 
 
@@ -83,6 +101,10 @@ class Lifecycle:
         self._departed: list[Member] = []
         self._signum = 0
         self._began = now
+        self._codes: dict[Member, int] = {}
+        self._is_named = False
+        """The first cause is known: by the scheduler, or because this machine found it itself."""
+        self._verdict_at = math.inf
 
     def begin(self) -> list[Action]:
         """Return the first actions: the scheduler alone if there is one, because the others need its address."""
@@ -106,7 +128,10 @@ class Lifecycle:
                 return self._ready()
             case NotStarted(member, reason):
                 self._fail(member, 1, reason, now)
+                self._is_named = True
                 return self._finish_if_empty()
+            case Lost(member, reason):
+                return self._lost(member, reason, now)
             case Exited(member, code):
                 return self._exited(member, code, now)
             case Interrupted(signum):
@@ -136,20 +161,45 @@ class Lifecycle:
 
     def _exited(self, member: Member, code: int, now: float) -> list[Action]:
         self.alive.pop(member, None)
+        self._codes[member] = code
         if self.phase is Phase.FAILING:
             self._add_to_failure(member, code, now)
         elif self.phase in _GOING_WELL:
             self._judge(member, code, now)
-        actions = self._finish_if_empty()
-        if not actions and not self._workers() and self._is_explained():
-            return self._terminate(now)  # servers and scheduler have nobody left to work for
-        return actions
+        return self._finish_if_empty() or self._terminate_idle(now)
+
+    def _lost(self, member: Member, reason: str, now: float) -> list[Action]:
+        """Take in which process failed first, as the scheduler saw it."""
+        if self._is_named or (self.failure is None and self.phase not in _GOING_WELL):
+            return []
+        self._is_named = True
+        first, code = self.failure, self._codes.get(member, 0)
+        if first is None:
+            self._fail(member, code or 1, _describe(code, reason), now)
+        elif first.member != member:
+            self.aftermath = {first.member: first.code, **self.aftermath}
+            self.aftermath.pop(member, None)
+            self.failure = Failure(member, code or 1, _describe(code, reason), first.after_s)
+        else:
+            self.failure = replace(first, reason=_describe(first.code, reason))
+        return self._terminate_idle(now)
+
+    def _terminate_idle(self, now: float) -> list[Action]:
+        """End servers and scheduler if they have nobody left to work for, and can tell no more about why."""
+        if self._workers() or self.phase not in (Phase.FAILING, Phase.INTERRUPTED) or not self.alive:
+            return []
+        if self.phase is Phase.INTERRUPTED or self._is_explained():
+            return self._terminate(now)
+        if self.failure is not None and self.failure.code != PEER_FAILED:
+            self._verdict_at = min(self._verdict_at, now + VERDICT_S)
+            self.deadline = min(self.deadline or self._verdict_at, self._verdict_at)
+        return []
 
     def _is_explained(self) -> bool:
-        """Tell whether the job is ending and nobody's end can tell more about why."""
-        if self.phase is Phase.FAILING:
-            return self.failure is not None and self.failure.code != PEER_FAILED
-        return self.phase is Phase.INTERRUPTED
+        """Tell whether nobody's end can tell more about why the job failed."""
+        if self.failure is None or self._is_named:
+            return self.failure is not None
+        return self.failure.code > 128 or (self.failure.code != PEER_FAILED and _SCHEDULER not in self.alive)
 
     def _judge(self, member: Member, code: int, now: float) -> None:
         if code != 0:
@@ -182,7 +232,9 @@ class Lifecycle:
     def _add_to_failure(self, member: Member, code: int, now: float) -> None:
         """Note one more end. Who ends only because of another may do so before that other's process is gone."""
         first = self.failure
-        if first is not None and first.code == PEER_FAILED and code not in (0, PEER_FAILED):
+        if first is not None and first.member == member:  # it was named before it ended
+            self.failure = replace(first, code=code or first.code, reason=_describe(code, first.reason))
+        elif not self._is_named and first is not None and first.code == PEER_FAILED and code not in (0, PEER_FAILED):
             self.aftermath = {first.member: first.code, **self.aftermath}
             self.failure = Failure(member, code, describe_code(code), now - self._began)
         else:
@@ -206,6 +258,7 @@ class Lifecycle:
             case Phase.STARTING:
                 reason = f"did not say within {self.graces.start_s:g} s where it listens"
                 self._fail(self._started[0], 1, reason, now)
+                self._is_named = True
                 return self._terminate(now)
             case Phase.RUNNING:
                 waiting = ", ".join(str(member) for member in self._workers())
@@ -216,12 +269,23 @@ class Lifecycle:
                 warning = f"all workers are done but {self._names()} did not leave within {self.graces.leave_s:g} s"
                 return [Warn(warning), *self._terminate(now)]
             case Phase.FAILING | Phase.INTERRUPTED:
+                if now >= self._verdict_at:
+                    return self._terminate(now)
+                self._suspect_scheduler()
                 warning = f"{self._names()} did not leave within {self.graces.survivors_s:g} s"
                 return [Warn(warning), *self._terminate(now)]
             case Phase.TERMINATING:
                 return self._kill(now)
             case _:
                 return [Warn(f"{self._names()} cannot be killed (waiting in the kernel?)"), self._over()]
+
+    def _suspect_scheduler(self) -> None:
+        """Blame the scheduler if the others lost somebody and it, which knows whom, does not respond."""
+        first = self.failure
+        if first is not None and first.code == PEER_FAILED and not self._is_named and _SCHEDULER in self.alive:
+            self.aftermath = {first.member: first.code, **self.aftermath}
+            self.failure = Failure(_SCHEDULER, 1, "the others lost it: it runs, but does not respond", first.after_s)
+            self._is_named = True
 
     def _terminate(self, now: float) -> list[Action]:
         self.phase, self.deadline = Phase.TERMINATING, now + self.graces.terminate_s
@@ -245,11 +309,8 @@ class Lifecycle:
         return ", ".join(str(member) for member in self.alive)
 
 
-def describe_code(code: int) -> str:
-    """Say in words how a process ended."""
-    if code <= 128:
-        return f"exit code {code}"
-    try:
-        return f"killed by {signal.Signals(code - 128).name} (exit code {code})"
-    except ValueError:
-        return f"exit code {code}"
+def _describe(code: int, reason: str) -> str:
+    """Say how a process ended, and what the others saw of it."""
+    if code == 0:
+        return reason
+    return describe_code(code) if reason.startswith("its process ended: ") else f"{describe_code(code)}: {reason}"
