@@ -393,7 +393,7 @@ class Membership:
         self.deaths.append(m.Death("scheduler", 0, "", text))
         role, rank = next(seat for seat in seats if seat not in self._seats)
         self.cause = self.cause or m.Death(role, rank, "", text)
-        return [Answer(seat.peer, seat.seq, m.Failed("RendezvousError", text)) for seat in self._seats.values()]
+        return [Answer(seat.peer, seat.seq, m.Failed("JoinTimeoutError", text)) for seat in self._seats.values()]
 
     def _bye(self, key: MemberKey, reason: str, now: float) -> list[Action]:
         seat = self._seats[key]

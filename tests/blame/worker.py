@@ -1,4 +1,4 @@
-"""The training script of a trial: ``worker.py FOLDER``. It goes through all phases and does to itself what it is told."""
+"""The training script of a trial: ``worker.py FOLDER`` goes through all phases, and does its fault to itself."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from paceline.config import Settings
-from paceline.errors import AuthenticationError, PacelineError, PeerDiedError, RendezvousError
+from paceline.errors import AuthenticationError, JoinTimeoutError, PacelineError, PeerDiedError, RendezvousError
 from paceline.membership import describe
 from paceline.peer.connection import Connection
 from paceline.peer.errors_by_name import rebuild
@@ -87,7 +87,7 @@ class Lifeline:
         while self.rank < 0:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                raise RendezvousError(
+                raise JoinTimeoutError(
                     f"{self._link.name} did not answer {self._settings.role} {self._settings.rank} within "
                     f"{self._settings.start_timeout_s:g} s; is it running, and does this machine reach it?"
                 )

@@ -17,11 +17,14 @@ from __future__ import annotations
 import atexit
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
 from paceline.errors import PacelineError, PeerDiedError
 from paceline.exitcodes import PEER_FAILED
+
+_PACKAGE = str(Path(__file__).parents[1])
 
 
 class Leaver(Protocol):
@@ -55,6 +58,9 @@ class Exit:
         atexit.register(self._at_exit)
 
     def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, KeyboardInterrupt):
+            trace = _of_script(trace)
+            error = error.with_traceback(trace)
         self._previous_hook(kind, error, trace)
         self._leave(error)  # not only at exit: threads that still run may put that off
         if not isinstance(error, KeyboardInterrupt) and self._is_caused_by_others(error):
@@ -81,3 +87,15 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         seen.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
+
+
+def _of_script(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without what it shows of paceline and below: who presses Ctrl-C looks for no error there."""
+    kept = []
+    while trace is not None and not trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        kept.append(trace)
+        trace = trace.tb_next
+    shown = None
+    for one in reversed(kept):
+        shown = TracebackType(shown, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return shown

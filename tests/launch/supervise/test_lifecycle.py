@@ -20,6 +20,7 @@ from paceline.launch.supervise.events import (
     Signal,
     Start,
     Started,
+    Stopped,
     Tick,
     Warn,
 )
@@ -211,6 +212,16 @@ def test_scheduler_that_names_nobody_and_runs_is_to_blame(world: World) -> None:
     assert "does not respond" in world.cycle.failure.reason
     world.tell(Exited(SCHEDULER, 143))
     assert world.finished == [1]
+
+
+def test_stopped_scheduler_is_to_blame_whatever_the_exit_code_of_the_others(world: World) -> None:
+    world.tell(Stopped(frozenset({SCHEDULER})))
+    for member, code in ((W0, 1), (W1, 1), (SERVER, PEER_FAILED)):
+        world.tell(Exited(member, code))
+    world.wait()
+    assert world.cycle.failure is not None
+    assert world.cycle.failure.member == SCHEDULER
+    assert list(world.cycle.aftermath) == [W0, W1, SERVER]
 
 
 def test_what_is_said_after_an_interrupt_blames_nobody(world: World) -> None:

@@ -37,6 +37,13 @@ class Exited:
 
 
 @dataclass(frozen=True)
+class Stopped:
+    """These processes, and no others, are stopped (SIGSTOP) now."""
+
+    members: frozenset[Member]
+
+
+@dataclass(frozen=True)
 class Lost:
     """The scheduler says which process failed first."""
 
@@ -56,7 +63,7 @@ class Tick:
     """Time has passed."""
 
 
-Event: TypeAlias = Started | NotStarted | Ready | Exited | Lost | Interrupted | Tick
+Event: TypeAlias = Started | NotStarted | Ready | Exited | Stopped | Lost | Interrupted | Tick
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ order of exits does not tell. In this order it is
 
 1. what the scheduler names (:class:`~paceline.launch.supervise.events.Lost`): it saw whose goodbye, silence, lost
    connection or exit code came first;
-2. the first exit code that is neither 0 nor ``PEER_FAILED``;
-3. the scheduler, if others ended with ``PEER_FAILED`` and it runs but names nobody until ``survivors_s`` has passed;
+2. the first exit code that is neither 0 nor ``PEER_FAILED``, unless the scheduler is stopped;
+3. the scheduler, if it names nobody in time and is stopped, or others ended with ``PEER_FAILED``;
 4. the first process that ended with ``PEER_FAILED``.
 
 ``survivors_s`` and ``VERDICT_S`` must exceed the time that the scheduler takes to name a process whose exit code it is
@@ -41,6 +41,7 @@ from paceline.launch.supervise.events import (
     Signal,
     Start,
     Started,
+    Stopped,
     Tick,
     Warn,
 )
@@ -105,6 +106,7 @@ class Lifecycle:
         self._is_named = False
         """The first cause is known: by the scheduler, or because this machine found it itself."""
         self._verdict_at = math.inf
+        self._stopped: frozenset[Member] = frozenset()
 
     def begin(self) -> list[Action]:
         """Return the first actions: the scheduler alone if there is one, because the others need its address."""
@@ -130,6 +132,9 @@ class Lifecycle:
                 self._fail(member, 1, reason, now)
                 self._is_named = True
                 return self._finish_if_empty()
+            case Stopped(members):
+                self._stopped = members
+                return []
             case Lost(member, reason):
                 return self._lost(member, reason, now)
             case Exited(member, code):
@@ -269,9 +274,9 @@ class Lifecycle:
                 warning = f"all workers are done but {self._names()} did not leave within {self.graces.leave_s:g} s"
                 return [Warn(warning), *self._terminate(now)]
             case Phase.FAILING | Phase.INTERRUPTED:
+                self._suspect_scheduler()
                 if now >= self._verdict_at:
                     return self._terminate(now)
-                self._suspect_scheduler()
                 warning = f"{self._names()} did not leave within {self.graces.survivors_s:g} s"
                 return [Warn(warning), *self._terminate(now)]
             case Phase.TERMINATING:
@@ -282,7 +287,9 @@ class Lifecycle:
     def _suspect_scheduler(self) -> None:
         """Blame the scheduler if the others lost somebody and it, which knows whom, does not respond."""
         first = self.failure
-        if first is not None and first.code == PEER_FAILED and not self._is_named and _SCHEDULER in self.alive:
+        if first is None or self._is_named or _SCHEDULER not in self.alive or first.code > 128:
+            return
+        if first.code == PEER_FAILED or _SCHEDULER in self._stopped:
             self.aftermath = {first.member: first.code, **self.aftermath}
             self.failure = Failure(_SCHEDULER, 1, "the others lost it: it runs, but does not respond", first.after_s)
             self._is_named = True

@@ -24,6 +24,7 @@ from paceline.launch.supervise.events import (
     Signal,
     Start,
     Started,
+    Stopped,
     Tick,
     Warn,
 )
@@ -177,6 +178,7 @@ class Supervisor:
     def _read_signals(self) -> None:
         for signum in self._signals.read():
             self._interrupt(signum)
+        self._feed(Stopped(self._crew.stopped()))
         ended = self._crew.ended()
         for member, code in ended:
             if self._ended is not None and member.role != "scheduler":
