@@ -224,6 +224,30 @@ def test_stopped_scheduler_is_to_blame_whatever_the_exit_code_of_the_others(worl
     assert list(world.cycle.aftermath) == [W0, W1, SERVER]
 
 
+def test_job_whose_last_processes_are_stopped_ends(world: World) -> None:
+    world.tell(Exited(W0, 0))
+    world.tell(Stopped(frozenset({W1})))
+    world.tell(Exited(SERVER, 0))
+    world.tell(Exited(SCHEDULER, 0))
+    world.wait()
+    assert world.cycle.failure is not None
+    assert (world.cycle.failure.member, world.cycle.code) == (W1, 1)
+    assert "stopped for 10 s" in world.cycle.failure.reason
+    world.tell(Exited(W1, 143))
+    assert world.finished == [1]
+
+
+def test_who_was_stopped_for_a_moment_goes_on() -> None:
+    world = World((W0, W1))
+    world.tell(Stopped(frozenset({W0, W1})))
+    world.tell(Stopped(frozenset()))
+    world.wait()
+    assert world.cycle.deadline is None
+    for member in (W0, W1):
+        world.tell(Exited(member, 0))
+    assert world.finished == [0]
+
+
 def test_what_is_said_after_an_interrupt_blames_nobody(world: World) -> None:
     world.tell(Interrupted(signal.SIGINT))
     world.tell(Lost(W0, "it raised KeyboardInterrupt: "))

@@ -134,6 +134,7 @@ class Lifecycle:
                 return self._finish_if_empty()
             case Stopped(members):
                 self._stopped = members
+                self._watch_stopped(now)
                 return []
             case Lost(member, reason):
                 return self._lost(member, reason, now)
@@ -171,7 +172,16 @@ class Lifecycle:
             self._add_to_failure(member, code, now)
         elif self.phase in _GOING_WELL:
             self._judge(member, code, now)
+        self._watch_stopped(now)
         return self._finish_if_empty() or self._terminate_idle(now)
+
+    def _watch_stopped(self, now: float) -> None:
+        """Set a deadline where all that still runs is stopped: nobody else would notice."""
+        if self.phase is Phase.RUNNING and self.deadline is None and self._is_stopped():
+            self.deadline = now + self.graces.leave_s
+
+    def _is_stopped(self) -> bool:
+        return bool(self.alive) and self._stopped.issuperset(self.alive)
 
     def _lost(self, member: Member, reason: str, now: float) -> list[Action]:
         """Take in which process failed first, as the scheduler saw it."""
@@ -265,6 +275,13 @@ class Lifecycle:
                 self._fail(self._started[0], 1, reason, now)
                 self._is_named = True
                 return self._terminate(now)
+            case Phase.RUNNING if self._is_stopped():
+                reason = f"stopped for {self.graces.leave_s:g} s, with nobody left that waits for it"
+                self._fail(next(iter(self.alive)), 1, reason, now)
+                return self._terminate(now)
+            case Phase.RUNNING if not self._departed or len(self.alive) == len(self._workers()):
+                self.deadline = None  # it goes on
+                return []
             case Phase.RUNNING:
                 waiting = ", ".join(str(member) for member in self._workers())
                 reason = f"left {self.graces.leave_s:g} s ago, while {waiting} still ran"
