@@ -1,6 +1,6 @@
-"""A selection of the benchmarks in about seven minutes, written down with a plot: ``make bench``.
+"""A selection of the benchmarks in about seven minutes, as a report with a picture: ``make bench``.
 
-What goes over a network needs root, for network namespaces; elsewhere the report says that it is left out.
+The network benchmark needs root, for network namespaces. Without root it is left out, and the report says so.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from rich.progress import Progress
 from benchmarks import memory, network, training
 from benchmarks.contenders import Work
 from benchmarks.kvstore import measure
+from benchmarks.picture import description, draw, figures, panels
 from paceline.testing import Hosts, why_no_hosts
 
 STORE = [
@@ -38,6 +39,9 @@ NAMES = ["arena", "shm", "tcp-arena", "tcp", "gloo", "mxnet"]
 #: Network, batch of each worker, steps, turns.
 TRAINING = [("lenet", 64, 60, 3), ("resnet18", 4, 15, 2)]
 
+#: Of the picture: 800 pixels wide.
+DPI = 160
+
 RATE_BITS_S = 1e9
 #: Encrypted, codec, servers per host.
 NETWORK = [(False, "none", 1), (False, "none", 2)]
@@ -45,13 +49,17 @@ NETWORK = [(False, "none", 1), (False, "none", 2)]
 MEMORY = [("shared", 2, 2), ("tcp", 2, 1)]
 
 WHAT = """
-`arena` is the exchange alone (gradients and weights lie in shared memory already), `shm` the store's verbs on the
-caller's own tensors through shared memory, `tcp-arena` and `tcp` the same over loopback TCP without shared memory and
-without encryption; `mxnet` is MXNet 1.9.1 `dist_sync` (unencrypted TCP), `gloo` an all-reduce and a fused SGD in every
-process. In training, `paceline` is `DistributedOptimizer` as it is by default (the optimizer steps in the workers) and
-`paceline-server` the same with `update="server"`; `ddp` is DistributedDataParallel over Gloo. SGD has momentum 0.9 and
-is fused in all of them; every worker of every contender has one thread, and servers share the cores alike. Figures are
-medians of one run in which contenders took turns; in brackets, how many times as fast as the last of the row.
+- `arena`: the exchange alone; gradients and weights lie in shared memory already. `shm`: the store's verbs on the
+  caller's own tensors, through shared memory. `tcp-arena` and `tcp`: the same two over loopback TCP, without shared
+  memory and without encryption. The picture calls them *arena, memory*, *verbs, memory*, *arena, TCP* and *verbs, TCP*.
+- `mxnet`: MXNet 1.9.1 `dist_sync` over unencrypted TCP. `gloo`: an all-reduce and a fused SGD in every process.
+- In training, `paceline` is `DistributedOptimizer` with its defaults (the optimizer steps in the workers),
+  `paceline-server` the same with `update="server"`, `ddp` DistributedDataParallel over Gloo, `alone` as many processes
+  that exchange nothing.
+
+SGD has momentum 0.9 and is fused in all of them. Every worker of every contender has one thread; servers share the same
+cores. Figures are medians of one run in which contenders took turns. In brackets: how many times as fast as the last of
+the row.
 """
 
 
@@ -66,7 +74,7 @@ def store_rows(repeats: int, progress: Progress) -> dict[str, dict[str, float]]:
 
 
 def network_rows() -> list[network.Result]:
-    """Measure jobs over a network of 1 Gbit/s; nothing where hosts cannot be made."""
+    """Measure jobs over a network of 1 Gbit/s; nothing where network namespaces cannot be made."""
     if why_no_hosts():
         return []
     with Hosts(2, rate_bits_s=RATE_BITS_S) as hosts:
@@ -74,12 +82,12 @@ def network_rows() -> list[network.Result]:
 
 
 def memory_rows() -> list[memory.Result]:
-    """Measure what processes hold."""
+    """Measure the memory of processes."""
     return [one for job in MEMORY for one in memory.measure(*job, "resnet50", steps=20)]
 
 
 def network_lines(results: list[network.Result]) -> list[str]:
-    """Write what a network carried as Markdown."""
+    """Return the network figures as Markdown."""
     if not results:
         return ["", f"Two hosts in network namespaces: left out, {why_no_hosts()}."]
     lines = ["", "resnet50 keys, 2 hosts (network namespaces) of one worker each, 1 Gbit/s in each direction:", ""]
@@ -97,7 +105,7 @@ def network_lines(results: list[network.Result]) -> list[str]:
 
 
 def memory_lines(results: list[memory.Result]) -> list[str]:
-    """Write what processes hold as Markdown."""
+    """Return the memory figures as Markdown."""
     lines = ["", "Memory beyond parameters, gradients and optimizer state, resnet50 keys, after 20 steps:", ""]
     lines += ["| job | process | extra, MB | times the model |", "|---|---|---|---|"]
     for one in results:
@@ -109,9 +117,16 @@ def memory_lines(results: list[memory.Result]) -> list[str]:
 def report(
     rows: dict[str, dict[str, float]], trained: dict[str, dict[str, float]], picture: str, more: list[str]
 ) -> str:
-    """Write the tables as Markdown."""
+    """Return the whole report as Markdown."""
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
-    lines = ["# Benchmarks", "", f"`make bench` on {date.today().isoformat()}: {machine}.", WHAT, f"![]({picture})", ""]
+    lines = [
+        "# Benchmarks",
+        "",
+        f"`make bench` on {date.today().isoformat()}: {machine}.",
+        WHAT,
+        f"![Time per step, one panel per row of the tables]({picture})",
+        "",
+    ]
     lines += ["| ms per step | " + " | ".join(NAMES) + " |", "|---|" + "---|" * len(NAMES)]
     for title, times in rows.items():
         last = list(times.values())[-1]
@@ -125,30 +140,21 @@ def report(
     return "\n".join([*lines, *more]) + "\n"
 
 
-def plot(rows: dict[str, dict[str, float]], path: Path) -> None:
-    """Draw milliseconds per step, one bar per contender, as a fraction of the slowest."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(9, 5))
-    for offset, name in enumerate(NAMES):
-        bars = [(i + offset * 0.13, t[name] / max(t.values())) for i, t in enumerate(rows.values()) if name in t]
-        axes.barh([at for at, _ in bars], [length for _, length in bars], height=0.12, label=name)
-    axes.set_yticks([i + 0.33 for i in range(len(rows))], list(rows))
-    axes.invert_yaxis()
-    axes.set_xlabel("time per step, against the slowest of the row")
-    axes.legend(loc="lower right")
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
+def redraw(path: Path) -> None:
+    """Draw the picture beside a report from the report's tables; a test reads its description."""
+    rows = panels(*figures(path.read_text()))
+    draw(rows).savefig(path.with_suffix(".png"), dpi=DPI, metadata={"Description": description(rows)})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--report", type=Path, default=Path("docs/benchmarks.md"))
     parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--redraw", action="store_true", help="measure nothing; draw the report's picture again")
     args = parser.parse_args()
+    if args.redraw:
+        redraw(args.report)
+        return
     with Progress() as progress:
         rows = store_rows(args.repeats, progress)
         task = progress.add_task("training", total=len(TRAINING))
@@ -162,9 +168,9 @@ def main() -> None:
         progress.advance(task)
         held = memory_rows()
         progress.advance(task)
-    picture = args.report.with_suffix(".png")
-    plot(rows, picture)
-    args.report.write_text(report(rows, trained, picture.name, network_lines(crossed) + memory_lines(held)))
+    picture = args.report.with_suffix(".png").name
+    args.report.write_text(report(rows, trained, picture, network_lines(crossed) + memory_lines(held)))
+    redraw(args.report)
     print(args.report.read_text())
     print(json.dumps({"stores": rows, "training": trained}))
 

@@ -2,8 +2,8 @@
 
     python benchmarks/codecs.py --numel 25500000 --codec 2bit --codec int8
 
-``x add_`` is how many times as long as one read-modify-write pass over the gradient an operation takes. The last line
-of the output is the table as JSON.
+``x add_`` is the time of an operation divided by that of one read-modify-write pass over the gradient. The last line of
+the output is the table as JSON.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Result:
 class Timing:
     median_s: float
     passes: float
-    """Relative to the median of the passes that ran between the operations: others may use the machine, too."""
+    """Relative to the median of the passes that ran between the operations: other programs may use the machine too."""
 
 
 def timed_s(operation: Callable[[], object]) -> float:

@@ -19,7 +19,7 @@ from paceline.server.process import share_of
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 300.0
-#: Threads of every worker, whoever it belongs to; servers of all share the machine by paceline's rule.
+#: Threads of every worker of every contender; servers share the machine by paceline's rule.
 WORKER_THREADS = 1
 
 

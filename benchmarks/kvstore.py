@@ -2,8 +2,8 @@
 
     python -m benchmarks.kvstore --shapes resnet50 --workers 2 --servers 2 shm arena mxnet
 
-Contenders take turns, so that a machine whose speed drifts treats them alike; figures are medians, ratios are against
-the last contender named.
+Contenders take turns, so that a drift of the machine's speed affects them alike. Figures are medians. Ratios are
+against the last contender named.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What paceline's layers cost where there is nobody to exchange gradients with: LeNet on one device.
+"""Overhead of paceline's layers in one process that exchanges no gradients: LeNet on one device.
 
     python -m benchmarks.layer_overhead
 
 A plain PyTorch loop, ``gluon`` (``replicate`` on one device and ``Trainer`` with the ``device`` store) and
 ``DistributedOptimizer`` with the ``local`` store train the same network in one process and take turns, a few steps
-each. Every ratio is the median of the ratios within one turn, so that a machine whose speed drifts treats all alike.
+each. Every ratio is the median of the ratios within one turn, so that a drift of the machine's speed affects all alike.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ CONTENDERS: dict[str, Callable[[str, torch.Tensor, torch.Tensor], Step]] = {
     "PyTorch": plain,
     "gluon, device store": replicated,
     "DistributedOptimizer, local store": wrapped,
-    # gluon runs torch's fused kernels by itself, so the fair comparison with it is a loop that asks for them.
+    # gluon uses torch's fused kernels, so a fair comparison is a loop that uses them too.
     "PyTorch, fused": partial(plain, fused=True),
     "DistributedOptimizer, local store, fused": partial(wrapped, fused=True),
 }
@@ -90,7 +90,7 @@ def measure(network: str, batch_size: int, steps: int, turns: int) -> dict[str, 
     for turn in range(turns + 1):
         for name in random.sample(list(contenders), len(contenders)):
             taken = _timed(contenders[name], steps)
-            if turn:  # the first turn pays for allocations and the like
+            if turn:  # the first turn includes allocations and the like
                 seconds[name].append(taken)
     return seconds
 

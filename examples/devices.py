@@ -31,14 +31,14 @@ def named(args: argparse.Namespace) -> list[Context]:
 
 
 def store_options(kv_store: str, devices: list[Context]) -> dict[str, Any]:
-    """Have the gradients of several workers become their mean over samples, which ``DistributedOptimizer`` sees to."""
+    """Return store options that make merged gradients means over samples, as ``DistributedOptimizer`` does."""
     return {"mean": True} if len(devices) > 1 and kv_store.startswith("dist") else {}
 
 
 def compression(args: argparse.Namespace, devices: list[Context]) -> dict[str, Any] | None:
-    """Return the settings of gradient compression, with a threshold that means the same wherever it is applied.
+    """Return the settings of gradient compression, with a threshold that means the same in every store.
 
-    What stores of one process compress are sums over the samples of a slice, and not means.
+    Stores of one process compress sums over the samples of a slice, not means.
     """
     if args.gc_type == "none":
         return None

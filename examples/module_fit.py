@@ -33,7 +33,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--num-epochs", type=int, default=10)
     parser.add_argument("--model-prefix", help="save a checkpoint after every epoch under this path")
-    parser.add_argument("--load-epoch", type=int, help="go on from this epoch of --model-prefix")
+    parser.add_argument("--load-epoch", type=int, help="continue from this epoch of --model-prefix")
     parser.add_argument("--tensorboard", help="folder for TensorBoard's event files")
     return parser.parse_args()
 

@@ -33,7 +33,7 @@ def forward_backward(net: gluon.ReplicatedModule, data: list[torch.Tensor], labe
 
 
 def look_inside(devices: list[Context], train: paceline.data.ArrayDataset) -> None:
-    """Run four samples and show what lies on every device."""
+    """Run four samples and print what every device holds."""
     net = gluon.replicate(build(), devices)
     images, labels = train[:4]
     data = gluon.split_and_load(images, devices, even_split=False)

@@ -1,4 +1,4 @@
-"""How good a network is, and what an example prints and writes when it is done."""
+"""Accuracy of a network, and the report of an example."""
 
 from __future__ import annotations
 

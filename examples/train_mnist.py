@@ -7,7 +7,7 @@
 
 A plain PyTorch loop; the lines that paceline adds are marked ``# paceline:``. With several devices (``--gpus 0,2``, or
 ``--cpus 2`` to try it anywhere) a step is that of ``devices.py``. Without ``--data-dir`` it trains on the 1,797 digits
-that scikit-learn carries, so it needs no download.
+of scikit-learn, so it needs no download.
 """
 
 from __future__ import annotations

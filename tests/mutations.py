@@ -54,7 +54,6 @@ AREAS = (
             ),
             ("self.finished[push.worker] = push.round", "self.finished[push.worker] = push.round - 1"),
             ("self.stats.dropped[push.worker] += 1", "self.stats.dropped[push.worker] += 2"),
-            ("self.oldest = min(self.oldest, read)", "self.oldest = read"),
             ("staleness = self.version - cohort.oldest + 1", "staleness = self.version - cohort.oldest"),
             ("self.stats.data_mass[worker] += samples * weight", "self.stats.data_mass[worker] += samples"),
             ("cohort.samples.keys().isdisjoint(workers)", "True"),
@@ -67,9 +66,14 @@ AREAS = (
             ("self._slowest(worker) <= self.policy.bound", "self._slowest(worker) < self.policy.bound"),
             ("for cohort in self._open[1:]) else None", "for cohort in self._open) else None"),
             ("self._level = list(self.finished)", "self._level = list(self._level)"),
-            ('if self.policy.merge != "groups":', "if True:"),
+            ('if self.policy.merge != "groups" and', "if"),
             ("return self.live - self.paused", "return self.live"),
         ),
+    ),
+    Area(
+        "consistency/cohort.py",
+        ("consistency/test_rule.py", "consistency/test_age.py"),
+        (("self.oldest = min(self.oldest, read)", "self.oldest = read"),),
     ),
     Area(
         "server/merge.py",
@@ -104,6 +108,33 @@ AREAS = (
         (
             ("slot.rule.copy(), right_updater", "slot.rule, right_updater"),
             ("pending.remaining += 1", "pending.remaining += 0"),
+        ),
+    ),
+    Area(
+        "peer/shared_hub.py",
+        ("peer/test_client.py",),
+        (
+            ("self._hub.wake()  # under the mutex", "pass  # under the mutex"),
+            ("        if self._followers:", "        if False:"),
+            ("if self._driver != threading.get_ident():", "if True:"),
+            ("lambda: self._driver is None or self._closed or is_done()", "lambda: is_done()"),
+        ),
+    ),
+    Area(
+        "peer/client.py",
+        ("peer/test_client.py", "peer/test_sequence.py"),
+        (
+            ("return call.error if call.crashed else None", "return None"),
+            ("connection.probe(now, at_once)", "connection.probe(now)"),
+            ("self._shared.post(lambda: connection.admit(self._clock()))", "pass"),
+        ),
+    ),
+    Area(
+        "peer/connection.py",
+        ("peer/test_client.py", "peer/test_sequence.py"),
+        (
+            ("            self._held = []", "            pass"),
+            ("return unanswered + self.turn_away()", "return unanswered"),
         ),
     ),
     Area(

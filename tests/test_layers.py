@@ -1,4 +1,4 @@
-"""Imports point one way, and what must start fast starts without torch."""
+"""Imports point one way, private names stay in their package, tests mirror the tree, and what must start fast does."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import graphlib
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,14 @@ import pytest
 import paceline
 
 ROOT = Path(paceline.__file__).parent
-#: From the lowest; a module imports its own layer and those below.
+TESTS = Path(__file__).parent
+
+#: From the lowest. A module imports its own package and lower layers; packages of one layer do not know each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "config", "exitcodes", "context", "logs", "naming"),
-    ("consistency", "placement", "local_merge", "ranges", "membership", "agreement", "wire"),
+    ("errors", "exitcodes", "context", "naming"),
+    ("config",),
+    ("logs", "ranges", "placement", "consistency", "local_merge", "wire"),
+    ("agreement", "membership"),
     ("updaters", "tensors", "keys", "compression", "transport"),
     ("arguments",),
     ("peer",),
@@ -24,12 +29,15 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("kvstore",),
     ("optim", "gluon", "data"),
     ("saving",),
-    ("lightning", "launch", "testing"),
-    ("cli", "__main__"),
+    ("lightning", "launch"),
+    ("testing", "cli"),
+    ("__main__",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-PURE = LAYERS[1]
+PURE = {"consistency", "placement", "local_merge", "ranges", "membership", "agreement", "wire"}
 IMPURE = {"socket", "threading", "time", "random", "torch", "zmq", "secrets", "asyncio", "selectors", "datetime"}
+#: Folders of tests that belong to no package.
+ACROSS = {"integration", "oracle", "docs", "examples"}
 
 
 def modules() -> dict[str, Path]:
@@ -41,57 +49,98 @@ def modules() -> dict[str, Path]:
 
 
 MODULES = modules()
+PACKAGES = {name for name, path in MODULES.items() if path.name == "__init__.py"}
 
 
-def imports_of(path: Path) -> list[str]:
-    """Every module that a file imports, wherever in it, for type checkers too."""
-    names: list[str] = []
-    todo: list[ast.AST] = [ast.parse(path.read_text())]
-    while todo:
-        node = todo.pop()
+def imported(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield (module, name in it or nothing) of all imports of a file, wherever in it, for type checkers too."""
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
+            yield from ((alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0 and node.module, f"{path}: imports are absolute"  # noqa: PT018
-            inner = [f"{node.module}.{alias.name}" for alias in node.names]
-            submodules = [name for name in inner if name in MODULES]
-            names += submodules
-            if len(submodules) < len(inner):
-                names.append(node.module)
-        todo.extend(ast.iter_child_nodes(node))
-    return names
+            assert node.level == 0, f"{path}: imports are absolute"
+            assert node.module, path
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield (inner, "") if inner in MODULES else (node.module, alias.name)
 
 
-IMPORTS = {name: imports_of(path) for name, path in MODULES.items()}
+IMPORTS = {name: sorted(set(imported(path))) for name, path in MODULES.items()}
+#: Only modules of ours.
+ARROWS = {name: {one for one, _ in imports if one in MODULES} - {name} for name, imports in IMPORTS.items()}
+INNER = [name for name in MODULES if name != "paceline"]
 
 
 def top(module: str) -> str:
     return module.split(".")[1]
 
 
-def test_every_module_belongs_to_a_layer() -> None:
-    assert {top(name) for name in MODULES if name != "paceline"} <= set(RANK)
+def package(module: str) -> str:
+    return module if module in PACKAGES else module.rpartition(".")[0]
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if name != "paceline"])
+def circle(graph: Mapping[str, set[str]]) -> list[str]:
+    """Return the nodes of a circle, or nothing."""
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_all_layers_exist_and_every_module_belongs_to_one() -> None:
+    assert {top(name) for name in INNER} == set(RANK)
+
+
+@pytest.mark.parametrize("module", INNER)
 def test_imports_point_down(module: str) -> None:
-    ours = [name for name in IMPORTS[module] if name.startswith("paceline.")]
-    upward = [name for name in ours if RANK[top(name)] > RANK[top(module)]]
-    assert not upward
+    others = {name for name in ARROWS[module] - {"paceline"} if top(name) != top(module)}
+    assert not {name for name in others if RANK[top(name)] >= RANK[top(module)]}
 
 
-def test_there_is_no_import_cycle() -> None:
-    graph = {
-        name: {one for one in imports if one in MODULES and one != name and not name.startswith(one + ".")}
-        for name, imports in IMPORTS.items()
-    }
-    order = list(graphlib.TopologicalSorter(graph).static_order())
-    assert set(order) >= set(MODULES)
+def test_there_is_no_circle_of_modules() -> None:
+    # The top module imports the others when their names are used.
+    assert circle({name: others - {"paceline"} for name, others in ARROWS.items() if name != "paceline"}) == []
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if name != "paceline" and top(name) in PURE])
+@pytest.mark.parametrize("parent", sorted(PACKAGES))
+def test_there_is_no_circle_of_packages(parent: str) -> None:
+    """A package inside of another one counts as one with all that it holds."""
+    depth = parent.count(".") + 2
+
+    def inside(module: str) -> str:
+        return ".".join(module.split(".")[:depth])
+
+    graph: dict[str, set[str]] = {}
+    for name, others in ARROWS.items():
+        if name.startswith(parent + "."):
+            ours = {inside(one) for one in others if one.startswith(parent + ".")}
+            graph.setdefault(inside(name), set()).update(ours - {inside(name)})
+    assert circle(graph) == []
+
+
+@pytest.mark.parametrize("module", list(MODULES))
+def test_private_names_stay_in_their_package(module: str) -> None:
+    foreign = [(one, name) for one, name in IMPORTS[module] if one in MODULES and package(one) != package(module)]
+    private = [(one, name) for one, name in foreign for part in (*one.split("."), name) if is_private(part)]
+    assert not private
+
+
+def is_private(part: str) -> bool:
+    return part.startswith("_") and not part.startswith("__")
+
+
+@pytest.mark.parametrize("module", [name for name in INNER if top(name) in PURE])
 def test_pure_module_knows_no_socket_thread_clock_or_chance(module: str) -> None:
-    assert not {name.split(".")[0] for name in IMPORTS[module]} & IMPURE
+    assert not {name.split(".")[0] for name, _ in IMPORTS[module]} & IMPURE
+
+
+def test_tests_mirror_the_tree() -> None:
+    folders = {path.parent.relative_to(TESTS) for path in TESTS.rglob("test_*.py")} - {Path()}
+    mirrored = {folder for folder in folders if folder.parts[0] not in ACROSS}
+    assert not {folder for folder in mirrored if ".".join(("paceline", *folder.parts)) not in PACKAGES}
+    single = {path.stem.removeprefix("test_") for path in TESTS.glob("test_*.py")} - {"layers"}
+    assert not {name for name in single if f"paceline.{name}" not in set(MODULES) - PACKAGES}
 
 
 @pytest.mark.parametrize(

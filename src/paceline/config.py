@@ -30,7 +30,7 @@ _FALSE = frozenset({"0", "false", "no", "off", ""})
 
 @dataclass(frozen=True)
 class Settings:
-    """What a role needs to know about its job. Times are seconds, sizes are bytes unless the name says otherwise."""
+    """Settings of a process. Times are seconds, sizes are bytes unless the name says otherwise."""
 
     role: str = "worker"
     """``worker``, ``server`` or ``scheduler``."""
@@ -43,7 +43,7 @@ class Settings:
     encrypt: bool = True
     """Encrypt tensors as well as control messages. Without it peers still prove that they hold the job key."""
     scheduler: str = ""
-    """Where the scheduler listens: ``tcp://host:port``. Empty means: this process is not part of a job."""
+    """Address of the scheduler, ``tcp://host:port``. Empty: this process is not part of a job."""
     num_workers: int = 1
     """Workers of the job."""
     num_servers: int = 1
@@ -53,7 +53,7 @@ class Settings:
     local_rank: int = 0
     """Index among the workers of this host."""
     host: str = ""
-    """Address that this process binds and advertises; empty means: the one that reaches the scheduler."""
+    """Address that this process binds and advertises. Empty: the one from which it reaches the scheduler."""
     interface: str = ""
     """Network interface whose address to use (exact name)."""
     staleness: int | None = None
@@ -61,35 +61,37 @@ class Settings:
     groups: str = ""
     """Path of the groups file of ``dist_gsync``: a group per line, members by rank, host or ``host:slot``."""
     weighting: str = ""
-    """Default weighting of stale updates: ``none``, ``inverse`` or ``normalised``."""
+    """Default weighting of stale updates: ``none``, ``inverse``, ``normalised`` or a registered one."""
     age: int | None = None
     """Missed updates beyond which ``dist_async``, ``dist_ssync`` and ``dist_ksync`` drop a push; None: no limit."""
     bigarray_bound: int = 1_000_000
     """Keys of up to this many elements stay whole; larger ones may be split over servers."""
     placement: str = "balanced"
-    """Which server owns what: ``balanced``, ``layered`` or ``hash``."""
+    """Method that assigns buckets to servers: ``balanced``, ``layered`` or ``hash``."""
     server_speeds: str = ""
     """Relative speeds of the servers for ``layered`` placement, comma separated; empty means equal."""
     shared_memory: bool = True
     """Exchange tensors through shared memory with servers of the same host."""
     local_merge: bool = True
-    """Sum what workers of one host push in lock step there, so that it crosses the network once. Equal everywhere."""
+    """Sum the pushes of a host's workers there, so that they cross the network once. The same on all members."""
     unix_sockets: bool = True
-    """Talk to servers of the same host through unix sockets instead of TCP."""
+    """Use unix sockets instead of TCP to servers of the same host."""
     server_threads: int = 0
-    """Threads with which a server works on its shards; 0: its share of the host's cores, at most 8."""
+    """Threads of a server for sums and updates; 0: its share of the host's cores, at most 8."""
     allow_optimizer: str = ""
     """Import paths (``pkg.mod:Class``, comma separated) of optimizers a server may load beside torch.optim."""
     start_timeout_s: float = 60.0
-    """How long to wait for all members of the job."""
+    """How long to wait until all members have joined."""
     timeout_s: float = 300.0
     """How long any request may take, including the wait for slower workers."""
     heartbeat_interval_s: float = 0.5
-    """How often a member tells the scheduler that it lives."""
+    """Interval of the heartbeats that a member sends to the scheduler."""
     heartbeat_timeout_s: float = 15.0
-    """Silence after which a peer whose connection still looks open counts as dead."""
+    """Silence after which a member counts as dead although its connection is open."""
     disconnect_grace_s: float = 1.5
     """How long a peer whose connection closed has to come back."""
+    check_rules: bool = False
+    """Check the rule of every slot after each event, on servers: for tests and bug reports, as it costs time."""
     log_level: str = "WARNING"
     """Of the roles' processes: ``DEBUG``, ``INFO``, ``WARNING`` or ``ERROR``."""
 
@@ -122,7 +124,7 @@ def parse(field: str, text: str, source: str) -> Any:
     """Convert the text of one setting to the type of its field.
 
     Raises:
-        ConfigError: the text does not fit; the message names where it came from.
+        ConfigError: the text does not fit; the message names its source.
     """
     kind = _TYPES[field]
     try:
@@ -144,7 +146,7 @@ def parse(field: str, text: str, source: str) -> Any:
 def _from_file(path: str) -> dict[str, Any]:
     try:
         table = tomllib.loads(Path(path).read_text())
-    except (OSError, ValueError) as error:  # not there, not UTF-8, not TOML
+    except (OSError, ValueError) as error:  # missing, not UTF-8, not TOML
         raise ConfigError(f"PACELINE_CONFIG={path}: {error}") from error
     unknown = sorted(set(table) - set(_TYPES))
     if unknown:
@@ -197,7 +199,7 @@ def check_names(env: Mapping[str, str]) -> None:
 
 
 def check(settings: Settings) -> None:
-    """Refuse settings that cannot work.
+    """Check that settings can work.
 
     Raises:
         ConfigError: with the setting's name and what would be right.
@@ -205,7 +207,9 @@ def check(settings: Settings) -> None:
     if settings.role not in ("worker", "server", "scheduler"):
         raise ConfigError(f"role {settings.role!r} is unknown; it is worker, server or scheduler")
     if settings.server_threads < 0:
-        raise ConfigError(f"server_threads is {settings.server_threads}; it is a number of threads, or 0 for a share")
+        raise ConfigError(
+            f"server_threads is {settings.server_threads}; it must be at least 1, or 0 for a share of the cores"
+        )
     for name in ("num_workers", "num_servers", "bigarray_bound"):
         if getattr(settings, name) < 1:
             raise ConfigError(f"{name} is {getattr(settings, name)}; it must be at least 1")

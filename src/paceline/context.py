@@ -1,4 +1,4 @@
-"""Contexts: the devices that replicas live on, named as in MXNet."""
+"""Contexts: the devices that hold replicas of a model, named as in MXNet."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _TEXT = re.compile(r"(cpu|gpu|cuda)(?:\((\d+)\)|:(\d+))?")
 class Context:
     """One device that can hold a replica of a model.
 
-    ``cpu(0)`` and ``cpu(1)`` are *logical* devices: two replicas over the same memory and cores, which is how a program
-    for several devices is tried on one machine. ``gpu(i)`` is ``cuda:i``.
+    ``cpu(0)`` and ``cpu(1)`` are *logical* devices: two replicas that share memory and cores. They let a program for
+    several devices run on one machine. ``gpu(i)`` is ``cuda:i``.
 
     Args:
         device_type: ``"cpu"`` or ``"gpu"``.
@@ -37,7 +37,7 @@ class Context:
 
     @property
     def device(self) -> torch.device:
-        """Where tensors of this context live: all logical CPUs share ``torch.device("cpu")``."""
+        """Device of this context's tensors; all logical CPUs share ``torch.device("cpu")``."""
         return torch.device("cpu") if self.device_type == "cpu" else torch.device("cuda", self.device_id)
 
     def __str__(self) -> str:
@@ -46,7 +46,7 @@ class Context:
     __repr__ = __str__
 
 
-#: Whatever names a device: a context, a ``torch.device``, or the text of either.
+#: A device: a context, a ``torch.device``, or the text of either.
 ContextLike: TypeAlias = Context | torch.device | str
 
 
@@ -56,12 +56,12 @@ def cpu(device_id: int = 0) -> Context:
 
 
 def gpu(device_id: int = 0) -> Context:
-    """Return the CUDA device ``device_id``. It need not exist until something is put on it."""
+    """Return the CUDA device ``device_id``. It need not exist until a tensor is put on it."""
     return Context("gpu", device_id)
 
 
 def num_gpus() -> int:
-    """How many CUDA devices this process can use."""
+    """Return the number of CUDA devices that this process can use."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
@@ -72,7 +72,7 @@ def as_context(device: ContextLike) -> Context:
 
     Raises:
         TypeError: not a device.
-        ValueError: a text or device type that names neither CPU nor CUDA.
+        ValueError: the text or device type is neither CPU nor CUDA.
     """
     if isinstance(device, Context):
         return device
@@ -103,14 +103,14 @@ def as_contexts(devices: ContextLike | Sequence[ContextLike]) -> list[Context]:
 
 
 def check_available(contexts: Sequence[Context]) -> None:
-    """Refuse contexts that this machine does not have.
+    """Check that this machine has the devices of some contexts.
 
     Raises:
-        ValueError: names the missing device and how many there are.
+        ValueError: a device is missing; the text says how many there are.
     """
     for one in contexts:
         if one.device_type == "gpu" and one.device_id >= num_gpus():
             raise ValueError(
                 f"{one} does not exist: this process sees {num_gpus()} CUDA devices; use cpu() or another number "
-                "(CUDA_VISIBLE_DEVICES and `nvidia-smi` tell which there are)"
+                "(CUDA_VISIBLE_DEVICES and `nvidia-smi` show them)"
             )

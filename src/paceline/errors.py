@@ -1,7 +1,7 @@
 """The exception tree.
 
 A caller's wrong argument is a ``ValueError`` or ``TypeError``. Everything else that can go wrong derives from
-:class:`PacelineError`, and its text says what happened, to whom, after how long, and what to do.
+:class:`PacelineError`. Its text says what happened, to which member, after how long, and what to do.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ class PacelineError(RuntimeError):
 
 
 class ConfigError(PacelineError):
-    """A setting (argument, environment variable or file) is missing or contradicts another one."""
+    """A setting (argument, environment variable or file) is missing, wrong, or contradicts another one."""
 
 
 class AuthenticationError(PacelineError):
@@ -20,15 +20,15 @@ class AuthenticationError(PacelineError):
 
 
 class RendezvousError(PacelineError):
-    """A process could not join the job: refused, duplicate, or not everybody came in time."""
+    """A process could not join the job: it was refused, is a duplicate, or not all members came in time."""
 
 
 class DeadlineError(PacelineError, TimeoutError):
-    """A wait reached its deadline. The text names who was waited for."""
+    """A wait reached its deadline. The text names the members that it waited for."""
 
 
 class PeerDiedError(PacelineError):
-    """Another process of the job died. The text names its role, rank and host."""
+    """Another member of the job died. The text names its role, rank and host."""
 
 
 class JoinTimeoutError(RendezvousError, PeerDiedError):
@@ -40,7 +40,7 @@ class RemoteError(PacelineError):
 
 
 class ProtocolError(PacelineError):
-    """A message could not be understood. It is refused and changes nothing."""
+    """A message is malformed or not allowed. It is refused and changes nothing."""
 
 
 class KeyMismatchError(PacelineError):
@@ -48,15 +48,15 @@ class KeyMismatchError(PacelineError):
 
 
 class DataError(PacelineError):
-    """A data set is missing or damaged. The text says where to put it."""
+    """A data set is missing or damaged. The text names the folder where it belongs."""
 
 
 class CheckpointError(PacelineError):
-    """A checkpoint could not be written, or cannot be read: the text says which file, and why. Nothing was changed."""
+    """A checkpoint cannot be written or read. The text names the file and the cause. Nothing was changed."""
 
 
 class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
-    """There is no such checkpoint."""
+    """The checkpoint does not exist."""
 
 
 class LaunchError(PacelineError):
@@ -64,7 +64,7 @@ class LaunchError(PacelineError):
 
 
 class StaleGradientError(PacelineError):
-    """A parameter was about to be updated with a gradient that backward has not refreshed."""
+    """A step would use a gradient that backward has not computed anew."""
 
 
 class NonFiniteError(PacelineError):

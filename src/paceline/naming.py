@@ -1,12 +1,12 @@
-"""Help with names that nobody knows."""
+"""Suggestions for unknown names."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
-#: Share of characters that agree. One that is wrong, missing, too much or swapped leaves more in all but the shortest
-#: names. Names that merely begin alike have less: they mean something else.
+#: Share of equal characters above which a name is suggested. A name with one typing error has more, unless it is very
+#: short. Different names that begin alike have less.
 _CUTOFF = 0.75
 
 

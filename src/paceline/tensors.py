@@ -1,4 +1,4 @@
-"""Tensors and bytes: the element types that travel, and views without copies."""
+"""Tensors and bytes: dtypes that messages may name, and views without copies."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _STATE_NAMES = {dtype: name for name, dtype in _STATE_DTYPES.items()}
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name under which an element type travels.
+    """Return the name of a dtype in messages.
 
     Raises:
-        TypeError: a store does not hold such elements.
+        TypeError: a store does not hold this dtype.
     """
     if dtype not in _NAMES:
         raise TypeError(f"a distributed store holds {', '.join(_DTYPES)}, not {str(dtype).removeprefix('torch.')}")
@@ -35,10 +35,10 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def check_initialised(named: Iterable[tuple[object, torch.Tensor]]) -> None:
-    """Refuse parameters that have no shape yet.
+    """Check that parameters have a shape.
 
     Raises:
-        ValueError: one belongs to a lazy module that has not seen a batch.
+        ValueError: one belongs to a lazy module that has seen no batch.
     """
     lazy = [repr(name) for name, tensor in named if is_lazy(tensor)]
     if lazy:
@@ -50,7 +50,7 @@ def check_initialised(named: Iterable[tuple[object, torch.Tensor]]) -> None:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """Return the element type of a name.
+    """Return the dtype of a name.
 
     Raises:
         ProtocolError: unknown name.
@@ -61,15 +61,15 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def state_dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of an element type of optimizer state."""
+    """Return the name of a dtype of optimizer state."""
     return _STATE_NAMES[dtype]
 
 
 def state_from_frame(frame: Any, name: str, shape: list[int]) -> torch.Tensor:
-    """Return a tensor of optimizer state, copied from a frame.
+    """Return a tensor of optimizer state, copied from a received frame.
 
     Raises:
-        ProtocolError: unknown type, or the sizes differ.
+        ProtocolError: unknown dtype, or the sizes differ.
     """
     if name not in _STATE_DTYPES:
         raise ProtocolError(f"unknown element type {name!r} of optimizer state")
@@ -77,11 +77,11 @@ def state_from_frame(frame: Any, name: str, shape: list[int]) -> torch.Tensor:
     try:
         return flat.clone().view(shape)
     except (RuntimeError, TypeError) as error:
-        raise ProtocolError(f"{len(shape)} dimensions of optimizer state that no tensor can have") from error
+        raise ProtocolError(f"no tensor can have the {len(shape)} dimensions of this optimizer state") from error
 
 
 def from_frame(frame: Any, dtype: torch.dtype, numel: int) -> torch.Tensor:
-    """Return a flat tensor over the memory of a received frame, without a copy.
+    """Return a flat tensor that shares the memory of a received frame, unless that is read-only.
 
     Raises:
         ProtocolError: the frame has another size.

@@ -20,7 +20,7 @@ def paceline(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        ("", 2, "how many workers? Say it with -n"),
+        ("", 2, "the number of workers is missing; give -n"),
         ("-n 2", 2, "there is no command to run; give it after --"),
         ("-n 2 --", 2, "there is no command to run"),
         ("-n 0 sh", 2, "number of workers is 0; a job has at least 1 worker"),

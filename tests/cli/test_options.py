@@ -50,7 +50,7 @@ def test_options_are_parsed_by_their_type() -> None:
         (["--num", "3"], "unknown option '--num'"),
         (["-n", "two"], "'two' is not a whole number"),
         (["-n"], "-n/--number: needs a value after it"),
-        (["word"], "'word' is one word too many"),
+        (["word"], "unexpected word 'word'"),
     ],
 )
 def test_wrong_option_is_named(words: list[str], message: str) -> None:

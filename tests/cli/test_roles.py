@@ -55,11 +55,11 @@ def test_allowed_optimizers_may_be_repeated(role: str) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "where does the scheduler listen?"),
+        ([], "the address of the scheduler is missing"),
         (["--scheduler", "tcp://h:1"], "this process has no job key"),
         (["--scheduler", "tcp://h:1", "--insecure", "--num-workers", "x"], "--num-workers='x' is not a whole number"),
         (["--insecure", "--num-workers", "0"], "num_workers is 0"),
-        (["word"], "'word' is one word too many"),
+        (["word"], "unexpected word 'word'"),
         (["--job-key", "x"], "unknown option '--job-key'"),
     ],
 )

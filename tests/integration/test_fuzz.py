@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from paceline import compression, kvstore
-from paceline.peer.lifeline import identity
+from paceline.peer.connection import identity
 from paceline.testing import LocalJob, listen, tell
 from paceline.transport import Security
 from paceline.transport.shared import SharedTensor

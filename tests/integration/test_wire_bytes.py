@@ -22,7 +22,7 @@ def bytes_pushed(namespace, compression):
     keys = list(range(len(SHAPES)))
     store.init(keys, [torch.zeros(shape) for shape in SHAPES])
     grads = [torch.randn(shape) for shape in SHAPES]
-    hub, sizes = current_session()._hub, []
+    hub, sizes = current_session()._client._hub, []
     send = hub.send
 
     def counted(channel, frames):

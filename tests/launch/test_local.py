@@ -33,7 +33,7 @@ def test_master_port_can_be_bound() -> None:
 
 def test_process_for_another_host_is_refused() -> None:
     plan = make_plan(JobSpec(("sh",), 1, hosts=("node7",)), Machine(sys.executable))
-    with pytest.raises(LaunchError, match="scheduler is to run on node7; launcher 'local' has this machine only"):
+    with pytest.raises(LaunchError, match="scheduler is placed on node7; launcher 'local' runs on this machine only"):
         LocalBackend().check(plan)
 
 

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.errors import ProtocolError
 from paceline.peer.answerer import Answerer
-from paceline.peer.connection import PROBE_AFTER_S, Connection
+from paceline.peer.call import Call
+from paceline.peer.client import Client
+from paceline.peer.connection import PROBE_AFTER_S
+from paceline.transport.base import Frames
 from paceline.transport.memory import Fault, MemoryHub, MemoryListener, MemoryNetwork
 from paceline.wire import Inbox, Outbox, encode, sequence
 from paceline.wire import messages as m
@@ -23,13 +25,13 @@ class Side:
     def __init__(self, network: MemoryNetwork) -> None:
         self.listener = MemoryListener(network, "memory://server")
         self.members: set[bytes] = set()
-        self.desk = Answerer(self.listener, self.members.__contains__)
+        self.answerer = Answerer(self.listener, self.members.__contains__)
         self.carried_out: Counter[str] = Counter()
         self.late: list[tuple[bytes, int, m.Command]] = []
 
     def serve(self, chance: random.Random) -> None:
         for peer, frames in self.listener.receive(0.0):
-            taken = self.desk.take(peer, frames)
+            taken = self.answerer.take(peer, frames)
             if taken is not None:
                 self.carry_out(peer, taken[0], taken[1], chance)
         for peer, seq, body in self.late:
@@ -40,7 +42,7 @@ class Side:
         if isinstance(body, m.Claim):
             assert peer not in self.members, "a claim that was answered is carried out again"
             self.members.add(peer)
-            self.desk.answer(peer, seq, m.Done())
+            self.answerer.answer(peer, seq, m.Done())
             return
         assert isinstance(body, m.Command)
         self.carried_out[body.body] += 1
@@ -50,7 +52,7 @@ class Side:
             self.answer(peer, seq, body)
 
     def answer(self, peer: bytes, seq: int, body: m.Command) -> None:
-        self.desk.answer(peer, seq, m.Answer(body.body), lambda: [body.body.encode()])
+        self.answerer.answer(peer, seq, m.Answer(body.body), lambda: [body.body.encode()])
 
 
 @settings(max_examples=50, deadline=None)
@@ -60,33 +62,32 @@ def test_every_request_is_carried_out_once_and_every_answer_arrives(seed: int, r
     weights = [1.0, loss, loss / 2, loss / 2]
     faults: list[Fault] = ["deliver", "drop", "repeat", "late"]
     network = MemoryNetwork(lambda: chance.choices(faults, weights)[0])
-    side, hub = Side(network), MemoryHub(network)
-    link = Connection(hub, hub.connect("memory://server", b"worker-0"), "server 0")
-    claim = link.send(m.Claim("worker", 0, b"token"), (), 0.0)
-    asked: dict[int, str] = {}
-    answers: dict[int, tuple[str, bytes]] = {}
-    now, joined = 0.0, False
-    while len(link) or len(asked) < requests:
+    side, now = Side(network), 0.0
+    client = Client(MemoryHub(network), clock=lambda: now)
+    channel = client.connect("memory://server", "worker", "server 0")
+    claim = client.claim(channel, m.Claim("worker", 0, b"token"))
+    calls: list[Call] = []
+    answers: list[tuple[str, str, bytes]] = []
+
+    def ask(text: str) -> Call:
+        def keep(body: m.Body, frames: Frames) -> None:
+            assert isinstance(body, m.Answer)
+            answers.append((text, body.body, bytes(frames[0])))
+
+        return client.ask(channel, m.Command("echo", text), text, [text.encode()], keep)
+
+    while not claim.done or len(client) or len(calls) < requests:
         now += PROBE_AFTER_S / 2
         assert now < 4000, "a request was never answered"
         for _ in range(chance.randint(0, 3)):
-            if joined and len(asked) < requests:
-                text = f"request {len(asked)}"
-                asked[link.send(m.Command("echo", text), [text.encode()], now)] = text
+            if len(calls) < requests:
+                calls.append(ask(f"request {len(calls)}"))
         side.serve(chance)
-        for _, frames in hub.receive(0.0):
-            taken = link.take(frames)
-            if taken is None:
-                continue
-            seq, body, payload = taken
-            joined |= seq == claim
-            if isinstance(body, m.Answer):
-                assert seq not in answers, "an answer was given to the caller twice"
-                answers[seq] = body.body, bytes(payload[0])
-        link.probe(now)
-    assert answers == {seq: (text, text.encode()) for seq, text in asked.items()}
-    assert side.carried_out == Counter(asked.values())
-    assert side.desk.refused == 0
+        client.poll()
+    asked = [call.what for call in calls]
+    assert sorted(answers) == sorted((text, text, text.encode()) for text in asked)
+    assert side.carried_out == Counter(asked)
+    assert side.answerer.damaged.count == 0
 
 
 def test_memory_of_what_was_answered_does_not_grow() -> None:
@@ -132,7 +133,7 @@ def test_numbers_that_no_sender_uses_are_refused(monkeypatch: pytest.MonkeyPatch
 def test_outbox_tells_what_is_overdue_once_per_interval() -> None:
     outbox: Outbox[str] = Outbox()
     first, second = outbox.add("a", 0.0), outbox.add("b", 1.0)
-    assert (outbox.content(first), outbox.since(second), len(outbox)) == ("a", 1.0, 2)
+    assert (outbox.content(first), len(outbox)) == ("a", 2)
     assert outbox.overdue(1.5, 1.0) == [first]
     assert outbox.overdue(2.0, 1.0) == [second]
     assert outbox.overdue(2.5, 1.0) == [first]
@@ -142,7 +143,6 @@ def test_outbox_tells_what_is_overdue_once_per_interval() -> None:
     assert outbox.answer(first)
     assert outbox.acked == 2
     assert outbox.content(first) is None
-    assert outbox.since(first) is None
 
 
 def side_and_peer() -> tuple[Side, MemoryHub]:
@@ -157,7 +157,7 @@ def test_message_that_is_no_request_is_counted_and_changes_nothing() -> None:
     for frames in ([b"noise"], [encode(1, 0, m.Done())], []):
         hub.send(0, frames)
     side.serve(random.Random(0))
-    assert side.desk.refused == 3
+    assert side.answerer.damaged.count == 3
     assert hub.receive(0.0) == []
 
 
@@ -166,21 +166,25 @@ def test_member_with_impossible_numbers_is_refused() -> None:
     side.members.add(b"peer")
     hub.send(0, [encode(3, 7, m.Command("echo", "x"))])
     side.serve(random.Random(0))
-    assert side.desk.refused == 1
+    assert side.answerer.damaged.count == 1
     assert not side.carried_out
 
 
 def test_news_has_number_zero_and_is_not_kept() -> None:
-    side, hub = side_and_peer()
-    link = Connection(hub, 0, "server")
-    link.send(m.Claim("worker", 0, b""), (), 0.0)
+    network = MemoryNetwork()
+    side, news = Side(network), list[m.Body]()
+    client = Client(MemoryHub(network), on_news=news.append)
+    claim = client.claim(client.connect("memory://server", "worker", "server"), m.Claim("worker", 0, b""))
     side.serve(random.Random(0))
-    side.desk.answer(b"peer", 0, m.News([], True))
-    bodies = [taken[1] for _, frames in hub.receive(0.0) if (taken := link.take(frames)) is not None]
-    assert bodies == [m.Done(), m.News([], True)]
+    [peer] = side.members
+    side.answerer.answer(peer, 0, m.News([], True))
+    client.poll()
+    assert (claim.body, news) == (m.Done(), [m.News([], True)])
 
 
-def test_error_of_the_protocol_reaches_the_asking_side() -> None:
-    _, hub = side_and_peer()
-    with pytest.raises(ProtocolError):
-        Connection(hub, 0, "server").take([b"noise"])
+def test_outbox_forgets_what_is_dropped() -> None:
+    outbox: Outbox[str] = Outbox()
+    first, second = outbox.add("a", 0.0), outbox.add("b", 0.0)
+    assert outbox.drop() == ["a", "b"]
+    assert (len(outbox), outbox.acked, outbox.content(first), outbox.answer(second)) == (0, 2, None, False)
+    assert outbox.add("c", 0.0) == 3

@@ -203,6 +203,16 @@ def test_push_that_is_wrong_in_part_changes_nothing(entries: list[tuple[int, int
     assert all(slot.rule.version == 0 and not slot.pending for slot in server.bucket.slots)
 
 
+def test_refused_push_is_told_what_happened_to_the_slot() -> None:
+    server = OneServer(POLICIES["each"], make_spec("sgd", lr=1.0))
+    server.push(0, [(0, NUMEL, 1)], torch.ones(NUMEL))
+    story = server.refusal(1, server.push(1, [(0, NUMEL, 2)], torch.ones(NUMEL))).splitlines()
+    assert story[0] == "round 2 of worker 1 came after round 0"
+    assert story[1].startswith("what happened to 'a'")
+    assert story[2] == "  worker 0 pushed round 1 (1 samples, read version 0): cohort 0"
+    assert story[-1] == "  now version 1"
+
+
 def test_first_k_takes_what_was_pushed_and_not_what_the_worker_computes_next() -> None:
     server = OneServer(POLICIES["first"], make_spec("sgd", lr=1.0), mean=False)
     arenas = [MappedArena(torch.zeros(NUMEL), torch.full((NUMEL,), 1.0 + rank)) for rank in range(2)]

@@ -1,4 +1,4 @@
-"""The command line: tables of arguments, and printing."""
+"""The command line: tables of options, and printing."""
 
 from paceline.cli.app import main
 

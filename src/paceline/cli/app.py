@@ -1,4 +1,4 @@
-"""The ``paceline`` command: pick a subcommand, import only that one, say what went wrong in one line."""
+"""The ``paceline`` command: imports one subcommand, runs it, and prints errors in one line."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from paceline.errors import ConfigError, PacelineError
 from paceline.launch.preflight import CommandNotFoundError
 from paceline.naming import suggestion
 
-#: Subcommand: its module, which has ``run(name, words) -> int``, and what it does.
+#: By subcommand: its module, which has ``run(name, words) -> int``, and a summary.
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "launch": ("paceline.cli.launch", "start a job: scheduler, servers and workers"),
-    "scheduler": ("paceline.cli.roles", "be the scheduler of a job"),
-    "server": ("paceline.cli.roles", "be a server of a job"),
+    "scheduler": ("paceline.cli.roles", "run the scheduler of a job"),
+    "server": ("paceline.cli.roles", "run a server of a job"),
 }
 
 USAGE_CODE = 2
@@ -52,7 +52,7 @@ def overview() -> str:
             "",
             *lines,
             "",
-            "paceline COMMAND --help tells more; paceline --version prints the version.",
+            "paceline COMMAND --help prints the options; paceline --version prints the version.",
         ]
     )
 

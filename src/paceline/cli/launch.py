@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from paceline import config
 from paceline.cli.options import Option, Parser, UsageError, split_command
+from paceline.consistency import weighting_names
 from paceline.launch import BACKENDS, Graces, JobSpec, Machine, backend, describe, make_plan
 from paceline.launch.preflight import readable_file
 
@@ -33,7 +34,7 @@ OPTIONS = (
     Option(("--groups",), "groups file of dist_gsync", "FILE"),
     Option(
         ("--allow-optimizer",),
-        "an optimizer that the servers may load beside those of torch.optim; may be repeated",
+        "an optimizer that servers may load beside those of torch.optim; may be repeated",
         "pkg.mod:Class",
         repeat=True,
     ),
@@ -41,9 +42,9 @@ OPTIONS = (
         ("--no-torchrun-env",),
         "do not set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and so on, for scripts that would start DDP by them",
     ),
-    Option(("--weighting",), "what a stale update counts: none, inverse, normalised or a registered one", "NAME"),
+    Option(("--weighting",), f"factor of a stale update: {', '.join(weighting_names())}", "NAME"),
     Option(("--age",), "missed updates beyond which a push is dropped (dist_async, dist_ssync, dist_ksync)", "UPDATES"),
-    Option(("--insecure",), "no key: for a network that nobody else can reach"),
+    Option(("--insecure",), "no key: only for a network that nobody else can reach"),
     Option(("--timeout",), "how long any request may take (default: 300)", "SECONDS", float),
     Option(("--start-timeout",), "how long to wait for all processes to join (default: 60)", "SECONDS", float),
     Option(("--grace",), "how long the others may go on after a failure (default: 6)", "SECONDS", float),
@@ -54,8 +55,8 @@ USAGE = "paceline launch -n N [options] [--] command ..."
 
 DESCRIPTION = """\
 Start a job on this machine: one scheduler, S servers, and N workers that each run the command. All output appears
-here, every line behind the role and rank that printed it. The job ends when all workers are done, and with the first
-process that fails; nothing is left running, whichever way it ends."""
+here; every line begins with the role and rank that printed it. The job ends when all workers are done, or when a
+process fails. No process is left running."""
 
 EPILOG = """\
 examples:
@@ -78,7 +79,7 @@ def run(name: str, words: Sequence[str]) -> int:
 
     Raises:
         UsageError: the command line is wrong.
-        paceline.errors.PacelineError: a setting makes no sense, or the job cannot be started.
+        paceline.errors.PacelineError: a setting cannot work, or the job cannot be started.
     """
     ours, command = split_command(words, OPTIONS)
     options = Parser(name, OPTIONS, USAGE, DESCRIPTION, EPILOG).parse(ours)
@@ -101,10 +102,10 @@ def job_spec(options: argparse.Namespace, command: Sequence[str]) -> JobSpec:
     Raises:
         UsageError: the number of workers is missing, or a variable has no value.
         ValueError: see :class:`~paceline.launch.JobSpec`.
-        paceline.errors.PacelineError: the groups file cannot be read, or a setting makes no sense.
+        paceline.errors.PacelineError: the groups file cannot be read, or a setting cannot work.
     """
     if options.num_workers is None:
-        raise UsageError("how many workers? Say it with -n, as in: paceline launch -n 2 -- python train.py")
+        raise UsageError("the number of workers is missing; give -n, as in: paceline launch -n 2 -- python train.py")
     return JobSpec(
         command=tuple(command),
         num_workers=options.num_workers,
@@ -120,7 +121,7 @@ def job_spec(options: argparse.Namespace, command: Sequence[str]) -> JobSpec:
 def _variable(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals:
-        raise UsageError(f"--env {text!r} is not NAME=VALUE; variables of this shell reach all processes by themselves")
+        raise UsageError(f"--env {text!r} is not NAME=VALUE; all processes inherit the variables of this shell anyway")
     return name, value
 
 

@@ -1,4 +1,4 @@
-"""Tables of options: one row is one option, for the parser as well as for finding where the user's command begins."""
+"""Tables of options. The parser uses them, and so does the search for the beginning of the user's command."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.naming import suggestion
 
 
 class UsageError(Exception):
-    """The command line is wrong. The text says how, and what would be right."""
+    """The command line is wrong. The text says what is wrong, and what would be right."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class Option:
     repeat: bool = False
     default: Any = None
     elsewhere: tuple[str, ...] = ()
-    """What other launchers call it: who writes that is told our name."""
+    """Names of the same option in other launchers; an error suggests ours."""
 
     @property
     def name(self) -> str:
-        """The name under which the parsed value is found."""
+        """Attribute of the parsed value."""
         return self.flags[-1].removeprefix("--").replace("-", "_")
 
 
@@ -60,7 +60,7 @@ class Parser(argparse.ArgumentParser):
         for word in rest:
             if word.startswith("-"):
                 raise UsageError(f"unknown option {word!r}{self._hint(word.partition('=')[0])}")
-            raise UsageError(f"{word!r} is one word too many")
+            raise UsageError(f"unexpected word {word!r}")
         return parsed
 
     def error(self, message: str) -> NoReturn:
@@ -104,7 +104,7 @@ _NUMBERS: dict[type, Callable[[str], Any]] = {int: _whole_number, float: _number
 
 
 def split_command(words: Sequence[str], options: Sequence[Option]) -> tuple[list[str], list[str]]:
-    """Split into our options and the user's command: what follows ``--``, or begins with the first non-option word."""
+    """Split words into our options and the user's command, which follows ``--`` or begins with the first other word."""
     takes_value = {flag for option in options if option.metavar is not None for flag in option.flags}
     index = 0
     while index < len(words):

@@ -1,4 +1,4 @@
-"""``paceline scheduler`` and ``paceline server``: be one role of a job."""
+"""``paceline scheduler`` and ``paceline server``: run one role of a job."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from typing import Any
 from paceline import config
 from paceline.cli.options import Option, Parser, UsageError
 
-#: Settings that can be given as an option, by the option's name where it is not the field's.
+#: Options of both roles; each sets the field of its name, or of :data:`_FIELDS`.
 _COMMON = (
-    Option(("--scheduler",), "where the scheduler listens", "tcp://HOST:PORT"),
+    Option(("--scheduler",), "address of the scheduler", "tcp://HOST:PORT"),
     Option(("--num-workers",), "number of workers of the job", "N"),
     Option(("--num-servers",), "number of servers of the job", "S"),
     Option(("--job-id",), "name of the job, for logs", "NAME"),
     Option(
-        ("--host",), "address to bind and to tell the others (default: the one that reaches the scheduler)", "ADDRESS"
+        ("--host",),
+        "address to bind and to advertise (default: the one from which it reaches the scheduler)",
+        "ADDRESS",
     ),
     Option(("--interface",), "network interface whose address to use", "NAME"),
-    Option(("--insecure",), "no key: for a network that nobody else can reach"),
+    Option(("--insecure",), "no key: only for a network that nobody else can reach"),
     Option(("--timeout",), "how long any request may take (default: 300)", "SECONDS"),
     Option(("--start-timeout",), "how long to wait for all processes to join (default: 60)", "SECONDS"),
     Option(("--log-level",), "DEBUG, INFO, WARNING or ERROR (default: WARNING)", "LEVEL"),
@@ -31,7 +33,7 @@ OPTIONS: Mapping[str, tuple[Option, ...]] = {
     "server": (
         *_COMMON,
         Option(("--rank",), "rank of this server (default: the scheduler chooses)", "RANK"),
-        Option(("--server-threads",), "threads on this server's shards (default: its share of the cores)", "N"),
+        Option(("--server-threads",), "threads for sums and updates (default: its share of the cores)", "N"),
         Option(
             ("--allow-optimizer",),
             "an optimizer that workers may ask for beside those of torch.optim; may be repeated",
@@ -45,23 +47,23 @@ _FIELDS = {"timeout": "timeout_s", "start_timeout": "start_timeout_s"}
 
 _EPILOG = """\
 Every option is also a variable: --num-workers is PACELINE_NUM_WORKERS. The job's key is only a variable,
-PACELINE_JOB_KEY, because everybody on a machine can read command lines. paceline launch sets all of them."""
+PACELINE_JOB_KEY, because every user of a machine can read command lines. paceline launch sets all of them."""
 
 
 def run(name: str, words: Sequence[str]) -> int:
     """Run a role until its job is over and return its exit code.
 
     Raises:
-        UsageError: the command line is wrong, or nobody said where the scheduler listens.
-        paceline.errors.PacelineError: a setting makes no sense, or the role failed.
+        UsageError: the command line is wrong, or the address of the scheduler is missing.
+        paceline.errors.PacelineError: a setting cannot work, or the role failed.
     """
-    options = Parser(name, OPTIONS[name], f"paceline {name} [options]", f"Be the {name} of a job.", _EPILOG).parse(
-        words
-    )
+    options = Parser(name, OPTIONS[name], f"paceline {name} [options]", f"Run a {name} of a job.", _EPILOG).parse(words)
     settings = config.from_environment(role=name, **arguments(options))
     if not settings.scheduler:
-        raise UsageError("where does the scheduler listen? Give --scheduler tcp://HOST:PORT or PACELINE_SCHEDULER")
-    role = importlib.import_module(f"paceline.{name}.process")  # not before: it imports torch
+        raise UsageError(
+            "the address of the scheduler is missing; give --scheduler tcp://HOST:PORT or PACELINE_SCHEDULER"
+        )
+    role = importlib.import_module(f"paceline.{name}.process")  # only here, because it imports torch
     return int(role.main(settings))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from paceline.compression.base import Codec
-from paceline.compression.buffers import Bytes, Floats, float32_parts, floats
+from paceline.compression.buffers import Bytes, Floats, floats
 from paceline.compression.parameters import check_integer
 from paceline.compression.registry import register
 from paceline.compression.state import State
@@ -78,13 +78,8 @@ class PowerSGD(Codec):
         return State(numel, torch.zeros(numel), q=_random(shape.rank, shape.cols, seed=numel))
 
     def _encode(self, grad: torch.Tensor, state: State, payload: Bytes, round: int, seed: int) -> int:
-        from paceline.compression.kernels import accumulate
-
         start_of_round = self._start(state)
-        residual = state.residual_array()
-        dropped: int = sum(
-            accumulate.accumulate(part, residual[start : start + len(part)]) for start, part in float32_parts(grad)
-        )
+        dropped, residual = state.accumulate(grad), state.residual_array()
         factors = self._factors(payload, len(residual))
         if factors.p.size:
             self._factorise(residual, start_of_round, factors, round)

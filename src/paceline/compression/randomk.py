@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from paceline.compression.base import Codec
-from paceline.compression.buffers import Bytes, float32_parts, floats
+from paceline.compression.buffers import Bytes, floats
 from paceline.compression.parameters import check_number
 from paceline.compression.registry import register
 from paceline.compression.state import State
@@ -62,12 +62,9 @@ class RandomK(Codec):
         return chosen
 
     def _encode(self, grad: torch.Tensor, state: State, payload: Bytes, round: int, seed: int) -> int:
-        from paceline.compression.kernels import accumulate, sparse
+        from paceline.compression.kernels import sparse
 
-        residual = state.residual_array()
-        dropped: int = sum(
-            accumulate.accumulate(part, residual[start : start + len(part)]) for start, part in float32_parts(grad)
-        )
+        dropped, residual = state.accumulate(grad), state.residual_array()
         payload[:_HEADER_BYTES].view(np.uint64)[:] = seed, round
         sparse.take(residual, self.indices(len(residual), round=round, seed=seed), floats(payload[_HEADER_BYTES:]))
         return dropped

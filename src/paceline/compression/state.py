@@ -1,4 +1,4 @@
-"""What the sender of a bucket remembers."""
+"""What a sender keeps for each bucket."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from paceline.compression.buffers import Floats
+from paceline.compression.buffers import Floats, float32_parts
 
 
 class State:
@@ -30,6 +30,14 @@ class State:
         assert self.residual is not None
         residual: Floats = self.residual.numpy()
         return residual
+
+    def accumulate(self, grad: torch.Tensor) -> int:
+        """Add a gradient to the residual; non-finite sums become 0. Returns how many did."""
+        from paceline.compression.kernels import accumulate
+
+        residual = self.residual_array()
+        parts = float32_parts(grad)
+        return sum(accumulate.accumulate(part, residual[start : start + len(part)]) for start, part in parts)
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors to save with the optimizer's state (not copies)."""

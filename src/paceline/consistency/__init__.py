@@ -1,17 +1,20 @@
-"""The one rule behind every consistency model: whose pushes make an update, how far a worker may run, what it counts.
+"""One rule for every consistency model: which pushes make an update, how far a worker may run, what a stale one counts.
 
-Pure: no socket, thread, clock or random generator. The servers and the simulator use it unchanged.
+Pure: no socket, thread, clock or random generator.
 """
 
+from paceline.consistency.actions import Action, Apply, Drop, Merge, Pushed, Refuse, Release, Repeat
+from paceline.consistency.checked import CheckedRule, check_every_rule, new_rule
 from paceline.consistency.groups import parse_groups, resolve_groups
 from paceline.consistency.policy import Policy, policy_of
-from paceline.consistency.rule import Action, Apply, Drop, Merge, Pushed, Refuse, Release, Repeat, Rule
+from paceline.consistency.rule import Rule
 from paceline.consistency.stats import Stats
 from paceline.consistency.weighting import register_weighting, weighting_names
 
 __all__ = [
     "Action",
     "Apply",
+    "CheckedRule",
     "Drop",
     "Merge",
     "Policy",
@@ -21,6 +24,8 @@ __all__ = [
     "Repeat",
     "Rule",
     "Stats",
+    "check_every_rule",
+    "new_rule",
     "parse_groups",
     "policy_of",
     "register_weighting",

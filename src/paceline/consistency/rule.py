@@ -1,107 +1,63 @@
-"""The rule for one shard: a machine that takes pushes and says what to merge, apply and answer."""
+"""The rule of one slot: a machine that takes pushes and says what to merge, apply and answer.
+
+What a worker's event does. A worker is *idle* (all its pushes are answered) or *waiting* (its last one is not), and may
+be *paused* (it waits at a barrier) or *gone* (it has left). *Active* workers are neither paused nor gone; others wait
+only for them. ``k`` is the last round that the worker has pushed::
+
+    event           worker is    becomes            actions
+    push of k + 1   idle         waiting, active    Merge or Drop, then settle
+    push of k + 1   waiting      (unchanged)        Refuse
+    push up to k    idle         (unchanged)        Repeat
+    push up to k    waiting      (unchanged)        none: its answer is still to come
+    any other push  any          (unchanged)        Refuse
+    any push        gone         (unchanged)        Refuse
+    pause           not gone     paused             settle; the barrier opens when all who are left are paused
+    leave           any          gone               settle; the barrier may open
+    pull            any          (unchanged)        none; the worker has read this version, its unit's with groups
+
+    settle: Apply for each complete cohort, then Release for all waiting workers that may go on; these become idle.
+    The barrier opens: all become active, and the bound counts rounds from here on.
+
+A cohort is open until it is complete, then it is applied and forgotten::
+
+    merge    a push joins               complete when it has                         the worker goes on when
+    all      the one open cohort        a push of every active worker                it is applied
+    groups   its group's open cohort    a push of every active worker of the group   it is applied
+    each     a cohort of its own        this push                                    it is applied (at once)
+    first    the first open cohort      K pushes, or one of each active worker       no older cohort is open
+             without its worker
+    first,   the one open cohort        K pushes, several of one worker too; when    always
+    age set                             all are paused, what it has
+
+With a bound ``s`` a worker goes on only when it is at most ``s`` finished rounds ahead of the slowest active worker.
+
+Invariants (:meth:`Rule.check`): a worker has at most one unanswered push; nobody who may go on is left unanswered; no
+complete cohort is left open; no worker has read a version that does not exist; an open cohort counts no worker twice
+and, with an age limit, holds no push that is too old.
+
+What breaks the guarantees:
+
+- Events of one slot that overlap, or an event before the actions of the last one are carried out, in order.
+- A worker that pushes again under a new round number: that counts twice. Under the same number it counts once.
+- A worker that dies without ``leave``: cohorts wait for it forever. The rule has no clock; deadlines are the askers'.
+- A ``pause`` that overtakes the worker's own pushes, unless these say ``before_barrier``: cohorts do not wait for them.
+"""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TypeAlias
 
+from paceline.consistency.actions import Action, Apply, Drop, Merge, Pushed, Refuse, Release, Repeat
+from paceline.consistency.cohort import Cohort
 from paceline.consistency.policy import Policy
 from paceline.consistency.stats import Stats
+from paceline.consistency.story import KEPT, joined_events, new_events, sentences, workers_text
 from paceline.consistency.weighting import find_weighting
 
 
-@dataclass(frozen=True)
-class Pushed:
-    """One worker's part in a sum that arrives as one push."""
-
-    worker: int
-    round: int
-    samples: float = 1.0
-    before_barrier: bool = False
-    """The worker pushed this before it came to the barrier at which it may be waiting."""
-
-
-@dataclass(frozen=True)
-class Merge:
-    """Take the pushed values into a cohort."""
-
-    cohort: int
-    worker: int
-    """Whose they are; of several whose sum it is, the first."""
-
-
-@dataclass(frozen=True)
-class Drop:
-    """The push has missed more updates than the age limit allows: its values count for nothing."""
-
-    worker: int
-    version: int
-    """Version that it was too old for."""
-
-
-@dataclass(frozen=True)
-class Apply:
-    """A cohort is complete: run the optimizer once on its merged values, scaled by ``weight``."""
-
-    cohort: int
-    workers: tuple[int, ...]
-    """Contributors, in the order in which their values are summed; with an age limit one may contribute twice."""
-    samples: float
-    staleness: int
-    weight: float
-    version: int
-    """Version after the update."""
-
-
-@dataclass(frozen=True)
-class Release:
-    """Answer these workers' pushes; all of them get the values of the same version."""
-
-    workers: tuple[int, ...]
-    version: int
-
-
-@dataclass(frozen=True)
-class Repeat:
-    """The push was seen before and is answered already: answer again, change nothing."""
-
-    worker: int
-    version: int
-
-
-@dataclass(frozen=True)
-class Refuse:
-    """The push makes no sense; nothing has changed."""
-
-    worker: int
-    reason: str
-
-
-Action: TypeAlias = Merge | Drop | Apply | Release | Repeat | Refuse
-
-
-@dataclass
-class _Cohort:
-    number: int
-    unit: int
-    """The group that fills it; -1 where anybody may."""
-    oldest: int
-    """Oldest version that its contributors had read when they pushed."""
-    workers: list[int] = field(default_factory=list)
-    """Contributors as they came."""
-    samples: dict[int, float] = field(default_factory=dict)
-    """Per contributor."""
-
-    def join(self, worker: int, samples: float, read: int) -> None:
-        self.workers.append(worker)
-        self.samples[worker] = self.samples.get(worker, 0.0) + samples
-        self.oldest = min(self.oldest, read)
-
-
 class Rule:
-    """Merge, apply, read and bound for one shard (DESIGN: one rule for every consistency model).
+    """Merge, apply, read and bound for one slot: one rule for every consistency model.
 
     Rounds of a worker count from 1. A worker has at most one unanswered push.
 
@@ -114,7 +70,7 @@ class Rule:
     Args:
         policy: merge, bound, weighting and age limit.
         num_workers: ranks are 0 to ``num_workers - 1``.
-        stats: counters, shared by the shards of a store.
+        stats: counters, shared by the slots of a store.
     """
 
     def __init__(self, policy: Policy, num_workers: int, stats: Stats | None = None) -> None:
@@ -135,21 +91,26 @@ class Rule:
         self.read = [0] * num_workers
         """Version that the worker got last."""
         self._level = [0] * num_workers
+        """Rounds that had been finished when the last barrier opened, per worker."""
         self._weight = find_weighting(policy.weighting)
-        self._open: list[_Cohort] = []
+        self._open: list[Cohort] = []
         self._next_cohort = 0
+        self._events = new_events()
+
+    # ---- events ----------------------------------------------------------------------------------------------------
 
     def push(self, worker: int, round: int, samples: float = 1.0) -> list[Action]:
         """Take a push; returns what to do, in order."""
         return self.push_sum([Pushed(worker, round, samples)])
 
     def push_sum(self, pushes: Sequence[Pushed]) -> list[Action]:
-        """Take what workers of one unit pushed, summed before it came here, as one; returns what to do, in order."""
+        """Take a sum of pushes of workers of one unit as one push; returns what to do, in order."""
         reason = self.objection_to_sum(pushes)
         first = pushes[0]
         if reason:
             return [Refuse(first.worker, reason)]
         if first.round <= self.pushed[first.worker]:
+            self._events += [("repeat", one.worker, one.round) for one in pushes]
             answered = all(one.round <= self.answered[one.worker] for one in pushes)
             return [Repeat(first.worker, self.read[first.worker])] if answered else []
         for one in pushes:
@@ -159,11 +120,12 @@ class Rule:
         return [self._drop(first) if self._is_too_old(first.worker) else self._merge(pushes), *self._settle()]
 
     def _is_too_old(self, worker: int) -> bool:
-        """Tell whether what a worker pushes now has missed too many updates; with an age limit, sums are of one."""
+        """Whether what a worker pushes now has missed too many updates. With an age limit, a sum has one worker."""
         return self.policy.age is not None and self.version - self.read[worker] > self.policy.age
 
     def _drop(self, push: Pushed) -> Drop:
         self.finished[push.worker] = push.round
+        self._events.append(("drop", push.worker, push.round, self.read[push.worker], self.version))
         self.stats.dropped[push.worker] += 1
         return Drop(push.worker, self.version)
 
@@ -171,7 +133,9 @@ class Rule:
         first = pushes[0]
         cohort = self._cohort_for([one.worker for one in pushes])
         for one in pushes:
-            cohort.join(one.worker, one.samples, self.read[one.worker])
+            worker, read = one.worker, self.read[one.worker]
+            cohort.join(worker, one.samples, read)
+            self._events.append(("push", worker, one.round, one.samples, read, self.version, cohort.number))
         if self.policy.merge == "first":
             self.finished[first.worker] = first.round
         return Merge(cohort.number, first.worker)
@@ -201,11 +165,12 @@ class Rule:
         if round > self.pushed[worker] > self.answered[worker]:
             return f"round {round} of worker {worker} came before round {round - 1} was answered"
         if not 0 <= samples < float("inf"):
-            return f"{samples} samples make no sense"
+            return f"a push of {samples} samples: the number must be finite and not negative"
         return ""
 
     def leave(self, worker: int) -> list[Action]:
-        """Take a worker out: nobody waits for it any more. What it has pushed still counts."""
+        """Note that a worker has left: nobody waits for it any more. What it has pushed still counts."""
+        self._events.append(("leave", worker))
         self.live.discard(worker)
         self.paused.discard(worker)
         return self._resume_all() + self._settle()
@@ -213,21 +178,23 @@ class Rule:
     def pause(self, worker: int) -> list[Action]:
         """Note that a worker enters a barrier: until all have, nobody waits for its pushes.
 
-        Workers need not push equally often between barriers; without this, those that push more would wait at the
-        rule for those that wait at the barrier.
+        Workers need not push equally often between barriers. Without this, those that push more would wait here for
+        those that wait at the barrier.
         """
+        self._events.append(("pause", worker))
         if worker in self.live:
             self.paused.add(worker)
         return self._resume_all() + self._settle()
 
     def _resume_all(self) -> list[Action]:
-        """When all live workers have come to the barrier it opens, and everybody is waited for again."""
+        """Open the barrier if all live workers have come to it: all of them are active again."""
         if not self.live <= self.paused:
             return []
         actions = self._settle()
         self.paused.clear()
-        # Whoever pushed less before the barrier has nothing to catch up with.
+        # A worker that pushed less before the barrier need not catch up.
         self._level = list(self.finished)
+        self._events.append(("open",))
         return actions
 
     def pull(self, worker: int) -> int:
@@ -235,9 +202,12 @@ class Rule:
 
         Members of a group get the version of their group's last answer, whatever other groups did since.
         """
-        if self.policy.merge != "groups":
+        if self.policy.merge != "groups" and self.read[worker] != self.version:
             self.read[worker] = self.version
+            self._events.append(("pull", worker, self.version))
         return self.read[worker]
+
+    # ---- questions -------------------------------------------------------------------------------------------------
 
     def waiting(self) -> list[int]:
         """Return the workers whose push is not answered yet."""
@@ -255,52 +225,87 @@ class Rule:
         return [other for other in sorted(self._active) if self._ahead(other) == slowest and other not in waiting]
 
     def copy(self) -> Rule:
-        """Return a rule that goes on where this one stands; the counters stay shared."""
-        stats, self.stats = self.stats, Stats()
-        other = copy.deepcopy(self)
-        self.stats = other.stats = stats
-        return other
+        """Return a rule that goes on where this one stands, with its story; the counters stay shared."""
+        kept = {id(self.stats): self.stats, id(self.policy): self.policy, id(self._events): self._events.copy()}
+        return copy.deepcopy(self, kept)
+
+    def join_story(self, other: Rule) -> None:
+        """Note that this rule goes on for a neighbour's slot too, whose rule is in the same state."""
+        self._events = joined_events(self._events, other._events)
+
+    def story(self, key: str, last: int = KEPT) -> str:
+        """Return what happened last: a line for each event, oldest first, and one for how things stand.
+
+        Args:
+            key: names the slot, such as by its keys.
+            last: at most so many events.
+        """
+        return "\n  ".join([f"what happened to {key}:", *sentences(self._events, last), self._present()])
+
+    def _present(self) -> str:
+        texts = [f"now version {self.version}"]
+        for cohort in self._open:
+            has = workers_text(cohort.workers)
+            texts.append(f"cohort {cohort.number} has pushes of {has} and {self._wants(cohort)}")
+        others = (("unanswered", self.waiting()), ("at a barrier", self.paused))
+        texts += [f"{what}: {workers_text(workers)}" for what, workers in others if workers]
+        gone = set(range(len(self.pushed))) - self.live
+        return "; ".join([*texts, f"gone: {workers_text(gone)}"] if gone else texts)
+
+    def _wants(self, cohort: Cohort) -> str:
+        if self.policy.merge == "first":
+            return f"needs {self._pushes_needed()}"
+        return f"waits for {workers_text(self._required(cohort) - set(cohort.samples))}"
+
+    # ---- invariants ------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Assert what must always hold."""
+        """Assert the invariants.
+
+        Raises:
+            AssertionError: one does not hold.
+        """
         for worker, last in enumerate(self.pushed):
             assert self.answered[worker] <= last <= self.answered[worker] + 1, f"worker {worker}: unanswered pushes"
-            assert self.finished[worker] <= last
-            assert 0 <= self.read[worker] <= self.version
-            assert 0 <= self._level[worker] <= self.finished[worker]
-        assert self.paused <= self.live, "who has left waits at a barrier"
-        assert not any(self._may_go_on(worker) for worker in self.waiting()), "who may go on was not answered"
+            assert self.finished[worker] <= last, f"worker {worker}: finished a round that it has not pushed"
+            assert 0 <= self.read[worker] <= self.version, f"worker {worker}: read a version that does not exist"
+            assert 0 <= self._level[worker] <= self.finished[worker], f"worker {worker}: counts from a later round"
+        assert self.paused <= self.live, "a worker that has left is paused"
+        kept = [worker for worker in self.waiting() if self._may_go_on(worker)]
+        assert not kept, f"{workers_text(kept)} may go on but got no answer"
         for cohort in self._open:
             self._check_open(cohort)
         if self.policy.merge == "first":
             assert len(self._open) <= (2 if self.policy.age is None else 1), "too many open cohorts"
 
-    def _check_open(self, cohort: _Cohort) -> None:
+    def _check_open(self, cohort: Cohort) -> None:
         assert cohort.workers, "an open cohort is empty"
         assert not self._is_complete(cohort), "a complete cohort was not applied"
-        assert set(cohort.workers) == set(cohort.samples)
+        assert set(cohort.workers) == set(cohort.samples), "a cohort has samples of other workers than its own"
         if self.policy.age is None:
             assert len(cohort.workers) == len(cohort.samples), "a cohort counts a worker twice"
         else:
-            # Nothing but the one open cohort moves the version, so a push that was fresh when it joined stays fresh.
-            assert self.version - cohort.oldest <= self.policy.age, "an open cohort holds what is too old"
+            # Only the one open cohort moves the version, so a push that was fresh when it joined stays fresh.
+            assert self.version - cohort.oldest <= self.policy.age, "an open cohort holds a push that is too old"
 
-    def _cohort_for(self, workers: Sequence[int]) -> _Cohort:
+    # ---- cohorts ---------------------------------------------------------------------------------------------------
+
+    def _cohort_for(self, workers: Sequence[int]) -> Cohort:
         unit = self.unit[workers[0]] if self.policy.merge in ("all", "groups") else -1
         for cohort in self._open:
             if cohort.unit == unit and (self.policy.age is not None or cohort.samples.keys().isdisjoint(workers)):
                 return cohort
-        cohort = _Cohort(self._next_cohort, unit, oldest=self.version)
+        cohort = Cohort(self._next_cohort, unit, oldest=self.version)
         self._next_cohort += 1
         self._open.append(cohort)
         return cohort
 
-    def _required(self, cohort: _Cohort) -> set[int]:
+    def _required(self, cohort: Cohort) -> set[int]:
         if self.policy.merge in ("all", "groups"):
             return {worker for worker in self._active if self.unit[worker] == cohort.unit}
         return self._active
 
-    def _is_complete(self, cohort: _Cohort) -> bool:
+    def _is_complete(self, cohort: Cohort) -> bool:
         if self.policy.merge == "each":
             return True
         if self.policy.merge == "first":
@@ -320,7 +325,7 @@ class Rule:
             actions.append(self._apply(cohort))
         return actions + self._releases()
 
-    def _apply(self, cohort: _Cohort) -> Apply:
+    def _apply(self, cohort: Cohort) -> Apply:
         staleness = self.version - cohort.oldest + 1
         weight = self._weight(staleness, self.stats.seen(staleness))
         self.stats.weight_sum += weight
@@ -331,23 +336,30 @@ class Rule:
                 self.finished[worker] = self.pushed[worker]
         ordered = self.policy.merge in ("all", "groups")
         workers = tuple(sorted(cohort.workers) if ordered else cohort.workers)
-        return Apply(cohort.number, workers, sum(cohort.samples.values()), staleness, weight, self.version)
+        samples = sum(cohort.samples.values())
+        self._events.append(("apply", cohort.number, workers, samples, staleness, weight, self.version))
+        return Apply(cohort.number, workers, samples, staleness, weight, self.version)
+
+    # ---- answers ---------------------------------------------------------------------------------------------------
 
     def _releases(self) -> list[Action]:
         ready: dict[int, list[int]] = {}
         for worker in self.waiting():
             if self._may_go_on(worker):
                 ready.setdefault(self.unit[worker], []).append(worker)
-        for workers in ready.values():
+        actions: list[Action] = []
+        for workers in map(tuple, ready.values()):
             for worker in workers:
                 self.answered[worker] = self.pushed[worker]
                 self.read[worker] = self.version
-        return [Release(tuple(workers), self.version) for workers in ready.values()]
+            self._events.append(("release", workers, self.version))
+            actions.append(Release(workers, self.version))
+        return actions
 
-    def _held_by(self, worker: int) -> _Cohort | None:
+    def _held_by(self, worker: int) -> Cohort | None:
         """Return the cohort that must be complete before the worker goes on, whatever the bound."""
         if self.policy.merge == "first":
-            # One push ahead of the oldest open cohort is enough: more would need a merge buffer each.
+            # A worker may be one push ahead of the oldest open cohort: each further one would need a merge buffer.
             return self._open[0] if any(worker in cohort.samples for cohort in self._open[1:]) else None
         return next((cohort for cohort in self._open if worker in cohort.samples), None)
 

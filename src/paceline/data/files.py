@@ -1,4 +1,4 @@
-"""What the readers of data sets in files share: finding them, reading them, and saying what is wrong."""
+"""What readers of data sets in files share: they find the files, read them and check the labels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from paceline.errors import DataError
@@ -54,14 +53,3 @@ def check_labels(path: Path, labels: Bytes, num_classes: int) -> None:
     if wrong.size:
         sample = int(wrong[0])
         raise DataError(f"{path} is damaged: label {labels[sample]} of sample {sample} is not 0 to {num_classes - 1}")
-
-
-def as_images(pixels: Bytes, channels: int) -> torch.Tensor:
-    """Convert bytes [N, ..., H, W] to images [N, channels, H, W], float32 in 0 to 1."""
-    height, width = pixels.shape[-2:]
-    return torch.tensor(pixels).view(-1, channels, height, width).to(torch.float32).div_(255)
-
-
-def as_labels(labels: Bytes) -> torch.Tensor:
-    """Convert label bytes [N] to class indices, int64."""
-    return torch.tensor(labels).to(torch.int64)

@@ -7,36 +7,23 @@ import os
 import struct
 from pathlib import Path
 
-from paceline.data.dataset import ArrayDataset
-from paceline.data.files import Bytes, as_images, as_labels, check_labels, locate, read_bytes
-from paceline.data.partition import check_part, part_bounds
+from paceline.data.files import Bytes, check_labels, locate, read_bytes
+from paceline.data.images import ImageDataset
 from paceline.errors import DataError
 
 _FOLDERS = ("", "MNIST/raw")  # the second is where torchvision keeps them
 _UNSIGNED_BYTE = 0x08
 
 
-class MNIST(ArrayDataset):
+class MNIST(ImageDataset):
     """Handwritten digits: images [N, 1, 28, 28] float32 in 0 to 1, labels [N] int64.
 
     Reads ``train-images-idx3-ubyte``, ``train-labels-idx1-ubyte`` and their ``t10k-`` fellows, plain or ``.gz``, from
-    ``data_dir`` or its ``MNIST/raw``.
-
-    Args:
-        data_dir: where the files are.
-        train: the 60,000 training samples rather than the 10,000 test samples.
-        num_parts: read only one of so many contiguous parts, whose sizes differ by at most one.
-        part_index: which part.
-
-    Raises:
-        DataError: a file is missing or damaged.
-        ValueError: there is no such part.
+    ``data_dir`` or its ``MNIST/raw``: 60,000 samples for training, 10,000 for tests. Arguments and errors are those of
+    :class:`~paceline.data.images.ImageDataset`.
     """
 
-    def __init__(
-        self, data_dir: str | os.PathLike[str], train: bool = True, num_parts: int = 1, part_index: int = 0
-    ) -> None:
-        check_part(num_parts, part_index)
+    def _read(self, data_dir: str | os.PathLike[str], train: bool) -> tuple[Bytes, Bytes]:
         prefix = "train" if train else "t10k"
         images_path, labels_path = (_locate(data_dir, f"{prefix}-{kind}") for kind in ("images-idx3", "labels-idx1"))
         images, labels = read_idx(images_path, 3), read_idx(labels_path, 1)
@@ -45,8 +32,7 @@ class MNIST(ArrayDataset):
         if len(images) != len(labels):
             raise DataError(f"{labels_path} has {len(labels)} labels for {len(images)} images; fetch both files again")
         check_labels(labels_path, labels, num_classes=10)
-        part = slice(*part_bounds(len(labels), num_parts, part_index))
-        super().__init__(as_images(images[part], channels=1), as_labels(labels[part]))
+        return images[:, None], labels
 
 
 def _locate(data_dir: str | os.PathLike[str], stem: str) -> Path:

@@ -1,6 +1,6 @@
-"""Start a job: what the user asks for (spec) becomes processes (plan), which a backend runs and supervises.
+"""Start a job: a job spec (what the user asks for) becomes a job plan (processes), which a backend runs.
 
-Nothing here imports torch, so a launcher starts in a moment and needs little memory on the machine it runs on.
+Nothing here imports torch, so a launcher starts fast and needs little memory.
 """
 
 from paceline.launch.backends import BACKENDS, Backend, backend

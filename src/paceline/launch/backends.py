@@ -16,7 +16,7 @@ class Backend(Protocol):
     """Starts the processes of a plan somewhere, supervises them and ends them."""
 
     def check(self, plan: Plan) -> None:
-        """Find out whether this backend can run the plan, without starting anything.
+        """Check that this backend can run the plan. Starts nothing.
 
         Raises:
             paceline.errors.LaunchError: it cannot; the message says why.
@@ -34,7 +34,7 @@ def backend(name: str) -> Backend:
     """Return the backend of a name.
 
     Raises:
-        ValueError: nobody registered that name; the message suggests one.
+        ValueError: unknown name; the message suggests one.
     """
     if name not in BACKENDS:
         raise ValueError(f"unknown launcher {name!r}{suggestion(name, BACKENDS)}")

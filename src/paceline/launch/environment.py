@@ -8,7 +8,7 @@ from paceline import config
 from paceline.launch.plan import Late, Value
 from paceline.launch.spec import JobSpec
 
-#: Variables that give a process its identity. Nobody else may set them.
+#: Variables that give a process its identity. Only the launcher sets them.
 OWNED = frozenset(
     config.variable(field)
     for field in ("role", "job_id", "job_key", "scheduler", "num_workers", "num_servers", "rank", "local_rank")
@@ -16,9 +16,9 @@ OWNED = frozenset(
 
 
 def identity(spec: JobSpec, role: str, rank: int, local_rank: int) -> dict[str, Value]:
-    """Return who the process is and, in a job with a scheduler, how it joins.
+    """Return the identity of a process and, in a job with a scheduler, how it joins.
 
-    A job without servers has no scheduler either; its workers do not see one and are not part of a paceline job.
+    A job without servers has no scheduler either; its workers are not part of a paceline job.
     """
     fields: dict[str, Value] = {"role": role, "job_id": spec.job_id, "num_workers": str(spec.num_workers)}
     fields |= {"rank": str(rank), "local_rank": str(local_rank)}
@@ -51,13 +51,13 @@ def master(spec: JobSpec, environ: Mapping[str, str]) -> dict[str, Value]:
     """Return where worker 0 opens the store of ``torch.distributed``.
 
     The backend picks a port that is free at that moment, but worker 0 binds it only later: another program can take it
-    in between. Who needs a certain port sets MASTER_PORT in the launcher's environment or with ``--env``.
+    in between. To use a certain port, set MASTER_PORT in the launcher's environment or with ``--env``.
     """
     return {"MASTER_ADDR": spec.hosts[0], "MASTER_PORT": environ.get("MASTER_PORT") or Late.MASTER_PORT}
 
 
 def mxnet(spec: JobSpec) -> dict[str, Value]:
-    """Return the names under which MXNet scripts look for the same facts."""
+    """Return the same values under the names that MXNet scripts read."""
     if not spec.servers:
         return {}
     return {
@@ -70,5 +70,5 @@ def mxnet(spec: JobSpec) -> dict[str, Value]:
 
 
 def unbuffered(environ: Mapping[str, str]) -> dict[str, Value]:
-    """Return what makes Python print at once: the last words of a killed process would be lost in its buffer."""
+    """Return what makes Python print at once: otherwise the last lines of a killed process are lost in its buffer."""
     return {"PYTHONUNBUFFERED": environ.get("PYTHONUNBUFFERED") or "1"}

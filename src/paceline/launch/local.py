@@ -20,12 +20,12 @@ class LocalBackend:
         """Refuse processes for other hosts and commands that do not exist.
 
         Raises:
-            LaunchError: with what is wrong and what would be right.
+            LaunchError: what is wrong, and what would be right.
         """
         for process in plan:
             if process.host not in (LOCALHOST, "localhost"):
                 raise LaunchError(
-                    f"{process.member} is to run on {process.host}; launcher 'local' has this machine only"
+                    f"{process.member} is placed on {process.host}; launcher 'local' runs on this machine only"
                 )
             check_command(process.argv, os.environ | {k: v for k, v in process.env.items() if isinstance(v, str)})
 
@@ -33,9 +33,9 @@ class LocalBackend:
         """Run the plan and return the job's exit code.
 
         Raises:
-            LaunchError: see :meth:`check`; nothing has been started then.
+            LaunchError: see :meth:`check`; nothing has been started.
         """
-        from paceline.launch.supervise.supervisor import Supervisor  # only here: a dry run does without
+        from paceline.launch.supervise.supervisor import Supervisor  # only here: a dry run does not need it
 
         self.check(plan)
         known = {Late.BIND: f"tcp://{LOCALHOST}:0"}
@@ -55,7 +55,7 @@ def located(scheduler: str | None) -> Mapping[Late, str]:
 
 
 def free_port() -> int:
-    """Return a TCP port that nobody uses now. Whoever binds it later can find it taken."""
+    """Return a TCP port that is free now. It may be taken before it is bound."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
@@ -63,7 +63,7 @@ def free_port() -> int:
 
 def new_job_key() -> str:
     """Return a new secret for a job: a CURVE secret key, 40 characters of Z85."""
-    import zmq  # only here: a dry run does without
+    import zmq  # only here: a dry run does not need it
 
     _, secret = zmq.curve_keypair()
     return secret.decode("ascii")

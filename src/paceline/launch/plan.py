@@ -1,4 +1,4 @@
-"""From what the user asks for to the processes of a job: pure, printable, the same for every backend."""
+"""The job plan: the processes of a job. Pure, printable, the same for every backend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.launch.spec import LOCALHOST, Graces
 
 
 class Late(enum.Enum):
-    """A value that a backend knows only while it starts the job. Its own value is how it is printed."""
+    """A value that a backend learns only while it starts the job. The member's value is how it is printed."""
 
     JOB_KEY = "***"
     BIND = "<where the scheduler binds>"
@@ -28,7 +28,7 @@ Value: TypeAlias = str | Late
 
 
 class Member(NamedTuple):
-    """Who a process is: its role and its launch index within the role."""
+    """Identity of a process: its role and its launch index within the role."""
 
     role: str
     rank: int
@@ -39,7 +39,7 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True)
 class ProcessSpec:
-    """One process: who it is, what it runs, and the variables it gets on top of the backend's own environment."""
+    """One process: its identity, its command, and variables on top of the backend's own environment."""
 
     role: str
     rank: int
@@ -49,14 +49,14 @@ class ProcessSpec:
 
     @property
     def member(self) -> Member:
-        """Who the process is."""
+        """Identity of the process."""
         return Member(self.role, self.rank)
 
     def environment(self, known: Mapping[Late, str]) -> dict[str, str]:
         """Return ``env`` with every late value filled in.
 
         Raises:
-            KeyError: a value is not known yet.
+            KeyError: a late value is not known yet.
         """
         return {name: known[value] if isinstance(value, Late) else value for name, value in self.env.items()}
 
@@ -73,7 +73,7 @@ class Plan:
     job_id: str = "job"
     graces: Graces = field(default_factory=Graces)
     notes: tuple[str, ...] = ()
-    """Choices the plan made that the user may want to make otherwise."""
+    """Choices of the planner that the user may want to change."""
 
     def __post_init__(self) -> None:
         roles = Counter(process.role for process in self.processes)
@@ -94,5 +94,5 @@ class Plan:
         return next((process for process in self if process.role == "scheduler"), None)
 
     def needs(self, value: Late) -> bool:
-        """Tell whether any process waits for a late value."""
+        """Tell whether any process needs a late value."""
         return any(value in process.env.values() for process in self)

@@ -1,4 +1,4 @@
-"""Make the plan of a job."""
+"""Make the job plan."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from paceline.launch.spec import LOCALHOST, JobSpec
 
 @dataclass(frozen=True)
 class Machine:
-    """What a plan needs to know about the machine it is made on."""
+    """What the planner needs to know about the machine."""
 
     python: str
-    """The interpreter that runs paceline's own roles."""
+    """The interpreter that runs scheduler and servers."""
     cores: Mapping[str, int] = field(default_factory=dict)
     """Usable cores by host, where known."""
     environ: Mapping[str, str] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class Machine:
 
 
 class Place(NamedTuple):
-    """Where a process goes: host, index among the processes of its role there, and how many those are."""
+    """Where a process runs: host, index among the processes of its role there, and their number."""
 
     host: str
     local_rank: int
@@ -40,10 +40,10 @@ class Place(NamedTuple):
 
 
 def make_plan(spec: JobSpec, machine: Machine) -> Plan:
-    """Turn a job into its processes. Pure: the same arguments make the same plan.
+    """Turn a job spec into a job plan. Pure: the same arguments make the same plan.
 
     Of the launcher's environment the plan repeats only what changes a default (OMP_NUM_THREADS, MASTER_PORT,
-    PYTHONUNBUFFERED); how the rest reaches a process is the backend's business.
+    PYTHONUNBUFFERED). The backend passes the rest to each process.
 
     Raises:
         ValueError: ``spec.env`` sets a variable that gives a process its identity.

@@ -1,4 +1,4 @@
-"""Find a user's mistakes before anything has started."""
+"""Checks of the user's command before anything has started."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class CommandNotFoundError(LaunchError):
 
 
 def check_command(argv: Sequence[str], env: Mapping[str, str]) -> None:
-    """Make sure that a command can be found the way a shell would.
+    """Make sure that a command exists, as a shell would find it.
 
-    What Python is to run must exist too: else all workers would start only to say that it does not.
+    A script that Python is given must exist too; otherwise every worker would start only to report that it does not.
 
     Raises:
-        CommandNotFoundError: with what was probably meant.
+        CommandNotFoundError: the message suggests what was probably meant.
     """
     word = argv[0]
     script = _script(argv)
@@ -32,7 +32,7 @@ def check_command(argv: Sequence[str], env: Mapping[str, str]) -> None:
 
 
 def _script(argv: Sequence[str]) -> str | None:
-    """Return the file that a Python interpreter is to run, if the command is one and names a file."""
+    """Return the script that a command gives to a Python interpreter, or None."""
     if not re.fullmatch(r"python[0-9.]*", Path(argv[0]).name):
         return None
     words = iter(argv[1:])

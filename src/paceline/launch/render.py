@@ -1,4 +1,4 @@
-"""Print a plan."""
+"""The job plan as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the user asks for: a command, how many processes, on which hosts."""
+"""The job spec: what the user asks for. A command, how many processes, on which hosts."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ LOCALHOST = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Graces:
-    """How long the parts of starting and ending a job may take, in seconds."""
+    """How long each part of starting and ending a job may take, in seconds."""
 
     start_s: float = 60.0
-    """Until the scheduler has said where it listens."""
+    """Until the scheduler has reported its address."""
     survivors_s: float = 6.0
-    """For the others to leave by themselves after a failure or an interrupt, before they are terminated."""
+    """Until the others have exited by themselves after a failure or an interrupt; then they are terminated."""
     leave_s: float = 10.0
-    """For servers and scheduler to leave after the last worker, and for workers to end after the first of them."""
+    """Until servers and scheduler have exited after the last worker, or workers after the first of those."""
     terminate_s: float = 5.0
     """Between SIGTERM and SIGKILL."""
     kill_s: float = 5.0
-    """For the kernel to end a killed process."""
+    """Until the kernel has ended a killed process."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

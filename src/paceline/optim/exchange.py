@@ -17,8 +17,8 @@ from paceline.errors import PacelineError
 from paceline.kvstore.dist import DistStore
 from paceline.optim.binding import Bound, take_all
 from paceline.optim.device import Pusher
+from paceline.peer.call import Call
 from paceline.worker.block import Stretch, WorkerBlock
-from paceline.worker.session import Ticket
 
 BucketKey = tuple[int, int]
 """Number of the block, and index of the bucket in it."""
@@ -54,7 +54,7 @@ class Exchange:
         self._new_round()
 
     def _new_round(self) -> None:
-        self._tickets: dict[BucketKey, Ticket | None] = {}
+        self._tickets: dict[BucketKey, Call | None] = {}
         """The pushes of this round, by bucket; None while gradients are on their way from a device."""
         self._copies: dict[BucketKey, list[torch.cuda.Event]] = {}
         self._filled: set[Bound] = set()

@@ -1,1 +1,1 @@
-"""What every process of a job does: ask and be answered, stay in the job, know its hosts."""
+"""What processes of every role do: ask and answer, stay in the job, know their hosts."""

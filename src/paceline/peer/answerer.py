@@ -1,17 +1,30 @@
-"""The answering side: who may ask, each request carried out once, answers given again when they got lost."""
+"""The answering side: takes each request once, and gives answers again that got lost.
+
+What happens to a message of a peer, by who it is and what it brings:
+
+| message | of a member | of a stranger |
+|---|---|---|
+| cannot be read, is no request, or has an impossible number | counted, and not answered | the same |
+| a request that is new | is returned to be carried out | the same |
+| a request that came before | its answer is sent again, if there is one | is returned again |
+| a probe | answers that it asks after are sent again, and then what never arrived | nothing ever arrived |
+
+A stranger becomes a member by a request (a claim, a hello), whose answer is the first that is remembered. So that
+request may be carried out more than once, if messages get lost before it is answered.
+
+The states of a request are in :mod:`paceline.wire.sequence`, the asking side in :mod:`paceline.peer.connection`.
+"""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from paceline.errors import ProtocolError
+from paceline.peer.damaged import Damaged
 from paceline.transport.base import Frames, Listener
 from paceline.wire import Inbox, decode, encode
 from paceline.wire import messages as m
-
-logger = logging.getLogger(__name__)
 
 _MakeFrames = Callable[[], Frames]
 
@@ -27,21 +40,24 @@ def _no_frames() -> Frames:
 
 
 class Answerer:
-    """Takes requests from a listener and gives answers.
+    """Takes requests that arrive at a listener, and sends answers. Used by the listener's thread.
 
     Args:
         listener: the transport.
-        is_member: tells whether a peer has proved to be a member; only members are remembered.
+        is_member: returns whether a peer has proved that it is a member; only members are remembered.
+
+    Attributes:
+        damaged: counts messages that were refused.
     """
 
     def __init__(self, listener: Listener, is_member: Callable[[bytes], bool]) -> None:
         self._listener = listener
         self._is_member = is_member
         self._inboxes: dict[bytes, Inbox[_Result]] = {}
-        self.refused = 0
+        self.damaged = Damaged()
 
     def take(self, peer: bytes, frames: Frames) -> tuple[int, m.Request, Frames] | None:
-        """Read a message; returns (number, request, frames) when it is a new request."""
+        """Read a message; returns (number, request, frames) of a request to carry out, None of anything else."""
         try:
             envelope, payload = decode(frames)
             if not isinstance(envelope.body, m.Request):
@@ -51,14 +67,14 @@ class Answerer:
             if not self._is_new(peer, envelope):
                 return None
         except (ProtocolError, ValueError) as error:
-            self.refuse(peer, error)
+            self.damaged.note(f"peer {peer!r}", error)
             return None
         return envelope.seq, envelope.body, payload
 
     def _from_stranger(
         self, peer: bytes, envelope: m.Envelope, payload: Frames
     ) -> tuple[int, m.Request, Frames] | None:
-        """Strangers are not remembered: whatever they ask about is unknown."""
+        """Return a stranger's request. Strangers are not remembered: what they ask after never arrived."""
         if isinstance(envelope.body, m.Probe):
             self._listener.send(peer, [encode(envelope.seq, 0, m.Unknown(envelope.body.seqs))])
             return None
@@ -66,8 +82,9 @@ class Answerer:
         return envelope.seq, envelope.body, payload
 
     def _inbox(self, peer: bytes) -> Inbox[_Result]:
-        """Return a member's inbox. New ones are rare: a good moment to forget who is no member any more."""
+        """Return a member's inbox."""
         if peer not in self._inboxes:
+            # New members are rare, so this is the moment to forget peers that are not members any more.
             self._inboxes = {one: inbox for one, inbox in self._inboxes.items() if self._is_member(one)}
             self._inboxes[peer] = Inbox()
         return self._inboxes[peer]
@@ -75,14 +92,14 @@ class Answerer:
     def _is_new(self, peer: bytes, envelope: m.Envelope) -> bool:
         inbox = self._inbox(peer)
         if isinstance(envelope.body, m.Probe):
-            self._look_after(peer, inbox, envelope.seq, envelope.body)
+            self._answer_probe(peer, inbox, envelope.seq, envelope.body)
             return False
         if inbox.arrive(envelope.seq, envelope.acked):
             return True
         self._again(peer, inbox, envelope.seq)
         return False
 
-    def _look_after(self, peer: bytes, inbox: Inbox[_Result], seq: int, probe: m.Probe) -> None:
+    def _answer_probe(self, peer: bytes, inbox: Inbox[_Result], seq: int, probe: m.Probe) -> None:
         for asked in set(probe.seqs):
             self._again(peer, inbox, asked)
         unknown = [asked for asked in probe.seqs if not inbox.knows(asked)]
@@ -93,20 +110,17 @@ class Answerer:
         if result is not None:
             self._listener.send(peer, [encode(seq, 0, result.body), *result.frames()])
 
-    def refuse(self, peer: bytes, error: Exception) -> None:
-        """Count a message that changes nothing."""
-        self.refused += 1
-        # Logged when the number reaches a power of two: the first at once, and never a flood.
-        if self.refused & (self.refused - 1) == 0:
-            logger.warning("refused a message of peer %r (%d refused so far): %s", peer, self.refused, error)
-
     def answer(
         self, peer: bytes, seq: int, body: m.Reply, frames: _MakeFrames = _no_frames, urgency: int | None = None
     ) -> None:
-        """Answer a request, or send news with number 0.
+        """Answer a request, or send news.
 
-        With an ``urgency`` it may overtake other answers with a higher one.
-        The answer that makes a stranger a member is the first that is remembered: it can be given again.
+        Args:
+            peer: who asked.
+            seq: the number of the request; 0 for news.
+            body: the answer.
+            frames: makes the payload; called again when the answer is sent again.
+            urgency: the answer may overtake those with a higher one.
         """
         if seq and self._is_member(peer):
             inbox = self._inbox(peer)

@@ -1,4 +1,4 @@
-"""Addresses of this machine, and whether two processes share its memory."""
+"""Addresses of this host, and whether two processes can share memory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ def address_of_interface(name: str) -> str:
 def own_address(settings: Settings) -> str:
     """Return the address that this process binds and advertises.
 
-    The setting ``host``, the address of ``interface``, or the one from which packets to the scheduler leave.
+    The setting ``host``, the address of ``interface``, or the source address of packets to the scheduler.
+
+    Raises:
+        ConfigError: the interface has no address, or the scheduler cannot be reached.
     """
     if settings.host:
         return settings.host
@@ -57,7 +60,7 @@ def tcp(host: str, port: int | str) -> str:
 
 
 def server_addresses(settings: Settings) -> list[str]:
-    """Return where a server listens: TCP, and an abstract unix socket, which leaves no file behind."""
+    """Return the addresses that a server binds: TCP, and an abstract unix socket, which leaves no file behind."""
     addresses = [tcp(own_address(settings), "*")]
     if settings.unix_sockets:
         addresses.append(f"ipc://@paceline-{secrets.token_hex(16)}")
@@ -65,17 +68,19 @@ def server_addresses(settings: Settings) -> list[str]:
 
 
 def address_for(member: m.Member, own_host_id: str, unix_sockets: bool) -> str:
-    """Return the best of a server's addresses for a process on the host ``own_host_id``."""
+    """Return the fastest of a server's addresses for a process on the host ``own_host_id``."""
     addresses = member.address.split()
     near = [one for one in addresses if one.startswith("ipc:") and unix_sockets and member.host_id == own_host_id]
     return (near or addresses)[0]
 
 
 def bind_address(scheduler: str) -> str:
-    """Return where a scheduler advertised as ``tcp://name:port`` binds: names resolved, port 0 left to the kernel.
+    """Return the address that a scheduler binds that is advertised as ``tcp://name:port``.
+
+    The name is resolved; the kernel chooses the port if it is 0.
 
     Raises:
-        ConfigError: not such an address, or the name does not resolve.
+        ConfigError: the address has another form, or the name does not resolve.
     """
     target = urlsplit(scheduler)
     try:
@@ -92,9 +97,9 @@ def bind_address(scheduler: str) -> str:
 
 
 def host_id() -> str:
-    """Return what processes that can map each other's memory have in common, and others have not.
+    """Return an id that is the same for processes that can map each other's memory, and for no others.
 
-    Same running kernel, same process and network namespaces, same user.
+    They have the same running kernel, process and network namespaces, and user.
     """
     parts = [str(os.getuid()), socket.gethostname()]
     for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid", "/proc/self/ns/net"):

@@ -1,1 +1,1 @@
-"""The process that knows who is in the job."""
+"""The process that keeps the membership of the job."""

@@ -1,4 +1,4 @@
-"""The scheduler process: who is in the job, barriers, where keys are, and who has died."""
+"""The scheduler process: one loop around the membership of the job."""
 
 from __future__ import annotations
 
@@ -18,24 +18,29 @@ from paceline.transport.zeromq import ZmqListener
 
 logger = logging.getLogger(__name__)
 
-#: How often the passing of time is looked at.
-TICK_S = 0.2
+#: Interval of liveness checks. Requests are carried out at once.
+CHECK_INTERVAL_S = 0.2
 
 
 class Scheduler:
-    """Runs :class:`~paceline.membership.Membership` over a listener."""
+    """Runs :class:`~paceline.membership.Membership` over a listener.
+
+    Args:
+        settings: of the scheduler.
+        listener: where members connect; it notices closed connections.
+    """
 
     def __init__(self, settings: Settings, listener: Listener, launcher: Launcher) -> None:
         self._listener, self._launcher = listener, launcher
         self._reported = False
         self._membership = Membership(settings, time.monotonic(), lambda: secrets.token_bytes(16))
-        self._desk = Answerer(listener, self._membership.is_member)
+        self._answerer = Answerer(listener, self._membership.is_member)
 
     def run(self) -> int:
-        """Serve until the job is over; returns the exit code."""
+        """Serve until the job has ended; returns the exit code."""
         while True:
-            for peer, frames in self._listener.receive(TICK_S):
-                request = self._desk.take(peer, frames)
+            for peer, frames in self._listener.receive(CHECK_INTERVAL_S):
+                request = self._answerer.take(peer, frames)
                 if request is not None:
                     seq, body, _ = request
                     self._perform(self._membership.handle(peer, seq, body, time.monotonic()))
@@ -64,7 +69,7 @@ class Scheduler:
                 for death in self._membership.deaths:
                     logger.error("the job failed: %s", describe(death))
                 return action.code
-            self._desk.answer(action.peer, action.seq, action.body)
+            self._answerer.answer(action.peer, action.seq, action.body)
         return None
 
 

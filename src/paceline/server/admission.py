@@ -51,7 +51,7 @@ def raise_for(slot: Slot, objection: str) -> None:
         RemoteError: an earlier update failed.
     """
     if objection:
-        raise ProtocolError(objection)
+        raise ProtocolError(f"{objection}\n{slot.story()}")
     if slot.broken is not None:
         raise RemoteError(str(slot.broken))
 

@@ -70,6 +70,16 @@ class Slot:
         """First element after the slot."""
         return self.start + self.length
 
+    @property
+    def name(self) -> str:
+        """The first of its keys, for errors."""
+        keys = [repr(piece.key) for piece in self.updater.pieces]
+        return ", ".join(keys[:3]) + (f" and {len(keys) - 3} more keys" if len(keys) > 3 else "")
+
+    def story(self) -> str:
+        """Return what happened to it last, for errors."""
+        return self.rule.story(self.name, last=12)
+
 
 class StoredBucket:
     """The values of one bucket.

@@ -1,4 +1,4 @@
-"""A server process: owns shards, merges pushes, applies them, serves values."""
+"""The server process: one loop that carries out requests and takes the answers of other servers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TypeAlias
 import torch
 
 from paceline.config import Settings
+from paceline.consistency import check_every_rule
 from paceline.errors import PacelineError, PeerDiedError
 from paceline.exitcodes import PEER_FAILED
 from paceline.logs import set_up_logging
@@ -24,15 +25,15 @@ from paceline.transport.base import Frames
 from paceline.transport.zeromq import ZmqHub, ZmqListener
 from paceline.wire import messages as m
 
-#: Who asks, the request's number, what it says, and its frames.
+#: Peer, number, request and frames.
 Asked: TypeAlias = tuple[bytes, int, m.Request, Frames]
 
 logger = logging.getLogger(__name__)
 
-#: Threads of a server that is not told how many.
+#: Most threads of a server whose number is not set.
 MAX_THREADS = 8
 
-#: The loop is woken by messages and by news; this only bounds the damage of a lost wake-up.
+#: Check interval of the loop for overdue answers. Messages and changes of the job wake it at once.
 IDLE_S = 1.0
 
 
@@ -42,31 +43,30 @@ class Server:
     Args:
         settings: of the server.
         listener: where workers connect.
-        lifeline: its membership in the job, joined already.
-        hub: a transport for what it asks other servers.
+        lifeline: its membership; it has joined the job.
+        hub: a transport to other servers.
     """
 
     def __init__(self, settings: Settings, listener: Listener, lifeline: Lifeline, hub: Hub) -> None:
         self._listener, self._lifeline = listener, lifeline
         listener.watch_hub(hub)
-        self._upstream = OwnerClient(hub, lifeline.me, [one for one in lifeline.members if one.role == "server"])
-        self._service = RequestHandler(settings, self._answer, self._upstream.ask)
-        self._service.admit(lifeline.members, lifeline.me.host_id, lifeline.rank)
-        self._desk = Answerer(listener, self._service.is_member)
+        self._owners = OwnerClient(hub, lifeline.me, [one for one in lifeline.members if one.role == "server"])
+        self._requests = RequestHandler(settings, self._answer, self._owners.ask)
+        self._requests.admit(lifeline.members, lifeline.me.host_id, lifeline.rank)
+        self._answerer = Answerer(listener, self._requests.is_member)
         self._has_new_keys = False
 
     def _answer(self, peer: bytes, seq: int, body: m.Reply, frames: Callable[[], Frames], urgency: int | None) -> None:
-        self._desk.answer(peer, seq, body, frames, urgency)
+        self._answerer.answer(peer, seq, body, frames, urgency)
 
     def _handle(self, arrived: Iterable[tuple[bytes, Frames]]) -> None:
-        """Carry out requests."""
         for peer, seq, body, frames in first_layers_first(self._taken(arrived)):
             self._has_new_keys |= isinstance(body, m.Init)
-            self._service.handle(peer, seq, body, frames)
+            self._requests.handle(peer, seq, body, frames)
 
     def _taken(self, arrived: Iterable[tuple[bytes, Frames]]) -> Iterator[Asked]:
         for peer, frames in arrived:
-            request = self._desk.take(peer, frames)
+            request = self._answerer.take(peer, frames)
             if request is not None:
                 yield peer, *request
 
@@ -74,8 +74,8 @@ class Server:
         """Serve until all workers have left or the job has failed; returns the exit code."""
         while True:
             self._handle(self._listener.receive(IDLE_S))
-            self._upstream.take()
-            self._service.take_out(self._lifeline.left)
+            self._owners.poll()
+            self._requests.take_out(self._lifeline.left)
             if self._has_new_keys:
                 self._has_new_keys = False
                 give_back_freed_memory()
@@ -87,10 +87,10 @@ class Server:
 
 
 def first_layers_first(requests: Iterable[Asked]) -> Iterator[Asked]:
-    """Put pushes that came together in the order of the model; nothing else overtakes or is overtaken.
+    """Put pushes that arrived together in the order of the model. No other request overtakes or is overtaken.
 
-    The next forward pass needs the first layers first, and they are the last that backward makes. A request is taken
-    from ``requests`` when those before it are carried out, except for pushes.
+    The next forward pass needs the first layers first, and backward makes them last. Any request but a push is taken
+    from ``requests`` only after those before it have been carried out: it may change who is a member.
     """
     pushes: list[tuple[int, Asked]] = []
     for request in requests:
@@ -109,9 +109,13 @@ def _in_order(pushes: Iterable[tuple[int, Asked]]) -> Iterator[Asked]:
 
 
 def share_of(cores: int, members: int) -> int:
-    """Return how many threads a server starts where so many members of the job share so many cores.
+    """Return the number of threads of a server on a host.
 
-    Memory is what an update waits for, and a few threads use all of its speed.
+    Updates are limited by the speed of memory, which a few threads use up.
+
+    Args:
+        cores: of the host.
+        members: of the job on this host.
     """
     return max(1, min(MAX_THREADS, cores // max(1, members)))
 
@@ -119,6 +123,8 @@ def share_of(cores: int, members: int) -> int:
 def main(settings: Settings) -> int:
     """Run one server of a job; returns the exit code."""
     set_up_logging(settings)
+    if settings.check_rules:
+        check_every_rule()
     security = Security.of(settings)
     try:
         listener = ZmqListener(server_addresses(settings), security, bulk=True)

@@ -10,8 +10,19 @@ from typing import Any
 import torch
 
 from paceline.compression.buffers import Bytes
-from paceline.consistency import Apply, Merge, Policy, Pushed, Refuse, Release, Repeat, Rule, Stats
-from paceline.consistency.rule import Action
+from paceline.consistency import (
+    Action,
+    Apply,
+    Merge,
+    Policy,
+    Pushed,
+    Refuse,
+    Release,
+    Repeat,
+    Rule,
+    Stats,
+    new_rule,
+)
 from paceline.errors import ConfigError, KeyMismatchError, ProtocolError, RemoteError
 from paceline.ranges import Ranges, is_all, within
 from paceline.server import clip, rows
@@ -130,7 +141,7 @@ class ServerStore:
 
     def new_rule(self) -> Rule:
         """Return the rule of a bucket that is new: it knows who has left, and who waits at a barrier."""
-        rule = Rule(self.policy, self._num_workers, self.stats)
+        rule = new_rule(self.policy, self._num_workers, self.stats)
         for worker in self._left:
             rule.leave(worker)
         for worker in self._paused:
@@ -410,9 +421,8 @@ class ServerStore:
         return error
 
     def _break(self, slot: Slot, error: Exception) -> None:
-        names = ", ".join(str(piece.key) for piece in slot.updater.pieces[:3])
-        logger.exception("the update of %s failed", names)
-        slot.broken = RemoteError(f"the update of {names} failed: {type(error).__name__}: {error}")
+        logger.exception("the update of %s failed", slot.name)
+        slot.broken = RemoteError(f"the update of {slot.name} failed: {type(error).__name__}: {error}\n{slot.story()}")
         for pending in set(slot.pending.values()):
             pending.break_off(slot.broken)
         slot.pending.clear()

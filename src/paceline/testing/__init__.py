@@ -1,12 +1,12 @@
 """Real jobs on this machine, for tests: a scheduler, servers and workers as processes that never outlive the test."""
 
+from paceline.consistency import CheckedRule, check_every_rule
 from paceline.testing.channel import listen, tell
 from paceline.testing.faults import Faults
 from paceline.testing.hosts import Host, Hosts, why_no_hosts
 from paceline.testing.hosts_job import HostsJob
 from paceline.testing.job import LocalJob
 from paceline.testing.process import Process, Worker, WorkerFailedError
-from paceline.testing.rules import CheckedRule
 
 __all__ = [
     "CheckedRule",
@@ -18,6 +18,7 @@ __all__ = [
     "Process",
     "Worker",
     "WorkerFailedError",
+    "check_every_rule",
     "listen",
     "tell",
     "why_no_hosts",

@@ -1,14 +1,15 @@
-"""What a worker function and the test that started it say to each other: one JSON value per line."""
+"""Values that a worker function and the test that started it send to each other: one JSON value per line."""
 
 from __future__ import annotations
 
 import json
 import os
-import select
 import time
 from typing import Any
 
-#: Where a worker finds the two ends that are its own.
+from paceline.testing.readable import readable
+
+#: Variables with the file descriptors of the worker.
 READ_VARIABLE, WRITE_VARIABLE = "PACELINE_TESTING_READ_FD", "PACELINE_TESTING_WRITE_FD"
 
 
@@ -32,9 +33,8 @@ class Lines:
         """
         deadline = time.monotonic() + timeout_s
         while b"\n" not in self._text:
-            ready, _, _ = select.select([self._fd], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
-                raise TimeoutError(f"nothing was said within {timeout_s:g} s")
+            if not readable([self._fd], deadline - time.monotonic()):
+                raise TimeoutError(f"nothing came within {timeout_s:g} s")
             data = os.read(self._fd, 65536)
             if not data:
                 raise EOFError("the other side has ended")
@@ -52,15 +52,15 @@ _heard: Lines | None = None
 
 
 def tell(value: Any) -> None:
-    """Say something to the test, from inside a worker function."""
+    """Send a value to the test, inside a worker function."""
     say(int(os.environ[WRITE_VARIABLE]), value)
 
 
 def listen(timeout_s: float = 60.0) -> Any:
-    """Return what the test says next, inside a worker function.
+    """Return the next value of the test, inside a worker function.
 
     Raises:
-        TimeoutError: the test said nothing in time.
+        TimeoutError: the test sent nothing in time.
         EOFError: the test has ended.
     """
     global _heard

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline import config
-from paceline.peer import connection as link
+from paceline.peer import client, connection
 from paceline.server import merge as accumulate
 from paceline.server import process as server
-from paceline.server.forward import owners as upstream
 from paceline.testing.faults import Chance, FaultyHub, FaultyListener, asked_for
 from paceline.transport.security import Security
 from paceline.transport.zeromq import ZmqHub, ZmqListener
@@ -20,7 +19,7 @@ from paceline.worker import session
 
 
 def install(who: str) -> None:
-    """Put faulty ends in the place of the transport's in this process, if it was started with faults.
+    """Replace the ends of the transport in this process by faulty ones, if it was started with faults.
 
     Args:
         who: this process, such as ``worker 1``.
@@ -46,9 +45,8 @@ def install(who: str) -> None:
         (server, "ZmqHub", faulty_hub),
         (server, "ZmqListener", faulty_listener),
         (server, "IDLE_S", faults.probe_after_s),
-        (session, "LOOK_S", faults.probe_after_s),
-        (upstream, "LOOK_S", faults.probe_after_s),
-        (link, "PROBE_AFTER_S", faults.probe_after_s),
+        (client, "CHECK_INTERVAL_S", faults.probe_after_s),
+        (connection, "PROBE_AFTER_S", faults.probe_after_s),
         (accumulate.Accumulator, "result", result_after_pause),
     ):
         getattr(owner, name)  # a name that is gone is an error, and not a network without faults

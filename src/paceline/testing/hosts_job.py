@@ -23,7 +23,7 @@ class HostsJob(LocalJob):
         servers: how many on each host.
         environment: further variables for all processes.
         faults: of the network and the processes.
-        **settings: fields of :class:`paceline.config.Settings` for all processes.
+        **settings: fields of :class:`paceline.config.Settings` for all processes; ``check_rules`` is on by default.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class HostsJob(LocalJob):
     def _placed(self, role: str, rank: int, argv: Sequence[str]) -> Sequence[str]:
         return self.host_of(role, rank).command(argv)
 
-    def _nursery(self) -> None:
+    def _fork_server(self) -> None:
         """Return None: a process enters its host's namespace before it becomes Python."""
 
     def _environment(self, role: str, rank: int, scheduler: str) -> dict[str, str]:

@@ -7,7 +7,6 @@ import functools
 import inspect
 import json
 import os
-import select
 import sys
 import tempfile
 import time
@@ -21,8 +20,9 @@ from paceline import config
 from paceline.launch.supervise.guardian import Guardian
 from paceline.launch.supervise.ready import ReadyPipe
 from paceline.testing.faults import VARIABLE, Faults
-from paceline.testing.nursery import Nursery
+from paceline.testing.fork_server import ForkServer
 from paceline.testing.process import Process, Worker, WorkerFailedError
+from paceline.testing.readable import readable
 from paceline.transport.security import new_job_key
 
 _SOURCES = str(Path(paceline.__file__).parent.parent)
@@ -42,7 +42,7 @@ class LocalJob:
         num_servers: of the job.
         environment: further variables for all processes.
         faults: of the network and the processes; see :class:`paceline.testing.Faults`.
-        **settings: fields of :class:`paceline.config.Settings` for all processes.
+        **settings: fields of :class:`paceline.config.Settings` for all processes; ``check_rules`` is on by default.
 
     Attributes:
         scheduler: the scheduler's process.
@@ -69,6 +69,7 @@ class LocalJob:
         self.workers: list[Worker] = []
         self.servers: list[Process] = []
         self._extra = dict(environment or {}) | ({VARIABLE: faults.to_json()} if faults is not None else {})
+        settings = {"check_rules": True} | settings
         self._settings = {config.variable(name): _text(value) for name, value in settings.items()}
 
     # ---- a job's life ----------------------------------------------------------------------------------------------
@@ -104,7 +105,7 @@ class LocalJob:
     def _scheduler_address(self, ready: ReadyPipe, timeout_s: float = 60.0) -> str:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            select.select([ready.fd], [], [], deadline - time.monotonic())
+            readable([ready.fd], deadline - time.monotonic())
             address = ready.read()
             if address == "":
                 raise RuntimeError(f"the scheduler ended at once:\n{self.scheduler.output}")
@@ -115,17 +116,17 @@ class LocalJob:
     def _start(self, name: str, role: str, rank: int, env: Mapping[str, str], pass_fds: Sequence[int] = ()) -> Process:
         program = "paceline.testing.faulty" if self._faults is not None and role == "server" else "paceline"
         argv = self._placed(role, rank, [sys.executable, "-m", program, role])
-        process = Process(name, argv, env, self._directory, self._guardian, self._nursery(), pass_fds)
+        process = Process(name, argv, env, self._directory, self._guardian, self._fork_server(), pass_fds)
         self._stack.callback(process.close)
         return process
 
     def _placed(self, role: str, rank: int, argv: Sequence[str]) -> Sequence[str]:
-        """Return the command that runs ``argv`` where a process belongs; for jobs that are not all in one place."""
+        """Return the command that runs ``argv`` on the host of a process; jobs on several hosts override it."""
         return argv
 
-    def _nursery(self) -> Nursery | None:
-        """Return what forks processes, or None where they can only be started as programs."""
-        return _nursery_of(os.getpid())
+    def _fork_server(self) -> ForkServer | None:
+        """Return the server that forks processes, or None where they must be started as programs."""
+        return _fork_server_of(os.getpid())
 
     # ---- environment -----------------------------------------------------------------------------------------------
 
@@ -177,8 +178,8 @@ class LocalJob:
         )
         argv = self._placed("worker", rank, [sys.executable, "-m", "paceline.testing.worker", str(task)])
         env = self.environment("worker", rank) | dict(environment or {})
-        nursery = self._nursery()
-        worker = Worker(f"worker {rank} ({number})", argv, env, self._directory, self._guardian, nursery, result)
+        fork_server = self._fork_server()
+        worker = Worker(f"worker {rank} ({number})", argv, env, self._directory, self._guardian, fork_server, result)
         self.workers.append(worker)
         self._stack.callback(worker.close)
         return worker
@@ -215,9 +216,9 @@ def _common_environment() -> dict[str, str]:
 
 
 @functools.cache
-def _nursery_of(owner: int) -> Nursery:
-    """Return the nursery of a process, made when it starts its first job."""
-    return Nursery(_common_environment())
+def _fork_server_of(owner: int) -> ForkServer:
+    """Return the fork server of a process, made when it starts its first job."""
+    return ForkServer(_common_environment())
 
 
 def _text(value: Any) -> str:

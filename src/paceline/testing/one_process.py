@@ -14,15 +14,11 @@ from paceline.consistency import Policy
 from paceline.errors import PacelineError
 from paceline.kvstore.dist import DistStore
 from paceline.local_merge import LocalMerge
+from paceline.peer.call import Call, OnAnswer
 from paceline.server.requests import RequestHandler
 from paceline.transport.base import Frames
 from paceline.wire import messages as m
-from paceline.worker.session import OnAnswer, Session, Ticket
-
-
-class _Link:
-    def __init__(self, name: str) -> None:
-        self.name = name
+from paceline.worker.session import Session
 
 
 class _Session:
@@ -55,8 +51,8 @@ class _Session:
 
     def ask_server(
         self, server: int, body: m.Request, what: str, frames: Frames = (), on_answer: OnAnswer | None = None
-    ) -> Ticket:
-        ticket = Ticket(cast(Any, _Link(f"server {server}")), what, on_answer)
+    ) -> Call:
+        ticket = Call(f"server {server}", what, on_answer)
         self._job.send_request(self.rank, server, body, frames, ticket)
         return ticket
 
@@ -75,16 +71,14 @@ class _Session:
         blocks = self._job.published[body.store]
         return m.Found([one for one in blocks if wanted & {key.name for key in one.keys}])
 
-    def wait(self, tickets: Iterable[Ticket], timeout_s: float | None = None) -> None:
+    def wait(self, tickets: Iterable[Call], timeout_s: float | None = None) -> None:
         tickets = list(tickets)
         while not all(ticket.done for ticket in tickets):
             if not self._job.deliver():
                 waiting = ", ".join(ticket.what for ticket in tickets if not ticket.done)
                 raise PacelineError(f"worker {self.rank} waits for ever: {waiting}")
         for ticket in tickets:
-            if ticket.error is not None:
-                error, ticket.error = ticket.error, None
-                raise error
+            ticket.raise_error()
 
 
 class OneProcess:
@@ -158,7 +152,7 @@ class OneProcess:
         self._send(peer, f"server {server}", deliver)
         return self._seq
 
-    def send_request(self, rank: int, server: int, body: m.Request, frames: Frames, ticket: Ticket) -> None:
+    def send_request(self, rank: int, server: int, body: m.Request, frames: Frames, ticket: Call) -> None:
         """Send a worker's request, whose answer completes a ticket."""
         ticket.seq = self.send(f"worker {rank}", server, body, frames, ticket.complete)
 

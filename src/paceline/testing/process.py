@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from paceline.launch.supervise.guardian import Guardian
 from paceline.testing.channel import READ_VARIABLE, WRITE_VARIABLE, Lines, say
-from paceline.testing.nursery import Child, Nursery
+from paceline.testing.fork_server import Child, ForkServer
 
 
 class WorkerFailedError(AssertionError):
@@ -27,8 +27,8 @@ class Process:
         argv: the command.
         env: its whole environment.
         directory: where its output goes.
-        guardian: what ends it, should this process be killed.
-        nursery: where it is forked if it can be; else it is started as a program.
+        guardian: ends it if this process is killed.
+        fork_server: forks it if possible; else it is started as a program.
         pass_fds: file descriptors that it inherits.
     """
 
@@ -39,15 +39,15 @@ class Process:
         env: Mapping[str, str],
         directory: Path,
         guardian: Guardian,
-        nursery: Nursery | None = None,
+        fork_server: ForkServer | None = None,
         pass_fds: Sequence[int] = (),
     ) -> None:
         self.name = name
         self._output = directory / f"{name.replace(' ', '-')}.txt"
         with open(self._output, "wb") as output:
             self._handle = (
-                nursery.fork(argv, env, output.fileno(), guardian.fd, pass_fds)
-                if nursery is not None and nursery.can_run(argv, env)
+                fork_server.fork(argv, env, output.fileno(), guardian.fd, pass_fds)
+                if fork_server is not None and fork_server.can_run(argv, env)
                 else _started(argv, env, output, guardian, pass_fds)
             )
         self.pid = self._handle.pid
@@ -84,7 +84,7 @@ class Process:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:"))
 
     def close(self) -> None:
-        """Kill it if it still runs, and let go of it."""
+        """Kill it if it still runs, and release it."""
         self.kill()
         self._handle.wait(10.0)
         if isinstance(self._handle, Child):
@@ -114,8 +114,8 @@ class Worker(Process):
         argv: the command that reads the task from the file it is given.
         env: its environment, without the ends of the pipes.
         directory: where its output and its result go.
-        guardian: what ends it, should this process be killed.
-        nursery: where it is forked if it can be.
+        guardian: ends it if this process is killed.
+        fork_server: forks it if possible.
         result: the file in which its result will be.
     """
 
@@ -126,7 +126,7 @@ class Worker(Process):
         env: Mapping[str, str],
         directory: Path,
         guardian: Guardian,
-        nursery: Nursery | None,
+        fork_server: ForkServer | None,
         result: Path,
     ) -> None:
         self._result = result
@@ -134,17 +134,17 @@ class Worker(Process):
         theirs_in, self._to_worker = os.pipe()
         ends = {READ_VARIABLE: str(theirs_in), WRITE_VARIABLE: str(theirs_out)}
         try:
-            super().__init__(name, argv, {**env, **ends}, directory, guardian, nursery, (theirs_in, theirs_out))
+            super().__init__(name, argv, {**env, **ends}, directory, guardian, fork_server, (theirs_in, theirs_out))
         finally:
             os.close(theirs_in)
             os.close(theirs_out)
         self._lines = Lines(self._from_worker)
 
     def heard(self, timeout_s: float = 60.0) -> Any:
-        """Return what the worker function says next with :func:`paceline.testing.tell`.
+        """Return the next value that the worker function sends with :func:`paceline.testing.tell`.
 
         Raises:
-            TimeoutError: it said nothing in time.
+            TimeoutError: it sent nothing in time.
             WorkerFailedError: it ended.
         """
         try:
@@ -155,7 +155,7 @@ class Worker(Process):
             raise TimeoutError(f"{self.name}: {error}; it wrote:\n{self.output}") from None
 
     def tell(self, value: Any) -> None:
-        """Say something to the worker function, which reads it with :func:`paceline.testing.listen`."""
+        """Send a value to the worker function, which reads it with :func:`paceline.testing.listen`."""
         say(self._to_worker, value)
 
     def result(self, timeout_s: float = 60.0) -> Any:
@@ -171,7 +171,7 @@ class Worker(Process):
         return json.loads(self._result.read_text())
 
     def close(self) -> None:
-        """Kill it if it still runs, and let go of it and its pipes."""
+        """Kill it if it still runs, and release it and its pipes."""
         super().close()
         os.close(self._from_worker)
         os.close(self._to_worker)

@@ -1,4 +1,4 @@
-"""The process's memory allocator, told that frames of megabytes come and go all the time."""
+"""Settings of the C library's allocator for frames of megabytes, which are allocated and freed all the time."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _LARGE_BYTES = 32 * 1024 * 1024
 
 
 def keep_freed_frames() -> None:
-    """Let memory of freed frames stay with the process, up to 128 MiB, and only larger blocks than 32 MiB go at once.
+    """Keep up to 128 MiB of freed memory in the process; only blocks above 32 MiB go back to the kernel at once.
 
-    ZeroMQ allocates every frame that it receives. By itself glibc gives such blocks back to the kernel when they are
-    freed, and each page of the next frame is a page fault: up to 25,000 a step for 100 MB. Elsewhere than with glibc
-    this does nothing.
+    ZeroMQ allocates every frame that it receives. By default glibc gives such blocks back to the kernel when they are
+    freed, and each page of the next frame is a page fault: up to 25,000 in a step for 100 MB. Without glibc this does
+    nothing.
     """
     mallopt = _glibc("mallopt")
     if mallopt is not None:
@@ -30,7 +30,7 @@ def keep_freed_frames() -> None:
 
 
 def give_back_freed_memory() -> None:
-    """Give what is free back to the kernel: at a moment after which less will be needed, as when all keys are there."""
+    """Give free memory back to the kernel. Called when less will be needed, such as after keys were initialised."""
     malloc_trim = _glibc("malloc_trim")
     if malloc_trim is not None:
         malloc_trim(0)

@@ -1,4 +1,13 @@
-"""The two ends of a transport."""
+"""The interface of a transport: a hub asks many listeners, a listener answers many hubs.
+
+What a transport promises, and no more:
+
+- A message arrives whole or not at all.
+- Messages of one channel arrive in the order of sending, but for answers with an ``urgency``.
+- While a connection stays open nothing is lost. What was on its way when it closed may be lost, and is not repeated.
+
+:mod:`paceline.peer.connection` makes exactly-once requests of that.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +19,7 @@ Frames: TypeAlias = Sequence[Any]
 
 
 class Listener(Protocol):
-    """The end that many peers talk to. Used by one thread, except :meth:`wake`."""
+    """The end to which many peers connect. Used by one thread, except :meth:`wake`."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -20,49 +29,56 @@ class Listener(Protocol):
         """Return what has arrived as (peer, frames), after waiting at most ``timeout_s`` for the first."""
 
     def send(self, peer: bytes, frames: Frames, urgency: int | None = None) -> None:
-        """Send to a peer; silently dropped when it is gone. Large frames are not copied: leave them unchanged.
+        """Send to a peer; dropped without a word when its connection is closed.
 
-        With an ``urgency`` it may overtake what still waits to be sent to that peer with a higher number.
+        Args:
+            peer: to whom.
+            frames: large ones are not copied, so they must stay unchanged.
+            urgency: the message may overtake those to the same peer that wait with a higher number.
         """
 
     def lost(self) -> list[bytes]:
         """Return peers whose connection has closed since the last call."""
 
     def watch_hub(self, hub: Any) -> None:
-        """Make ``receive`` return also when something arrives at a hub of the same transport and thread."""
+        """Make ``receive`` return also when something arrives at a hub. Both are used by the same thread."""
 
     def wake(self) -> None:
-        """Make ``receive`` return now. From any thread."""
+        """Make ``receive`` return now, or the next one if none waits. From any thread."""
 
     def close(self, linger_s: float = 0.0) -> None:
-        """Close, after waiting at most ``linger_s`` for what is still to be sent."""
+        """Close, after waiting at most ``linger_s`` for messages to be sent."""
 
 
 class Hub(Protocol):
-    """The end that talks to several listeners. Used by one thread at a time, except :meth:`wake`."""
+    """The end that connects to listeners. Used by one thread at a time, except :meth:`wake`."""
 
     def connect(self, address: str, identity: bytes, *, bulk: bool = False) -> int:
-        """Open a channel; returns its index. The identity is what the listener calls this peer;
-        ``bulk`` channels carry tensors.
+        """Open a channel; returns its index, counted from 0.
+
+        Args:
+            address: of the listener.
+            identity: the listener's name for this peer.
+            bulk: the channel carries tensors.
         """
 
     def send(self, channel: int, frames: Frames) -> None:
-        """Send on a channel. Large frames are not copied: leave them unchanged until the answer."""
+        """Send on a channel. Large frames are not copied, so they must stay unchanged until the answer."""
 
     def receive(self, timeout_s: float) -> list[tuple[int, Frames]]:
         """Return what has arrived as (channel, frames), after waiting at most ``timeout_s`` for the first."""
 
     def is_open(self, channel: int) -> bool:
-        """Tell whether the channel is connected now."""
+        """Return whether the channel is connected now."""
 
     def reopened(self) -> list[int]:
-        """Return channels that were connected anew since the last call: what was under way may be lost."""
+        """Return channels that have closed and connected again since the last call. Messages may be lost."""
 
     def refused(self, channel: int) -> str:
-        """Return why the other side refuses this process, or an empty string."""
+        """Return why the listener refuses this process; an empty string if it does not."""
 
     def wake(self) -> None:
-        """Make ``receive`` return now. From any thread."""
+        """Make ``receive`` return now, or the next one if none waits. From any thread."""
 
     def close(self, linger_s: float = 0.0) -> None:
-        """Close all channels."""
+        """Close all channels, after waiting at most ``linger_s`` for messages to be sent."""

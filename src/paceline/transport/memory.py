@@ -1,4 +1,4 @@
-"""A transport inside one process, for tests: the same interface, and faults on demand."""
+"""A transport inside one process, for tests, with faults on demand."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Literal
 
 from paceline.transport.base import Frames
 
-#: What becomes of a message; asked once per message, in order.
+#: What happens to a message. A judge is called once per message, in order.
 Fault = Literal["deliver", "drop", "repeat", "late"]
 Judge = Callable[[], Fault]
 
 
 def always_deliver() -> Fault:
-    """Judge of a network without faults."""
+    """Deliver every message."""
     return "deliver"
 
 
@@ -23,7 +23,7 @@ class MemoryNetwork:
     """Connects hubs and listeners by address.
 
     Args:
-        judge: decides what becomes of each message. A ``late`` one is overtaken by the next.
+        judge: decides what happens to each message. A ``late`` one is overtaken by the next.
     """
 
     def __init__(self, judge: Judge = always_deliver) -> None:
@@ -37,8 +37,8 @@ class MemoryNetwork:
         held: list[tuple[bytes | int, Frames]],
         item: tuple[bytes | int, Frames],
     ) -> None:
-        """Put a message into a queue, or do to it what the judge says."""
-        # What travels is a copy: like a real network, it does not change when the sender's memory does.
+        """Put a message into a queue, as the judge says."""
+        # A copy: as on a real network, a message does not change when the sender's memory does.
         item = (item[0], [bytes(frame) for frame in item[1]])
         with self.changed:
             fault = self.judge()
@@ -61,7 +61,6 @@ class MemoryListener:
         self.queue: deque[tuple[bytes | int, Frames]] = deque()
         self.held: list[tuple[bytes | int, Frames]] = []
         self.peers: dict[bytes, tuple[MemoryHub, int]] = {}
-        self._lost: list[bytes] = []
         self._hubs: list[MemoryHub] = []
         self._woken = False
         network.listeners[address] = self
@@ -78,21 +77,14 @@ class MemoryListener:
             return messages  # type: ignore[return-value]
 
     def send(self, peer: bytes, frames: Frames, urgency: int | None = None) -> None:
-        """Send to a peer; nothing waits here, so nothing is overtaken."""
+        """Send to a peer. Nothing waits here, so nothing is overtaken."""
         if peer in self.peers:
             hub, channel = self.peers[peer]
             self._network.put(hub.queue, hub.held, (channel, frames))
 
-    def lose(self, peer: bytes) -> None:
-        """Pretend that a peer's connection closed."""
-        with self._network.changed:
-            self._lost.append(peer)
-            self._network.changed.notify_all()
-
     def lost(self) -> list[bytes]:
-        """Return peers whose connection has closed since the last call."""
-        lost, self._lost = self._lost, []
-        return lost
+        """Return nothing: connections never close in memory."""
+        return []
 
     def watch_hub(self, hub: MemoryHub) -> None:
         """Make ``receive`` return also when something arrives at a hub."""
@@ -105,7 +97,7 @@ class MemoryListener:
             self._network.changed.notify_all()
 
     def close(self, linger_s: float = 0.0) -> None:
-        """Go away."""
+        """Close: what is sent to this address from now on is dropped."""
         self._network.listeners.pop(self.addresses[0], None)
 
 
@@ -142,15 +134,15 @@ class MemoryHub:
             return messages  # type: ignore[return-value]
 
     def is_open(self, channel: int) -> bool:
-        """Tell whether somebody listens there."""
+        """Return whether there is a listener at the address."""
         return self._targets[channel][0] in self._network.listeners
 
     def reopened(self) -> list[int]:
-        """No connection is ever lost in memory, only messages."""
+        """Return nothing: connections never close in memory, only messages get lost."""
         return []
 
     def refused(self, channel: int) -> str:
-        """Nobody is refused in memory."""
+        """Return an empty string: nobody is refused in memory."""
         return ""
 
     def wake(self) -> None:

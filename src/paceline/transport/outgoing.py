@@ -1,4 +1,4 @@
-"""What waits to be sent to one peer, in which order. Pure."""
+"""The order of messages that wait to be sent to one peer. Pure."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 
-#: Bytes that may be under way to one peer: enough to keep any link busy, few enough that what is urgent overtakes the
-#: rest.
+#: Bytes in flight to one peer: enough to keep any network busy, and few, because urgent messages cannot overtake them.
 WINDOW_BYTES = 16 * 1024 * 1024
 
 
 class Outgoing(Generic[Item]):
-    """A queue in which the lower number goes first, after Jayarajan et al. 2019 (P3) and Peng et al. 2019.
+    """A priority queue: the lowest number is sent first, after Jayarajan et al. 2019 (P3) and Peng et al. 2019.
 
-    What was handed to the transport cannot be overtaken any more, so only a window's worth is handed over; the rest
-    waits here. Items without a number keep their place: they overtake nothing and nothing overtakes them.
+    Messages that the transport has cannot be overtaken. So it gets no more than a window of bytes at a time, and the
+    rest waits here. Items without a number keep their place: they overtake nothing, and nothing overtakes them.
 
     Args:
-        window: bytes that may be under way. One item is, however large.
+        window: limit of the bytes in flight. A single larger item is allowed.
     """
 
     def __init__(self, window: int = WINDOW_BYTES) -> None:
@@ -31,7 +30,7 @@ class Outgoing(Generic[Item]):
         return len(self._waiting)
 
     def add(self, item: Item, size: int, number: int | None = None) -> None:
-        """Take an item of ``size`` bytes; of those with a number the lowest goes first."""
+        """Add an item of ``size`` bytes; of those with a number the lowest is sent first."""
         if number is None:
             self._section += 1
         self._count += 1
@@ -43,7 +42,7 @@ class Outgoing(Generic[Item]):
         """Return the next item and its bytes when the window has room for it.
 
         Args:
-            under_way: bytes that were handed over and have not left yet.
+            under_way: bytes that the transport has and has not sent yet.
         """
         if not self._waiting or (under_way and under_way + self._waiting[0][3] > self._window):
             return None

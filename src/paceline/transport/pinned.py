@@ -1,4 +1,4 @@
-"""Host memory that CUDA devices read and write by themselves."""
+"""Page-locked host memory, which CUDA devices read and write directly."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import torch
 
 
 def pin(memory: torch.Tensor) -> bool:
-    """Lock host memory of a tensor, so that devices copy from and to it by themselves; tells whether it worked.
-
-    Without it copies are as correct, and slower.
-    """
+    """Lock the host memory of a tensor; returns whether that worked. Without it copies are slower, and as correct."""
     if not memory.numel():
         return False
     return int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == 0  # type: ignore[no-untyped-call]

@@ -1,4 +1,10 @@
-"""Who may talk: every job has one CURVE key pair, and only its holders can open a connection."""
+"""Who may connect: every job has one CURVE key pair, and only processes that hold it can open a connection.
+
+| connection | with a job key | with a job key, ``encrypt`` off | without a job key (``insecure``) |
+|---|---|---|---|
+| to the scheduler | CURVE | CURVE | no protection |
+| that carries tensors | CURVE | PLAIN, with a password derived from the key; not encrypted | no protection |
+"""
 
 from __future__ import annotations
 
@@ -22,16 +28,16 @@ def new_job_key() -> str:
 
 @dataclass(frozen=True)
 class Security:
-    """The keys of a job. Everybody who holds the secret is a member; there is one key pair for all.
+    """The key pair of a job, the same for all its processes. Who holds the secret key is let in.
 
     Raises:
         ConfigError: the job key is not a key.
     """
 
     job_key: str = field(repr=False)
-    """Empty: no authentication at all."""
+    """Secret CURVE key, 40 characters of Z85. Empty: no authentication."""
     encrypt: bool = True
-    """False: connections that carry tensors are opened with a password derived from the key, and not encrypted."""
+    """Encrypt connections that carry tensors, too."""
 
     def __post_init__(self) -> None:
         if self.job_key and len(self.job_key) != 40:
@@ -60,7 +66,7 @@ class Security:
         return bulk and not self.encrypt
 
     def protect_listener(self, socket: zmq.Socket[bytes], bulk: bool) -> ThreadAuthenticator | None:
-        """Let only members connect; returns the authenticator to stop when the listener closes."""
+        """Let only holders of the key connect; returns the authenticator, to be stopped when the listener closes."""
         if not self.job_key:
             return None
         authenticator = ThreadAuthenticator(socket.context)
@@ -75,7 +81,7 @@ class Security:
         return authenticator
 
     def protect_channel(self, socket: zmq.Socket[bytes], bulk: bool) -> None:
-        """Prove membership on connecting, and accept only a listener that proves it too."""
+        """Prove to hold the key on connecting, and accept only a listener that proves it too."""
         if not self.job_key:
             return
         if self._is_plain(bulk):
@@ -86,7 +92,7 @@ class Security:
 
 
 class _OnlyMembers:
-    """Admits clients whose key is the job's."""
+    """Admits peers whose public key is the job's."""
 
     def __init__(self, public: bytes) -> None:
         self._public = public

@@ -1,7 +1,10 @@
 """Shared memory between workers and servers of the same host.
 
-Both sides make memfds: files that live only in memory and vanish with their last holder, however it ended. The other
-side maps them through ``/proc``; both must run as the same user in the same namespaces.
+Both sides make memfds: files in memory, which the kernel frees when the last process that holds them exits or is
+killed. The other side opens them through ``/proc``, so both must run as the same user in the same namespaces.
+
+A memfd is sealed against shrinking before another process may map it: a read beyond the end of a mapped file kills the
+reader.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ class SharedTensor:
         dtype: element type.
 
     Raises:
-        OSError: the memory is not to be had.
+        OSError: allocation failed.
     """
 
     def __init__(self, numel: int, dtype: torch.dtype) -> None:
@@ -43,7 +46,7 @@ class SharedTensor:
         try:
             size = max(mmap.PAGESIZE, _to_pages(numel * dtype.itemsize))
             os.posix_fallocate(self.fd, 0, size)
-            # Nobody can cut the file under the other side's feet: reading beyond its end would kill it.
+            # Reading beyond the end of a file that shrank would kill the other side.
             fcntl.fcntl(self.fd, _ADD_SEALS, _SEAL_SHRINK)
             self.tensor = torch.frombuffer(mmap.mmap(self.fd, size), dtype=dtype)[:numel]
             _made.add(_identity(self.fd))
@@ -52,7 +55,7 @@ class SharedTensor:
             raise
 
     def close(self) -> None:
-        """Give up the file; the memory goes when nobody maps it any more."""
+        """Close the file. The kernel frees the memory when no process maps it any more."""
         with contextlib.suppress(OSError):
             _made.discard(_identity(self.fd))
             os.close(self.fd)
@@ -65,7 +68,7 @@ def _identity(fd: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class MappedArena:
-    """A bucket's stretch of a worker's arena, as the server sees it."""
+    """A bucket's range of a worker's arena, mapped by the server."""
 
     values: torch.Tensor | None
     """None: the worker reads the server's own values."""
@@ -73,7 +76,7 @@ class MappedArena:
 
 
 def pages(numel: int, dtype: torch.dtype) -> int:
-    """Return how many elements the whole pages have that hold ``numel`` of them."""
+    """Return the number of elements of the whole pages that hold ``numel`` elements."""
     return _to_pages(numel * dtype.itemsize) // dtype.itemsize
 
 
@@ -85,7 +88,7 @@ def map_foreign(pid: int, fd: int, numel: int, dtype: torch.dtype) -> torch.Tens
     """Map the memfd of another process.
 
     Raises:
-        ProtocolError: it cannot be opened, is no sealed memfd, or is too small.
+        ProtocolError: it cannot be opened, is no sealed memfd, is too small, or this process made it.
     """
     size = numel * dtype.itemsize
     own = open_foreign(pid, fd, size)
@@ -96,10 +99,10 @@ def map_foreign(pid: int, fd: int, numel: int, dtype: torch.dtype) -> torch.Tens
 
 
 def open_foreign(pid: int, fd: int, size: int) -> int:
-    """Open the memfd of another process that has at least ``size`` bytes; returns a descriptor, to be closed.
+    """Open the memfd of another process, at least ``size`` bytes long. The caller closes the descriptor.
 
     Raises:
-        ProtocolError: it cannot be opened, is no sealed memfd, is too small, or the other process has it from this one.
+        ProtocolError: it cannot be opened, is no sealed memfd, is too small, or this process made it.
     """
     path = f"/proc/{pid}/fd/{fd}"
     try:
@@ -122,10 +125,10 @@ def open_foreign(pid: int, fd: int, size: int) -> int:
 
 
 class Patchwork:
-    """A flat tensor in private memory, parts of which can be put over with pages of shared files.
+    """A flat tensor in private memory, over parts of which pages of shared files can be mapped.
 
-    A server keeps the values of its buckets in a file; where several servers own one arena, a worker sees all of them
-    as one tensor.
+    Each server keeps the values of its buckets in a file. A worker maps the files of all servers of its host into one
+    tensor.
 
     Args:
         numel: elements.
@@ -142,7 +145,7 @@ class Patchwork:
         return start * self.tensor.itemsize % mmap.PAGESIZE == 0
 
     def patch(self, start: int, length: int, fd: int, file_start: int) -> None:
-        """Show elements of a file at ``start``; what was there is gone, up to the end of the last page.
+        """Map elements of a file at ``start``. The former content is lost, up to the end of the last page.
 
         Args:
             start: first element; must be the first of a page.
@@ -151,14 +154,14 @@ class Patchwork:
             file_start: first element inside the file; must be the first of a page.
 
         Raises:
-            OSError: it cannot be mapped.
+            OSError: the file cannot be mapped.
         """
         place, size = start * self.tensor.itemsize, _to_pages(length * self.tensor.itemsize)
         self._put(place, size, mmap.MAP_SHARED, fd, file_start * self.tensor.itemsize)
         self._patches.append((place, size))
 
     def detach(self) -> None:
-        """Go on with private copies of what the files show now."""
+        """Replace all mapped pages by private copies of their present content."""
         while self._patches:
             place, size = self._patches.pop()
             content = bytes(memoryview(self._map)[place : place + size])
@@ -170,7 +173,7 @@ class Patchwork:
         return self.tensor.data_ptr()
 
     def _put(self, place: int, size: int, flags: int, fd: int, offset: int) -> None:
-        """Replace pages of the private memory. Nothing else lies there: they belong to our own mapping."""
+        """Replace pages of the private memory; all of them belong to our own mapping."""
         assert 0 <= place <= place + size <= len(self._map)
         wanted = self._address + place
         protection = mmap.PROT_READ | mmap.PROT_WRITE

@@ -1,4 +1,14 @@
-"""The transport between processes: ROUTER and DEALER sockets of ZeroMQ, with the job's security."""
+"""The transport between processes: ROUTER and DEALER sockets of ZeroMQ, with the job's security.
+
+States of a channel, as its socket's monitor reports them:
+
+| state | event | next state |
+|---|---|---|
+| connecting | handshake succeeded | open |
+| connecting | handshake failed ``REFUSALS`` times, or the protocol differs | refused: ZeroMQ may have given up |
+| open | disconnected | connecting; ZeroMQ tries again after 50 ms to 1 s |
+| connecting, after it was open | handshake succeeded | open, and reported once as reopened |
+"""
 
 from __future__ import annotations
 
@@ -19,20 +29,20 @@ from paceline.transport.outgoing import Outgoing
 from paceline.transport.security import Security
 from paceline.wire.limits import MAX_FRAME_BYTES
 
-#: Frames below this are copied: pinning memory for them costs more than it saves.
+#: Smaller frames are copied: that costs less than to track when they have been sent.
 COPY_BELOW_BYTES = 16 * 1024
 
-#: Messages and bytes (of the last message more) taken from a socket in one go: no peer can starve the rest of the loop.
+#: Limits of what one receive takes from a socket, so that no peer keeps the loop busy. The last message may exceed it.
 BURST, BURST_BYTES = 256, 16 * 1024 * 1024
 
-#: While something waits to be sent, how often to look whether there is room: ZeroMQ does not tell.
+#: Check interval for room in the window while messages wait to be sent: ZeroMQ does not report it.
 FLUSH_MS = 1
 
-#: Messages that ZeroMQ takes from one peer before this process does: enough to keep it busy. The rest waits at the
-#: sender, whose frames are views of what it holds anyway; here each would be a copy.
+#: Messages that ZeroMQ receives from one peer ahead of this process: enough to keep it busy. The rest waits at the
+#: sender, where frames are views of arenas; here each would be a copy.
 RECEIVE_AHEAD = 4
 
-#: A handshake may fail once while a listener is starting; this often means the keys differ.
+#: Failed handshakes that mean that the keys differ. A single one may fail while a listener starts.
 REFUSALS = 3
 
 _HANDSHAKE_FAILURES = (
@@ -70,12 +80,12 @@ class _Waker:
 
 
 def _send(socket: zmq.Socket[bytes], frames: Sequence[Any], track: bool = False) -> zmq.MessageTracker | None:
-    """Send a message; with ``track`` returns what tells when its last large frame has left."""
+    """Send a message; with ``track`` returns what tells when its last large frame has been sent."""
     tracker = None
     last = len(frames) - 1
     for index, frame in enumerate(frames):
         large = _size(frame) >= COPY_BELOW_BYTES
-        # Queues have no limit: there is no room only where there is no connection, and waiting for one has no end.
+        # Queues have no limit, so a send blocks only where ZeroMQ has no connection, and then it would never end.
         flags = zmq.NOBLOCK | (zmq.SNDMORE if index < last else 0)
         sent = socket.send(frame, flags, copy=not large, track=track and large)
         tracker = sent if large else tracker
@@ -87,20 +97,20 @@ def _size(frame: Any) -> int:
 
 
 class _Lane:
-    """The way to one peer: what is under way, and what waits."""
+    """Messages to one peer: those that ZeroMQ has, and those that wait."""
 
     def __init__(self) -> None:
         self.waiting: Outgoing[Frames] = Outgoing()
         self._under_way: deque[tuple[zmq.MessageTracker, int]] = deque()
 
     def under_way(self) -> int:
-        """Return the bytes that were handed to ZeroMQ and have not left yet."""
+        """Return the bytes that ZeroMQ has and has not sent yet."""
         while self._under_way and self._under_way[0][0].done:
             self._under_way.popleft()
         return sum(size for _, size in self._under_way)
 
     def flush(self, socket: zmq.Socket[bytes], peer: bytes) -> None:
-        """Send as much as the window has room for."""
+        """Hand as much to ZeroMQ as the window has room for."""
         while self.waiting and (taken := self.waiting.take(self.under_way())) is not None:
             tracker = _send(socket, [peer, *taken[0]], track=True)
             if tracker is not None:
@@ -203,7 +213,7 @@ class ZmqListener:
         lane.flush(self._socket, peer)
 
     def _flush(self) -> bool:
-        """Send what there is room for; tell whether something waits still."""
+        """Send what there is room for; returns whether messages still wait."""
         for peer, lane in self._lanes.items():
             lane.flush(self._socket, peer)
         return any(lane.waiting for lane in self._lanes.values())
@@ -215,7 +225,7 @@ class ZmqListener:
 
     def watch_hub(self, hub: ZmqHub) -> None:
         """Make ``receive`` return also when something arrives at a hub that the same thread uses."""
-        hub.tell(self._poller)
+        hub.add_poller(self._poller)
 
     def wake(self) -> None:
         """Make ``receive`` return now."""
@@ -236,7 +246,7 @@ class ZmqListener:
 
 
 class _Channel:
-    """A DEALER socket and what its monitor has said."""
+    """A DEALER socket and what its monitor has reported."""
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], address: str, identity: bytes, security: Security, bulk: bool
@@ -263,7 +273,7 @@ class _Channel:
             elif event == zmq.EVENT_DISCONNECTED:
                 self.is_open = False
             else:
-                # ZeroMQ does not try again after an error in the protocol.
+                # After an error in the protocol ZeroMQ does not connect again.
                 self.failures += REFUSALS if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL else 1
                 self.reason = {
                     int(zmq.Event.HANDSHAKE_FAILED_AUTH): "it does not admit this process's key",
@@ -290,7 +300,7 @@ class ZmqHub:
         self._waker = _Waker()
         self._poller = zmq.Poller()
         self._poller.register(self._waker.fd, zmq.POLLIN)
-        self._told: list[zmq.Poller] = []
+        self._pollers: list[zmq.Poller] = []
         self._closed = False
 
     def connect(self, address: str, identity: bytes, *, bulk: bool = False) -> int:
@@ -299,19 +309,19 @@ class ZmqHub:
             keep_freed_frames()
         channel = _Channel(self._context, address, identity, self._security, bulk)
         self._channels.append(channel)
-        for poller in (self._poller, *self._told):
+        for poller in (self._poller, *self._pollers):
             poller.register(channel.socket, zmq.POLLIN)
         self._poller.register(channel.monitor, zmq.POLLIN)
         return len(self._channels) - 1
 
-    def tell(self, poller: zmq.Poller) -> None:
-        """Have a poller of the same thread wake up for what arrives on all channels, also on those still to come."""
-        self._told.append(poller)
+    def add_poller(self, poller: zmq.Poller) -> None:
+        """Register all channels, also those to come, with a poller of the same thread."""
+        self._pollers.append(poller)
         for channel in self._channels:
             poller.register(channel.socket, zmq.POLLIN)
 
     def send(self, channel: int, frames: Frames) -> None:
-        """Send on a channel; lost when ZeroMQ has given it up, which :meth:`refused` tells."""
+        """Send on a channel; dropped when ZeroMQ has given the channel up, which :meth:`refused` reports."""
         with contextlib.suppress(zmq.Again):
             _send(self._channels[channel].socket, frames)
 
@@ -332,19 +342,19 @@ class ZmqHub:
         return [(index, frames) for index, channel in enumerate(self._channels) for frames in _receive(channel.socket)]
 
     def is_open(self, channel: int) -> bool:
-        """Tell whether the channel is connected now."""
+        """Return whether the channel is connected now."""
         self._channels[channel].note_events()
         return self._channels[channel].is_open
 
     def reopened(self) -> list[int]:
-        """Return channels that were connected anew since the last call: what was under way may be lost."""
+        """Return channels that have closed and connected again since the last call. Messages may be lost."""
         anew = [index for index, channel in enumerate(self._channels) if channel.reopened]
         for index in anew:
             self._channels[index].reopened = False
         return anew
 
     def refused(self, channel: int) -> str:
-        """Return why the other side refuses this process, or an empty string."""
+        """Return why the listener refuses this process; an empty string if it does not."""
         self._channels[channel].note_events()
         one = self._channels[channel]
         return one.reason if one.failures >= REFUSALS else ""

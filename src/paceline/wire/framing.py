@@ -1,4 +1,4 @@
-"""Messages to frames and back."""
+"""Turns messages into frames and back: a header of msgpack first, then the payload as it is."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def decode(frames: Sequence[Any]) -> tuple[Envelope, Sequence[Any]]:
         FramingError: too large, or not a message of this protocol.
     """
     if not 1 <= len(frames) <= MAX_FRAMES + 1:
-        raise FramingError(f"a message of {len(frames)} frames; 1 to {MAX_FRAMES + 1} are possible")
+        raise FramingError(f"a message of {len(frames)} frames; 1 to {MAX_FRAMES + 1} are allowed")
     header = memoryview(frames[0])
     if header.nbytes > MAX_HEADER_BYTES:
-        raise FramingError(f"a header of {header.nbytes} bytes; at most {MAX_HEADER_BYTES} are possible")
+        raise FramingError(f"a header of {header.nbytes} bytes; at most {MAX_HEADER_BYTES} are allowed")
     for frame in frames[1:]:
         if memoryview(frame).nbytes > MAX_FRAME_BYTES:
-            raise FramingError(f"a frame of {memoryview(frame).nbytes} bytes; at most {MAX_FRAME_BYTES} are possible")
+            raise FramingError(f"a frame of {memoryview(frame).nbytes} bytes; at most {MAX_FRAME_BYTES} are allowed")
     try:
         return _decoder.decode(header), frames[1:]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:

@@ -1,8 +1,29 @@
-"""Exactly-once requests over a transport that may lose or repeat messages.
+"""Exactly-once requests over a transport that may lose, repeat or reorder messages. Pure.
 
-The sender numbers its requests and keeps each until it is answered; it says with every message up to where all are
-answered. The receiver keeps what it has seen beyond that, so a repeated request is recognised and a lost answer can be
-given again.
+The sender (:class:`Outbox`) numbers its requests from 1, keeps each until it is answered, and says with every message
+up to which number all are answered (``acked``). The receiver (:class:`Inbox`) carries out a request when its number is
+new, and keeps the result until the sender says that it has the answer.
+
+States of a number at the receiver:
+
+| state | event | next state |
+|---|---|---|
+| new | the request arrives | in progress: it is carried out, once |
+| in progress | the request arrives again | in progress; nothing happens |
+| in progress | it is carried out | answered: the result is kept and sent |
+| answered | the request or a probe arrives | answered; the result is sent again |
+| new, in progress, answered | a message with ``acked`` of this number or a higher one | forgotten |
+| forgotten | the request arrives again | forgotten; nothing happens |
+
+A probe for a number that is new makes the receiver say so, and the sender sends the request again.
+
+What breaks exactly-once:
+
+- A receiver that restarts, or a sender that connects under a new identity and repeats what it asked under the old one:
+  numbers count per connection.
+- A sender that reuses a number, or that says ``acked`` before it has the answer.
+- Frames that change before the answer: a request that is sent again has other values.
+- A receiver that carries out requests before their sender is a member: strangers are not remembered.
 """
 
 from __future__ import annotations
@@ -13,19 +34,18 @@ from typing import Generic, TypeVar
 Content = TypeVar("Content")
 Result = TypeVar("Result")
 
-#: Requests one peer may have outstanding; more than that is not a peer but an attack or a bug.
+#: Limit of unanswered requests of one peer. More are an attack or a bug, and are refused.
 MAX_OUTSTANDING = 65_536
 
 
 @dataclass
 class _Sent(Generic[Content]):
     content: Content
-    since: float
     asked: float
 
 
 class Outbox(Generic[Content]):
-    """The sender's side. Times are whatever clock the caller uses, in seconds."""
+    """The sender's side, for one peer. Times are seconds on the caller's clock."""
 
     def __init__(self) -> None:
         self._sent: dict[int, _Sent[Content]] = {}
@@ -43,29 +63,30 @@ class Outbox(Generic[Content]):
         """Take a request; returns its number."""
         seq = self._next
         self._next += 1
-        self._sent[seq] = _Sent(content, now, now)
+        self._sent[seq] = _Sent(content, now)
         return seq
 
     def answer(self, seq: int) -> bool:
-        """Note an answer; False when it is a repeat or nobody asked."""
+        """Note an answer; returns False when it is a repeat or nobody asked."""
         return self._sent.pop(seq, None) is not None
 
     def content(self, seq: int) -> Content | None:
-        """Return an unanswered request, to be sent again."""
+        """Return an unanswered request."""
         sent = self._sent.get(seq)
         return sent.content if sent else None
 
-    def since(self, seq: int) -> float | None:
-        """Return when an unanswered request was made."""
-        sent = self._sent.get(seq)
-        return sent.since if sent else None
-
     def overdue(self, now: float, after_s: float) -> list[int]:
-        """Return requests without news for ``after_s`` seconds; they count as asked for now."""
+        """Return requests that were sent or returned here at least ``after_s`` seconds ago, and are not answered."""
         late = [seq for seq, sent in self._sent.items() if now - sent.asked >= after_s]
         for seq in late:
             self._sent[seq].asked = now
         return late
+
+    def drop(self) -> list[Content]:
+        """Forget all unanswered requests; returns them."""
+        dropped = [sent.content for sent in self._sent.values()]
+        self._sent.clear()
+        return dropped
 
 
 class Inbox(Generic[Result]):
@@ -79,7 +100,7 @@ class Inbox(Generic[Result]):
         return len(self._seen)
 
     def arrive(self, seq: int, acked: int) -> bool:
-        """Note a request; True when it is new and to be carried out.
+        """Note a request; returns True when it is new and must be carried out.
 
         Raises:
             ValueError: numbers that no correct sender uses.
@@ -95,16 +116,16 @@ class Inbox(Generic[Result]):
         return True
 
     def finish(self, seq: int, result: Result) -> None:
-        """Keep what a request resulted in, until the peer says that it got the answer."""
+        """Keep the result of a request until the sender has the answer."""
         if seq in self._seen:
             self._seen[seq] = result
 
     def result(self, seq: int) -> Result | None:
-        """Return what a request resulted in; None while it is in progress or when it is forgotten."""
+        """Return the result of a request; None when it is new, in progress or forgotten."""
         return self._seen.get(seq)
 
     def knows(self, seq: int) -> bool:
-        """Tell whether a request has arrived."""
+        """Return whether a request has arrived."""
         return seq <= self._acked or seq in self._seen
 
     def _forget(self, acked: int) -> None:

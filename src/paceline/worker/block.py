@@ -11,13 +11,13 @@ import torch
 from paceline.compression import Codec, State
 from paceline.errors import ProtocolError
 from paceline.local_merge import Way
+from paceline.peer.call import Call
 from paceline.placement import KeySize, Layout, place
 from paceline.ranges import Ranges, is_all, within
 from paceline.tensors import dtype_of
 from paceline.transport.pinned import pin, unpin
 from paceline.transport.shared import Patchwork, SharedTensor, open_foreign
 from paceline.wire import messages as m
-from paceline.worker.session import Ticket
 from paceline.worker.versions import Versions
 
 
@@ -77,7 +77,7 @@ _MOST_SENDING = 16
 class _Sending:
     start: int
     stop: int
-    ticket: Ticket
+    ticket: Call
 
 
 @dataclass
@@ -220,7 +220,7 @@ class WorkerBlock:
         """Return the arena's view of a key's residual, in its shape."""
         return self._view(self.residual_arena(), key)
 
-    def outstanding(self, stretch: Stretch) -> list[Ticket]:
+    def outstanding(self, stretch: Stretch) -> list[Call]:
         """Return the requests on a stretch that are not answered yet."""
         side = self.buckets[stretch.bucket]
         if not side.sending:
@@ -229,7 +229,7 @@ class WorkerBlock:
         stop = stretch.start + stretch.length
         return [sent.ticket for sent in side.sending if sent.start < stop and stretch.start < sent.stop]
 
-    def note_sent(self, stretch: Stretch, ticket: Ticket) -> None:
+    def note_sent(self, stretch: Stretch, ticket: Call) -> None:
         """Remember a request on a stretch."""
         side = self.buckets[stretch.bucket]
         if len(side.sending) >= _MOST_SENDING:

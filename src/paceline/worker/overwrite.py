@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
+from paceline.peer.call import Call
 from paceline.tensors import to_frame
 from paceline.wire import messages as m
 from paceline.worker.block import WorkerBlock
 from paceline.worker.plan import Plan, Step
-from paceline.worker.session import Session, Ticket
+from paceline.worker.session import Session
 
 
 def overwrite(
@@ -26,7 +27,7 @@ def overwrite(
         values: one per key, in its shape.
         wait: waits for this worker's own requests on the keys of a step.
     """
-    tickets: list[Ticket] = []
+    tickets: list[Call] = []
     for step in plan.steps:
         wait(step)
         found: dict[int, tuple[list[m.Entry], list[Any]]] = {}

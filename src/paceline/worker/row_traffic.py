@@ -8,13 +8,14 @@ from collections.abc import Sequence
 import torch
 
 from paceline.errors import ProtocolError
+from paceline.peer.call import Call, OnAnswer
 from paceline.tensors import from_frame, to_frame
 from paceline.transport.base import Frames
 from paceline.updaters.rows import sum_rows
 from paceline.wire import messages as m
 from paceline.worker.block import Stretch, WorkerBlock
 from paceline.worker.plan import Place
-from paceline.worker.session import OnAnswer, Session, Ticket
+from paceline.worker.session import Session
 from paceline.worker.traffic import Traffic
 
 
@@ -46,7 +47,7 @@ class Exchange:
             merged gradient, because no worker had one.
     """
 
-    ticket: Ticket
+    ticket: Call
 
     def __init__(self, place: Place) -> None:
         self._block, self._index = place
@@ -115,7 +116,7 @@ class RowTraffic:
         place[0].note_sent(one, done.ticket)
         return done
 
-    def _send(self, place: Place, total: torch.Tensor | None, keep: OnAnswer | None, skip: bool = False) -> Ticket:
+    def _send(self, place: Place, total: torch.Tensor | None, keep: OnAnswer | None, skip: bool = False) -> Call:
         """Push coalesced rows that stay unchanged until the answer."""
         block, _ = place
         one = self._free(place)

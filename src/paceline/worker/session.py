@@ -1,10 +1,14 @@
-"""A worker's part in the job: its connections, its requests, and waiting for answers with a deadline."""
+"""A worker's part in the job: its membership, its requests, and what workers do together.
+
+Requests go through one :class:`~paceline.peer.client.Client` with a channel to the scheduler (channel 0) and one to
+each server (channel 1 + rank). The :class:`~paceline.peer.lifeline.Lifeline` keeps the membership, with a hub and a
+thread of its own. It wakes the client when the job fails, and every wait raises that failure.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
@@ -12,10 +16,10 @@ from paceline.config import Settings, from_environment
 from paceline.consistency import Policy
 from paceline.errors import ConfigError, DeadlineError, PacelineError
 from paceline.local_merge import LocalMerge
-from paceline.peer.connection import Connection
-from paceline.peer.errors_by_name import rebuild
+from paceline.peer.call import Call, OnAnswer
+from paceline.peer.client import Client
 from paceline.peer.hosts import address_for
-from paceline.peer.lifeline import Lifeline, identity, raise_if_refused
+from paceline.peer.lifeline import Lifeline
 from paceline.transport import Hub, Security
 from paceline.transport.base import Frames
 from paceline.transport.zeromq import ZmqHub
@@ -25,85 +29,51 @@ from paceline.worker.leaving import Exit
 
 logger = logging.getLogger(__name__)
 
-#: Waiting looks at deadlines, refusals and overdue answers this often; answers and news wake it at once.
-LOOK_S = 0.5
+_SCHEDULER = 0
+_FIRST_SERVER = 1
 
-OnAnswer = Callable[[m.Body, Frames], None]
-
-
-class Ticket:
-    """A request that was sent.
-
-    Attributes:
-        done: the answer is here and was used.
-        error: the answer was an error, raised by :meth:`Session.wait`.
-    """
-
-    __slots__ = ("_on_answer", "body", "done", "error", "link", "seq", "what")
-
-    def __init__(self, link: Connection, what: str, on_answer: OnAnswer | None) -> None:
-        self.link, self.what = link, what
-        self.seq = 0
-        self.done = False
-        self.error: Exception | None = None
-        self.body: m.Body | None = None
-        self._on_answer = on_answer
-
-    def complete(self, body: m.Body, frames: Frames) -> None:
-        """Use the answer."""
-        if isinstance(body, m.Failed):
-            self.error = rebuild(body, self.link.name)
-        else:
-            self.body = body
-            self._use(body, frames)
-        self.done = True
-
-    def _use(self, body: m.Body, frames: Frames) -> None:
-        if self._on_answer is None:
-            return
-        try:
-            self._on_answer(body, frames)
-        except PacelineError as error:
-            self.error = type(error)(f"{self.what} at {self.link.name}: {error}")
+#: How long a deadline's error may take to find out who is missing.
+_MISSING_TIMEOUT_S = 5.0
 
 
 class Session:
-    """The job, as one worker sees it.
+    """The job, as one worker sees it. Used by any thread.
 
     Args:
         settings: of this worker.
         make_hub: makes a transport.
+
+    Raises:
+        AuthenticationError: the scheduler or a server does not admit this process.
+        RendezvousError: refused, or not everybody came in time.
+        DeadlineError: a server did not answer in time.
     """
 
     def __init__(self, settings: Settings, make_hub: Callable[[], Hub]) -> None:
         self.settings = settings
-        self._lock = threading.RLock()
-        self._hub = make_hub()
-        self._lifeline = Lifeline(settings, make_hub(), on_news=self._hub.wake)
-        self._tickets: dict[tuple[int, int], Ticket] = {}
         self._closers: list[Callable[[], None]] = []
         self._gathers: Counter[str] = Counter()
         self._closed = False
+        self._client = Client(make_hub(), check=self._check_open)
+        self._lifeline = Lifeline(settings, make_hub(), on_change=self._client.wake)
         try:
             self._lifeline.join()
-            self._links = [self._open(settings.scheduler, f"scheduler at {settings.scheduler}", False)]
-            for server in self.servers:
-                address = address_for(server, self.host_id, settings.unix_sockets)
-                self._links.append(self._open(address, f"server {server.rank} on {server.host}", True))
-            self.wait([self._claim(link) for link in self._links], settings.start_timeout_s)
+            self._connect()
         except BaseException:
             self._lifeline.leave("it could not connect")
-            self._hub.close()
+            self._client.close()
             raise
 
-    def _open(self, address: str, name: str, bulk: bool) -> Connection:
-        channel = self._hub.connect(address, identity("worker"), bulk=bulk)
-        return Connection(self._hub, channel, name)
+    def _connect(self) -> None:
+        scheduler, client = self.settings.scheduler, self._client
+        channels = [client.connect(scheduler, "worker", f"scheduler at {scheduler}")]
+        for server in self.servers:
+            address = address_for(server, self.host_id, self.settings.unix_sockets)
+            channels.append(client.connect(address, "worker", f"server {server.rank} on {server.host}", bulk=True))
+        claim = m.Claim("worker", self.rank, self._lifeline.me.token)
+        self.wait([client.claim(channel, claim) for channel in channels], self.settings.start_timeout_s)
 
-    def _claim(self, link: Connection) -> Ticket:
-        return self._submit(link, m.Claim("worker", self.rank, self._lifeline.me.token), (), "joining", None)
-
-    # ---- who is there ----------------------------------------------------------------------------------------------
+    # ---- members ---------------------------------------------------------------------------------------------------
 
     @property
     def rank(self) -> int:
@@ -122,21 +92,21 @@ class Session:
 
     @property
     def is_on_one_host(self) -> bool:
-        """Whether all workers and servers live on this host."""
+        """Whether all workers and servers run on this host."""
         return all(one.host_id == self.host_id for one in (*self.workers, *self.servers))
 
     @property
     def host_id(self) -> str:
-        """What this process shares with processes that can map its memory."""
+        """The same for all processes that can map each other's memory."""
         return self._lifeline.me.host_id
 
     @property
     def pid(self) -> int:
-        """This process."""
+        """Process id of this worker."""
         return self._lifeline.me.pid
 
     def relays(self, policy: Policy) -> LocalMerge:
-        """Return where local merge takes place for stores of a policy."""
+        """Return on which servers pushes of one host are merged, for stores of a policy."""
         workers, servers = ([one.host_id for one in members] for members in (self.workers, self.servers))
         alone = range(len(workers))
         return LocalMerge(workers, servers, policy.unit_of(len(workers)) if self.settings.local_merge else alone)
@@ -146,38 +116,35 @@ class Session:
         return list(self._lifeline.deaths)
 
     def note_round(self, round: int) -> None:
-        """Report progress with the next heartbeat."""
+        """Report the round with the next heartbeat."""
         self._lifeline.round = max(self._lifeline.round, round)
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
     def ask_server(
         self, server: int, body: m.Request, what: str, frames: Frames = (), on_answer: OnAnswer | None = None
-    ) -> Ticket:
-        """Send a request to a server; ``frames`` stay unchanged until the answer.
+    ) -> Call:
+        """Send a request to a server, and do not wait.
 
         Args:
             server: its rank.
             body: the request.
             what: for messages: ``push of 'fc1.weight', round 3``.
-            frames: payload.
-            on_answer: called with the answer, in whichever thread waits for it.
+            frames: payload; unchanged until the answer.
+            on_answer: called with the answer, in whichever thread takes it; answers of one server in the order in
+                which they arrive.
         """
-        return self._submit(self._links[1 + server], body, frames, what, on_answer)
+        return self._ask(_FIRST_SERVER + server, body, what, frames, on_answer)
 
-    def ask_scheduler(self, body: m.Request, what: str) -> Ticket:
-        """Send a request to the scheduler."""
-        return self._submit(self._links[0], body, (), what, None)
+    def ask_scheduler(self, body: m.Request, what: str) -> Call:
+        """Send a request to the scheduler, and do not wait."""
+        return self._ask(_SCHEDULER, body, what)
 
-    def _submit(
-        self, link: Connection, body: m.Request, frames: Frames, what: str, on_answer: OnAnswer | None
-    ) -> Ticket:
-        ticket = Ticket(link, what, on_answer)
-        with self._lock:
-            self._check_open()
-            ticket.seq = link.send(body, frames, time.monotonic())
-            self._tickets[link.channel, ticket.seq] = ticket
-        return ticket
+    def _ask(
+        self, channel: int, body: m.Request, what: str, frames: Frames = (), on_answer: OnAnswer | None = None
+    ) -> Call:
+        self._check_open()
+        return self._client.ask(channel, body, what, frames, on_answer)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -192,87 +159,45 @@ class Session:
         """Ask the scheduler and wait for the answer."""
         return self._answer_of(self.ask_scheduler(body, what), timeout_s)
 
-    def _answer_of(self, ticket: Ticket, timeout_s: float | None = None) -> m.Body:
-        self.wait([ticket], timeout_s)
-        assert ticket.body is not None
-        return ticket.body
+    def _answer_of(self, call: Call, timeout_s: float | None = None) -> m.Body:
+        self.wait([call], timeout_s)
+        assert call.body is not None
+        return call.body
 
     # ---- waiting ---------------------------------------------------------------------------------------------------
 
-    def wait(self, tickets: Iterable[Ticket], timeout_s: float | None = None) -> None:
-        """Wait until all these requests are answered.
+    def wait(self, calls: Iterable[Call], timeout_s: float | None = None) -> None:
+        """Wait until calls are answered.
 
         Raises:
             PeerDiedError: a member of the job died; the text names it.
             DeadlineError: the answers did not come in time; the text names who is missing.
-            Exception: what a peer answered; of several, the first.
+            Exception: what a peer answered, or what ``on_answer`` raised; of several, the first.
         """
-        tickets = list(tickets)
         timeout_s = self.settings.timeout_s if timeout_s is None else timeout_s
-        deadline = time.monotonic() + timeout_s
-        while not all(ticket.done for ticket in tickets):
-            remaining = deadline - time.monotonic()
-            if remaining <= 0:
-                raise self._too_late(next(ticket for ticket in tickets if not ticket.done), timeout_s)
-            with self._lock:
-                if all(ticket.done for ticket in tickets):
-                    break
-                self._check_open()
-                self._receive(min(remaining, LOOK_S))
-        for ticket in tickets:
-            if ticket.error is not None:
-                error, ticket.error = ticket.error, None
-                raise error
+        late = self._client.wait(calls, timeout_s)
+        if late is not None:
+            raise DeadlineError(
+                f"worker {self.rank}: {late.what} at {late.whom} was not answered within {timeout_s:g} s"
+                f"{self._whom_it_waits_for(late)}; if that is normal here, raise PACELINE_TIMEOUT_S"
+            )
 
-    def _receive(self, timeout_s: float) -> None:
-        arrived = self._hub.receive(timeout_s)
-        for channel, frames in arrived:
-            taken = self._links[channel].take(frames)
-            if taken is not None:
-                seq, body, payload = taken
-                ticket = self._tickets.pop((channel, seq), None)
-                if ticket is not None:
-                    ticket.complete(body, payload)
-        if not arrived:
-            self._look_around()
-
-    def _look_around(self) -> None:
-        now = time.monotonic()
-        for channel in self._hub.reopened():
-            self._links[channel].probe(now, at_once=True)
-        for link in self._links:
-            if len(link):
-                raise_if_refused(self._hub, link.channel, link.name)
-                link.probe(now)
-
-    def poll(self) -> None:
-        """Use the answers that are here already, without waiting."""
-        with self._lock:
-            self._check_open()
-            self._receive(0.0)
-
-    def _too_late(self, ticket: Ticket, timeout_s: float) -> DeadlineError:
-        return DeadlineError(
-            f"worker {self.rank}: {ticket.what} at {ticket.link.name} was not answered within {timeout_s:g} s"
-            f"{self._whom_it_waits_for(ticket)}; if that is normal here, raise PACELINE_TIMEOUT_S"
-        )
-
-    def _whom_it_waits_for(self, ticket: Ticket) -> str:
-        """Ask who holds a push, a barrier or a gather up; returns text for the error."""
-        sent = ticket.link.sent(ticket.seq)
+    def _whom_it_waits_for(self, late: Call) -> str:
+        """Ask who holds up a push, a norm, a barrier or a gather; returns text for the error."""
+        request = self._client.request(late)
         questions: list[m.Request] = []
-        if sent is not None and isinstance(sent.body, m.Push):
-            questions = [m.AskMissing(sent.body.store, sent.body.entries[0])]
-        elif sent is not None and isinstance(sent.body, m.AskNorm):
-            questions = [m.AskMissing(sent.body.store, entry) for entry in sent.body.entries]
-        elif sent is not None and isinstance(sent.body, m.Enter | m.Gather):
-            questions = [m.AskAbsent(sent.body.barrier)]
+        if isinstance(request, m.Push):
+            questions = [m.AskMissing(request.store, request.entries[0])]
+        elif isinstance(request, m.AskNorm):
+            questions = [m.AskMissing(request.store, entry) for entry in request.entries]
+        elif isinstance(request, m.Enter | m.Gather):
+            questions = [m.AskAbsent(request.barrier)]
         else:
             return ""
         try:
-            asked = [self._submit(ticket.link, one, (), "asking who is missing", None) for one in questions]
+            asked = [self._ask(late.channel, one, "asking who is missing") for one in questions]
             status = self.ask_scheduler(m.AskStatus(), "asking for the status")
-            self.wait([*asked, status], 5.0)
+            self.wait([*asked, status], _MISSING_TIMEOUT_S)
         except PacelineError as error:
             return f" ({error})"
         assert isinstance(status.body, m.Status)
@@ -282,19 +207,21 @@ class Session:
     # ---- together ----------------------------------------------------------------------------------------------------
 
     def barrier(self, name: str) -> None:
-        """Wait until all live workers have come here."""
+        """Wait until all live workers have called this with the same name."""
         self.call_scheduler(m.Enter(name), f"barrier {name!r}")
 
     def gather(self, name: str, payload: bytes, timeout_s: float | None = None) -> list[bytes]:
-        """Return what every worker says, by rank. Collective: all live workers call it, in the same order per name.
+        """Return the payloads of all workers, by rank.
+
+        Collective: all live workers call it, in the same order per name.
 
         Args:
-            name: says what it is about; calls with the same name are counted, so it need not be unique.
-            payload: what this worker says; of all workers together at most 8 MiB.
-            timeout_s: for all to come; by default as for any request.
+            name: its purpose. Calls with the same name are counted, so it need not be unique.
+            payload: of this worker; all workers together have at most 8 MiB.
+            timeout_s: until all have called; by default as for any request.
 
         Returns:
-            One entry for each rank; empty for a worker that had left the job in peace before it came here.
+            One entry for each rank; empty for a worker that left the job without an error before it called.
 
         Raises:
             ValueError: the payload alone is over the limit.
@@ -315,7 +242,7 @@ class Session:
     # ---- leaving ---------------------------------------------------------------------------------------------------
 
     def on_close(self, closer: Callable[[], None]) -> None:
-        """Have something done before the connections close."""
+        """Have a function called before the connections close."""
         self._closers.append(closer)
 
     @property
@@ -341,10 +268,10 @@ class Session:
                 raise
             logger.error("worker %d, leaving: %s", self.rank, error)
         finally:
-            with self._lock:
-                self._closed = True
-                self._lifeline.leave(reason)
-                self._hub.close(linger_s=1.0)
+            self._closed = True
+            self._client.wake()
+            self._lifeline.leave(reason)
+            self._client.close(linger_s=1.0)
 
 
 def _workers_of(status: m.Status, ranks: Sequence[int]) -> list[str]:

@@ -12,13 +12,14 @@ import torch
 
 from paceline.compression import Codec, Leg
 from paceline.local_merge import Way
+from paceline.peer.call import Call
 from paceline.tensors import to_frame
 from paceline.transport.base import Frames
 from paceline.wire import messages as m
 from paceline.worker import absence, answers
 from paceline.worker.block import Stretch, WorkerBlock
 from paceline.worker.plan import Plan, Step
-from paceline.worker.session import Session, Ticket
+from paceline.worker.session import Session
 
 Located = tuple[WorkerBlock, Stretch]
 
@@ -89,7 +90,7 @@ class Traffic:
 
     def push_stretches(
         self, way: Way, located: Sequence[Located], want: bool, absent: Sequence[Located] = (), skip: bool = False
-    ) -> Ticket:
+    ) -> Call:
         """Push what lies in the arenas' gradients.
 
         The answer says for what no worker had a gradient: see :attr:`WorkerBlock.missing`.
@@ -181,7 +182,7 @@ class Traffic:
                     frames.append(codec.encode(grads, state, round=entry.round))
         return () if codec is None and shared else frames
 
-    def _pull_stretches(self, way: Way, located: Sequence[Located]) -> Ticket:
+    def _pull_stretches(self, way: Way, located: Sequence[Located]) -> Call:
         entries = [m.Entry(block.spec.block, one.bucket, one.start, one.length, 0) for block, one in located]
         blocks = {block.spec.block: block for block, _ in located}
         shared = all(way.owner in block.mapped for block in blocks.values())

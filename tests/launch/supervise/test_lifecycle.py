@@ -232,9 +232,18 @@ def test_job_whose_last_processes_are_stopped_ends(world: World) -> None:
     world.wait()
     assert world.cycle.failure is not None
     assert (world.cycle.failure.member, world.cycle.code) == (W1, 1)
-    assert "stopped for 10 s" in world.cycle.failure.reason
+    assert "waited for it for 10 s" in world.cycle.failure.reason
     world.tell(Exited(W1, 143))
     assert world.finished == [1]
+
+
+def test_stopped_worker_is_named_and_not_the_scheduler_that_left_meanwhile(world: World) -> None:
+    world.tell(Exited(W0, 0))
+    world.tell(Stopped(frozenset({W1})))
+    world.tell(Exited(SCHEDULER, 0))
+    world.wait()
+    assert world.cycle.failure is not None
+    assert world.cycle.failure.member == W1
 
 
 def test_who_was_stopped_for_a_moment_goes_on() -> None:

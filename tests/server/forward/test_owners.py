@@ -10,9 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from paceline.peer import connection as link
+from paceline.peer import client, connection
 from paceline.peer.answerer import Answerer
-from paceline.server.forward import owners as upstream
 from paceline.server.forward.owners import OwnerClient
 from paceline.transport.base import Frames
 from paceline.transport.memory import Fault, MemoryHub, MemoryListener, MemoryNetwork
@@ -28,15 +27,15 @@ class Owner:
         self.listener = MemoryListener(network, MEMBERS[1].address)
         self.token = token
         self.members: set[bytes] = set()
-        self.desk = Answerer(self.listener, self.members.__contains__)
+        self.answerer = Answerer(self.listener, self.members.__contains__)
         self.carried_out: list[str] = []
 
     def serve(self) -> None:
         for peer, frames in self.listener.receive(0.0):
-            request = self.desk.take(peer, frames)
+            request = self.answerer.take(peer, frames)
             if request is not None:
                 seq, body, payload = request
-                self.desk.answer(peer, seq, self.answer(peer, body), lambda payload=payload: payload)
+                self.answerer.answer(peer, seq, self.answer(peer, body), lambda payload=payload: payload)
 
     def answer(self, peer: bytes, body: m.Request) -> m.Reply:
         if isinstance(body, m.Claim):
@@ -53,9 +52,9 @@ class Owner:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is overdue is asked after at once."""
-    monkeypatch.setattr(link, "PROBE_AFTER_S", 0.0)
-    monkeypatch.setattr(upstream, "LOOK_S", 0.0)
+    """Unanswered requests are probed at once."""
+    monkeypatch.setattr(connection, "PROBE_AFTER_S", 0.0)
+    monkeypatch.setattr(client, "CHECK_INTERVAL_S", 0.0)
 
 
 def work(owner: Owner, asking: OwnerClient, until: Callable[[], bool]) -> None:
@@ -63,7 +62,7 @@ def work(owner: Owner, asking: OwnerClient, until: Callable[[], bool]) -> None:
     while not until():
         assert time.monotonic() < deadline, "an answer is overdue"
         owner.serve()
-        asking.take()
+        asking.poll()
 
 
 @pytest.mark.usefixtures("impatient")
@@ -96,7 +95,6 @@ def test_requests_keep_their_order_and_wait_until_the_owner_knows_who_asks() -> 
     assert owner.carried_out == [str(number) for number in range(5)]
     asking.ask(1, m.Command("later", ""), (), lambda body, frames: heard.append(body))
     work(owner, asking, lambda: len(heard) == 6)
-    asking.close()
 
 
 @pytest.mark.usefixtures("impatient")
@@ -120,6 +118,18 @@ def test_an_owner_that_does_not_admit_this_server_fails_what_it_is_asked() -> No
     asking.ask(1, m.Command("second", ""), (), lambda body, frames: heard.append(body))
     work(owner, asking, lambda: len(heard) == 2)
     assert heard == [m.Failed("ProtocolError", "wrong token"), m.Failed("ProtocolError", "claim it first")]
+
+
+def test_an_exception_in_a_callback_ends_the_server() -> None:
+    network = MemoryNetwork()
+    owner, asking = Owner(network), OwnerClient(MemoryHub(network), MEMBERS[0], MEMBERS)
+
+    def fail(body: m.Body, frames: Frames) -> None:
+        raise ArithmeticError("no sum")
+
+    asking.ask(1, m.Command("first", ""), (), fail)
+    with pytest.raises(ArithmeticError, match="no sum"):
+        work(owner, asking, lambda: False)
 
 
 def test_a_listener_returns_when_something_arrives_at_a_hub_that_it_watches() -> None:

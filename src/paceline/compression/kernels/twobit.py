@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from paceline.compression.kernels.accumulate import BLOCK, LARGEST, ZERO, suspicious
-from paceline.compression.kernels.jit import F32, F32_IN, MATRIX_IN, U8, U8_IN, kernel
+from paceline.compression.kernels.accumulate import BLOCK, ZERO, suspicious
+from paceline.compression.kernels.jit import F32, F32_IN, U8, kernel
+from paceline.compression.kernels.packed import replace_non_finite
 
 _NONE = np.uint8(0b00)
 _DOWN = np.uint8(0b10)
@@ -39,40 +40,9 @@ def encode(grad: Any, residual: Any, threshold: Any, packed: Any) -> Any:
             r[i] = x - ((threshold if up else ZERO) - (threshold if down else ZERO))
             codes[i] = (_UP if up else _NONE) | (_DOWN if down else _NONE)
         if suspicious(r):
-            for i in range(n):
-                if not abs(r[i]) <= LARGEST:
-                    r[i] = ZERO
-                    codes[i] = _NONE
-                    dropped += 1
+            dropped += replace_non_finite(r, codes, ZERO, _NONE)
         codes[n : n + 3] = _NONE
         out = packed[start // 4 : (start + n + 3) // 4]
         for i in range(len(out)):
             out[i] = np.uint8((words[i] * _GATHER) >> _TOP_BYTE)
     return dropped
-
-
-@kernel(types.void(U8_IN, MATRIX_IN, F32))
-def decode(packed: Any, table: Any, out: Any) -> None:
-    """Overwrite ``out`` with the four values that ``table`` has for each byte."""
-    whole = len(out) // 4
-    for i in range(whole):
-        row = table[packed[i]]
-        a, b, c, d = row[0], row[1], row[2], row[3]
-        out[4 * i] = a
-        out[4 * i + 1] = b
-        out[4 * i + 2] = c
-        out[4 * i + 3] = d
-    for i in range(4 * whole, len(out)):
-        out[i] = table[packed[i // 4], i % 4]
-
-
-@kernel(types.void(U8_IN, MATRIX_IN, F32))
-def decode_add(packed: Any, table: Any, out: Any) -> None:
-    """Add the four values that ``table`` has for each byte to ``out``."""
-    values = np.empty(BLOCK, np.float32)
-    for start in range(0, len(out), BLOCK):
-        part = out[start : start + BLOCK]
-        n = len(part)
-        decode(packed[start // 4 : (start + n + 3) // 4], table, values[:n])
-        for i in range(n):
-            part[i] += values[i]

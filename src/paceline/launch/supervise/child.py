@@ -90,7 +90,7 @@ def _popen(
 
 
 def _die_with(launcher: int) -> None:
-    """Ask the kernel to kill this process when the launcher dies; the guardian sees to what it starts."""
+    """Ask the kernel to kill this process when the launcher dies; the guardian kills what it has started."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != launcher:
         os._exit(1)  # it died before the kernel was asked

@@ -38,7 +38,7 @@ class Console:
 
     @property
     def broken(self) -> bool:
-        """Whether a reader has gone away (``paceline launch … | head``)."""
+        """Whether a reader has closed its end (``paceline launch … | head``)."""
         return bool(self._gone)
 
     def feed(self, member: Member, stream: int, data: bytes) -> None:
@@ -89,7 +89,7 @@ class Console:
         while rest and stream not in self._gone:
             try:
                 rest = rest[os.write(fd, rest) :]
-            except BlockingIOError:  # whoever shares this descriptor made it non-blocking
+            except BlockingIOError:  # another process that shares this descriptor made it non-blocking
                 select.select([], [fd], [])
             except OSError:
                 self._gone.add(stream)

@@ -19,7 +19,7 @@ _WORKERS_FIRST = {"worker": 0, "server": 1, "scheduler": 2}
 
 
 class Crew:
-    """Starts processes, shows their output, notices their ends and signals them.
+    """Starts processes, shows their output, notices their exits and signals them.
 
     Args:
         selector: gets a callable as the data of every pipe; the loop calls it when the pipe can be read.
@@ -49,9 +49,9 @@ class Crew:
             self._selector.register(fd, selectors.EVENT_READ, partial(self._read, member, stream))
 
     def ended(self) -> list[tuple[Member, int]]:
-        """Return who has ended since the last call, with exit codes.
+        """Return the processes that have exited since the last call, with exit codes.
 
-        Of several ends at once workers come first: they are the likelier cause, and a server leaves because of them.
+        Of several at once workers come first: they are the likelier cause, and servers exit because of them.
         """
         ended = [member for member in self._running if self._children[member].ended()]
         self._running.difference_update(ended)
@@ -73,7 +73,7 @@ class Crew:
         return [member for member, child in self._children.items() if child.pid in alive]
 
     def close(self) -> None:
-        """Show what the pipes still hold, then let go of pipes and processes. Waits for nobody."""
+        """Show what the pipes still hold, then close pipes and release processes. Does not wait."""
         for member, stream in list(self._open):
             for _ in range(_DRAIN_READS):
                 if not self._read(member, stream):
@@ -92,7 +92,7 @@ class Crew:
             return False
         if data:
             self._console.feed(member, stream, data)
-        else:  # the process closed this stream, which does not mean that it has ended
+        else:  # the process closed this stream; it may still run
             self._close(member, stream)
         return bool(data)
 

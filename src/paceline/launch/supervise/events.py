@@ -1,4 +1,4 @@
-"""What happens to a job, and what its lifecycle wants done about it."""
+"""Events of a job, and the actions that its lifecycle answers with."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Signal:
 
 @dataclass(frozen=True)
 class Warn:
-    """Tell the user."""
+    """Show a line to the user."""
 
     text: str
 

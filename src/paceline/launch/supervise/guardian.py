@@ -1,10 +1,17 @@
-"""A process that outlives the launcher just long enough to end what the launcher started.
+"""Kills what the launcher started when the launcher itself is killed.
 
-``kill -9`` gives the launcher no chance to clean up. The guardian reads a pipe whose write end only the launcher
-holds. A child writes its session's id there before it becomes the user's command, so there is no moment in which
-something runs that the guardian does not know: while the child still holds the write end itself, the guardian cannot
-see the end of the pipe. When it does see it, it kills all those sessions. The launcher ends every job in the same way,
-by closing the pipe, so this is not a path that only runs in an emergency.
+``kill -9`` gives the launcher no chance to clean up, so a second process does it.
+
+| event | the guardian |
+|---|---|
+| a child writes its session's id to the pipe, before it becomes its command | remembers the session |
+| the write end of the pipe is closed | kills all those sessions, and exits |
+
+Only the launcher holds the write end, and each child until it becomes its command. So no command runs that the guardian
+does not know. The launcher ends every job in the same way, by closing the pipe, so this path is used all the time.
+
+It checks and kills every ``_PAUSE_S``, at most ``_TRIES`` times. A process that has made a session of its own
+(``setsid``) escapes it.
 """
 
 from __future__ import annotations
@@ -46,7 +53,7 @@ class Guardian:
 
 
 def _main(read_fd: int, write_fd: int) -> None:
-    """Be the guardian. Never returns, whatever happens: this is a copy of the launcher."""
+    """Run the guardian. Never returns, also after an error: this process is a copy of the launcher."""
     try:
         os.close(write_fd)
         _detach(read_fd)
@@ -56,7 +63,7 @@ def _main(read_fd: int, write_fd: int) -> None:
 
 
 def _detach(read_fd: int) -> None:
-    """Leave the launcher's terminal, signals and open files, or a pipe of the launcher would never be seen closed."""
+    """Leave the launcher's terminal, signals and open files; a pipe of the launcher would otherwise stay open."""
     os.setsid()
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
         signal.signal(signum, signal.SIG_IGN)
@@ -77,7 +84,7 @@ def _read_sessions(read_fd: int) -> set[int]:
 
 
 def sweep(registered: set[int]) -> None:
-    """Kill every process of the given sessions, and look again until none is left (for at most 2 s)."""
+    """Kill every process of the given sessions, until none is left (for at most 2 s)."""
     for _ in range(_TRIES):
         if not sessions.living(registered):
             return

@@ -1,21 +1,52 @@
-"""When a job starts, fails and is over: a machine without processes, pipes or clock.
+"""When a job starts, fails and ends: a machine without processes, pipes or clock.
 
-A job goes ``STARTING`` (only the scheduler runs) → ``RUNNING`` → ``LEAVING`` (all workers are done) → ``OVER``. A
-failure leads to ``FAILING``, where the others have a moment to say what they saw, an interrupt to ``INTERRUPTED``;
-both, and a ``LEAVING`` that takes too long, go on to ``TERMINATING`` (SIGTERM sent) and ``KILLING`` (SIGKILL sent).
-Every phase but ``RUNNING`` has a deadline, so no job can hang on its way out.
+| phase | what runs |
+|---|---|
+| ``STARTING`` | the scheduler alone |
+| ``RUNNING`` | everything |
+| ``LEAVING`` | servers and scheduler, which exit |
+| ``FAILING`` | the others, which report what they saw |
+| ``INTERRUPTED`` | everything; the workers got the signal |
+| ``TERMINATING`` | what has not exited yet; all got SIGTERM |
+| ``KILLING`` | what has not exited yet; all got SIGKILL |
+| ``OVER`` | nothing |
 
-The failure that is reported is the first *cause*. Processes that ended because of another one may end before it, so the
-order of exits does not tell. In this order it is
+| from | to | when |
+|---|---|---|
+| ``STARTING`` | ``RUNNING`` | the scheduler listens, or the job has none |
+| ``RUNNING`` | ``LEAVING`` | all workers have exited with 0 |
+| ``STARTING``, ``RUNNING``, ``LEAVING`` | ``FAILING`` | an exit code is not 0, no start, or ``Lost`` |
+| ``STARTING`` | ``FAILING`` | the scheduler exits with 0, or ``start_s`` has passed |
+| ``RUNNING`` | ``FAILING`` | a server or the scheduler left before the others, ``leave_s`` ago, and workers still run |
+| ``RUNNING`` | ``TERMINATING`` | all that runs has been stopped (SIGSTOP) for ``leave_s`` |
+| ``STARTING``, ``RUNNING``, ``LEAVING`` | ``INTERRUPTED`` | a signal |
+| ``LEAVING`` | ``TERMINATING`` | ``leave_s`` has passed |
+| ``FAILING``, ``INTERRUPTED`` | ``TERMINATING`` | ``survivors_s`` has passed |
+| ``FAILING``, ``INTERRUPTED`` | ``TERMINATING`` | no worker is left, and the cause is known, or ``VERDICT_S`` later |
+| ``FAILING`` | ``TERMINATING`` | a signal, or the scheduler did not start |
+| ``INTERRUPTED``, ``TERMINATING`` | ``KILLING`` | a second signal |
+| ``TERMINATING`` | ``KILLING`` | ``terminate_s`` has passed |
+| ``KILLING`` | ``OVER`` | ``kill_s`` has passed |
+| ``LEAVING``, ``FAILING``, ``INTERRUPTED``, ``TERMINATING``, ``KILLING`` | ``OVER`` | no process is left |
 
-1. what the scheduler names (:class:`~paceline.launch.supervise.events.Lost`): it saw whose goodbye, silence, lost
-   connection or exit code came first;
-2. the first exit code that is neither 0 nor ``PEER_FAILED``, unless the scheduler is stopped;
-3. the scheduler, if it names nobody in time and is stopped, or others ended with ``PEER_FAILED``;
-4. the first process that ended with ``PEER_FAILED``.
+The failure that is reported is the first *cause*. A process that fails because of another one may exit before it, so
+the order of exits does not tell. The cause is
 
-``survivors_s`` and ``VERDICT_S`` must exceed the time that the scheduler takes to name a process whose exit code it is
-told, which is 0.2 s on an idle machine.
+1. the process that the scheduler names (:class:`~paceline.launch.supervise.events.Lost`): it saw whose goodbye,
+   silence, lost connection or exit code came first;
+2. else the first whose exit code is neither 0 nor ``PEER_FAILED``;
+3. else the scheduler, if it runs but names nobody in time: instead of 2, if it is stopped (SIGSTOP);
+4. else the first that exited with ``PEER_FAILED``.
+
+Its exit code is that of the job, or 1 if it has none.
+
+Timeouts (:class:`~paceline.launch.spec.Graces`). Every phase but ``RUNNING`` has one, so no job hangs while it ends.
+``survivors_s`` must exceed the setting ``disconnect_grace_s``, after which survivors learn of a death, plus the time in
+which they report it and exit. ``leave_s`` must exceed the time that servers need to exit after the last worker.
+``survivors_s`` and ``VERDICT_S`` must exceed the time in which the scheduler names a process after it is told its exit
+code: 0.2 s on an idle machine.
+
+A job ends with processes left only if the kernel cannot end them within ``kill_s``.
 """
 
 from __future__ import annotations
@@ -48,7 +79,7 @@ from paceline.launch.supervise.events import (
 
 
 class Phase(enum.Enum):
-    """Where the job is; see the module's text."""
+    """Phase of a job; the module's tables have the transitions."""
 
     STARTING = enum.auto()
     RUNNING = enum.auto()
@@ -94,9 +125,9 @@ class Lifecycle:
         """When a :class:`Tick` is due, if one is."""
         self.failure: Failure | None = None
         self.aftermath: dict[Member, int] = {}
-        """Exit codes of the others who left by themselves, in order."""
+        """Exit codes of the other processes that exited by themselves, in order."""
         self.alive: dict[Member, None] = {}
-        """Who runs, in the order of starting."""
+        """The processes that run, in the order of starting."""
         self._started: list[Member] = []
         self._unfinished = {member for member in members if member.role == "worker"}
         self._departed: list[Member] = []
@@ -118,7 +149,7 @@ class Lifecycle:
         return [Start(scheduler)]
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Take in what happened and return what to do, in order."""
+        """Handle an event and return what to do, in order."""
         if self.phase is Phase.OVER:
             return []
         match event:
@@ -177,11 +208,8 @@ class Lifecycle:
 
     def _watch_stopped(self, now: float) -> None:
         """Set a deadline where all that still runs is stopped: nobody else would notice."""
-        if self.phase is Phase.RUNNING and self.deadline is None and self._is_stopped():
+        if self.phase is Phase.RUNNING and self.deadline is None and self._stopped.issuperset(self.alive):
             self.deadline = now + self.graces.leave_s
-
-    def _is_stopped(self) -> bool:
-        return bool(self.alive) and self._stopped.issuperset(self.alive)
 
     def _lost(self, member: Member, reason: str, now: float) -> list[Action]:
         """Take in which process failed first, as the scheduler saw it."""
@@ -220,7 +248,7 @@ class Lifecycle:
         if code != 0:
             self._fail(member, code, describe_code(code), now)
         elif self.phase is Phase.STARTING:
-            self._fail(member, 1, "left before it said where it listens", now)
+            self._fail(member, 1, "exited before it reported its address", now)
         elif member.role == "worker":
             self._unfinished.discard(member)
             if not self._unfinished:
@@ -232,8 +260,8 @@ class Lifecycle:
     def _departure_deadline(self, now: float) -> float | None:
         """Return until when workers may go on without a server or scheduler that left with exit code 0.
 
-        When all servers and the scheduler leave, every worker has told them that it needs them no more, and may take
-        its time to end its own process. One that leaves while others stay has left its post.
+        Servers and scheduler all leave only when every worker has said that it needs them no more; then the workers
+        have no deadline. If one leaves while others stay, it left too early.
         """
         if len(self.alive) == len(self._workers()):
             return None
@@ -275,9 +303,9 @@ class Lifecycle:
                 self._fail(self._started[0], 1, reason, now)
                 self._is_named = True
                 return self._terminate(now)
-            case Phase.RUNNING if self._is_stopped():
-                reason = f"stopped for {self.graces.leave_s:g} s, with nobody left that waits for it"
-                self._fail(next(iter(self.alive)), 1, reason, now)
+            case Phase.RUNNING if self._workers() and self._stopped.issuperset(self._workers()):
+                reason = f"stopped (SIGSTOP), and the job has waited for it for {self.graces.leave_s:g} s"
+                self._fail(self._workers()[0], 1, reason, now)
                 return self._terminate(now)
             case Phase.RUNNING if not self._departed or len(self.alive) == len(self._workers()):
                 self.deadline = None  # it goes on

@@ -1,4 +1,4 @@
-"""The last thing a user reads when a job failed."""
+"""The report on a failed job."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _RULE = b"-" * 78
 
 
 def failure_block(failure: Failure, tail: Sequence[bytes], aftermath: Mapping[Member, int]) -> bytes:
-    """Say who failed first, how, after how long, what it printed last, and how the others left.
+    """Describe which process failed first, how, after how long, its last lines, and how the others exited.
 
     Args:
         failure: the first failure.
         tail: the last lines of the process that failed, as it printed them.
-        aftermath: exit codes of those who left by themselves afterwards.
+        aftermath: exit codes of the processes that exited by themselves afterwards.
     """
     lines = [_RULE, f"{failure.member} failed: {failure.reason}, {failure.after_s:.1f} s after the start".encode()]
     lines += [_hint(failure)] if failure.code == 137 else []

@@ -1,7 +1,7 @@
-"""Find and signal everything that a process started.
+"""Find and signal everything that a process has started.
 
 Every child of the launcher leads a session of its own. What it starts stays in that session, in whatever process
-group, unless it leaves on purpose (a daemon that calls ``setsid``).
+group, unless it makes a session of its own (a daemon that calls ``setsid``).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def stopped() -> set[int]:
 
 
 def send(signum: int, sessions: Collection[int]) -> None:
-    """Send a signal to every process of the given sessions; wake stopped ones, so that they can act on it.
+    """Send a signal to every process of the given sessions; continue stopped ones, so that they can handle it.
 
     Whole process groups are signalled, so a process that is forked meanwhile is not missed.
     """
     for group in {group for _, group, session, _ in _scan() if session in sessions}:
-        # ESRCH: its last process left meanwhile. EPERM: it runs as somebody else now, and only root could end it.
+        # ESRCH: its last process exited meanwhile. EPERM: it runs as another user now; only root could end it.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signum)
             if signum != signal.SIGKILL:

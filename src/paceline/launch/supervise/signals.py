@@ -1,4 +1,4 @@
-"""Signals as bytes in a pipe, so that one selector loop sees them beside everything else."""
+"""Signals as bytes in a pipe, so that one selector loop handles them with everything else."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 
-#: What ends a job. A signal that is ignored when the launcher starts (``nohup``, ``&``) stays ignored.
+#: Signals that end a job. One that is ignored when the launcher starts (``nohup``, ``&``) stays ignored.
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -40,12 +40,12 @@ class SignalPipe:
 
 
 def _noted(signum: int, frame: FrameType | None) -> None:
-    """Do nothing: the interpreter has written the number into the pipe already."""
+    """Do nothing: the interpreter has already written the number into the pipe."""
 
 
 @contextmanager
 def held() -> Iterator[set[signal.Signals]]:
-    """Hold the ending signals back while a child is made; gives the mask that the child has to restore."""
+    """Block the signals that end a job while a child is made; yields the mask that the child must restore."""
     before = {signal.Signals(signum) for signum in signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)}
     try:
         yield before
@@ -54,7 +54,7 @@ def held() -> Iterator[set[signal.Signals]]:
 
 
 def restore_in_child(mask: set[signal.Signals]) -> None:
-    """Undo in a fresh child what the launcher did to its signals, so that none reaches the launcher's pipe."""
+    """Undo in a new child what the launcher did to its signals, so that none reaches the launcher's pipe."""
     signal.set_wakeup_fd(-1)
     for signum in (signal.SIGCHLD, *ENDING):
         if signal.getsignal(signum) is not signal.SIG_IGN:

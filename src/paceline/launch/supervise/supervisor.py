@@ -34,9 +34,9 @@ from paceline.launch.supervise.ready import EndedPipe, ReadyPipe
 from paceline.launch.supervise.report import failure_block
 from paceline.launch.supervise.signals import SignalPipe
 
-#: Who ended may have left helpers that end a moment later (Python's resource tracker); then they are terminated.
+#: How long what a process left behind may take to exit by itself (Python's resource tracker does); then SIGTERM.
 _LEFTOVERS_S = 1.0
-_LEFTOVERS_LOOK_S = 0.02
+_LEFTOVERS_CHECK_S = 0.02
 
 Located = Callable[[str | None], Mapping[Late, str]]
 
@@ -98,7 +98,7 @@ class Supervisor:
             self._console.block(failure_block(failure, tail, self._lifecycle.aftermath))
 
     def _wait(self, deadline: float | None) -> None:
-        """Wait for the next thing to happen, until the deadline at most, and take it in."""
+        """Wait for the next event, until the deadline at most, and handle it."""
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
         for key, _ in self._selector.select(timeout):
             key.data()
@@ -193,7 +193,7 @@ class Supervisor:
         self._feed(Interrupted(signum))
 
     def _end_leftovers(self) -> None:
-        """Let what the processes left behind end by itself, then terminate it. The guardian kills the rest."""
+        """Let what the processes left behind exit by itself, then terminate it. The guardian kills the rest."""
         self._interrupted = False
         if self._wait_for_leftovers():
             return
@@ -208,5 +208,5 @@ class Supervisor:
         while self._crew.living():
             if self._interrupted or time.monotonic() > until:
                 return False
-            self._wait(time.monotonic() + _LEFTOVERS_LOOK_S)
+            self._wait(time.monotonic() + _LEFTOVERS_CHECK_S)
         return True

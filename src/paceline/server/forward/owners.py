@@ -1,113 +1,55 @@
-"""A server's own requests to servers of other hosts."""
+"""The owners of buckets, as a server of another host asks them."""
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from paceline.errors import ProtocolError
-from paceline.peer.connection import Connection
+from paceline.peer.call import OnAnswer
+from paceline.peer.client import Client
 from paceline.peer.hosts import address_for
-from paceline.peer.lifeline import identity
 from paceline.transport import Hub
 from paceline.transport.base import Frames
 from paceline.wire import messages as m
 
-logger = logging.getLogger(__name__)
-
-OnAnswer = Callable[[m.Body, Frames], None]
-
-#: How often overdue answers are asked after.
-LOOK_S = 0.5
-
-
-class _Owner:
-    """One server that is asked: requests wait until it knows who asks."""
-
-    def __init__(self, link: Connection) -> None:
-        self.link = link
-        self.admitted = False
-        self.waiting: list[tuple[m.Request, Frames, OnAnswer]] = []
-
 
 class OwnerClient:
-    """Requests on behalf of workers, in the order in which they are made. Used by one thread.
+    """Asks servers by their rank, and connects to each when it is first asked. Used by one thread.
 
-    No request has a deadline here: the workers behind it have theirs, and ask who is missing when it has passed; of
-    the death of a server everybody learns from the scheduler.
+    No request has a deadline: the workers behind it have theirs, and ask who is missing when it has passed. The
+    scheduler tells everybody of the death of a server.
 
     Args:
         hub: a transport of its own.
         me: this server.
-        servers: all servers of the job, in the order of ranks.
+        servers: all servers of the job, by rank.
     """
 
     def __init__(self, hub: Hub, me: m.Member, servers: Sequence[m.Member]) -> None:
-        self._hub, self._me, self._servers = hub, me, servers
-        self._owners: dict[int, _Owner] = {}
-        self._by_channel: dict[int, _Owner] = {}
-        self._answers: dict[tuple[int, int], OnAnswer] = {}
-        self._next_look = 0.0
+        self._me, self._servers = me, servers
+        self._client = Client(hub)
+        self._channels: dict[int, int] = {}
 
     def ask(self, server: int, body: m.Request, frames: Frames, on_answer: OnAnswer) -> None:
-        """Send a request; ``frames`` stay unchanged until :meth:`take` calls ``on_answer`` with the answer."""
-        owner = self._owners.get(server) or self._connect(self._servers[server])
-        if owner.admitted:
-            self._send(owner.link, body, frames, on_answer)
-        else:
-            owner.waiting.append((body, frames, on_answer))
+        """Send a request; what one server is asked arrives there in the order of asking.
 
-    def _connect(self, server: m.Member) -> _Owner:
+        Args:
+            server: its rank.
+            body: the request.
+            frames: payload; unchanged until the answer.
+            on_answer: called by :meth:`poll` with the answer, which may be a failure.
+        """
+        if server not in self._channels:
+            self._channels[server] = self._connect(self._servers[server])
+        what = type(body).__name__
+        self._client.ask(self._channels[server], body, what, frames, on_answer, lambda failure: on_answer(failure, ()))
+
+    def _connect(self, server: m.Member) -> int:
         address = address_for(server, self._me.host_id, False)
-        channel = self._hub.connect(address, identity("server"), bulk=True)
-        owner = _Owner(Connection(self._hub, channel, f"server {server.rank} on {server.host}"))
-        self._owners[server.rank] = self._by_channel[channel] = owner
-        claim = m.Claim("server", self._me.rank, self._me.token)
-        self._send(owner.link, claim, (), lambda body, frames: self._admitted(owner, body))
-        return owner
+        channel = self._client.connect(address, "server", f"server {server.rank} on {server.host}", bulk=True)
+        self._client.claim(channel, m.Claim("server", self._me.rank, self._me.token))
+        return channel
 
-    def _admitted(self, owner: _Owner, body: m.Body) -> None:
-        owner.admitted = True
-        waiting, owner.waiting = owner.waiting, []
-        for request, frames, on_answer in waiting:
-            if isinstance(body, m.Failed):
-                on_answer(body, ())
-            else:
-                self._send(owner.link, request, frames, on_answer)
-
-    def _send(self, link: Connection, body: m.Request, frames: Frames, on_answer: OnAnswer) -> None:
-        seq = link.send(body, frames, time.monotonic())
-        self._answers[link.channel, seq] = on_answer
-
-    def take(self) -> None:
-        """Use the answers that have arrived."""
-        if not self._owners:
-            return
-        for channel, frames in self._hub.receive(0.0):
-            self._use(channel, frames)
-        now = time.monotonic()
-        for channel in self._hub.reopened():
-            self._by_channel[channel].link.probe(now, at_once=True)
-        if now >= self._next_look:
-            self._next_look = now + LOOK_S
-            for owner in self._owners.values():
-                owner.link.probe(now)
-
-    def _use(self, channel: int, frames: Frames) -> None:
-        link = self._by_channel[channel].link
-        try:
-            taken = link.take(frames)
-        except ProtocolError as error:
-            # It is asked after like one that got lost.
-            logger.warning("an answer of %s cannot be read: %s", link.name, error)
-            return
-        if taken is not None:
-            seq, body, payload = taken
-            on_answer = self._answers.pop((channel, seq), None)
-            if on_answer is not None:
-                on_answer(body, payload)
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._hub.close(linger_s=1.0)
+    def poll(self) -> None:
+        """Use the answers that have arrived, without waiting."""
+        if self._channels:
+            self._client.poll()

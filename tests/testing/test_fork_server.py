@@ -1,5 +1,6 @@
 """Forked processes of a job under test behave like programs that were started."""
 
+import fcntl
 import os
 import signal
 import sys
@@ -9,7 +10,8 @@ import pytest
 
 from paceline.launch.supervise.guardian import Guardian
 from paceline.testing import LocalJob, Process, WorkerFailedError
-from paceline.testing.nursery import Child, Nursery
+from paceline.testing.fork_server import Child, ForkServer
+from paceline.testing.readable import readable
 
 
 def say_who_i_am():
@@ -92,27 +94,37 @@ def test_what_a_library_reads_at_its_start_needs_a_program(job):
 def test_files_are_inherited_under_their_numbers(tmp_path):
     """The scheduler's pipe is one; here several, so close that they could overwrite each other."""
     env = dict(os.environ)
-    nursery, guardian = Nursery(env), Guardian()
+    fork_server, guardian = ForkServer(env), Guardian()
     ends = [os.pipe() for _ in range(4)]
     try:
         code = f"import os; [os.write(fd, str(fd).encode()) for fd in {[write for _, write in ends]}]"
         argv = [sys.executable, "-m", "timeit", "-n", "1", "-r", "1", code]
-        process = Process("writer", argv, env, tmp_path, guardian, nursery, [write for _, write in ends])
+        process = Process("writer", argv, env, tmp_path, guardian, fork_server, [write for _, write in ends])
         assert is_forked(process)
         assert process.wait(60) == 0, process.output
         assert [os.read(read, 100) for read, _ in ends] == [str(write).encode() for _, write in ends]
         process.close()
     finally:
         guardian.close()
-        nursery.close()
+        fork_server.close()
         for pair in ends:
             for fd in pair:
                 os.close(fd)
 
 
-def test_a_nursery_that_ended_forks_nothing_more():
-    nursery = Nursery(dict(os.environ))
-    nursery._process.kill()
-    nursery._process.wait(10)
-    assert not nursery.can_run([sys.executable, "-m", "paceline"], dict(os.environ))
-    nursery.close()
+def test_a_fork_server_that_ended_forks_nothing_more():
+    fork_server = ForkServer(dict(os.environ))
+    fork_server._process.kill()
+    fork_server._process.wait(10)
+    assert not fork_server.can_run([sys.executable, "-m", "paceline"], dict(os.environ))
+    fork_server.close()
+
+
+def test_files_with_high_numbers_are_waited_for():
+    read, write = os.pipe()
+    high = fcntl.fcntl(read, fcntl.F_DUPFD, 1100)
+    assert readable([high], 0.0) == set()
+    os.write(write, b"x")
+    assert readable([high, write], 1.0) == {high}
+    for fd in (read, write, high):
+        os.close(fd)

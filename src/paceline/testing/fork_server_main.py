@@ -1,4 +1,4 @@
-"""The forking process of :mod:`paceline.testing.nursery`, and what its children do first."""
+"""The program of the forking process of :mod:`paceline.testing.fork_server`, and what its children do first."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import importlib
 import json
 import os
 import runpy
-import select
 import signal
 import socket
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.testing.nursery import MAX_MESSAGE_BYTES
+from paceline.testing.fork_server import MAX_MESSAGE_BYTES
+from paceline.testing.readable import readable
 
-#: Imported before the first child: what servers, workers and the scheduler need. The first torch optimizer imports
+#: Imported before the first fork: what servers, workers and the scheduler need. The first torch optimizer imports
 #: ``torch._dynamo``, which takes as long as torch itself.
 PRELOADED = (
     "torch",
@@ -32,12 +32,12 @@ _MAX_FDS = 32
 
 
 def _serve(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Fork a child per task; returns its task and files in the child, None at the end in the forking process."""
+    """Fork a child per task; returns its task and files in a child, None in the forking process."""
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda signum, frame: None)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     while True:
-        ready, _, _ = select.select([channel.fileno(), wake_read], [], [])
+        ready = readable([channel.fileno(), wake_read])
         if wake_read in ready:
             os.read(wake_read, 4096)
             _report_ends(channel)
@@ -66,10 +66,10 @@ def _report_ends(channel: socket.socket) -> None:
 
 
 def _become(task: dict[str, Any], fds: Sequence[int]) -> None:
-    """Be the process that a task describes, up to its first line."""
+    """Set up this process as a task describes: session, output, files, environment, arguments."""
     os.setsid()
     os.write(fds[1], b"%d\n" % os.getpid())
-    # First out of the way of the numbers that they are to have.
+    # Files are moved twice, so that none overwrites another one that is still to be moved.
     free = 3 + max([*fds, *task["fds"], 0])
     moved: list[int] = []
     for fd in fds:
@@ -88,7 +88,7 @@ def _become(task: dict[str, Any], fds: Sequence[int]) -> None:
 
 
 def main() -> None:
-    """Be the forking process, and its children."""
+    """Run the forking process, and its children."""
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.set_inheritable(False)
     for name in PRELOADED:
@@ -100,9 +100,9 @@ def main() -> None:
 
 
 def _run(module: str) -> None:
-    """Run a module as the program, and end without tearing down what was imported before the fork.
+    """Run a module as the program, and exit without tearing down what was imported before the fork.
 
-    Threads are waited for, and what was registered with ``atexit`` since the fork runs, before the last line.
+    Before the exit, threads are joined and functions run that were registered with ``atexit`` after the fork.
     """
     ended = [1]
     atexit.register(_end, ended)
@@ -113,7 +113,7 @@ def _run(module: str) -> None:
         ended[0] = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         if isinstance(stop.code, str):
             print(stop.code, file=sys.stderr)
-    except BaseException as error:  # noqa: BLE001 - as the interpreter does with what ends a program
+    except BaseException as error:  # noqa: BLE001 - process border: as the interpreter does
         sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
         try:
             sys.excepthook(type(error), error, error.__traceback__)

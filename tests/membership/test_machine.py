@@ -13,8 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from paceline.config import Settings
 from paceline.exitcodes import PEER_FAILED
 from paceline.membership import LEAVE_TIMEOUT_S, Action, Answer, Finish, Membership
+from paceline.membership.actions import Waiting
 from paceline.peer.answerer import Answerer
-from paceline.peer.connection import PROBE_AFTER_S, Connection
+from paceline.peer.client import Client
+from paceline.peer.connection import PROBE_AFTER_S
 from paceline.transport.memory import Fault, MemoryHub, MemoryListener, MemoryNetwork
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_GATHER_BYTES
@@ -408,7 +410,7 @@ def test_scheduler_does_not_wait_for_ever_for_the_last_to_go() -> None:
 
 def test_damage_is_noticed_by_check() -> None:
     members = joined()
-    members._barriers["b"] = {("worker", 99): next(iter([members._seats["worker", 0]]))}  # type: ignore[dict-item]
+    members._barriers.enter("b", ("worker", 99), Waiting(b"peer", 1))
     with pytest.raises(AssertionError):
         members.check()
 
@@ -535,31 +537,24 @@ def test_everybody_joins_over_a_network_that_loses_messages(seed: int) -> None:
     faults: list[Fault] = ["deliver", "drop", "repeat", "late"]
     network = MemoryNetwork(lambda: chance.choices(faults, [5, 4, 1, 1])[0])
     listener, members = MemoryListener(network, "memory://scheduler"), machine()
-    desk = Answerer(listener, members.is_member)
-    hubs = [MemoryHub(network) for _ in SEATS]
-    links = [
-        Connection(hub, hub.connect("memory://scheduler", peer_of(*s)), "scheduler")
-        for hub, s in zip(hubs, SEATS, strict=True)
-    ]
-    for link, seat in zip(links, SEATS, strict=True):
-        link.send(hello(*seat), (), 0.0)
-    welcomed: set[int] = set()
+    answerer = Answerer(listener, members.is_member)
     now = 0.0
-    while len(welcomed) < len(SEATS):
+    clients = [Client(MemoryHub(network), clock=lambda: now) for _ in SEATS]
+    calls = []
+    for client, seat in zip(clients, SEATS, strict=True):
+        channel = client.connect("memory://scheduler", seat[0], "scheduler")
+        calls.append(client.ask(channel, hello(*seat), "joining"))
+    while not all(call.done for call in calls):
         now += PROBE_AFTER_S / 2
         assert now < 1000, "somebody was never welcomed"
         for peer, frames in listener.receive(0.0):
-            taken = desk.take(peer, frames)
+            taken = answerer.take(peer, frames)
             for action in members.handle(peer, taken[0], taken[1], 0.0) if taken else []:
                 assert isinstance(action, Answer)
-                desk.answer(action.peer, action.seq, action.body)
-        for index, (hub, link) in enumerate(zip(hubs, links, strict=True)):
-            for _, frames in hub.receive(0.0):
-                news = link.take(frames)
-                if news is not None:
-                    assert isinstance(news[1], m.Welcome)
-                    welcomed.add(index)
-            link.probe(now)
+                answerer.answer(action.peer, action.seq, action.body)
+        for client in clients:
+            client.poll()
+    assert all(isinstance(call.body, m.Welcome) for call in calls)
 
 
 # ---- exit codes, as a launcher tells them ----------------------------------------------------------------------------

@@ -1,41 +1,69 @@
-"""Who is in the job: ranks, barriers that count identities, liveness, and where keys are. Pure.
+"""The scheduler's machine: requests and the passing of time go in, answers come out.
 
-The scheduler's machine: requests and the passing of time in, answers out. A member talks to it over its *lifeline* (the
-connection whose loss means its death) and further connections that it claims with its token.
+A member talks to the scheduler over its *lifeline* (the connection whose loss means its death) and over further
+connections, which it claims with its token. What happens to a member::
+
+    state     event                                  becomes   answers
+    (none)    Hello                                  joining   none, until the last member has joined
+    (none)    Hello that is refused                  (none)    RendezvousError
+    joining   Hello of the last member               live      Welcome to all; barriers that all workers entered open
+    any       Hello again, on its lifeline           (same)    Welcome, once the last member has joined
+    joining   start_timeout_s after the start        (ends)    RendezvousError to all, with those who are missing
+    live      any request                            live      the request's
+    live      its lifeline closes                    closed    none
+    closed    Heartbeat on the lifeline              live      News
+    closed    disconnect_grace_s later               dead      the job fails
+    live      no request for heartbeat_timeout_s     dead      the job fails
+    live      Bye                                    left      barriers that waited for it open
+    live      Bye with a reason                      dead      the job fails
+
+What happens to the job::
+
+    state      event                                 becomes    answers
+    starting   the last member has joined            complete   Welcome to all
+    starting   start_timeout_s after the start       ending     RendezvousError to all; exit code 1
+    any        a member dies                         ending     News to all live members, PeerDiedError to all who wait
+                                                                or ask to wait; exit code PEER_FAILED
+    complete   the last worker leaves                ending     News with shutdown to the servers; exit code 0
+    ending     everybody has left, died or closed    over       Finish
+    ending     LEAVE_TIMEOUT_S later                 over       Finish
+
+Which timeout must exceed which:
+
+- ``heartbeat_timeout_s`` > several ``heartbeat_interval_s``, and > the time for which a process may hold Python's lock,
+  since its heartbeats stop for as long. (Less than one interval is refused by :mod:`paceline.config`.)
+- ``heartbeat_timeout_s`` > ``disconnect_grace_s`` > the time to reconnect: a closed connection is the quicker proof of
+  a death, and a network that fails for a moment is none.
+- A member's own deadline for joining > ``start_timeout_s``, so that the scheduler's answer, which names who is missing,
+  comes first. The lifeline adds 5 s.
+- ``timeout_s`` of requests > ``heartbeat_timeout_s``: else a death is reported as a deadline, without the reason.
+- ``LEAVE_TIMEOUT_S`` > the time that a lifeline takes for its Bye (2 s).
+- The scheduler calls :meth:`Membership.tick` every 0.2 s; each limit is kept with that precision.
+
+Invariants (:meth:`Membership.check`): no two members share a lifeline; only members wait at barriers; once somebody has
+died, nobody waits.
+
+What breaks the guarantees:
+
+- A clock that jumps: ``now`` must be monotonic.
+- A process of another job that has this job's key and id.
+- A proxy that keeps the lifeline of a dead process open: its death is then noticed by silence only.
+- A lifeline that the process itself keeps busy or stopped for ``heartbeat_timeout_s``: a live member is taken for dead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from dataclasses import dataclass
 
 from paceline.config import Settings
 from paceline.exitcodes import PEER_FAILED, describe_code
+from paceline.membership.actions import Action, Answer, Finish, MemberKey, Waiting, describe, refuse
+from paceline.membership.barriers import Barriers
+from paceline.membership.directory import Directory
 from paceline.wire import messages as m
-from paceline.wire.limits import MAX_GATHER_BYTES
 
-
-@dataclass(frozen=True)
-class Answer:
-    """Send a body to a peer; seq 0 is news that it did not ask for."""
-
-    peer: bytes
-    seq: int
-    body: m.Reply
-
-
-@dataclass(frozen=True)
-class Finish:
-    """The job is over; the scheduler goes home with this exit code."""
-
-    code: int
-
-
-Action: TypeAlias = Answer | Finish
-MemberKey: TypeAlias = tuple[str, int]
-
-#: How long the scheduler waits for the others to go home before it goes itself.
+#: How long the scheduler waits for the others to exit before it does.
 LEAVE_TIMEOUT_S = 5.0
 
 
@@ -62,15 +90,6 @@ class _Seat:
         return f"{self.member.role} {self.member.rank} on {self.member.host} (pid {self.member.pid})"
 
 
-@dataclass
-class _Waiting:
-    peer: bytes
-    seq: int
-    keys: frozenset[int | str] = field(default_factory=frozenset)
-    payload: bytes | None = None
-    """What it brought to a gather; None at a barrier."""
-
-
 class Membership:
     """The members of one job.
 
@@ -90,9 +109,8 @@ class Membership:
         self._new_token = new_token
         self._seats: dict[MemberKey, _Seat] = {}
         self._peers: dict[bytes, MemberKey] = {}
-        self._barriers: dict[str, dict[MemberKey, _Waiting]] = {}
-        self._lookups: dict[str, list[_Waiting]] = {}
-        self._blocks: dict[str, list[m.BlockSpec]] = {}
+        self._barriers = Barriers(settings.num_workers)
+        self._directory = Directory()
         self._gone: dict[MemberKey, int] = {}
         """Exit codes of those who ended before they joined."""
         self.deaths: list[m.Death] = []
@@ -112,7 +130,7 @@ class Membership:
             return self._claim(peer, seq, body)
         key = self._peers.get(peer)
         if key is None:
-            return [_refuse(peer, seq, "this connection belongs to no member; join the job first")]
+            return [refuse(peer, seq, "this connection belongs to no member; join the job first")]
         seat = self._seats[key]
         seat.heard = now
         match body:
@@ -123,19 +141,19 @@ class Membership:
             case m.Bye():
                 return [Answer(peer, seq, m.Done()), *self._bye(key, body.reason, now)]
             case m.Enter():
-                return self._enter(key, _Waiting(peer, seq), body.barrier)
+                return self._enter(key, Waiting(peer, seq), body.barrier)
             case m.Gather():
-                return self._enter(key, _Waiting(peer, seq, payload=body.payload), body.barrier)
+                return self._enter(key, Waiting(peer, seq, payload=body.payload), body.barrier)
             case m.Publish():
-                return [Answer(peer, seq, m.Done()), *self._publish(body)]
+                return [Answer(peer, seq, m.Done()), *self._directory.publish(body.store, body.blocks)]
             case m.Lookup():
-                return self._look_up(_Waiting(peer, seq, frozenset(body.keys)), body.store)
+                return self._look_up(Waiting(peer, seq, frozenset(body.keys)), body.store)
             case m.AskStatus():
                 return [Answer(peer, seq, self.status(now))]
             case m.AskAbsent():
-                inside = self._barriers.get(body.barrier, {})
-                return [Answer(peer, seq, m.Missing(sorted(rank for _, rank in self._expected() - set(inside))))]
-        return [_refuse(peer, seq, f"the scheduler does not take {type(body).__name__}")]
+                missing = self._expected() - self._barriers.inside(body.barrier)
+                return [Answer(peer, seq, m.Missing(sorted(rank for _, rank in missing)))]
+        return [refuse(peer, seq, f"the scheduler does not take {type(body).__name__}")]
 
     def is_member(self, peer: bytes) -> bool:
         """Tell whether a connection belongs to a member."""
@@ -168,9 +186,9 @@ class Membership:
         """Answer a member whose first answer may have got lost."""
         seat = self._seats[key]
         if seat.peer != peer:
-            return [_refuse(peer, seq, f"this connection is not the lifeline of {seat}")]
+            return [refuse(peer, seq, f"this connection is not the lifeline of {seat}")]
         seat.seq = seq
-        return [Answer(peer, seq, self._welcome(key))] if self.complete else self._failures_for([_Waiting(peer, seq)])
+        return [Answer(peer, seq, self._welcome(key))] if self.complete else self._failures_for([Waiting(peer, seq)])
 
     def _objection(self, hello: m.Hello) -> str:
         """Return why a process cannot join, or an empty string."""
@@ -212,18 +230,18 @@ class Membership:
     def _claim(self, peer: bytes, seq: int, claim: m.Claim) -> list[Action]:
         seat = self._seats.get((claim.role, claim.rank))
         if seat is None or seat.member.token != claim.token:
-            return [_refuse(peer, seq, f"the claim to be {claim.role} {claim.rank} has the wrong token")]
+            return [refuse(peer, seq, f"the claim to be {claim.role} {claim.rank} has the wrong token")]
         self._peers[peer] = (claim.role, claim.rank)
         return [Answer(peer, seq, m.Done())]
 
     # ---- barriers, gathers and keys ----------------------------------------------------------------------------------
 
-    def _enter(self, key: MemberKey, waiting: _Waiting, name: str) -> list[Action]:
+    def _enter(self, key: MemberKey, waiting: Waiting, name: str) -> list[Action]:
         if self.deaths:
             return self._failures_for([waiting])
         if key[0] != "worker":
-            return [_refuse(waiting.peer, waiting.seq, f"barriers and gathers are for workers, not for a {key[0]}")]
-        self._barriers.setdefault(name, {})[key] = waiting
+            return [refuse(waiting.peer, waiting.seq, f"barriers and gathers are for workers, not for a {key[0]}")]
+        self._barriers.enter(name, key, waiting)
         return self._opened()
 
     def _expected(self) -> set[MemberKey]:
@@ -232,48 +250,10 @@ class Membership:
 
     def _opened(self) -> list[Action]:
         """Open the barriers that every live worker has entered, once everybody has joined."""
-        if not self.complete:
-            return []
-        wanted = self._expected()
-        actions: list[Action] = []
-        for name in [name for name, inside in self._barriers.items() if wanted <= set(inside)]:
-            actions += self._open(name, self._barriers.pop(name))
-        return actions
+        return self._barriers.opened(self._expected()) if self.complete else []
 
-    def _open(self, name: str, inside: dict[MemberKey, _Waiting]) -> list[Action]:
-        """Answer all who have come; those who brought something get what all have brought."""
-        size = sum(len(one.payload or b"") for one in inside.values())
-        gathered: m.Reply
-        if size > MAX_GATHER_BYTES:
-            text = f"gather {name!r}: the workers said {size} bytes together; at most {MAX_GATHER_BYTES} are possible"
-            gathered = m.Failed("RemoteError", text)
-        else:
-            by_rank = {rank: one.payload or b"" for (_, rank), one in inside.items()}
-            gathered = m.Gathered([by_rank.get(rank, b"") for rank in range(self._settings.num_workers)])
-        return [Answer(one.peer, one.seq, m.Done() if one.payload is None else gathered) for one in inside.values()]
-
-    def _publish(self, body: m.Publish) -> list[Action]:
-        known = self._blocks.setdefault(body.store, [])
-        numbers = {spec.block for spec in known}
-        known.extend(spec for spec in body.blocks if spec.block not in numbers)
-        return self._found(body.store)
-
-    def _look_up(self, waiting: _Waiting, store: str) -> list[Action]:
-        if self.deaths:
-            return self._failures_for([waiting])
-        self._lookups.setdefault(store, []).append(waiting)
-        return self._found(store)
-
-    def _found(self, store: str) -> list[Action]:
-        blocks = self._blocks.get(store, [])
-        published = {spec.name for block in blocks for spec in block.keys}
-        actions: list[Action] = []
-        for waiting in [one for one in self._lookups.get(store, []) if one.keys <= published]:
-            self._lookups[store].remove(waiting)
-            wanted = waiting.keys or published
-            found = [block for block in blocks if any(spec.name in wanted for spec in block.keys)]
-            actions.append(Answer(waiting.peer, waiting.seq, m.Found(found)))
-        return actions
+    def _look_up(self, waiting: Waiting, store: str) -> list[Action]:
+        return self._failures_for([waiting]) if self.deaths else self._directory.look_up(store, waiting)
 
     # ---- life and death --------------------------------------------------------------------------------------------
 
@@ -295,8 +275,8 @@ class Membership:
         if not self.complete and not self.deaths and now - self._started > self._settings.start_timeout_s:
             actions += self._nobody_came(now)
         if self._ending is not None:
-            at_home = all(not seat.live or seat.closed_since is not None for seat in self._seats.values())
-            if at_home or now - self._ending > LEAVE_TIMEOUT_S:
+            all_gone = all(not seat.live or seat.closed_since is not None for seat in self._seats.values())
+            if all_gone or now - self._ending > LEAVE_TIMEOUT_S:
                 actions.append(Finish(self._code))
         return actions
 
@@ -309,7 +289,7 @@ class Membership:
             return how if closed_s > self._settings.disconnect_grace_s else ""
         if seat.closed_since is not None and now - seat.closed_since > self._settings.disconnect_grace_s:
             return f"its connection closed {now - seat.closed_since:.1f} s ago and it did not come back"
-        # Who still waits for others to join has nothing to say: that wait has a deadline of its own.
+        # A member that waits for others to join sends no heartbeats: that wait has a deadline of its own.
         if self.complete and now - seat.heard > self._settings.heartbeat_timeout_s:
             return f"it was not heard for {now - seat.heard:.1f} s"
         return ""
@@ -358,22 +338,16 @@ class Membership:
         return self._mourn(m.Death(role, rank, "", f"its process ended before it joined: {describe_code(code)}"), now)
 
     def _fail(self, now: float) -> list[Action]:
-        """Tell everybody that the job is lost, and answer all who wait."""
+        """Tell all members that the job has failed, and answer all who wait."""
         self._ending = now if self._ending is None else self._ending
-        # Those who go home after a failed start are no failure of their own.
+        # Members that exit after a failed start do not change the exit code.
         self._code = self._code or PEER_FAILED
         actions: list[Action] = [Answer(seat.peer, 0, self._news()) for seat in self._seats.values() if seat.live]
         if not self.complete:
-            actions += self._failures_for([_Waiting(s.peer, s.seq) for s in self._seats.values() if s.live])
-        for inside in self._barriers.values():
-            actions += self._failures_for(list(inside.values()))
-        for lookups in self._lookups.values():
-            actions += self._failures_for(lookups)
-        self._barriers.clear()
-        self._lookups.clear()
-        return actions
+            actions += self._failures_for([Waiting(s.peer, s.seq) for s in self._seats.values() if s.live])
+        return actions + self._failures_for([*self._barriers.clear(), *self._directory.clear()])
 
-    def _failures_for(self, waiting: list[_Waiting]) -> list[Action]:
+    def _failures_for(self, waiting: list[Waiting]) -> list[Action]:
         if not self.deaths:
             return []
         text = "; ".join(describe(death) for death in self.deaths)
@@ -445,20 +419,10 @@ class Membership:
         assert len({seat.peer for seat in self._seats.values()}) == len(self._seats), "two members share a lifeline"
         for (role, rank), seat in self._seats.items():
             assert (seat.member.role, seat.member.rank) == (role, rank)
-        for inside in self._barriers.values():
-            assert set(inside) <= set(self._seats)
-        assert not (self.deaths and (self._barriers or any(self._lookups.values()))), "somebody waits for the dead"
-
-
-def describe(death: m.Death) -> str:
-    """Return a sentence about a death."""
-    where = f" on {death.host}" if death.host else ""
-    return f"{death.role} {death.rank}{where} died: {death.reason}"
+        waiting = self._barriers.members()
+        assert waiting <= set(self._seats), "a process that is no member waits at a barrier"
+        assert not (self.deaths and (waiting or self._directory.has_lookups)), "a request waits for a dead member"
 
 
 def _without_token(one: m.Member) -> m.Member:
     return m.Member(one.role, one.rank, one.local_rank, one.host, one.host_id, one.pid, one.address, b"")
-
-
-def _refuse(peer: bytes, seq: int, text: str) -> Answer:
-    return Answer(peer, seq, m.Failed("ProtocolError", text))

@@ -1,9 +1,8 @@
-"""Processes that begin with torch and paceline imported: forks of one that has done so, two seconds earlier each.
+"""Forks processes that have torch and paceline imported already; each starts two seconds earlier for it.
 
 A child leads its own session, has its own environment, arguments and open files, and runs ``python -m MODULE`` like a
-program that was started as such. Only its hash seed is that of all children, and it ends without tearing modules down.
-Where the environment asks for what an interpreter or a library reads when it starts, a program is started
-(:meth:`Nursery.can_run`).
+program that was started as such. But all children have the same hash seed, and they exit without tearing modules down.
+Where the environment holds what an interpreter or a library reads when it starts, :meth:`ForkServer.can_run` says no.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import atexit
 import contextlib
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -22,7 +20,9 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-#: Variables that count when an interpreter, or a library, starts.
+from paceline.testing.readable import readable
+
+#: Prefixes of variables that an interpreter or a library reads when it starts.
 _READ_AT_START = (
     "PYTHON",
     "LD_",
@@ -48,17 +48,17 @@ def _of_the_start(env: Mapping[str, str]) -> dict[str, str]:
 
 
 class Child:
-    """A forked process, with what is used of ``subprocess.Popen``."""
+    """A forked process, with the part of ``subprocess.Popen`` that is used."""
 
-    def __init__(self, nursery: Nursery, pid: int) -> None:
-        self._nursery, self.pid = nursery, pid
+    def __init__(self, fork_server: ForkServer, pid: int) -> None:
+        self._fork_server, self.pid = fork_server, pid
         self._pidfd: int | None = None  # it may have ended already
         with contextlib.suppress(ProcessLookupError):
             self._pidfd = os.pidfd_open(pid)
 
     def poll(self) -> int | None:
         """Return the exit code (negative: the signal that ended it), None while it runs."""
-        return self._nursery.code(self.pid)
+        return self._fork_server.code(self.pid)
 
     def wait(self, timeout: float) -> int:
         """Wait for the end and return the exit code.
@@ -66,7 +66,7 @@ class Child:
         Raises:
             subprocess.TimeoutExpired: it still runs.
         """
-        return self._nursery.wait(self.pid, timeout)
+        return self._fork_server.wait(self.pid, timeout)
 
     def send_signal(self, signum: int) -> None:
         """Send a signal, unless it has ended."""
@@ -75,16 +75,16 @@ class Child:
                 signal.pidfd_send_signal(self._pidfd, signum)
 
     def close(self) -> None:
-        """Let go of a process that has ended."""
+        """Release a process that has ended."""
         if self._pidfd is not None:
             os.close(self._pidfd)
 
 
-class Nursery:
-    """The forking process, as seen from the one that wants children. It ends with this one.
+class ForkServer:
+    """The client of a process that forks children on request. That process ends with this one.
 
     Args:
-        env: its environment; children may differ from it in all that is not read at the start.
+        env: its environment; children may differ from it in variables that are not read at the start.
     """
 
     def __init__(self, env: Mapping[str, str]) -> None:
@@ -96,13 +96,13 @@ class Nursery:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_MESSAGE_BYTES)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "paceline.testing.forking", str(theirs.fileno())],
+                [sys.executable, "-m", "paceline.testing.fork_server_main", str(theirs.fileno())],
                 env=dict(env), stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True,
             )  # fmt: skip
         atexit.register(self.close)
 
     def can_run(self, argv: Sequence[str], env: Mapping[str, str]) -> bool:
-        """Tell whether a command can be a child here: ``python -m``, with nothing special for its start."""
+        """Whether a command can be forked: ``python -m``, with the same variables that are read at the start."""
         mine = self._process.poll() is None and self._owner == os.getpid()
         return mine and list(argv[:2]) == [sys.executable, "-m"] and _of_the_start(env) == self._start
 
@@ -115,8 +115,8 @@ class Nursery:
             argv: the command.
             env: its whole environment.
             output: file descriptor for its stdout and stderr.
-            register: file descriptor to which the child writes its number before anything else.
-            pass_fds: what it inherits, under the same numbers.
+            register: file descriptor to which the child writes its process id first.
+            pass_fds: file descriptors that it inherits, under the same numbers.
 
         Raises:
             RuntimeError: the forking process has ended.
@@ -132,8 +132,8 @@ class Nursery:
             return Child(self, pid)
 
     def _hear(self, timeout_s: float) -> int | None:
-        """Take in one message; returns the number of a new child if that is what it says."""
-        if not select.select([self._socket], [], [], timeout_s)[0]:
+        """Receive one message; returns the id of a new child if the message is about one."""
+        if not readable([self._socket.fileno()], timeout_s):
             return None
         data = self._socket.recv(4096)
         if not data:
@@ -143,13 +143,13 @@ class Nursery:
             self._codes[said["pid"]] = said["code"]
             return None
         pid: int = said["pid"]
-        self._codes.pop(pid, None)  # of an earlier process with this number
+        self._codes.pop(pid, None)  # of an earlier process with this id
         return pid
 
     def code(self, pid: int) -> int | None:
         """Return a child's exit code, None while it runs."""
         with self._lock:
-            while pid not in self._codes and select.select([self._socket], [], [], 0.0)[0]:
+            while pid not in self._codes and readable([self._socket.fileno()], 0.0):
                 self._hear(0.0)
             return self._codes.get(pid)
 
@@ -164,12 +164,12 @@ class Nursery:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 raise subprocess.TimeoutExpired(f"child {pid}", timeout_s)
-            # Another thread may take the message in: look again soon.
-            select.select([self._socket], [], [], min(remaining, 0.1))
+            # Another thread may receive the message: look again soon.
+            readable([self._socket.fileno()], min(remaining, 0.1))
         return code
 
     def close(self) -> None:
-        """End the forking process; children go on."""
+        """End the forking process; its children go on."""
         if self._owner == os.getpid():
             self._socket.close()
             self._process.wait(10.0)

@@ -1,0 +1,53 @@
+"""What the scheduler's machine tells the scheduler to do, and how its parts name a request that waits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from paceline.wire import messages as m
+
+#: (role, rank)
+MemberKey: TypeAlias = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Send a body to a peer; seq 0 is news that it did not ask for."""
+
+    peer: bytes
+    seq: int
+    body: m.Reply
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The job is over; the scheduler exits with this code."""
+
+    code: int
+
+
+Action: TypeAlias = Answer | Finish
+
+
+@dataclass
+class Waiting:
+    """A request that is answered later."""
+
+    peer: bytes
+    seq: int
+    keys: frozenset[int | str] = field(default_factory=frozenset)
+    """Of a lookup: wanted keys; empty: all there are."""
+    payload: bytes | None = None
+    """What it brought to a gather; None at a barrier."""
+
+
+def refuse(peer: bytes, seq: int, text: str) -> Answer:
+    """Return the answer to a request that the scheduler does not take."""
+    return Answer(peer, seq, m.Failed("ProtocolError", text))
+
+
+def describe(death: m.Death) -> str:
+    """Return a sentence about a death."""
+    where = f" on {death.host}" if death.host else ""
+    return f"{death.role} {death.rank}{where} died: {death.reason}"

@@ -1,0 +1,56 @@
+"""Barriers and gathers: requests that are answered when all workers have made them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from paceline.membership.actions import Action, Answer, MemberKey, Waiting
+from paceline.wire import messages as m
+from paceline.wire.limits import MAX_GATHER_BYTES
+
+
+class Barriers:
+    """The barriers and gathers of a job, by name. They count identities: a worker that asks again counts once.
+
+    Args:
+        num_workers: of the job.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        self._num_workers = num_workers
+        self._inside: dict[str, dict[MemberKey, Waiting]] = {}
+
+    def enter(self, name: str, key: MemberKey, waiting: Waiting) -> None:
+        """Note that a worker has come; the last of its requests is answered."""
+        self._inside.setdefault(name, {})[key] = waiting
+
+    def inside(self, name: str) -> set[MemberKey]:
+        """Return who has come."""
+        return set(self._inside.get(name, ()))
+
+    def opened(self, wanted: Collection[MemberKey]) -> list[Action]:
+        """Open the barriers that all wanted workers have entered; returns the answers."""
+        complete = [name for name, inside in self._inside.items() if inside.keys() >= set(wanted)]
+        return [action for name in complete for action in self._open(name, self._inside.pop(name))]
+
+    def _open(self, name: str, inside: dict[MemberKey, Waiting]) -> list[Action]:
+        """Answer all who have come; those who brought something get what all have brought."""
+        size = sum(len(one.payload or b"") for one in inside.values())
+        gathered: m.Reply
+        if size > MAX_GATHER_BYTES:
+            text = f"gather {name!r}: the workers said {size} bytes together; at most {MAX_GATHER_BYTES} are possible"
+            gathered = m.Failed("RemoteError", text)
+        else:
+            by_rank = {rank: one.payload or b"" for (_, rank), one in inside.items()}
+            gathered = m.Gathered([by_rank.get(rank, b"") for rank in range(self._num_workers)])
+        return [Answer(one.peer, one.seq, m.Done() if one.payload is None else gathered) for one in inside.values()]
+
+    def clear(self) -> list[Waiting]:
+        """Forget all barriers; returns who waits at one."""
+        waiting = [one for inside in self._inside.values() for one in inside.values()]
+        self._inside.clear()
+        return waiting
+
+    def members(self) -> set[MemberKey]:
+        """Return who waits at any barrier."""
+        return {key for inside in self._inside.values() for key in inside}
