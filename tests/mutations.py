@@ -43,6 +43,16 @@ BUCKETS = (
     "server/test_bucket.py::test_push_that_is_sent_again_before_its_answer_counts_once_and_who_asked_last_is_answered",
 )
 
+JOINS = (
+    "server/test_bucket.py::test_requests_that_are_refused_or_only_ask_cut_nothing",
+    "server/test_bucket.py::test_slots_that_are_pushed_as_a_whole_again_are_one_and_as_if_they_had_never_been_joined",
+    "server/test_bucket.py::test_neighbours_that_have_come_less_far_stay_apart",
+    "server/test_bucket.py::test_slots_in_which_something_goes_on_stay_apart",
+    "server/test_bucket.py::test_what_was_absent_is_known_of_joined_slots",
+    "server/test_bucket.py::test_who_reads_a_slot_part_by_part_has_read_it_when_all_parts_are_of_one_version",
+    "server/test_bucket.py::test_parts_that_were_read_stay_so_when_slots_are_cut_and_joined",
+)
+
 AREAS = (
     Area(
         "consistency/rule.py",
@@ -104,10 +114,99 @@ AREAS = (
     ),
     Area(
         "server/bucket.py",
-        BUCKETS,
+        (*BUCKETS, *JOINS),
         (
-            ("slot.rule.copy(), right_updater", "slot.rule, right_updater"),
+            (
+                "return self.slots if length == self._slots.length else self._slots.touched(start, start + length)",
+                "return self.cut(start, length)",
+            ),
+            ("        if not left.stands_like(right):", "        if False:"),
+            (
+                "        if length == self._slots.length and len(self._slots) == 1:",
+                "        if length == self._slots.length:",
+            ),
+            ("        self._slots.join(start, stop, self._joined)", "        pass"),
+            ("self._slots.cut(start, stop, Slot.split)", "self._slots.touched(start, stop)"),
+        ),
+    ),
+    Area(
+        "server/slot.py",
+        (*BUCKETS, *JOINS),
+        (
+            ("self.rule.copy(), right_updater", "self.rule, right_updater"),
             ("pending.remaining += 1", "pending.remaining += 0"),
+            ("bool(self.cohorts or self.pending or", "bool(self.pending or"),
+            ("bool(self.cohorts or self.pending or", "bool(self.cohorts or"),
+            ("            and self.rule.is_like(right.rule)\n", ""),
+            (
+                "        if is_part and version > self.rule.read[worker]:",
+                "        if version > self.rule.read[worker]:",
+            ),
+            ("return version if is_part else", "return"),
+            ("half.parts_read = self.parts_read.within(start, stop)", "pass"),
+            ("((at + a, at + b) for a, b in right.absent.get(worker, ()))", "right.absent.get(worker, ())"),
+        ),
+    ),
+    Area(
+        "server/parts.py",
+        ("server/test_parts.py",),
+        (
+            ("(parts if last == version else ())", "parts"),
+            ("        if length == 0 or is_all(parts, length):", "        if is_all(parts, length):"),
+            ("self._seen[worker] = version, parts", "pass"),
+            ("            if last <= version:", "            if True:"),
+            ("(before if last == version else ())", "before"),
+            ("((at + a, at + b) for a, b in parts)", "parts"),
+        ),
+    ),
+    Area(
+        "server/readers.py",
+        ("server/test_readers.py",),
+        (
+            ("        if self.holds.get(worker) == self.version(unit):", "        if True:"),
+            ("            self.jump(unit)", "            pass"),
+            ("            self.holds[worker] = version\n", "            pass\n"),
+            ("self.parts.add(worker, version, start, stop, length):", "True:"),
+        ),
+    ),
+    Area(
+        "server/clip_state.py",
+        ("server/test_clip.py",),
+        (
+            ("if place[2] < stop and start < place[3]}", "}"),
+            ("one.squares | right.norms[unit].squares", "one.squares"),
+            (
+                "            right.questions[unit] = [one for one in asked if one.stop > position]",
+                "            right.questions[unit] = list(asked)",
+            ),
+            ("one.question.waiting += one.start < position < one.stop", "one.question.waiting += 1"),
+        ),
+    ),
+    Area(
+        "updaters/torch_updater.py",
+        ("updaters/test_updaters.py",),
+        (
+            ("        if self._whole or not state_parts.fit(", "        if not state_parts.fit("),
+            ("        if self._whole or not state_parts.fit(", "        if self._whole or state_parts.fit("),
+            ("            if all(piece.start != edge for piece in pieces):", "            if True:"),
+            ("            apart.add(edge)", "            pass"),
+            ("(right._spec, right._applied) != (self._spec, self._applied)", "right._spec != self._spec"),
+            ("(right._spec, right._applied) != (self._spec, self._applied)", "right._applied != self._applied"),
+        ),
+    ),
+    Area(
+        "updaters/state_parts.py",
+        ("updaters/test_updaters.py",),
+        (
+            (
+                "return one.clone() if where is None or one.dim() == 0 else one[where]",
+                "return one if where is None or one.dim() == 0 else one[where]",
+            ),
+            ("left.keys() == right.keys() and all(", "all("),
+            ("(one.dim() > 0 or torch.equal(one, other))", "True"),
+            ("right.storage_offset() != end or", ""),
+            ("    if not same_memory or", "    if"),
+            ("    if not same_memory or", "    if True or"),
         ),
     ),
     Area(
@@ -153,24 +252,40 @@ AREAS = (
         ),
     ),
     Area(
+        "interval_map.py",
+        ("test_interval_map.py",),
+        (
+            ("        if start < position < self.length:", "        if start <= position < self.length:"),
+            ("        if start < position < self.length:", "        if start < position:"),
+            ("self._starts.insert(index + 1, position)", "self._starts.insert(index, position)"),
+            ("            self._cut_at(stop, split)", "            self._cut_at(start, split)"),
+            ("self.values[first:last] = [start], [value]", "self.values[first:last] = [stop], [value]"),
+            ("index = max(1, bisect_right(self._starts, start))", "index = max(1, bisect_left(self._starts, start))"),
+            ("self._starts[index] < stop:", "self._starts[index] <= stop:"),
+            ("                index += 1", "                break"),
+            ("starts = [start, *self._starts[first + 1 : last]]", "starts = self._starts[first:last]"),
+            ("bisect_left(self._starts, stop)", "bisect_right(self._starts, stop)"),
+            ("return (0, 1) if self.length == 0 else (0, 0)", "return 0, 0"),
+            ("return left if left == right else None", "return left"),
+        ),
+    ),
+    Area(
         "worker/versions.py",
         ("worker/test_versions.py",),
         (
-            ("return set(self._versions[first:last])", "return set(self._versions[first : last + 1])"),
-            ("self._versions.insert(index, self._versions[index - 1])", "self._versions.insert(index, 0)"),
-            ("self._starts[first:last] = [start]", "self._starts[first:last] = [start + length]"),
+            ("touched(start, start + length)", "touched(start, start + length + 1)"),
+            ("self._versions.set(start, stop, version)", "self._versions.set(start, stop, 1)"),
+            ("IntervalMap(length, 0)", "IntervalMap(length, 1)"),
         ),
     ),
     Area(
         "worker/block.py",
         ("worker/test_rounds.py",),
         (
-            ("if start <= segment.start < start + length:", "if start < segment.start < start + length:"),
-            ("if start <= segment.start < start + length:", "if start <= segment.start <= start + length:"),
-            ("if pushed and pushed[-1][2] == segment.round:", "if pushed:"),
-            ("one.start + one.length - at, one.round)", "one.start + one.length - at, 0)"),
-            ("if one.start < at < one.start + one.length:", "if one.start < at <= one.start + one.length:"),
-            ("self._cut(start + length)", "self._cut(start)"),
+            ("        if len(rounds) == 1 and length == rounds.length:", "        if len(rounds) == 1:"),
+            ("        if len(rounds) == 1 and length == rounds.length:", "        if length == rounds.length:"),
+            ("rounds.join(start - 1, stop + 1, same)", "pass"),
+            ("for first, last, round in rounds.over(start, stop)]", "for first, last, round in rounds.over(0, stop)]"),
         ),
     ),
 )

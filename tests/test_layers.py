@@ -20,7 +20,7 @@ TESTS = Path(__file__).parent
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "exitcodes", "context", "naming"),
     ("config",),
-    ("logs", "ranges", "placement", "consistency", "local_merge", "wire"),
+    ("logs", "ranges", "interval_map", "placement", "consistency", "local_merge", "wire"),
     ("agreement", "membership"),
     ("updaters", "tensors", "keys", "compression", "transport"),
     ("arguments",),
@@ -37,7 +37,7 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 PURE = {"consistency", "placement", "local_merge", "ranges", "membership", "agreement", "wire"}
 IMPURE = {"socket", "threading", "time", "random", "torch", "zmq", "secrets", "asyncio", "selectors", "datetime"}
 #: Folders of tests that belong to no package.
-ACROSS = {"integration", "oracle", "docs", "examples"}
+ACROSS = {"integration", "oracle", "docs", "examples", "benchmarks"}
 
 
 def modules() -> dict[str, Path]:

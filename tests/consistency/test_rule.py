@@ -304,11 +304,13 @@ class Model(RuleBasedStateMachine):
         if not hasattr(self, "rule"):
             return
         other = self.rule.copy()
-        assert other.stats is self.rule.stats
+        assert other.stats == self.rule.stats
+        assert self.rule.is_like(other) == other.is_like(self.rule) == (not self.open)
         for worker in self.ready():
             before = repr(self.rule.__dict__ | {"stats": None})
             other.push(worker, self.pushed[worker] + 1)
             assert repr(self.rule.__dict__ | {"stats": None}) == before
+            assert not self.rule.is_like(other)
         everybody_left = [action for worker in sorted(self.live) for action in self.rule.leave(worker)]
         assert not any(isinstance(action, Merge) for action in everybody_left)
         self.live.clear()

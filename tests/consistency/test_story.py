@@ -116,11 +116,11 @@ def test_joined_slot_has_the_longer_story_marked_where_they_differ() -> None:
     rule.push(0, 1)
     other = rule.copy()
     same = rule.story("'w'")
-    rule.join_story(other)
+    rule.join(other)
     assert rule.story("'w'") == same
     other.push(0, 1)
     before = lines(other)
-    rule.join_story(other)
+    rule.join(other)
     mark = "this range was joined with its neighbour, which had other events before"
     assert lines(rule) == [*before[:-1], mark, "now version 1"]
     assert lines(other) == before

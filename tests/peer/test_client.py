@@ -437,7 +437,7 @@ def test_all_calls_fail_when_the_peer_refuses_the_key() -> None:
     setting.hub.refusal = "the keys differ"
     setting.client.poll()
     for call in (claim, held):
-        with pytest.raises(AuthenticationError, match="^peer 0 refuses this process: the keys differ"):
+        with pytest.raises(AuthenticationError, match=r"^peer 0 refuses this process: the keys differ"):
             call.raise_error()
     assert len(setting.client) == 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -15,7 +16,10 @@ from hypothesis import strategies as st
 
 from paceline.config import Settings
 from paceline.consistency import Policy
+from paceline.server.bucket import Pending, Slot
+from paceline.server.merge import Accumulator
 from paceline.server.requests import RequestHandler
+from paceline.server.scratch import Scratch
 from paceline.tensors import to_frame
 from paceline.transport.shared import MappedArena
 from paceline.updaters import UpdaterSpec, make_spec
@@ -40,7 +44,9 @@ POLICIES = {
 class OneServer:
     """A service with one bucket of two keys and three workers; answers are kept."""
 
-    def __init__(self, policy: Policy, spec: UpdaterSpec | None, mean: bool = True) -> None:
+    def __init__(
+        self, policy: Policy, spec: UpdaterSpec | None, mean: bool = True, lengths: tuple[int, int] = (5, 7)
+    ) -> None:
         self.answers: dict[tuple[bytes, int], tuple[m.Reply, Sequence[Any]]] = {}
         self.service = RequestHandler(Settings(num_workers=3), self._keep)
         self.service.admit([m.Member("worker", rank, 0, "h", "x", 1, "", b"t") for rank in range(3)])
@@ -53,8 +59,9 @@ class OneServer:
         self.ask(0, m.OpenStore("s", policy.merge, groups, policy.first, bound, policy.weighting, mean, age=age))
         if spec is not None:
             self.ask(0, m.SetUpdater("s", msgspec.msgpack.encode(spec)))
-        bucket = m.BucketSpec(0, NUMEL, ["a", "b"], [5, 7], [[5], [7]])
-        self.ask(0, m.Init("s", 0, "float32", [bucket]), [to_frame(torch.linspace(-1.0, 1.0, NUMEL))])
+        numel = sum(lengths)
+        bucket = m.BucketSpec(0, numel, ["a", "b"], list(lengths), [[one] for one in lengths])
+        self.ask(0, m.Init("s", 0, "float32", [bucket]), [to_frame(torch.linspace(-1.0, 1.0, numel))])
         self.store = self.service._stores["s"][1]
         self.bucket = self.store.bucket(0, 0)
 
@@ -91,6 +98,23 @@ class OneServer:
     @property
     def values(self) -> list[float]:
         return self.bucket.values.tolist()
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        return [(slot.start, slot.stop) for slot in self.bucket.slots]
+
+    def state(self) -> list[tuple[str, int, list[float]]]:
+        """The optimizer's state, key by key."""
+        numel = len(self.values)
+        seq = self.ask(0, m.GetState("s", [m.Entry(0, 0, 0, numel, 0)]))
+        body = self.answer(0, seq)
+        assert isinstance(body, m.StateIs)
+        pairs = zip(body.items, self.frames(0, seq), strict=True)
+        parts = [(one.name, one.start, torch.frombuffer(frame, dtype=torch.float32).tolist()) for one, frame in pairs]
+        # A counter is there once for each part; what is kept per element is put together.
+        names = sorted({name for name, _, _ in parts} - {"step"})
+        whole = [(name, 0, [x for n, _, part in sorted(parts) if n == name for x in part]) for name in names]
+        return [*whole, ("step", 0, sorted({part[0] for name, _, part in parts if name == "step"}))]
 
 
 class Driver:
@@ -314,3 +338,156 @@ def test_missing_are_those_who_have_not_pushed_a_stretch() -> None:
     assert server.answer(0, asked) == m.Missing([1, 2])
     asked = server.ask(0, m.AskMissing("s", m.Entry(0, 0, 0, 4, 0)))
     assert server.answer(0, asked) == m.Missing([2])
+
+
+# ---- ranges that are only asked for, and slots that are one again ----------------------------------------------------
+
+PART = m.Entry(0, 0, 2, 5, 0)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        m.Push("s", [m.Entry(0, 0, 2, 5, 7)], 1.0, b"", False, True, False),
+        m.Push("s", [m.Entry(0, 0, 2, 5, 1), m.Entry(0, 0, 9, 9, 1)], 1.0, b"", False, True, False),
+        m.Pull("s", [PART], False),
+        m.AskMissing("s", PART),
+        m.GetState("s", [PART]),
+        m.SetValues("s", [PART]),
+    ],
+    ids=lambda body: type(body).__name__,
+)
+def test_requests_that_are_refused_or_only_ask_cut_nothing(body: m.Request) -> None:
+    server = OneServer(POLICIES["each"], make_spec("sgd", lr=1.0))
+    server.ask(0, body, [bytes(20)])
+    assert server.ranges == [(0, NUMEL)]
+
+
+@pytest.mark.parametrize("optimizer", [*SPECS, "assign"])
+@pytest.mark.parametrize("name", POLICIES)
+def test_slots_that_are_pushed_as_a_whole_again_are_one_and_as_if_they_had_never_been_joined(
+    name: str, optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if optimizer == "assign" and name != "all":
+        return
+
+    def train(joins: bool) -> OneServer:
+        # Vectors of every width fit into halves, so that no element is computed in another way.
+        server = OneServer(POLICIES[name], SPECS.get(optimizer), lengths=(32, 96))
+        monkeypatch.setattr(Slot, "stands_like", stands_like if joins else lambda left, right: False)
+        for round in range(1, 9):
+            halves = round <= 5
+            for start, length in [(0, 64), (64, 64)] if halves else [(0, 128)]:
+                for rank in range(3):
+                    values = torch.randn(128, generator=torch.Generator().manual_seed(10 * round + rank))
+                    assert not why(server, rank, server.push(rank, [(start, length, round)], values, 1.0 + rank))
+            if halves:
+                assert server.ranges == [(0, 64), (64, 128)]
+        return server
+
+    def why(server: OneServer, rank: int, seq: int) -> str:
+        body = server.answer(rank, seq)
+        return body.text if isinstance(body, m.Failed) else ""
+
+    stands_like = Slot.stands_like
+    joined, apart = train(True), train(False)
+    assert apart.ranges == [(0, 64), (64, 128)]
+    if "first" not in name:  # there the third worker always waits in an open cohort
+        assert joined.ranges == [(0, 128)]
+    assert joined.values == apart.values
+    assert joined.state() == apart.state()
+    reports = [joined.report(), apart.report()]
+    assert [one["updates"] / one["slots"] for one in reports] == [reports[0]["updates"] / reports[0]["slots"]] * 2
+
+
+def test_slots_are_joined_when_no_cohort_is_open() -> None:
+    server = OneServer(POLICIES["first"], make_spec("adam"))
+    for round, length in ((1, 6), (2, NUMEL)):
+        for start in range(0, NUMEL, length):
+            for rank in range(2):
+                server.push(rank, [(start, length, round)], torch.ones(NUMEL))
+    assert server.ranges == [(0, NUMEL)]
+
+
+@pytest.mark.parametrize("name", ["all", "each", "groups"])
+def test_many_cuts_do_not_make_many_slots(name: str) -> None:
+    server, chance = OneServer(POLICIES[name], SPECS["adam"], lengths=(500, 500)), random.Random(0)
+    for round in range(1, 60):
+        cut = chance.randrange(1, 1000)
+        for rank in range(3):
+            for start, stop in ((0, cut), (cut, 1000)):
+                server.push(rank, [(start, stop - start, round)], torch.ones(1000))
+        assert len(server.ranges) <= 3
+    assert server.report()["updates"] / len(server.ranges) == pytest.approx(
+        59 * {"all": 1, "each": 3, "groups": 2}[name]
+    )
+
+
+def test_neighbours_that_have_come_less_far_stay_apart() -> None:
+    server = OneServer(POLICIES["all"], make_spec("sgd", lr=1.0))
+    for entries in ([(0, 4, 1)], [(0, 4, 2), (4, 8, 1)]):
+        for rank in range(3):
+            server.push(rank, entries, torch.ones(NUMEL))
+    assert server.ranges == [(0, 4), (4, 12)]
+    server.bucket.cut(0, NUMEL)
+    assert server.ranges == [(0, 4), (4, 12)]
+    for rank in range(3):
+        server.push(rank, [(4, 8, 2)], torch.ones(NUMEL))
+    server.bucket.cut(0, NUMEL)
+    assert server.ranges == [(0, NUMEL)]
+
+
+@pytest.mark.parametrize("what", ["broken", "pending", "cohort"])
+def test_slots_in_which_something_goes_on_stay_apart(what: str) -> None:
+    server = OneServer(POLICIES["all"], make_spec("sgd", lr=1.0))
+    left, right = server.bucket.cut(0, 4)[0], server.bucket.cut(4, 8)[0]
+    if what == "broken":
+        left.broken = right.broken = RuntimeError()
+    elif what == "pending":
+        right.pending[0] = left.pending[0] = Pending(0, False, False, lambda one: None, lambda error: None)
+    else:
+        right.cohorts[0] = left.cohorts[0] = Accumulator([], True, torch.float32, Scratch())
+    assert server.bucket.cut(0, NUMEL) == [left, right]
+
+
+def test_what_was_absent_is_known_of_joined_slots() -> None:
+    server = OneServer(POLICIES["all"], make_spec("sgd", lr=1.0))
+    left, right = server.bucket.cut(0, 5)[0], server.bucket.cut(5, 7)[0]
+    left.absent, right.absent = {0: ((0, 5),)}, {0: ((0, 2),), 1: ((1, 7),)}
+    [both] = server.bucket.cut(0, NUMEL)
+    assert both.absent == {0: ((0, 7),), 1: ((6, 12),)}
+
+
+def test_who_reads_a_slot_part_by_part_has_read_it_when_all_parts_are_of_one_version() -> None:
+    server = OneServer(POLICIES["each"], make_spec("sgd", lr=1.0))
+    rule = server.bucket.slots[0].rule
+
+    def pull(start: int, length: int) -> int:
+        body = server.answer(1, server.ask(1, m.Pull("s", [m.Entry(0, 0, start, length, 0)], False)))
+        assert isinstance(body, m.Values)
+        assert server.ranges == [(0, NUMEL)]
+        return body.versions[0]
+
+    server.push(0, [(0, NUMEL, 1)], torch.ones(NUMEL))
+    assert [pull(0, 5), rule.read[1]] == [1, 0]
+    server.push(0, [(0, NUMEL, 2)], torch.ones(NUMEL))
+    assert [pull(5, 7), rule.read[1]] == [2, 0], "the first part was read before this version"
+    assert [pull(2, 4), rule.read[1]] == [2, 0]
+    assert [pull(0, 2), rule.read[1]] == [2, 2]
+    server.push(0, [(0, NUMEL, 3)], torch.ones(NUMEL))
+    assert [pull(0, NUMEL), rule.read[1]] == [3, 3]
+
+
+def test_parts_that_were_read_stay_so_when_slots_are_cut_and_joined() -> None:
+    server = OneServer(POLICIES["each"], make_spec("sgd", lr=1.0))
+    server.push(0, [(0, NUMEL, 1)], torch.ones(NUMEL))
+    server.store.read(1, m.Entry(0, 0, 2, 8, 0))
+    left, right = server.bucket.cut(0, 4)[0], server.bucket.cut(4, 8)[0]
+    assert left.rule.read[1] == right.rule.read[1] == 0
+    [both] = server.bucket.cut(0, NUMEL)
+    server.store.read(1, m.Entry(0, 0, 0, 2, 0))
+    assert both.rule.read[1] == 0
+    server.store.read(1, m.Entry(0, 0, 10, 2, 0))
+    assert both.rule.read[1] == 1
+    server.bucket.cut(0, 4)
+    assert [slot.rule.read[1] for slot in server.bucket.slots] == [1, 1]

@@ -181,15 +181,97 @@ def test_slots_that_are_cut_between_keep_their_norm(where: str) -> None:
     bucket = job.services[0]._stores["s"].store.bucket(0, 0)
     if where == "before the norm":
         job.deliver_all()
-        bucket.slots_of(0, 5)
+        bucket.cut(0, 5)
     found = [stores[0].clip_round()]
     if where != "before the norm":
         if where == "after the commit":
             job.deliver_all()
-        bucket.slots_of(0, 5)
+        bucket.cut(0, 5)
     found.append(stores[1].clip_round())
     assert found == pytest.approx([wanted] * 2, rel=1e-5)
     torch.testing.assert_close(pull(stores[0]), oracle.values, rtol=1e-5, atol=1e-6)
+
+
+def test_questions_and_late_commits_cut_nothing() -> None:
+    job = OneProcess("aa")
+    stores = new_stores(job)
+    bucket = job.services[0]._stores["s"].store.bucket(0, 0)
+    part = [m.Entry(0, 0, 3, 9, 1)]
+    for store in stores:
+        push(store, gradients(store.rank))
+    job.deliver_all()
+    assert isinstance(stores[0].session.call_server(0, m.AskNorm("s", part), "norm"), m.NormIs)
+    norms = [stores[0].clip_round()]
+    stores[1].session.call_server(0, m.Commit("s", part, 0.5), "commit")
+    norms.append(stores[1].clip_round())
+    assert len(bucket.slots) == 1
+    assert norms[0] == norms[1] == pytest.approx(Oracle(1.0).step([gradients(0), gradients(1)]), rel=1e-5)
+
+
+def test_a_commit_for_a_part_of_what_is_held_applies_that_part() -> None:
+    job = OneProcess("aa")
+    stores = new_stores(job)
+    bucket = job.services[0]._stores["s"].store.bucket(0, 0)
+    for store in stores:
+        push(store, gradients(store.rank))
+    job.deliver_all()
+    assert isinstance(stores[0].session.call_server(0, m.Commit("s", [m.Entry(0, 0, 0, 5, 1)], 1.0), "commit"), m.Done)
+    assert [(slot.start, bool(slot.clipping.held)) for slot in bucket.slots] == [(0, False), (5, True)]
+    assert not torch.equal(bucket.values[:5], torch.ones(5))
+    assert torch.equal(bucket.values[5:17], torch.ones(12))
+
+
+def test_who_asks_after_slots_were_joined_gets_the_same_bits() -> None:
+    job = OneProcess("aa")
+    stores, oracle = new_stores(job), Oracle(1.0)
+    bucket = job.services[0]._stores["s"].store.bucket(0, 0)
+    for round in range(4):
+        grads = [gradients(10 * round + store.rank) for store in stores]
+        wanted = oracle.step(grads)
+        for store in stores:
+            push(store, grads[store.rank], together=round == 3)
+        first = stores[0].clip_round()
+        job.deliver_all()
+        if round == 2:
+            assert len(bucket.slots) == 3
+            # As worker 0 does with its next push.
+            assert len(bucket.cut(0, bucket.values.numel())) == 1
+        assert stores[1].clip_round() == first == pytest.approx(wanted, rel=1e-5)
+    assert len(bucket.slots) == 1
+    for store in stores:
+        torch.testing.assert_close(pull(store), oracle.values, rtol=1e-5, atol=1e-6)
+
+
+def test_a_late_question_for_one_of_the_joined_slots_counts_that_one() -> None:
+    job = OneProcess("aa")
+    stores = new_stores(job)
+    bucket = job.services[0]._stores["s"].store.bucket(0, 0)
+    for store in stores:
+        push(store, gradients(store.rank), together=False)
+    stores[0].clip_round()
+    job.deliver_all()
+    entry = m.Entry(0, 0, 5, 12, 1)
+    before = stores[1].session.call_server(0, m.AskNorm("s", [entry]), "norm")
+    assert len(bucket.cut(0, bucket.values.numel())) == 1
+    for entries in ([entry], [entry, entry], [m.Entry(0, 0, 5, 6, 1), m.Entry(0, 0, 11, 6, 1)]):
+        assert stores[1].session.call_server(0, m.AskNorm("s", entries), "norm") == before
+
+
+def test_a_question_waits_for_its_own_range_alone() -> None:
+    job = OneProcess("aa")
+    stores = new_stores(job)
+    found: list[m.Reply] = []
+    ticket = stores[0].session.ask_server(
+        0, m.AskNorm("s", [m.Entry(0, 0, 0, 5, 1)]), "norm", (), lambda body, frames: found.append(body)
+    )
+    job.deliver_all()
+    for store in stores:
+        block = store.table.blocks[0]
+        [stretch] = block.stretches([0])
+        store.traffic.push_stretches(block.ways[0], [(block, stretch)], True)
+    job.deliver_all()
+    assert ticket.done
+    assert isinstance(found[0], m.NormIs)
 
 
 def test_every_group_clips_its_own_gradient() -> None:

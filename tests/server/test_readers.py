@@ -98,8 +98,8 @@ class Job:
         frames = [] if shared else [bytearray(to_frame(values[e.start : e.start + e.length])) for e in entries]
         return self.ask(rank, m.Push("s", entries, 1.0, b"", False, want, shared), frames)
 
-    def pull(self, rank: int) -> int:
-        return self.ask(rank, m.Pull("s", [m.Entry(0, 0, 0, NUMEL, 0)], rank in self.shared))
+    def pull(self, rank: int, start: int = 0, stop: int = NUMEL) -> int:
+        return self.ask(rank, m.Pull("s", [m.Entry(0, 0, start, stop - start, 0)], rank in self.shared))
 
     def values_of(self, rank: int) -> list[float]:
         return self.blocks[rank].values[:NUMEL].tolist()
@@ -132,6 +132,16 @@ def test_answered_workers_hold_what_the_server_knows_of_them(name: str, data: st
             assert job.values_of(rank) == job.visible(rank)
             if job.service._stores["s"][1].policy.merge in ("each", "first"):
                 assert job.values_of(rank) == job.bucket.values.tolist()
+            continue
+        if data.draw(st.booleans()):
+            start, stop = sorted(data.draw(st.tuples(st.integers(0, NUMEL), st.integers(0, NUMEL))))
+            if start < stop:
+                slots = [(slot.start, slot.stop) for slot in job.bucket.slots]
+                job.pull(rank, start, stop)
+                assert job.values_of(rank)[start:stop] == job.visible(rank)[start:stop]
+                if job.service._stores["s"][1].policy.merge in ("each", "first"):
+                    assert job.values_of(rank)[start:stop] == job.bucket.values[start:stop].tolist()
+                assert [(slot.start, slot.stop) for slot in job.bucket.slots] == slots, "a pull cuts nothing"
             continue
         cut = data.draw(st.integers(0, NUMEL))
         spans = [(start, stop - start) for start, stop in ((0, cut), (cut, NUMEL)) if stop > start]
@@ -195,6 +205,44 @@ def test_who_was_not_told_before_gets_the_known_values_as_they_are() -> None:
     seqs = [job.push(rank, [(0, NUMEL)], random_values(rank)) for rank in range(WORKERS)]
     assert job.told(1, seqs[1])[0].coded
     assert job.values_of(0) == job.values_of(1) == job.values_of(2)
+
+
+@pytest.mark.parametrize("name", ["all", "each"])
+def test_who_pulls_all_parts_of_a_slot_gets_differences_from_then_on(name: str) -> None:
+    job = Job(POLICIES[name], "int8", shared=False)
+    for parts, coded in (([(0, 5)], False), ([(0, 5), (5, 12)], True), ([(4, 12), (0, 7)], True)):
+        job = Job(POLICIES[name], "int8", shared=False)
+        for rank in range(WORKERS):
+            for part in parts:
+                assert not job.told(rank, job.pull(rank, *part))[0].coded
+        seqs = [job.push(rank, [(0, NUMEL)], random_values(rank)) for rank in range(WORKERS)]
+        assert [job.told(rank, seq)[0].coded for rank, seq in enumerate(seqs)] == [coded] * WORKERS
+        assert [job.values_of(rank) for rank in range(WORKERS)] == [job.visible(rank) for rank in range(WORKERS)]
+
+
+def test_a_part_that_is_pulled_between_leaves_the_next_answer_right() -> None:
+    job = Job(POLICIES["each"], "int8", shared=False)
+    job.pull(1)
+    job.push(2, [(0, NUMEL)], random_values(2))
+    job.pull(1, 3, 8)
+    assert job.values_of(1)[3:8] == job.bucket.values[3:8].tolist()
+    assert job.values_of(1) != job.bucket.values.tolist()
+    assert not job.told(1, job.push(1, [(0, NUMEL)], random_values(1)))[0].coded
+    assert job.values_of(1) == job.visible(1)
+    assert job.told(1, job.push(1, [(0, NUMEL)], random_values(3)))[0].coded
+    assert job.values_of(1) == job.visible(1)
+
+
+def test_readers_of_joined_slots_go_on_with_differences() -> None:
+    job = Job(POLICIES["all"], "powersgd", shared=False)
+    for rank in range(WORKERS):
+        job.pull(rank)
+    for round in range(4):
+        for spans in ([(0, 5), (5, 7)], [(0, NUMEL)]):
+            seqs = [job.push(rank, spans, random_values(10 * round + rank)) for rank in range(WORKERS)]
+            assert len(job.bucket.slots) == len(spans)
+            assert all(one.coded for rank, seq in enumerate(seqs) for one in job.told(rank, seq))
+            assert all(job.values_of(rank) == job.visible(rank) for rank in range(WORKERS))
 
 
 def test_groups_are_told_apart() -> None:

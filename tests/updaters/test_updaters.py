@@ -250,6 +250,130 @@ def test_assign_without_a_scale_copies() -> None:
     assert value.tolist() == [1.0, 2.0]
 
 
+# ---- joining ---------------------------------------------------------------------------------------------------------
+
+
+def join_all(parts: list[tuple[int, FlatUpdater]], value: torch.Tensor) -> list[tuple[int, FlatUpdater]]:
+    """Join neighbours as far as that goes; returns (first element, updater)."""
+    found = parts[:1]
+    for start, right in parts[1:]:
+        first, left = found[-1]
+        stop = start + right.value.numel()
+        inside = [part for piece in pieces() if (part := piece.within(first, stop))]
+        both = left.join(right, value[first:stop], inside)
+        found[-1:] = [(first, left), (start, right)] if both is None else [(first, both)]
+    return found
+
+
+def all_states(parts: list[tuple[int, FlatUpdater]]) -> list[dict[str, torch.Tensor]]:
+    [(_, updater)] = parts
+    return [updater.state(piece) for piece in pieces()]
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS, ids=lambda x: x if isinstance(x, str) else "-".join(x))
+@settings(max_examples=4, deadline=None)
+@given(
+    cuts=st.lists(st.integers(1, NUMEL - 1), max_size=3),
+    again=st.lists(st.integers(1, NUMEL - 1), max_size=3),
+    when=st.integers(0, 3),
+)
+def test_parts_that_are_joined_and_cut_again_step_as_torch_does(
+    name: str, options: dict[str, Any], cuts: list[int], again: list[int], when: int
+) -> None:
+    value = start()
+    parts = split_at(make_updater(make_spec(name, **options), value, pieces()), cuts)
+    run(parts, range(when))
+    before = value.clone()
+    one = join_all(parts, value)
+    assert len(one) == 1
+    assert torch.equal(value, before)
+    run(one, range(when, 4))
+    run(split_at(one[0][1], again), range(4, 5))
+    torch.testing.assert_close(value, by_torch(ELEMENTWISE[name], **options), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS, ids=lambda x: x if isinstance(x, str) else "-".join(x))
+def test_a_cut_and_a_join_change_no_bit_of_the_state_and_copy_nothing(name: str, options: dict[str, Any]) -> None:
+    value = start()
+    whole = make_updater(make_spec(name, **options), value, pieces())
+    run([(0, whole)], range(3))
+    before = all_states([(0, whole)])
+    memory = {one.data_ptr() for one in per_element(whole)}
+    parts = join_all(split_at(whole, [7, 14, 20]), value)
+    for old, new in zip(before, all_states(parts), strict=True):
+        assert old.keys() == new.keys()
+        assert all(torch.equal(old[key], new[key]) for key in old)
+    assert {one.data_ptr() for one in per_element(parts[0][1])} == memory
+
+
+def per_element(updater: FlatUpdater) -> list[torch.Tensor]:
+    assert isinstance(updater, TorchUpdater)
+    found = [one for state in updater._optimizer.state.values() for one in state.values()]
+    return [one for one in found if isinstance(one, torch.Tensor) and one.dim()]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("apart", [False, True], ids=["views", "copies"])
+def test_masters_are_joined(dtype: torch.dtype, apart: bool) -> None:
+    spec, value = make_spec("adam", lr=1e-4, multi_precision=True), start(dtype)
+    expected = value.clone()
+    whole = make_updater(spec, expected, pieces())
+    parts = split_at(make_updater(spec, value, pieces()), [16])
+    if apart:
+        parts[1] = (16, make_updater(spec, value[16:], parts[1][1].pieces))
+    for updaters in ([(0, whole)], parts):
+        run(updaters, range(2))
+    both = join_all(parts, value)
+    assert len(both) == 1
+    for updaters in ([(0, whole)], both):
+        run(updaters, range(2, 5))
+    torch.testing.assert_close(value, expected)
+
+
+def test_keys_with_other_counters_stay_apart_in_one_updater_and_halves_of_a_key_in_two() -> None:
+    for cut, joined in ((12, True), (5, False)):
+        value = start()
+        parts = split_at(make_updater(make_spec("adam", lr=0.1), value, pieces()), [cut])
+        run(parts, range(2))
+        run(parts[1:], range(2, 3))
+        both = join_all(parts, value)
+        assert (len(both) == 1) == joined
+        if joined:
+            steps = [float(state["step"]) for state in all_states(both)]
+            assert steps == [2.0, 3.0, 3.0]
+
+
+def test_updaters_of_unlike_options_are_not_joined() -> None:
+    for first, second in (("adam", "adamw"), ("assign", "adam"), ("adam", "assign")):
+        value = start()
+        left = make_updater(make_spec(first), value[:12], pieces()[:1])
+        right = make_updater(make_spec(second), value[12:17], [Piece("bias", 0, 5, (5,))])
+        assert left.join(right, value[:17], pieces()[:2]) is None
+    for name, option in (("sgd", "lr"), ("assign", "rescale_grad")):
+        value = start()
+        parts = split_at(make_updater(make_spec(name), value, pieces()), [12])
+        run(parts[:1], range(1), options=StepOptions([{option: 0.5}]))
+        run(parts[1:], range(1), options=StepOptions([{option: 0.25}]))
+        assert len(join_all(parts, value)) == 2
+        run(parts, range(1, 2), options=StepOptions([{option: 0.25}]))
+        assert len(join_all(parts, value)) == 1
+
+
+@pytest.mark.parametrize("name", ["lamb", "lars"])
+def test_keys_of_a_whole_tensor_optimizer_are_joined_but_no_halves_of_one(name: str) -> None:
+    value, expected = start(), start()
+    whole = make_updater(make_spec(name, lr=0.1), expected, pieces())
+    parts = split_at(make_updater(make_spec(name, lr=0.1), value, pieces()), [12])
+    for updaters in ([(0, whole)], parts):
+        run(updaters, range(2))
+    both = join_all(parts, value)
+    assert len(both) == 1
+    for updaters in ([(0, whole)], both):
+        run(updaters, range(2, 4))
+    assert torch.equal(value, expected)
+    assert len(join_all(split_at(make_updater(make_spec(name), value, pieces()), [14]), value)) == 2
+
+
 # ---- element types ---------------------------------------------------------------------------------------------------
 
 

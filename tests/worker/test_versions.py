@@ -24,3 +24,10 @@ def test_an_empty_bucket_has_no_versions() -> None:
     versions = Versions(0)
     versions.set(0, 0, 3)
     assert versions.of(0, 0) == set()
+
+
+def test_ranges_of_one_version_are_one() -> None:
+    versions = Versions(LENGTH)
+    for start in range(LENGTH):
+        versions.set(start, 1, 1)
+    assert len(versions._versions) == 1

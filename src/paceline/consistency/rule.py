@@ -70,7 +70,7 @@ class Rule:
     Args:
         policy: merge, bound, weighting and age limit.
         num_workers: ranks are 0 to ``num_workers - 1``.
-        stats: counters, shared by the slots of a store.
+        stats: counters of this slot.
     """
 
     def __init__(self, policy: Policy, num_workers: int, stats: Stats | None = None) -> None:
@@ -197,14 +197,19 @@ class Rule:
         self._events.append(("open",))
         return actions
 
-    def pull(self, worker: int) -> int:
-        """Note that a worker reads now; returns the version that it must get.
+    def readable(self, worker: int) -> int:
+        """Return the version that a worker gets when it reads now.
 
         Members of a group get the version of their group's last answer, whatever other groups did since.
         """
-        if self.policy.merge != "groups" and self.read[worker] != self.version:
-            self.read[worker] = self.version
-            self._events.append(("pull", worker, self.version))
+        return self.read[worker] if self.policy.merge == "groups" else self.version
+
+    def pull(self, worker: int) -> int:
+        """Note that a worker reads all of the slot now; returns the version that it gets."""
+        version = self.readable(worker)
+        if self.read[worker] != version:
+            self.read[worker] = version
+            self._events.append(("pull", worker, version))
         return self.read[worker]
 
     # ---- questions -------------------------------------------------------------------------------------------------
@@ -225,13 +230,9 @@ class Rule:
         return [other for other in sorted(self._active) if self._ahead(other) == slowest and other not in waiting]
 
     def copy(self) -> Rule:
-        """Return a rule that goes on where this one stands, with its story; the counters stay shared."""
-        kept = {id(self.stats): self.stats, id(self.policy): self.policy, id(self._events): self._events.copy()}
+        """Return a rule that goes on where this one stands, with a story and counters of its own."""
+        kept = {id(self.stats): self.stats.copy(), id(self.policy): self.policy, id(self._events): self._events.copy()}
         return copy.deepcopy(self, kept)
-
-    def join_story(self, other: Rule) -> None:
-        """Note that this rule goes on for a neighbour's slot too, whose rule is in the same state."""
-        self._events = joined_events(self._events, other._events)
 
     def story(self, key: str, last: int = KEPT) -> str:
         """Return what happened last: a line for each event, oldest first, and one for how things stand.
@@ -258,6 +259,25 @@ class Rule:
         return f"waits for {workers_text(self._required(cohort) - set(cohort.samples))}"
 
     # ---- invariants ------------------------------------------------------------------------------------------------
+
+    def is_like(self, other: Rule) -> bool:
+        """Tell whether another rule of the same policy will do as this one does: both have no open cohort and agree.
+
+        With ``all`` it does not matter what workers have read: nobody is ahead. It may differ, as answers are read when
+        they are sent.
+        """
+        return not (self._open or other._open) and self._state == other._state
+
+    def join(self, other: Rule) -> None:
+        """Go on for the slot of another rule too, which is like this one; the older of what was read counts."""
+        self.read = [min(both) for both in zip(self.read, other.read, strict=True)]
+        self._events = joined_events(self._events, other._events)
+
+    @property
+    def _state(self) -> tuple[object, ...]:
+        """What decides what comes next, besides open cohorts."""
+        read = [] if self.policy.merge == "all" else self.read
+        return self.version, self.live, self.paused, self.pushed, self.finished, self.answered, self._level, read
 
     def check(self) -> None:
         """Assert the invariants.

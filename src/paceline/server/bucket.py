@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,74 +10,16 @@ import torch
 from paceline.compression import Codec
 from paceline.compression.buffers import Bytes
 from paceline.consistency import Rule
-from paceline.ranges import Ranges, within
-from paceline.server.clip_state import Clipping
-from paceline.server.merge import Accumulator
-from paceline.server.readers import Readers
+from paceline.interval_map import IntervalMap
+from paceline.server.pending import Pending
 from paceline.server.row_answers import RowAnswers
+from paceline.server.slot import Slot
 from paceline.tensors import to_frame
 from paceline.transport.shared import MappedArena
 from paceline.updaters import FlatUpdater, Piece
 from paceline.wire import messages as m
 
-
-@dataclass(eq=False)
-class Pending:
-    """A push that is not answered yet."""
-
-    worker: int
-    want: bool
-    shared: bool
-    finish: Callable[[Pending], None]
-    """Called with this when the last slot has released the worker."""
-    fail: Callable[[Exception], None]
-    told: list[tuple[m.Told, Any]] = field(default_factory=list)
-    """What the answer brings, with its frames, in a store that compresses pulls."""
-    absent: set[tuple[int, int, int, int]] = field(default_factory=set)
-    """(block, bucket, start, length) of what the answer says that nobody had a gradient for."""
-    remaining: int = 0
-    """Slots that have not released the worker; one that broke never does, so that ``finish`` is not called."""
-    failed: bool = False
-
-    def break_off(self, error: Exception) -> None:
-        """Answer with an error, once."""
-        if not self.failed:
-            self.failed = True
-            self.fail(error)
-
-
-@dataclass(eq=False)
-class Slot:
-    """A stretch of a bucket that has been pushed as one so far: one rule, one updater."""
-
-    start: int
-    length: int
-    rule: Rule
-    updater: FlatUpdater
-    cohorts: dict[int, Accumulator] = field(default_factory=dict)
-    pending: dict[int, Pending] = field(default_factory=dict)
-    broken: Exception | None = None
-    readers: Readers = field(default_factory=Readers)
-    """Used in a store that compresses pulls."""
-    clipping: Clipping = field(default_factory=Clipping)
-    """Used in a store that clips."""
-    absent: dict[int, Ranges] = field(default_factory=dict)
-    """By worker: for what, in the last update with its push, nobody had a gradient; empty: never yet."""
-
-    @property
-    def stop(self) -> int:
-        """First element after the slot."""
-        return self.start + self.length
-
-    @property
-    def name(self) -> str:
-        """The first of its keys, for errors."""
-        keys = [repr(piece.key) for piece in self.updater.pieces]
-        return ", ".join(keys[:3]) + (f" and {len(keys) - 3} more keys" if len(keys) > 3 else "")
-
-    def story(self) -> str:
-        """Return what happened to it last, for errors."""
-        return self.rule.story(self.name, last=12)
+__all__ = ["Pending", "Slot", "StoredBucket"]
 
 
 class StoredBucket:
@@ -103,7 +44,7 @@ class StoredBucket:
         self.place = place
         self.values = values
         self.pieces = tuple(pieces)
-        self.slots = [Slot(0, values.numel(), rule, updater)]
+        self._slots = IntervalMap(values.numel(), Slot(0, values.numel(), rule, updater))
         self.answers: RowAnswers | None = None
         """What answers to pushes of rows bring; such a bucket is pushed and read as a whole."""
         self.arenas: dict[int, MappedArena] = {}
@@ -120,19 +61,38 @@ class StoredBucket:
         """Tell whether a key, or what lies here of it, begins or ends at a position."""
         return any(position in (one.start, one.start + one.length) for one in self.pieces)
 
-    def slots_of(self, start: int, length: int) -> list[Slot]:
-        """Return the slots that make up a stretch, after cutting at its ends."""
-        if start == 0 and length == self.values.numel():
-            return self.slots
-        self._cut_at(start)
-        self._cut_at(start + length)
-        return [slot for slot in self.slots if start <= slot.start and slot.stop <= start + length]
+    @property
+    def slots(self) -> list[Slot]:
+        """All slots, in order."""
+        return self._slots.values
 
-    def _cut_at(self, position: int) -> None:
-        for index, slot in enumerate(self.slots):
-            if slot.start < position < slot.stop:
-                self.slots[index : index + 1] = _split(slot, position - slot.start)
-                return
+    def slots_over(self, start: int, length: int) -> list[Slot]:
+        """Return the slots that overlap a range, whole, for a request that only asks: nothing is cut."""
+        return self.slots if length == self._slots.length else self._slots.touched(start, start + length)
+
+    def cut(self, start: int, length: int) -> list[Slot]:
+        """Return the slots that make up a range, for a push that is accepted.
+
+        Slots are cut where the range begins and ends, and neighbours inside of it that stand alike are joined.
+        """
+        if length == self._slots.length and len(self._slots) == 1:
+            return self.slots
+        stop = start + length
+        slots = self._slots.cut(start, stop, Slot.split)
+        if len(slots) == 1:
+            return slots
+        self._slots.join(start, stop, self._joined)
+        return self._slots.touched(start, stop)
+
+    slots_of = cut
+
+    def _joined(self, left: Slot, right: Slot) -> Slot | None:
+        if not left.stands_like(right):
+            return None
+        start, stop = left.start, right.stop
+        pieces = [part for piece in self.pieces if (part := piece.within(start, stop))]
+        updater = left.updater.join(right.updater, self.values[start:stop], pieces)
+        return None if updater is None else left.joined(right, updater)
 
     def keep_first_version(self, units: Iterable[int]) -> None:
         """Keep the values as every unit will read them until its own first update."""
@@ -162,12 +122,18 @@ class StoredBucket:
             known[start:stop].copy_(new)
         if self.answers is not None:
             self.answers.overwritten()
-        for slot in self.slots:
-            first, last = max(start, slot.start), min(stop, slot.stop)
-            if first < last:
-                slot.updater.value_was_set(first - slot.start, last - slot.start)
-                for unit in self.snapshots:
-                    slot.readers.jump(unit)
+        for slot in self.slots_over(start, new.numel()):
+            first, last = slot.clip(start, stop)
+            slot.updater.value_was_set(first - slot.start, last - slot.start)
+            for unit in self.snapshots:
+                slot.readers.jump(unit)
+
+    # ---- readers ---------------------------------------------------------------------------------------------------
+
+    def read(self, worker: int, start: int, length: int) -> int:
+        """Note that a worker reads a range now; returns the oldest version in it."""
+        stop = start + length
+        return min(slot.read(worker, *slot.clip(start, stop)) for slot in self.slots_over(start, length))
 
     def visible(self, unit: int) -> torch.Tensor:
         """Return the values that the workers of a unit see."""
@@ -187,11 +153,19 @@ class StoredBucket:
         """
         if unit not in self.snapshots:
             return None
-        known, values = (one[slot.start : slot.stop] for one in (self.snapshots[unit], self.values))
+        known, values = (one[slot.range] for one in (self.snapshots[unit], self.values))
         if codec is not None:
             return slot.readers.move(unit, known, values, codec, waiting)
         known.copy_(values)
         return None
+
+    def catch_up(self, worker: int, start: int, length: int) -> None:
+        """Let a worker that is its own unit see the values of a range as they are, before it reads them."""
+        for slot in self.slots_over(start, length):
+            unit, (first, last) = slot.rule.unit[worker], slot.clip(start, start + length)
+            if unit in self.snapshots:
+                self.snapshots[unit][first:last].copy_(self.values[first:last])
+                slot.readers.catch_up(worker, unit)
 
     def tell(self, slot: Slot, worker: int, shared: bool, payload: Bytes | None = None) -> tuple[m.Told, Any]:
         """Note that a worker is told how it sees a slot; returns the words and the frame for them.
@@ -204,26 +178,21 @@ class StoredBucket:
         """
         unit = slot.rule.unit[worker]
         coded = slot.readers.tell(worker, unit) and payload is not None and not shared
-        told = m.Told(*self.place, slot.start, slot.length, slot.readers.version(unit), coded)
-        if shared:
-            return told, None
-        return told, payload if coded else to_frame(self.visible(unit)[slot.start : slot.stop].clone())
+        return self._told(slot, unit, slot.start, slot.stop, shared, payload if coded else None)
 
+    def tell_range(self, worker: int, start: int, length: int, shared: bool) -> list[tuple[m.Told, Any]]:
+        """Note that a worker is told how it sees a range, slot by slot; of slots that overlap it, the part inside."""
+        found = []
+        for slot in self.slots_over(start, length):
+            unit, (first, last) = slot.rule.unit[worker], slot.clip(start, start + length)
+            slot.readers.tell_part(worker, unit, first - slot.start, last - slot.start, slot.length)
+            found.append(self._told(slot, unit, first, last, shared, None))
+        return found
 
-def _split(slot: Slot, at: int) -> list[Slot]:
-    """Cut a slot in two that go on where it stands; who waits for it waits for both."""
-    left_updater, right_updater = slot.updater.split(at)
-    left_readers, right_readers = slot.readers.halves()
-    left = Slot(slot.start, at, slot.rule, left_updater, broken=slot.broken, readers=left_readers)
-    right = Slot(
-        slot.start + at, slot.length - at, slot.rule.copy(), right_updater, broken=slot.broken, readers=right_readers
-    )
-    for number, accumulator in slot.cohorts.items():
-        left.cohorts[number], right.cohorts[number] = accumulator.split(at)
-    for worker, pending in slot.pending.items():
-        left.pending[worker] = right.pending[worker] = pending
-        pending.remaining += 1
-    left.clipping, right.clipping = slot.clipping.halves(at)
-    for worker, absent in slot.absent.items():
-        left.absent[worker], right.absent[worker] = within(absent, 0, at), within(absent, at, slot.length)
-    return [left, right]
+    def _told(
+        self, slot: Slot, unit: int, start: int, stop: int, shared: bool, payload: Bytes | None
+    ) -> tuple[m.Told, Any]:
+        told = m.Told(*self.place, start, stop - start, slot.readers.version(unit), payload is not None)
+        if shared or payload is not None:
+            return told, payload
+        return told, to_frame(self.visible(unit)[start:stop].clone())

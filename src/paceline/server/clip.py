@@ -14,7 +14,7 @@ from paceline.consistency import Apply, Release
 from paceline.errors import ProtocolError
 from paceline.server.admission import raise_for
 from paceline.server.bucket import Slot, StoredBucket
-from paceline.server.clip_state import Held, Norm, Question, ReplyFn, square_sum
+from paceline.server.clip_state import Asked, Held, Norm, Question, ReplyFn, square_sum
 from paceline.server.merge import Accumulator
 from paceline.wire import messages as m
 
@@ -43,11 +43,11 @@ class Store(Protocol):
         """Tell workers why their pushes cannot make one update."""
 
 
-def hold(store: Store, slot: Slot, action: Apply) -> None:
+def hold(store: Store, bucket: StoredBucket, slot: Slot, action: Apply) -> None:
     """Keep a complete cohort until its factor is known, and tell those who have asked for its norm."""
     unit, clipping = slot.rule.unit[action.workers[0]], slot.clipping
     accumulator = slot.cohorts.pop(action.cohort)
-    squares = square_sum(accumulator)
+    squares = {(*bucket.place, slot.start, slot.stop): square_sum(accumulator)}
     rounds = {worker: slot.rule.pushed[worker] for worker in action.workers}
     norm = clipping.norms[unit] = Norm(rounds, squares, accumulator.skip)
     if accumulator.problem:
@@ -56,10 +56,10 @@ def hold(store: Store, slot: Slot, action: Apply) -> None:
     else:
         clipping.held[unit] = Held(action, accumulator, norm)
     asked = clipping.questions.pop(unit, [])
-    clipping.questions[unit] = [one for one in asked if norm.rounds.get(one[0].worker) != one[1]]
-    for question, round in asked:
-        if norm.rounds.get(question.worker) == round:
-            question.take(norm)
+    clipping.questions[unit] = [one for one in asked if norm.rounds.get(one.question.worker) != one.round]
+    for one in asked:
+        if norm.rounds.get(one.question.worker) == one.round:
+            one.question.take(norm, one.start, one.stop)
 
 
 def ask(store: Store, worker: int, entries: Sequence[m.Entry], reply: ReplyFn) -> None:
@@ -69,33 +69,44 @@ def ask(store: Store, worker: int, entries: Sequence[m.Entry], reply: ReplyFn) -
         ProtocolError: the store does not clip, or the worker cannot have pushed that.
         RemoteError: an earlier update failed.
     """
-    found = [pair for entry in entries for pair in _slots(store, entry)]
-    for slot, round in found:
+    found = [
+        (slot, entry)
+        for entry in entries
+        for slot in bucket_of(store, entry).slots_over(entry.start, entry.length)
+    ]  # fmt: skip
+    for slot, entry in found:
         raise_for(slot, "")
-        if not max(1, slot.rule.pushed[worker]) <= round <= slot.rule.pushed[worker] + 1:
+        if not max(1, slot.rule.pushed[worker]) <= entry.round <= slot.rule.pushed[worker] + 1:
             raise ProtocolError(
-                f"worker {worker} asks for the norm of round {round} after round {slot.rule.pushed[worker]}"
+                f"worker {worker} asks for the norm of round {entry.round} after round {slot.rule.pushed[worker]}"
             )
     question = Question(worker, reply)
-    for slot, round in found:
-        unit = slot.rule.unit[worker]
+    for slot, entry in found:
+        unit, (start, stop) = slot.rule.unit[worker], slot.clip(entry.start, entry.start + entry.length)
         norm = slot.clipping.norms.get(unit)
         question.waiting += 1
-        if norm is not None and norm.rounds.get(worker) == round:
-            question.take(norm)
+        if norm is not None and norm.rounds.get(worker) == entry.round:
+            question.take(norm, start, stop)
         else:
-            slot.clipping.questions.setdefault(unit, []).append((question, round))
-    question.take(None)
+            slot.clipping.questions.setdefault(unit, []).append(Asked(question, entry.round, start, stop))
+    question.end()
 
 
 def commit(store: Store, worker: int, body: m.Commit) -> None:
     """Apply what is held of a worker's round; what was committed before stays as it is."""
-    found = [(bucket_of(store, entry), *pair) for entry in body.entries for pair in _slots(store, entry)]
-    for bucket, slot, round in found:
-        unit = slot.rule.unit[worker]
-        held = slot.clipping.held.get(unit)
-        if held is not None and held.norm.rounds.get(worker) == round:
-            release(store, bucket, slot, unit, body.factor, body.skip)
+    buckets = [bucket_of(store, entry) for entry in body.entries]
+    for bucket, entry in zip(buckets, body.entries, strict=True):
+        if not any(_waits_for(slot, worker, entry) for slot in bucket.slots_over(entry.start, entry.length)):
+            continue
+        for slot in bucket.cut(entry.start, entry.length):
+            if _waits_for(slot, worker, entry):
+                release(store, bucket, slot, slot.rule.unit[worker], body.factor, body.skip)
+
+
+def _waits_for(slot: Slot, worker: int, entry: m.Entry) -> bool:
+    """Tell whether a slot holds the cohort of a worker's round."""
+    held = slot.clipping.held.get(slot.rule.unit[worker])
+    return held is not None and held.norm.rounds.get(worker) == entry.round
 
 
 def release(store: Store, bucket: StoredBucket, slot: Slot, unit: int, factor: float, skip: bool) -> None:
@@ -111,7 +122,7 @@ def forget(store: Store, bucket: StoredBucket, slot: Slot, worker: int) -> None:
     """Note that a worker leaves: nothing waits for a commit that cannot come any more."""
     clipping = slot.clipping
     for unit, asked in clipping.questions.items():
-        clipping.questions[unit] = [one for one in asked if one[0].worker != worker]
+        clipping.questions[unit] = [one for one in asked if one.question.worker != worker]
     for unit, held in list(clipping.held.items()):
         if not (held.norm.rounds.keys() & slot.rule.live) - {worker}:
             release(store, bucket, slot, unit, 0.0, skip=True)
@@ -134,8 +145,3 @@ def bucket_of(store: Store, entry: m.Entry) -> StoredBucket:
     bucket = store.bucket(entry.block, entry.bucket)
     store.check_entry(bucket, entry)
     return bucket
-
-
-def _slots(store: Store, entry: m.Entry) -> list[tuple[Slot, int]]:
-    """Return the slots of an entry, with its round."""
-    return [(slot, entry.round) for slot in bucket_of(store, entry).slots_of(entry.start, entry.length)]

@@ -1,4 +1,9 @@
-"""What slots of a store that clips know: complete cohorts that are held, their norms, and who asks for them."""
+"""What slots of a store that clips know: complete cohorts that are held, their norms, and who asks for them.
+
+A norm is kept as one sum of squares for each range that was merged as one, whatever becomes of the slots. Who asks for
+a range gets the sums of all these ranges that overlap it, each once. So slots can be cut and joined between two
+questions for the same round, and both get the same bits.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +19,8 @@ from paceline.server.merge import Accumulator
 from paceline.wire import messages as m
 
 ReplyFn: TypeAlias = Callable[[m.Reply], None]
+Place: TypeAlias = tuple[int, int, int, int]
+"""(block, bucket, start, stop) of a range."""
 
 #: Squares of so many elements stay in a cache.
 _CHUNK = 65_536
@@ -25,8 +32,8 @@ class Norm:
 
     rounds: dict[int, int]
     """The round of every worker in the cohort."""
-    squares: float
-    """Sum of squares, after the mean."""
+    squares: dict[Place, float]
+    """Sum of squares of every range that was merged as one, after the mean."""
     skipped: bool
     error: Exception | None = None
     """Why there is no merged gradient."""
@@ -44,24 +51,38 @@ class Held:
 
 @dataclass(eq=False)
 class Question:
-    """A worker's question for the norm over some slots; answered when all of them are merged."""
+    """A worker's question for the norm over some ranges; answered when all of them are merged."""
 
     worker: int
     reply: ReplyFn
     waiting: int = 1
     """Slots that are not merged yet, and one while the question is still being taken in."""
-    norms: list[Norm] = field(default_factory=list)
+    squares: dict[Place, float] = field(default_factory=dict)
+    skipped: bool = False
+    error: Exception | None = None
 
-    def take(self, norm: Norm | None) -> None:
-        """Use what is known of one slot, or the end of the question, and answer if that was the last."""
-        if norm is not None:
-            self.norms.append(norm)
+    def take(self, norm: Norm, start: int, stop: int) -> None:
+        """Use what is known of one slot in a range of its bucket, and answer if that was the last slot."""
+        self.squares |= {place: one for place, one in norm.squares.items() if place[2] < stop and start < place[3]}
+        self.skipped, self.error = self.skipped or norm.skipped, self.error or norm.error
+        self.end()
+
+    def end(self) -> None:
+        """Wait for one slot less, and answer if that was the last."""
         self.waiting -= 1
         if self.waiting == 0:
-            error = next((one.error for one in self.norms if one.error is not None), None)
-            squares = sum(sorted(one.squares for one in self.norms))  # in an order that is the same for all workers
-            skipped = any(one.skipped for one in self.norms)
-            self.reply(m.NormIs(squares, skipped) if error is None else failed(error))
+            squares = sum(sorted(self.squares.values()))  # in an order that is the same for all workers
+            self.reply(m.NormIs(squares, self.skipped) if self.error is None else failed(self.error))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question for a round of a range of a bucket that is not merged yet."""
+
+    question: Question
+    round: int
+    start: int
+    stop: int
 
 
 @dataclass(eq=False)
@@ -71,26 +92,47 @@ class Clipping:
     held: dict[int, Held] = field(default_factory=dict)
     norms: dict[int, Norm] = field(default_factory=dict)
     """Of the last cohort, held or applied: who asks late gets the same answer."""
-    questions: dict[int, list[tuple[Question, int]]] = field(default_factory=dict)
-    """Who asks for a cohort that is not complete, with the asker's round."""
+    questions: dict[int, list[Asked]] = field(default_factory=dict)
+    """Who asks for a cohort that is not complete."""
 
-    def halves(self, at: int) -> tuple[Clipping, Clipping]:
-        """Return what both parts of a slot that is cut in two know."""
-        left, right = Clipping(), Clipping()
-        for unit, norm in self.norms.items():
-            # Who asks for one part asks for both; of a cohort that is gone nobody knows the parts.
-            left.norms[unit], right.norms[unit] = norm, Norm(norm.rounds, 0.0, norm.skipped, norm.error)
+    def split(self, position: int) -> tuple[Clipping, Clipping]:
+        """Return what both parts of a slot know that is cut at a position of the bucket."""
+        left, right = Clipping(norms=dict(self.norms)), Clipping(norms=dict(self.norms))
         for unit, held in self.held.items():
-            pairs = zip((left, right), held.accumulator.split(at), strict=True)
-            for half, accumulator in pairs:
-                norm = Norm(held.norm.rounds, square_sum(accumulator), held.norm.skipped)
+            [(block, bucket, start, stop)] = held.norm.squares
+            parts = held.accumulator.split(position - start)
+            places = (block, bucket, start, position), (block, bucket, position, stop)
+            for half, accumulator, place in zip((left, right), parts, places, strict=True):
+                norm = Norm(held.norm.rounds, {place: square_sum(accumulator)}, held.norm.skipped)
                 half.norms[unit] = norm
                 half.held[unit] = Held(held.action, accumulator, norm, list(held.releases))
         for unit, asked in self.questions.items():
-            left.questions[unit], right.questions[unit] = list(asked), list(asked)
-            for question, _ in asked:
-                question.waiting += 1
+            left.questions[unit] = [one for one in asked if one.start < position]
+            right.questions[unit] = [one for one in asked if one.stop > position]
+            for one in asked:
+                one.question.waiting += one.start < position < one.stop
         return left, right
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a cohort is held, or a question waits."""
+        return bool(self.held) or any(self.questions.values())
+
+    def stands_like(self, right: Clipping) -> bool:
+        """Tell whether the last norms of a neighbour are those of the same rounds."""
+        return self.norms.keys() == right.norms.keys() and all(
+            (one.rounds, one.skipped, one.error) == (other.rounds, other.skipped, other.error)
+            for one, other in ((one, right.norms[unit]) for unit, one in self.norms.items())
+        )
+
+    def beside(self, right: Clipping) -> Clipping:
+        """Return what this slot and a neighbour that stands like it know together."""
+        return Clipping(
+            norms={
+                unit: Norm(one.rounds, one.squares | right.norms[unit].squares, one.skipped, one.error)
+                for unit, one in self.norms.items()
+            }
+        )
 
 
 def square_sum(accumulator: Accumulator) -> float:

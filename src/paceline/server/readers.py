@@ -15,6 +15,7 @@ import torch
 
 from paceline.compression import Codec, State
 from paceline.compression.buffers import Bytes
+from paceline.server.parts import Parts
 
 
 @dataclass(eq=False)
@@ -28,9 +29,20 @@ class Readers:
     states: dict[int, State] = field(default_factory=dict)
     """What the codec remembers, by unit."""
 
-    def halves(self) -> tuple[Readers, Readers]:
-        """Return the readers of both parts of a slot that is cut in two."""
-        return Readers(dict(self.versions), dict(self.holds)), Readers(dict(self.versions), dict(self.holds))
+    parts: Parts = field(default_factory=Parts)
+    """What workers were told of the current version, where that is not all."""
+
+    def within(self, start: int, stop: int) -> Readers:
+        """Return the readers of a part of a slot that is cut; what codecs remember is forgotten."""
+        return Readers(dict(self.versions), dict(self.holds), parts=self.parts.within(start, stop))
+
+    def stand_like(self, right: Readers) -> bool:
+        """Tell whether the readers of a neighbour have come as far."""
+        return self.versions == right.versions and self.holds == right.holds
+
+    def beside(self, right: Readers, at: int) -> Readers:
+        """Return the readers of this slot and of one that begins ``at`` elements later and has come as far."""
+        return Readers(self.versions, self.holds, parts=self.parts.beside(right.parts, at))
 
     def version(self, unit: int) -> int:
         """Return how often what a unit knows has moved."""
@@ -40,12 +52,37 @@ class Readers:
         """Note that what a unit knows has moved by no difference: the next answer brings the values as they are."""
         self.versions[unit] = self.version(unit) + 1
 
+    def catch_up(self, worker: int, unit: int) -> None:
+        """Note that what the only worker of a unit knows moves by what it reads next, be that a part of the slot.
+
+        Reading the other parts next moves nothing more: the version is then the same for all of them.
+        """
+        if self.holds.get(worker) == self.version(unit):
+            self.jump(unit)
+
     def tell(self, worker: int, unit: int) -> bool:
         """Note that a worker is told the unit's version; returns whether the last move is all it lacks."""
         version = self.version(unit)
         lacks_one = self.holds.get(worker) == version - 1
         self.holds[worker] = version
         return lacks_one
+
+    def tell_part(self, worker: int, unit: int, start: int, stop: int, length: int) -> None:
+        """Note that a worker is told a part of the unit's version.
+
+        It holds that version when it was told all parts of it. Until then the next answer brings the values as they
+        are: a difference fits only where all of the slot is known.
+
+        Args:
+            worker: who is told.
+            unit: of the worker.
+            start: of the part, in the slot.
+            stop: of the part, in the slot.
+            length: of the slot.
+        """
+        version = self.version(unit)
+        if self.holds.get(worker) != version and self.parts.add(worker, version, start, stop, length):
+            self.holds[worker] = version
 
     def move(
         self, unit: int, known: torch.Tensor, values: torch.Tensor, codec: Codec, waiting: Iterable[int]

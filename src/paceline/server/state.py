@@ -79,7 +79,7 @@ def _located(store: ServerStore, entry: m.Entry) -> list[tuple[Slot, Piece, int]
     store.check_entry(bucket, entry)
     stop = entry.start + entry.length
     found = []
-    for slot in bucket.slots:
+    for slot in bucket.slots_over(entry.start, entry.length):
         for piece in slot.updater.pieces:
             first, last = max(entry.start, slot.start + piece.start), min(stop, slot.start + piece.start + piece.length)
             if first < last:

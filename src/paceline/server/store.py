@@ -66,11 +66,9 @@ class ServerStore:
     ) -> None:
         self.clip_norm = clip_norm
         self.name, self.policy, self.mean = name, policy, mean
-        self.stats = Stats()
         self.spec = UpdaterSpec()
         self.has_updater = policy.merge == "all"
         self.codecs = Codecs(name)
-        self.step_mass = 0.0
         self.received_bytes = self.sent_bytes = 0
         """Of values that came from and went to other hosts."""
         self._num_workers, self._allowed = num_workers, allowed
@@ -79,6 +77,8 @@ class ServerStore:
         # With other merges a worker's values stand still while the server's move on.
         self._home = ValueMemory(shared=share and policy.merge == "all")
         self._scratch = Scratch()
+        self._history = Stats()
+        """What weightings look at: updates of all slots."""
         self._left: set[int] = set()
         self._paused: set[int] = set()
 
@@ -141,7 +141,7 @@ class ServerStore:
 
     def new_rule(self) -> Rule:
         """Return the rule of a bucket that is new: it knows who has left, and who waits at a barrier."""
-        rule = new_rule(self.policy, self._num_workers, self.stats)
+        rule = new_rule(self.policy, self._num_workers, Stats(store=self._history))
         for worker in self._left:
             rule.leave(worker)
         for worker in self._paused:
@@ -230,7 +230,7 @@ class ServerStore:
                 raise ProtocolError(f"bucket {entry.bucket} of block {entry.block} was not made to answer with rows")
             if push.shared and worker not in bucket.arenas:
                 raise ProtocolError(f"worker {worker} has not offered shared memory for block {entry.block}")
-            for slot in bucket.slots_of(entry.start, entry.length):
+            for slot in bucket.slots_over(entry.start, entry.length):
                 raise_for(slot, slot.rule.objection(worker, entry.round, push.samples))
                 self.check_free(slot, worker, entry.round)
 
@@ -259,7 +259,7 @@ class ServerStore:
         """Carry out one entry of a push that was checked."""
         all_absent = absent_in(push.absent, entry) if push.absent else ()
         bucket = self.bucket(entry.block, entry.bucket)
-        slots = bucket.slots_of(entry.start, entry.length)
+        slots = bucket.cut(entry.start, entry.length)
         if isinstance(values, Encoded) and len(slots) > 1:
             values = values.decoded()
         for slot in slots:
@@ -356,7 +356,7 @@ class ServerStore:
 
     def _complete(self, bucket: StoredBucket, slot: Slot, action: Apply) -> None:
         if self.clip_norm:
-            clip.hold(self, slot, action)
+            clip.hold(self, bucket, slot, action)
         else:
             self.apply(bucket, slot, slot.cohorts.pop(action.cohort), action)
 
@@ -383,7 +383,7 @@ class ServerStore:
             self.refuse(slot, action.workers, accumulator.problem)
             return
         if accumulator.skip:
-            self.stats.skipped += 1
+            slot.rule.stats.skipped += 1
             slot.updater.skip()
             return
         if absent is None or result is None or is_all(absent, slot.length):
@@ -405,7 +405,7 @@ class ServerStore:
             return
         groups = completed(accumulator.options.groups if accumulator.options else (), self.spec.groups)
         rate = groups[0].get("lr", 1.0) if groups else 1.0
-        self.step_mass += weight * float(rate if isinstance(rate, int | float) else 1.0)
+        slot.rule.stats.step_mass += weight * float(rate if isinstance(rate, int | float) else 1.0)
 
     def refuse(self, slot: Slot, workers: Sequence[int], problem: str) -> Exception:
         """Tell workers why their pushes cannot make one update; the round counts as made, without it."""
@@ -470,24 +470,22 @@ class ServerStore:
     def read(self, worker: int, entry: m.Entry) -> tuple[int, torch.Tensor]:
         """Note that a worker reads a stretch now; returns (version, values), the values not to be changed."""
         bucket = self.bucket(entry.block, entry.bucket)
-        slots = bucket.slots_of(entry.start, entry.length)
         if "pull" in self.codecs and not self.policy.merges_rounds:
             # A reader for itself need not stay with what others of its unit were told.
-            for slot in slots:
-                bucket.advance(slot, slot.rule.unit[worker], self.codecs["pull"], [])
-        version = min(slot.rule.pull(worker) for slot in slots)
+            bucket.catch_up(worker, entry.start, entry.length)
+        version = bucket.read(worker, entry.start, entry.length)
         return version, self.visible(bucket, worker)[entry.start : entry.start + entry.length]
 
     def tell(self, worker: int, entry: m.Entry, shared: bool) -> list[tuple[m.Told, Any]]:
         """Return what to tell a worker that has just read a stretch, in a store that compresses pulls."""
         bucket = self.bucket(entry.block, entry.bucket)
-        return [bucket.tell(slot, worker, shared) for slot in bucket.slots_of(entry.start, entry.length)]
+        return bucket.tell_range(worker, entry.start, entry.length, shared)
 
     def missing_for(self, worker: int, entry: m.Entry) -> list[int]:
         """Return whose push the answer to a worker's push waits for."""
         bucket = self.bucket(entry.block, entry.bucket)
         self.check_entry(bucket, entry)
-        slots = bucket.slots_of(entry.start, entry.length)
+        slots = bucket.slots_over(entry.start, entry.length)
         return sorted({rank for slot in slots for rank in slot.rule.missing_for(worker)})
 
     @property
@@ -495,20 +493,29 @@ class ServerStore:
         """Whether values that a worker was sent cannot change before it pushes again."""
         return self.policy.merges_rounds
 
+    @property
+    def stats(self) -> Stats:
+        """The counters of all slots together."""
+        total = Stats()
+        for bucket in self._buckets.values():
+            for slot in bucket.slots:
+                total.add(slot.rule.stats)
+        return total
+
     def report(self) -> dict[str, Any]:
         """Return the counters."""
-        count = sum(len(bucket.slots) for bucket in self._buckets.values())
+        total = self.stats
         return {
-            "slots": count,
+            "slots": sum(len(bucket.slots) for bucket in self._buckets.values()),
             "received_bytes": self.received_bytes,
             "sent_bytes": self.sent_bytes,
-            "updates": self.stats.updates,
-            "skipped": self.stats.skipped,
-            "staleness": {str(age): number for age, number in sorted(self.stats.staleness.items())},
-            "weight_sum": self.stats.weight_sum,
-            "step_mass": self.step_mass,
-            "data_mass": {str(worker): mass for worker, mass in sorted(self.stats.data_mass.items())},
-            "dropped": {str(worker): number for worker, number in sorted(self.stats.dropped.items())},
+            "updates": total.updates,
+            "skipped": total.skipped,
+            "staleness": {str(age): number for age, number in sorted(total.staleness.items())},
+            "weight_sum": total.weight_sum,
+            "step_mass": total.step_mass,
+            "data_mass": {str(worker): mass for worker, mass in sorted(total.data_mass.items())},
+            "dropped": {str(worker): number for worker, number in sorted(total.dropped.items())},
         }
 
 

@@ -35,7 +35,7 @@ def check_sum(store: ServerStore, push: m.PushSum) -> None:
     for index, entry in enumerate(push.entries):
         bucket = store.bucket(entry.block, entry.bucket)
         store.check_entry(bucket, entry)
-        for slot in bucket.slots_of(entry.start, entry.length):
+        for slot in bucket.slots_over(entry.start, entry.length):
             pushes = _pushes(push, index)
             raise_for(slot, slot.rule.objection_to_sum(pushes))
             for one in pushes:
@@ -55,7 +55,7 @@ def push_sum(
     bucket = store.bucket(entry.block, entry.bucket)
     all_absent = absent_in(push.absent, entry) if push.absent else ()
     samples, others = sum(one.samples for one in pushes), tuple(one.worker for one in pushes[1:])
-    for slot in bucket.slots_of(entry.start, entry.length):
+    for slot in bucket.cut(entry.start, entry.length):
         part = None if values is None else values[slot.start - entry.start : slot.stop - entry.start]
         absent = within(all_absent, slot.start, slot.stop)
         one = Contribution(part, samples, options, False, push.unit, others, absent, push.skip, push.problem)

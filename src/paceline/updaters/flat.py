@@ -14,7 +14,7 @@ from paceline.updaters.spec import StepOptions
 
 @dataclass(frozen=True)
 class Piece:
-    """A stretch of one key inside a stored flat value."""
+    """A part of one key inside a stored flat value."""
 
     key: str | int
     start: int
@@ -89,7 +89,26 @@ class FlatUpdater(abc.ABC):
 
     @abc.abstractmethod
     def split(self, at: int) -> tuple[FlatUpdater, FlatUpdater]:
-        """Return updaters of ``value[:at]`` and ``value[at:]`` that go on where this one stands, sharing memory."""
+        """Return updaters of ``value[:at]`` and ``value[at:]`` that go on where this one stands.
+
+        They share its memory: those of values and state are views. This updater must not be used any more.
+        """
+
+    def join(self, right: FlatUpdater, value: torch.Tensor, pieces: Sequence[Piece]) -> FlatUpdater | None:
+        """Return one updater that goes on where this and its right neighbour stand; neither must be used any more.
+
+        The reverse of :meth:`split`: nothing is copied where the state lies side by side in memory, as after a split;
+        else it is copied once.
+
+        Args:
+            right: updates the elements after this one's.
+            value: 1-D tensor, the values of both.
+            pieces: what lies where in it.
+
+        Returns:
+            None where one updater would not do what the two do; both stay as they are. By default that is so.
+        """
+        return None
 
     def state(self, piece: Piece) -> State:
         """Return the state of one piece: 1-D tensors of its length, 0-d tensors that hold for all of it."""

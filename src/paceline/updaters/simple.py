@@ -52,10 +52,16 @@ class AssignUpdater(FlatUpdater):
 
     def split(self, at: int) -> tuple[FlatUpdater, FlatUpdater]:
         """Return updaters of both halves."""
-        halves = [
-            AssignUpdater(self.value[part], pieces, self._spec)
-            for part, pieces in zip((slice(at), slice(at, None)), self.cut(at), strict=True)
-        ]
-        for half in halves:
-            half._options = self._options
-        return halves[0], halves[1]
+        left, right = self.cut(at)
+        return self._like(self.value[:at], left), self._like(self.value[at:], right)
+
+    def join(self, right: FlatUpdater, value: torch.Tensor, pieces: Sequence[Piece]) -> FlatUpdater | None:
+        """Return one updater in place of two that have the same options."""
+        if not isinstance(right, AssignUpdater) or (right._spec, right._options) != (self._spec, self._options):
+            return None
+        return self._like(value, pieces)
+
+    def _like(self, value: torch.Tensor, pieces: Sequence[Piece]) -> AssignUpdater:
+        other = AssignUpdater(value, pieces, self._spec)
+        other._options = self._options
+        return other

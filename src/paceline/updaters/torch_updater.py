@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from paceline.ranges import Ranges, common
-from paceline.updaters import gradient
+from paceline.updaters import gradient, state_parts
 from paceline.updaters.flat import FlatUpdater, Piece, State
 from paceline.updaters.registry import check_name, find_class, is_whole_tensor
 from paceline.updaters.rows import LAZY, step_rows
@@ -29,22 +29,39 @@ class TorchUpdater(FlatUpdater):
         pieces: what lies where in it.
         spec: the optimizer.
         cls: its class.
+        options: in force; None: those of the spec.
+        master: float32 values in place of new copies of half precision ones.
+        apart: positions at which neighbouring keys do not become one tensor.
     """
 
     def __init__(
-        self, value: torch.Tensor, pieces: Sequence[Piece], spec: UpdaterSpec, cls: type[torch.optim.Optimizer]
+        self,
+        value: torch.Tensor,
+        pieces: Sequence[Piece],
+        spec: UpdaterSpec,
+        cls: type[torch.optim.Optimizer],
+        *,
+        options: StepOptions | None = None,
+        master: torch.Tensor | None = None,
+        apart: Collection[int] = (),
     ) -> None:
         super().__init__(value, pieces)
         self._spec, self._cls = spec, cls
         self._whole = is_whole_tensor(spec.name)
-        self._master = _master(value, spec)
+        self._master = _master(value, spec) if master is None else master
         # Only with float32: torch's fused SGD is wrong for half types on CPUs (2.13), and grad_scale is a float32.
         self._fused = self._master.dtype == torch.float32 and not self._whole and "fused" in _parameters(cls)
         # Torch wraps every step for its profiler and for hooks, which nobody sets here: half the time on small slots.
         self._raw_step: Callable[[torch.optim.Optimizer], Any] = inspect.unwrap(cls.step)
-        self._groups: Sequence[Options] = spec.groups
-        self._applied: StepOptions | None = None
-        self._build(self._runs_of(spec.keys))
+        self._groups: Sequence[Options] = spec.groups if options is None else completed(options.groups, spec.groups)
+        self._applied = options
+        self._build(self._runs_of(self._keys, apart))
+
+    @property
+    def _keys(self) -> Mapping[str | int, KeyOptions]:
+        """Options in force of keys that differ from the usual ones."""
+        told = None if self._applied is None else self._applied.keys
+        return self._spec.keys if told is None else told
 
     def _runs_of(self, keys: Mapping[str | int, KeyOptions], apart: Collection[int] = ()) -> list[Run]:
         per_key = getattr(self._cls, "per_key", False)
@@ -96,8 +113,7 @@ class TorchUpdater(FlatUpdater):
         edges = {edge for one in absent for edge in one} - {0, self.value.numel()}
         known = {run.start for run in self._runs}
         if edges - known:
-            keys = self._spec.keys if self._applied is None or self._applied.keys is None else self._applied.keys
-            self._rebuild(self._runs_of(keys, apart=known | edges))
+            self._rebuild(self._runs_of(self._keys, apart=known | edges))
 
     def _rebuild(self, runs: list[Run]) -> None:
         """Part keys that have become unequal; the state stays."""
@@ -163,19 +179,59 @@ class TorchUpdater(FlatUpdater):
             self._master[start:stop].copy_(self.value[start:stop])
 
     def split(self, at: int) -> tuple[FlatUpdater, FlatUpdater]:
-        """Return updaters of both halves, with the state so far."""
+        """Return updaters of both halves, whose state is views of this one's."""
         halves = []
         for (start, stop), pieces in zip(((0, at), (at, self.value.numel())), self.cut(at), strict=True):
-            half = TorchUpdater(self.value[start:stop], pieces, self._spec, self._cls)
-            if self._master is not self.value:
-                half._master.copy_(self._master[start:stop])
-            half._build(half._runs_of(self._spec.keys, apart=[run.start - start for run in self._runs]))
-            half._set_options(self._applied)
-            for piece in pieces:
-                here = Piece(piece.key, piece.start + start, piece.length, piece.shape)
-                half.load_state(piece, self.state(here))
+            master = None if self._master is self.value else self._master[start:stop]
+            half = self._like(self.value[start:stop], pieces, master, {run.start - start for run in self._runs})
+            for param, run in zip(half._params, half._runs, strict=True):
+                half._optimizer.state[param] = self._state_at(start + run.start, run.length)
             halves.append(half)
         return halves[0], halves[1]
+
+    def join(self, right: FlatUpdater, value: torch.Tensor, pieces: Sequence[Piece]) -> FlatUpdater | None:
+        """Return one updater in place of two that have the same options.
+
+        Neighbouring keys whose counters differ (the step of Adam, where one had no gradient) stay apart inside of it.
+        Halves of one key whose counters differ cannot be one tensor, nor can halves of a key that the optimizer sees
+        as a whole: then there is no such updater.
+        """
+        if not isinstance(right, TorchUpdater) or (right._spec, right._applied) != (self._spec, self._applied):
+            return None
+        edge = self.value.numel()
+        apart = {run.start for run in self._runs} | {edge + run.start for run in right._runs if run.start}
+        if self._whole or not state_parts.fit(self._state_of(-1), right._state_of(0)):
+            if all(piece.start != edge for piece in pieces):
+                return None
+            apart.add(edge)
+        master = None if self._master is self.value else state_parts.tensor_as_one(self._master, right._master)
+        both = self._like(value, pieces, master, apart)
+        for param, run in zip(both._params, both._runs, strict=True):
+            first, last = run.start, run.start + run.length
+            found = [self._state_at(first, min(last, edge) - first)] if first < edge else []
+            if last > edge:
+                found.append(right._state_at(max(first - edge, 0), last - max(first, edge)))
+            both._optimizer.state[param] = found[0] if len(found) == 1 else state_parts.as_one(*found)
+        return both
+
+    def _like(
+        self, value: torch.Tensor, pieces: Sequence[Piece], master: torch.Tensor | None, apart: Collection[int]
+    ) -> TorchUpdater:
+        """Return an updater of other values with the same options, and as yet no state."""
+        return TorchUpdater(
+            value, pieces, self._spec, self._cls, options=self._applied, master=master, apart=apart
+        )  # fmt: skip
+
+    def _state_of(self, index: int) -> Mapping[str, Any]:
+        """Return the state of one run, as it is."""
+        found: Mapping[str, Any] = self._optimizer.state.get(self._params[index], {})
+        return found
+
+    def _state_at(self, start: int, length: int) -> dict[str, Any]:
+        """Return the state of a part of one run, which shares memory."""
+        index = next(i for i, run in enumerate(self._runs) if run.start <= start < run.start + run.length)
+        first = start - self._runs[index].start
+        return state_parts.part(self._state_of(index), None if self._whole else slice(first, first + length))
 
     def state(self, piece: Piece) -> State:
         """Return the state of one piece, as copies."""

@@ -10,6 +10,7 @@ import torch
 
 from paceline.compression import Codec, State
 from paceline.errors import ProtocolError
+from paceline.interval_map import IntervalMap, same
 from paceline.local_merge import Way
 from paceline.peer.call import Call
 from paceline.placement import KeySize, Layout, place
@@ -30,43 +31,23 @@ class Stretch:
     length: int
 
 
-@dataclass
-class _Segment:
-    start: int
-    length: int
-    round: int
-
-
 class Rounds:
-    """How many rounds of each stretch of a bucket were pushed. Stretches are cut as they are pushed. Pure."""
+    """How many rounds of each range of a bucket were pushed. Pure."""
 
     def __init__(self, length: int) -> None:
-        self._segments = [_Segment(0, length, 0)]
+        self._rounds = IntervalMap(length, 0)
 
     def next(self, start: int, length: int) -> list[tuple[int, int, int]]:
-        """Count a push; returns the (start, length, round) that it is made of."""
-        if len(self._segments) == 1 and start == 0 and length == self._segments[0].length:
-            self._segments[0].round += 1
-            return [(0, length, self._segments[0].round)]
-        self._cut(start)
-        self._cut(start + length)
-        pushed: list[tuple[int, int, int]] = []
-        for segment in self._segments:
-            if start <= segment.start < start + length:
-                segment.round += 1
-                if pushed and pushed[-1][2] == segment.round:
-                    pushed[-1] = (pushed[-1][0], pushed[-1][1] + segment.length, segment.round)
-                else:
-                    pushed.append((segment.start, segment.length, segment.round))
-        return pushed
-
-    def _cut(self, at: int) -> None:
-        for index, one in enumerate(self._segments):
-            if one.start < at < one.start + one.length:
-                left = _Segment(one.start, at - one.start, one.round)
-                right = _Segment(at, one.start + one.length - at, one.round)
-                self._segments[index : index + 1] = [left, right]
-                return
+        """Count a push; returns the (start, length, round) that it is made of, as few as possible."""
+        rounds, stop = self._rounds, start + length
+        if len(rounds) == 1 and length == rounds.length:
+            rounds.values[0] += 1
+            return [(0, length, rounds.values[0])]
+        pushed = [(first, last, round + 1) for first, last, round in rounds.over(start, stop)]
+        for one in pushed:
+            rounds.set(*one)
+        rounds.join(start - 1, stop + 1, same)
+        return [(first, last - first, round) for first, last, round in pushed]
 
 
 #: A bucket with more requests than that is looked through for answered ones, which nobody may have asked about.

@@ -376,6 +376,7 @@ def a_sum(**changes: Any) -> m.PushSum:
         (a_sum(shares=[m.Share(0, 1.0, False, [])]), "without one round per entry"),
         (a_sum(shares=[m.Share(0, 1.0, False, [1]), m.Share(0, 1.0, False, [1])]), "twice"),
         (a_sum(shares=[m.Share(0, 1.0, False, [2])]), "after round 0"),
+        (a_sum(entries=[m.Entry(0, 1, 2, 3, 0)], shares=[m.Share(0, 1.0, False, [2])]), "after round 0"),
         (a_sum(unit=0.0), "unit is 0.0"),
         (a_sum(unit=float("nan")), "unit is nan"),
         (a_sum(entries=[m.Entry(0, 1, 1, NUMEL, 0)]), "of a bucket of"),
@@ -455,6 +456,17 @@ def test_a_push_that_is_asked_again_counts_once_and_the_last_is_answered(cluster
         values = from_frame(frames[0], torch.float32, NUMEL)
         torch.testing.assert_close(values, torch.linspace(-1.0, 1.0, NUMEL) - 0.1 * 6.0)
     assert cluster.services[1]._stores["s"].store.stats.updates == 1
+
+
+def test_requests_that_are_refused_or_only_ask_cut_nothing(cluster: Cluster) -> None:
+    relay = cluster.services[0]._stores["s"].relay
+    assert relay is not None
+    push(cluster, 0)
+    part = m.Entry(0, 1, 2, 3, 0)
+    cluster.ask(0, 0, m.AskMissing("s", part))
+    cluster.ask(0, 0, m.Push("s", [part], 1.0, b"", False, True, False), [bytes(12)])
+    settle(cluster)
+    assert [(slot.start, slot.stop) for slot in relay.bucket(0, 1).slots] == [(0, NUMEL)]
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,7 @@ class RelayStore(ServerStore):
         super().check_push(worker, push)
         for entry in push.entries:
             bucket = self.bucket(entry.block, entry.bucket)
-            for slot in bucket.slots_of(entry.start, entry.length):
+            for slot in bucket.slots_over(entry.start, entry.length):
                 if worker in slot.pending and entry.round > slot.rule.pushed[worker]:
                     raise ProtocolError(
                         f"round {entry.round} of worker {worker} came before round {entry.round - 1} was answered"
@@ -268,7 +268,7 @@ class RelayStore(ServerStore):
 
     def _waiting(self, one: _Sum) -> list[tuple[StoredBucket, Slot, Pending]]:
         """Take out the pushes that wait for a sum; its slot may have been cut since."""
-        slots = one.bucket.slots_of(one.start, one.length)
+        slots = one.bucket.slots_over(one.start, one.length)
         found = [(slot, slot.pending.pop(worker, None)) for slot in slots for worker, _, _ in one.shares]
         return [(one.bucket, slot, pending) for slot, pending in found if pending is not None]
 
@@ -288,5 +288,5 @@ class RelayStore(ServerStore):
         """Tell whether all that a worker's push waits for is the owner's answer."""
         bucket = self.bucket(entry.block, entry.bucket)
         self.check_entry(bucket, entry)
-        slots = bucket.slots_of(entry.start, entry.length)
+        slots = bucket.slots_over(entry.start, entry.length)
         return any(worker in slot.pending for slot in slots) and not any(s.rule.missing_for(worker) for s in slots)
