@@ -43,6 +43,8 @@ BUCKETS = (
     "server/test_bucket.py::test_push_that_is_sent_again_before_its_answer_counts_once_and_who_asked_last_is_answered",
 )
 
+FORWARDING = ("server/forward/test_store.py",)
+
 JOINS = (
     "server/test_bucket.py::test_requests_that_are_refused_or_only_ask_cut_nothing",
     "server/test_bucket.py::test_slots_that_are_pushed_as_a_whole_again_are_one_and_as_if_they_had_never_been_joined",
@@ -108,9 +110,36 @@ AREAS = (
         (
             ("values=one.values.clone(), borrowed=False", "values=one.values, borrowed=False"),
             ("slot.cohorts.pop(action.cohort), action", "slot.cohorts[action.cohort], action"),
-            ("accumulator.result(action.weight * factor), action.weight", "accumulator.result(factor), action.weight"),
-            ("if not known or rule.answered[first.worker] < first.round:", "if not known:"),
+            ("slot.pending[push.worker] = request", "slot.pending.setdefault(push.worker, request)"),
+            ("if actions and isinstance(actions[0], Repeat)", "if False"),
         ),
+    ),
+    Area(
+        "server/apply.py",
+        BUCKETS,
+        (("accumulator.result(action.weight * factor)", "accumulator.result(factor)"),),
+    ),
+    Area(
+        "server/push_request.py",
+        BUCKETS,
+        (
+            ("self._unreleased += releases", "self._unreleased += 0"),
+            ("        if self._unreleased == 0 and not", "        if self._unreleased <= 0 or not"),
+        ),
+    ),
+    Area(
+        "server/forward/sink.py",
+        FORWARDING,
+        (
+            ("one in at_barrier) for one", "False) for one"),
+            ("values.to(dtype), unit, shares", "values.to(dtype), 1.0, shares"),
+            ("outgoing, self._outgoing = self._outgoing, []", "outgoing = self._outgoing"),
+        ),
+    ),
+    Area(
+        "server/forward/notices.py",
+        FORWARDING,
+        (("if two_ways and", "if False and"),),
     ),
     Area(
         "server/bucket.py",
@@ -134,7 +163,7 @@ AREAS = (
         (*BUCKETS, *JOINS),
         (
             ("self.rule.copy(), right_updater", "self.rule, right_updater"),
-            ("pending.remaining += 1", "pending.remaining += 0"),
+            ("            request.waits()", "            pass"),
             ("bool(self.cohorts or self.pending or", "bool(self.pending or"),
             ("bool(self.cohorts or self.pending or", "bool(self.cohorts or"),
             ("            and self.rule.is_like(right.rule)\n", ""),

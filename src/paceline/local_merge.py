@@ -1,7 +1,8 @@
 """Local merge: which server of a host sums what workers there push for servers on other hosts. Pure.
 
-Workers of one host that step together would send as many gradients over the network, and get as many answers, as they
-are. Summed by a server of their own host first, one of each is enough (the local server of BytePS, Jiang et al. 2020).
+Workers of one host that step together would each send their gradient over the network and each get the answer. A server
+of their own host sums the gradients first and forwards one sum to the owner (the local server of BytePS, Jiang et al.
+2020). It then gets one answer for all of them.
 """
 
 from __future__ import annotations
@@ -11,41 +12,41 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-class Way(NamedTuple):
+class Route(NamedTuple):
     """How pushes of a bucket travel."""
 
     owner: int
     """The server that keeps the bucket."""
     via: int
-    """The server to which workers push: the owner, or one of their own host that passes their sum on."""
+    """The server to which workers push: the owner, or one of their own host that forwards their sum."""
 
 
 @dataclass(frozen=True)
 class LocalMerge:
-    """Where local merge takes place. Everybody works it out from the same members, so nobody has to ask.
+    """Where local merge takes place. Every process works it out from the same members, so no process has to ask.
 
     Args:
         workers: host of every worker, by rank.
         servers: host of every server, by rank.
-        units: per worker, the unit that steps together; whoever is alone in one pushes by himself.
+        units: per worker, the unit that steps together. A worker that is alone in its unit pushes directly.
     """
 
     workers: Sequence[str]
     servers: Sequence[str]
     units: Sequence[int]
 
-    def mates(self, worker: int) -> tuple[int, ...]:
-        """Return the workers of one unit and host, in the order of ranks, this one included."""
+    def local_unit(self, worker: int) -> tuple[int, ...]:
+        """Return the workers of a worker's unit on its host, in the order of ranks, the worker itself included."""
         place = (self.units[worker], self.workers[worker])
         return tuple(rank for rank, one in enumerate(zip(self.units, self.workers, strict=True)) if one == place)
 
     def via(self, worker: int, owner: int) -> int:
         """Return the server to which a worker pushes buckets of ``owner``; owners are spread over those of its host."""
         near = [rank for rank, host in enumerate(self.servers) if host == self.workers[worker]]
-        if not near or owner in near or len(self.mates(worker)) < 2:
+        if not near or owner in near or len(self.local_unit(worker)) < 2:
             return owner
         return near[owner % len(near)]
 
-    def relayed_by(self, server: int, worker: int) -> list[int]:
-        """Return the owners for whose buckets a worker pushes to this other server."""
+    def forwarded_by(self, server: int, worker: int) -> list[int]:
+        """Return the owners to which a server forwards what a worker pushes."""
         return [owner for owner in range(len(self.servers)) if self.via(worker, owner) == server != owner]

@@ -37,7 +37,7 @@ class KeySize:
 
 @dataclass(frozen=True)
 class Part:
-    """A stretch of one key inside a bucket."""
+    """A range of one key inside a bucket."""
 
     key: int
     """Index of the key in the list that was placed."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from paceline.config import ALIASES, Settings
-from paceline.kvstore.tensor_file import read
+from paceline.kvstore.checkpoint.tensor_file import read
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,7 +10,7 @@ from paceline import kvstore
 from paceline.context import cpu
 from paceline.errors import PacelineError
 from paceline.gluon import Trainer, backward, clip_global_norm, replicate, split_and_load, split_data
-from paceline.gluon._policy import Traits, update_on_store
+from paceline.gluon.store_choice import Traits, update_on_store
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.inprocess.local import LocalStore
 

@@ -26,12 +26,12 @@ def push(store, grads, skip=False):
         for grad, target, (block, index) in zip(grads, step.grads, step.places, strict=True):
             if grad is None:
                 target.fill_(float("nan"))
-                absent += [(block, stretch) for stretch in block.stretches([index])]
+                absent += [(block, part) for part in block.ranges([index])]
             else:
                 target.copy_(grad)
-        for way, located in step.sends.items():
-            gone = [one for one in absent if one[0].ways[one[1].bucket] == way]
-            store.traffic.push_stretches(way, located, True, gone, skip)
+        for route, located in step.sends.items():
+            gone = [one for one in absent if one[0].routes[one[1].bucket] == route]
+            store.traffic.push_ranges(route, located, True, gone, skip)
         step.set_fresh(True)
 
 

@@ -121,7 +121,7 @@ def fail_to_finish() -> str:
     def broken() -> None:
         raise PacelineError("this wait fails")
 
-    store._wait_for_all = broken  # type: ignore[method-assign, attr-defined]
+    store.lifecycle.wait_for_own_requests = broken  # type: ignore[method-assign, attr-defined]
     tell("training")
     listen()
     return "ended"

@@ -34,11 +34,11 @@ class Faulty(torch.optim.SGD):
 # ---- what runs in the workers --------------------------------------------------------------------------------------
 
 
-def ways(store):
-    """Return [owner, via] of all ways that pushes of a store travel, and the servers that share memory."""
+def routes(store):
+    """Return [owner, via] of all routes of a store's pushes, and the servers that share memory."""
     blocks = store.table.blocks.values()
     return [
-        sorted({tuple(way) for block in blocks for way in block.ways}),
+        sorted({tuple(route) for block in blocks for route in block.routes}),
         sorted({s for b in blocks for s in b.mapped}),
     ]
 
@@ -71,7 +71,7 @@ def train_unequal_batches(rank):
     train(reference, torch.optim.Adam(reference.parameters(), lr=3e-3), slice(None))
     pairs = zip(model.parameters(), reference.parameters(), strict=True)
     difference = max((one - other).abs().max().item() for one, other in pairs)
-    found = [difference, digest(model.parameters()), ways(optimizer.kvstore)]
+    found = [difference, digest(model.parameters()), routes(optimizer.kvstore)]
     optimizer.kvstore.close()
     return found
 
@@ -153,7 +153,7 @@ def groups_by_host():
         store.barrier()
     outs = [torch.zeros(10), torch.zeros(10)]
     store.pull(["a", "b"], outs)
-    return [ways(store), [one.unique().tolist() for one in outs] if store.rank >= 2 else []]
+    return [routes(store), [one.unique().tolist() for one in outs] if store.rank >= 2 else []]
 
 
 def rows_and_codes():
@@ -189,7 +189,7 @@ def without_shared_memory(rank):
         values = [torch.full((NUMEL,), 1.0 + rank)] * 2
         outs = [torch.zeros(NUMEL), torch.zeros(NUMEL)]
         store.pushpull(["a", "b"], values, outs)
-    return [ways(store), [one.unique().tolist() for one in outs]]
+    return [routes(store), [one.unique().tolist() for one in outs]]
 
 
 def refused():
@@ -250,7 +250,7 @@ def miss_a_deadline():
     store = kvstore.create("dist_sync")
     store.set_updater("add")
     store.init(["a", "b"], [torch.zeros(4), torch.zeros(4)])
-    [far] = [key for key in ("a", "b") if store.table.locate([key])[0][0].ways[store.table.locate([key])[0][1]].owner]
+    [far] = [key for key in ("a", "b") if store.table.locate([key])[0][0].routes[store.table.locate([key])[0][1]].owner]
     found = []
     for late in (1, 3):
         if store.rank != late:

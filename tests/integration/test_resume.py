@@ -15,7 +15,7 @@ from paceline import DistributedOptimizer
 from paceline.context import cpu
 from paceline.errors import CheckpointError
 from paceline.gluon import Trainer, backward, replicate
-from paceline.kvstore import tensor_file
+from paceline.kvstore.checkpoint import tensor_file
 from paceline.testing import LocalJob, tell
 
 WORKERS, BREAK, STEPS = 2, 5, 10

@@ -196,11 +196,11 @@ def ignored_targets(store):
     said = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())
-    logging.getLogger("paceline.kvstore").addHandler(handler)
+    logging.getLogger("paceline").addHandler(handler)
     store.init(["a", "b"], [torch.zeros(2, 2), torch.zeros(2, 2)])
     for _ in range(3):
         store.pull(["a", "b"], [torch.sparse_coo_tensor(size=(2, 2)), torch.sparse_coo_tensor(size=(2, 2))])
-    logging.getLogger("paceline.kvstore").removeHandler(handler)
+    logging.getLogger("paceline").removeHandler(handler)
     return sum("row-sparse out" in one for one in said)
 
 

@@ -13,7 +13,7 @@ from paceline import DistributedOptimizer
 from paceline.context import cpu
 from paceline.errors import CheckpointError, CheckpointNotFoundError
 from paceline.gluon import Trainer, backward, replicate
-from paceline.kvstore import tensor_file
+from paceline.kvstore.checkpoint import tensor_file
 
 TWO_BIT = {"type": "2bit", "threshold": 0.02}
 

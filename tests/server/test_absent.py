@@ -61,10 +61,10 @@ def push(store: DistStore, grads: Grads, together: bool = True) -> None:
                 one = grads[position]
                 target.fill_(float("nan")) if one is None else target.copy_(one)
                 if one is None:
-                    absent += [(block, stretch) for stretch in block.stretches([index])]
-            for way, located in step.sends.items():
-                gone = [one for one in absent if one[0].ways[one[1].bucket] == way]
-                store.traffic.push_stretches(way, located, True, gone)
+                    absent += [(block, part) for part in block.ranges([index])]
+            for route, located in step.sends.items():
+                gone = [one for one in absent if one[0].routes[one[1].bucket] == route]
+                store.traffic.push_ranges(route, located, True, gone)
             step.set_fresh(store.policy.merge == "all")
 
 
@@ -145,8 +145,8 @@ def test_the_round_of_an_absent_bucket_counts_and_changes_nothing() -> None:
             push(store, [None] * 4)
     for found, wanted in zip(pull(stores[1]), start(), strict=True):
         assert torch.equal(found, wanted)
-    held = job.services[0]._stores["s"].store
-    assert {slot.rule.version for slot in held.bucket(0, 0).slots} == {3}
+    held = job.services[0].stores["s"].own.store
+    assert {slot.rule.version for slot in held.buckets.get(0, 0).slots} == {3}
     pushes = [body for _, _, body in job.requests if isinstance(body, m.Push)]
     assert all(len(body.absent) == len(body.entries) for body in pushes)
 
@@ -229,7 +229,7 @@ def test_an_answer_given_again_says_the_same() -> None:
         job.send(peer, 0, asked, [], lambda body, frames: answers.append(body))
     job.deliver_all()
     block, _ = stores[0].table.locate(["b"])[0]
-    listed = [m.Stretch(0, 0, start, stop - start) for start, stop in block.missing[0]]
+    listed = [m.AbsentRange(0, 0, start, stop - start) for start, stop in block.missing[0]]
     assert [body.absent for body in answers if isinstance(body, m.Values)] == [listed, listed]
 
 
@@ -248,7 +248,7 @@ def test_absent_parts_that_are_no_keys_of_the_push_are_refused(place: tuple[int,
     [store] = new_stores(job)
     block, _ = store.table.locate(["a"])[0]
     body = m.Push("s", [m.Entry(0, 0, 0, block.layout.buckets[0].length, 1)], 1.0, b"", False, True, True)
-    body.absent = [m.Stretch(*place)]
+    body.absent = [m.AbsentRange(*place)]
     found: list[m.Body] = []
     job.send("worker 0", 0, body, [], lambda body, frames: found.append(body))
     job.deliver_all()

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from paceline.config import Settings
 from paceline.consistency import Policy
-from paceline.server.bucket import Pending, Slot
+from paceline.server.bucket import Slot
 from paceline.server.merge import Accumulator
+from paceline.server.push_request import PushRequest
 from paceline.server.requests import RequestHandler
 from paceline.server.scratch import Scratch
 from paceline.tensors import to_frame
@@ -62,8 +63,8 @@ class OneServer:
         numel = sum(lengths)
         bucket = m.BucketSpec(0, numel, ["a", "b"], list(lengths), [[one] for one in lengths])
         self.ask(0, m.Init("s", 0, "float32", [bucket]), [to_frame(torch.linspace(-1.0, 1.0, numel))])
-        self.store = self.service._stores["s"][1]
-        self.bucket = self.store.bucket(0, 0)
+        self.store = self.service.stores["s"].own.store
+        self.bucket = self.store.buckets.get(0, 0)
 
     def _keep(self, peer: bytes, seq: int, body: m.Reply, frames: Any, urgency: int | None) -> None:
         assert (peer, seq) not in self.answers, "answered twice"
@@ -118,7 +119,7 @@ class OneServer:
 
 
 class Driver:
-    """Pushes whole rounds of three workers, each cut into stretches as it pleases."""
+    """Pushes whole rounds of three workers, each cut into ranges as it pleases."""
 
     def __init__(self, policy: Policy, spec: UpdaterSpec | None) -> None:
         self.server = OneServer(policy, spec)
@@ -166,7 +167,7 @@ def test_pushes_in_any_pieces_give_the_values_of_whole_pushes(name: str, data: s
     assert sum(slot.length for slot in cut.server.bucket.slots) == NUMEL
 
 
-def test_worker_is_answered_once_when_all_its_stretches_are_released() -> None:
+def test_worker_is_answered_once_when_all_its_ranges_are_released() -> None:
     server = OneServer(POLICIES["all"], None)
     first = server.push(0, [(0, NUMEL, 1)], torch.ones(NUMEL))
     parts = [server.push(1, [(0, 4, 1)], torch.ones(NUMEL)), server.push(1, [(4, 8, 1)], torch.ones(NUMEL))]
@@ -330,7 +331,7 @@ def test_leaver_is_not_waited_for_in_any_slot() -> None:
     assert server.values == [2.0] * 4 + [1.0] * 8
 
 
-def test_missing_are_those_who_have_not_pushed_a_stretch() -> None:
+def test_missing_are_those_who_have_not_pushed_a_range() -> None:
     server = OneServer(POLICIES["all"], None)
     server.push(0, [(0, NUMEL, 1)], torch.ones(NUMEL))
     server.push(1, [(0, 4, 1)], torch.ones(NUMEL))
@@ -444,7 +445,7 @@ def test_slots_in_which_something_goes_on_stay_apart(what: str) -> None:
     if what == "broken":
         left.broken = right.broken = RuntimeError()
     elif what == "pending":
-        right.pending[0] = left.pending[0] = Pending(0, False, False, lambda one: None, lambda error: None)
+        right.pending[0] = left.pending[0] = PushRequest(0, lambda one: None, lambda error: None)
     else:
         right.cohorts[0] = left.cohorts[0] = Accumulator([], True, torch.float32, Scratch())
     assert server.bucket.cut(0, NUMEL) == [left, right]

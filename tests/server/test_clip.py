@@ -48,12 +48,12 @@ def push(store: DistStore, grads: Sequence[torch.Tensor | None], together: bool 
             for position, target, (block, index) in zip(positions, step.grads, step.places, strict=True):
                 grad = grads[position]
                 if grad is None:
-                    absent += [(block, stretch) for stretch in block.stretches([index])]
+                    absent += [(block, part) for part in block.ranges([index])]
                 else:
                     target.copy_(grad)
-            for way, located in step.sends.items():
-                gone = [one for one in absent if one[0].ways[one[1].bucket] == way]
-                store.traffic.push_stretches(way, located, True, gone, skip)
+            for route, located in step.sends.items():
+                gone = [one for one in absent if one[0].routes[one[1].bucket] == route]
+                store.traffic.push_ranges(route, located, True, gone, skip)
             step.set_fresh(True)
 
 
@@ -142,12 +142,12 @@ def test_nothing_is_applied_or_answered_before_the_first_commit() -> None:
     for store in stores:
         push(store, gradients(store.rank))
     job.deliver_all()
-    before = job.services[0]._stores["s"].store.bucket(0, 0).values.clone()
+    before = job.services[0].stores["s"].own.store.buckets.get(0, 0).values.clone()
     assert torch.equal(before[:5], torch.ones(5))
-    assert not all(ticket.done for store in stores for ticket in tickets(store))
+    assert not all(call.done for store in stores for call in calls(store))
     stores[1].clip_round()
     job.deliver_all()
-    assert all(ticket.done for store in stores for ticket in tickets(store))
+    assert all(call.done for store in stores for call in calls(store))
     after = pull(stores[0])
     # The other asks late, gets the same norm, and its commit changes nothing.
     norm = stores[0].clip_round()
@@ -156,8 +156,8 @@ def test_nothing_is_applied_or_answered_before_the_first_commit() -> None:
     assert torch.equal(pull(stores[1]), after)
 
 
-def tickets(store: DistStore) -> list[Any]:
-    return [sent.ticket for block in store.table.blocks.values() for side in block.buckets for sent in side.sending]
+def calls(store: DistStore) -> list[Any]:
+    return [sent.call for block in store.table.blocks.values() for side in block.buckets for sent in side.sending]
 
 
 def test_who_asks_before_all_have_pushed_waits_for_them() -> None:
@@ -178,7 +178,7 @@ def test_slots_that_are_cut_between_keep_their_norm(where: str) -> None:
     for store in stores:
         push(store, gradients(store.rank))
     wanted = oracle.step([gradients(0), gradients(1)])
-    bucket = job.services[0]._stores["s"].store.bucket(0, 0)
+    bucket = job.services[0].stores["s"].own.store.buckets.get(0, 0)
     if where == "before the norm":
         job.deliver_all()
         bucket.cut(0, 5)
@@ -195,7 +195,7 @@ def test_slots_that_are_cut_between_keep_their_norm(where: str) -> None:
 def test_questions_and_late_commits_cut_nothing() -> None:
     job = OneProcess("aa")
     stores = new_stores(job)
-    bucket = job.services[0]._stores["s"].store.bucket(0, 0)
+    bucket = job.services[0].stores["s"].own.store.buckets.get(0, 0)
     part = [m.Entry(0, 0, 3, 9, 1)]
     for store in stores:
         push(store, gradients(store.rank))
@@ -211,7 +211,7 @@ def test_questions_and_late_commits_cut_nothing() -> None:
 def test_a_commit_for_a_part_of_what_is_held_applies_that_part() -> None:
     job = OneProcess("aa")
     stores = new_stores(job)
-    bucket = job.services[0]._stores["s"].store.bucket(0, 0)
+    bucket = job.services[0].stores["s"].own.store.buckets.get(0, 0)
     for store in stores:
         push(store, gradients(store.rank))
     job.deliver_all()
@@ -224,7 +224,7 @@ def test_a_commit_for_a_part_of_what_is_held_applies_that_part() -> None:
 def test_who_asks_after_slots_were_joined_gets_the_same_bits() -> None:
     job = OneProcess("aa")
     stores, oracle = new_stores(job), Oracle(1.0)
-    bucket = job.services[0]._stores["s"].store.bucket(0, 0)
+    bucket = job.services[0].stores["s"].own.store.buckets.get(0, 0)
     for round in range(4):
         grads = [gradients(10 * round + store.rank) for store in stores]
         wanted = oracle.step(grads)
@@ -245,7 +245,7 @@ def test_who_asks_after_slots_were_joined_gets_the_same_bits() -> None:
 def test_a_late_question_for_one_of_the_joined_slots_counts_that_one() -> None:
     job = OneProcess("aa")
     stores = new_stores(job)
-    bucket = job.services[0]._stores["s"].store.bucket(0, 0)
+    bucket = job.services[0].stores["s"].own.store.buckets.get(0, 0)
     for store in stores:
         push(store, gradients(store.rank), together=False)
     stores[0].clip_round()
@@ -261,16 +261,16 @@ def test_a_question_waits_for_its_own_range_alone() -> None:
     job = OneProcess("aa")
     stores = new_stores(job)
     found: list[m.Reply] = []
-    ticket = stores[0].session.ask_server(
+    call = stores[0].session.ask_server(
         0, m.AskNorm("s", [m.Entry(0, 0, 0, 5, 1)]), "norm", (), lambda body, frames: found.append(body)
     )
     job.deliver_all()
     for store in stores:
         block = store.table.blocks[0]
-        [stretch] = block.stretches([0])
-        store.traffic.push_stretches(block.ways[0], [(block, stretch)], True)
+        [part] = block.ranges([0])
+        store.traffic.push_ranges(block.routes[0], [(block, part)], True)
     job.deliver_all()
-    assert ticket.done
+    assert call.done
     assert isinstance(found[0], m.NormIs)
 
 
@@ -301,8 +301,8 @@ def test_a_skipped_push_keeps_the_round_from_all_slots() -> None:
     for store in stores:
         for position, key in enumerate(KEYS):
             for step in store.table.plan((key,)).steps:
-                for way, located in step.sends.items():
-                    store.traffic.push_stretches(way, located, True, skip=store.rank == 1 and position == 0)
+                for route, located in step.sends.items():
+                    store.traffic.push_ranges(route, located, True, skip=store.rank == 1 and position == 0)
     for store in stores:
         store.clip_round()
     assert torch.equal(pull(stores[0]), torch.ones(67))
@@ -318,7 +318,7 @@ def test_commits_for_other_rounds_change_nothing() -> None:
     for round in (0, 2, 7):
         body = m.Commit("s", [m.Entry(0, 0, 0, length, round)], 1.0)
         assert isinstance(stores[0].session.call_server(0, body, "commit"), m.Done)
-    assert not any(ticket.done for ticket in tickets(stores[0]))
+    assert not any(call.done for call in calls(stores[0]))
     for round in (0, 3):
         with pytest.raises(ProtocolError, match=f"asks for the norm of round {round} after round 1"):
             stores[0].session.call_server(0, m.AskNorm("s", [m.Entry(0, 0, 0, length, round)]), "norm")
@@ -369,9 +369,9 @@ def test_what_nobody_can_commit_any_more_is_dropped() -> None:
     push(stores[0], gradients(0))
     job.deliver_all()
     stores[0].session.call_server(0, m.Leave("s"), "leaving")
-    store = job.services[0]._stores["s"].store
+    store = job.services[0].stores["s"].own.store
     assert store.stats.skipped == 1
-    assert not store.bucket(0, 0).slots[0].clipping.held
+    assert not store.buckets.get(0, 0).slots[0].clipping.held
     push(stores[1], gradients(1))
     stores[1].clip_round()
     assert not torch.equal(pull(stores[1]), torch.ones(67))
@@ -452,9 +452,9 @@ def test_merges_without_a_round_do_not_clip(merge: Policy) -> None:
 def test_workers_with_other_norms_are_told() -> None:
     job = OneProcess("aa")
     stores = [job.stores(clip_norm=norm)[rank] for rank, norm in enumerate((1.0, 2.0))]
-    stores[0].for_optimizer(mean=True, clip_norm=1.0)._open()
+    stores[0].for_optimizer(mean=True, clip_norm=1.0).lifecycle.open()
     with pytest.raises(ValueError, match=r"norms up to 2, but it is open as .* norms up to 1"):
-        stores[1].for_optimizer(mean=True, clip_norm=2.0)._open()
+        stores[1].for_optimizer(mean=True, clip_norm=2.0).lifecycle.open()
 
 
 def test_a_store_that_does_not_clip_is_asked_for_no_norm() -> None:

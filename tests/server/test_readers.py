@@ -59,7 +59,7 @@ class Job:
             self.compress()
         bucket = m.BucketSpec(0, NUMEL, ["a", "b"], [5, 7], [[5], [7]])
         self.ask(0, m.Init("s", 0, "float32", [bucket]), [to_frame(torch.linspace(-1.0, 1.0, NUMEL))])
-        self.bucket = self.service._stores["s"][1].bucket(0, 0)
+        self.bucket = self.service.stores["s"].own.store.buckets.get(0, 0)
         self.shared = {0} if shared else set()
         for rank in self.shared:
             self.bucket.arenas[rank] = MappedArena(self.blocks[rank].values[:NUMEL], self.blocks[rank].grads[:NUMEL])
@@ -73,7 +73,7 @@ class Job:
         rank = int(peer)
         assert (rank, seq) not in self.answers, "answered twice"
         self.answers[rank, seq] = body, frames
-        if isinstance(body, m.Values) and body.told:
+        if isinstance(body, m.Values) and body.known:
             self.use(rank, seq)
 
     def use(self, rank: int, seq: int) -> None:
@@ -81,7 +81,7 @@ class Job:
         body, frames = self.answers[rank, seq]
         assert isinstance(body, m.Values)
         entries, shared = self.asked[rank, seq]
-        store_told({0: self.blocks[rank]}, entries, shared, self.codec, body.told, [bytearray(f) for f in frames()])
+        store_told({0: self.blocks[rank]}, entries, shared, self.codec, body.known, [bytearray(f) for f in frames()])
 
     def ask(self, rank: int, body: m.Request, frames: Sequence[Any] = ()) -> int:
         self.seq += 1
@@ -105,12 +105,12 @@ class Job:
         return self.blocks[rank].values[:NUMEL].tolist()
 
     def visible(self, rank: int) -> list[float]:
-        return self.service._stores["s"][1].visible(self.bucket, rank).tolist()
+        return self.service.stores["s"].own.store.visible(self.bucket, rank).tolist()
 
-    def told(self, rank: int, seq: int) -> list[m.Told]:
+    def told(self, rank: int, seq: int) -> list[m.KnownRange]:
         body = self.answers[rank, seq][0]
         assert isinstance(body, m.Values), body
-        return body.told
+        return body.known
 
 
 def random_values(seed: int) -> torch.Tensor:
@@ -130,7 +130,7 @@ def test_answered_workers_hold_what_the_server_knows_of_them(name: str, data: st
         if data.draw(st.booleans()):
             job.pull(rank)
             assert job.values_of(rank) == job.visible(rank)
-            if job.service._stores["s"][1].policy.merge in ("each", "first"):
+            if job.service.stores["s"].own.store.policy.merge in ("each", "first"):
                 assert job.values_of(rank) == job.bucket.values.tolist()
             continue
         if data.draw(st.booleans()):
@@ -139,7 +139,7 @@ def test_answered_workers_hold_what_the_server_knows_of_them(name: str, data: st
                 slots = [(slot.start, slot.stop) for slot in job.bucket.slots]
                 job.pull(rank, start, stop)
                 assert job.values_of(rank)[start:stop] == job.visible(rank)[start:stop]
-                if job.service._stores["s"][1].policy.merge in ("each", "first"):
+                if job.service.stores["s"].own.store.policy.merge in ("each", "first"):
                     assert job.values_of(rank)[start:stop] == job.bucket.values[start:stop].tolist()
                 assert [(slot.start, slot.stop) for slot in job.bucket.slots] == slots, "a pull cuts nothing"
             continue

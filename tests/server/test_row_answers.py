@@ -80,7 +80,7 @@ class OneServer:
     def push(self, rank: int, round: int, grad: torch.Tensor | None, samples: float = 1.0, skip: bool = False) -> int:
         """Push rows, nothing, or a dense gradient; returns the number of the request."""
         by_rows = grad is None or grad.is_sparse
-        entries, absent = [m.Entry(0, 0, 0, self.numel, round)], [m.Stretch(0, 0, 0, self.numel)] * (grad is None)
+        entries, absent = [m.Entry(0, 0, 0, self.numel, round)], [m.AbsentRange(0, 0, 0, self.numel)] * (grad is None)
         push = m.Push("s", entries, samples, b"", False, by_rows, False, by_rows, absent, skip)
         parts = (
             [torch.empty(0)] * 2 if grad is None else [grad.indices()[0], grad.values()] if grad.is_sparse else [grad]
@@ -110,7 +110,7 @@ class OneServer:
 
     @property
     def values(self) -> torch.Tensor:
-        return self.service._stores["s"][1].bucket(0, 0).values.view(ROWS, WIDTH).clone()
+        return self.service.stores["s"].own.store.buckets.get(0, 0).values.view(ROWS, WIDTH).clone()
 
 
 # ---- merged rows --------------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def test_merged_rows_are_not_stored_and_not_those_of_the_round_before() -> None:
     for rank in range(WORKERS):
         third = server.push(rank, 3, None)
     assert server.rows(2, third) is None, "nobody had a gradient"
-    assert server.service._stores["s"][1].bucket(0, 0).values.numel() == 1
+    assert server.service.stores["s"].own.store.buckets.get(0, 0).values.numel() == 1
 
 
 @pytest.mark.parametrize("answers", ["merged", "changed"])
@@ -253,7 +253,7 @@ def test_who_takes_the_rows_that_changed_has_the_whole_value(
             if (b"worker-%d" % one, asked) in server.answers:
                 readers[one].take(server.rows(one, asked))
                 del waiting[one]
-                bucket = server.service._stores["s"][1].bucket(0, 0)
+                bucket = server.service.stores["s"].own.store.buckets.get(0, 0)
                 seen = bucket.visible(bucket.slots[0].rule.unit[one]).view(ROWS, WIDTH)
                 assert torch.equal(readers[one].values, seen)
     for rank in range(WORKERS):

@@ -93,7 +93,7 @@ class OneServer:
 
     @property
     def values(self) -> torch.Tensor:
-        return self.service._stores["s"][1].bucket(0, 0).values.view(ROWS, WIDTH).clone()
+        return self.service.stores["s"].own.store.buckets.get(0, 0).values.view(ROWS, WIDTH).clone()
 
 
 def local(name: str) -> LocalStore:

@@ -40,8 +40,8 @@ def push(store: DistStore, value: float, **flags: Any) -> None:
         store.traffic.wait(step)
         for target in step.grads:
             target.fill_(value)
-        for way, located in step.sends.items():
-            store.traffic.push_stretches(way, located, True, **flags)
+        for route, located in step.sends.items():
+            store.traffic.push_ranges(route, located, True, **flags)
         step.set_fresh(store.policy.merge == "all")
 
 
@@ -98,10 +98,10 @@ def test_a_flag_counts_for_its_own_update_only(merge: Policy) -> None:
     for store in stores:
         push(store, 1.0, skip=store.rank == 0)
         job.deliver_all()
-    held = job.services[0]._stores["s"].store
+    held = job.services[0].stores["s"].own.store
     applied = {"each": 2, "groups": 1, "first": 0}[merge.merge]
     assert held.stats.skipped == 1
-    assert float(held.bucket(0, 0).values[0]) == pytest.approx({0: 1.0, 1: 0.9, 2: 0.71}[applied])
+    assert float(held.buckets.get(0, 0).values[0]) == pytest.approx({0: 1.0, 1: 0.9, 2: 0.71}[applied])
 
 
 def test_what_a_codec_holds_back_stays_in_a_skipped_round() -> None:
@@ -144,10 +144,10 @@ def test_rates_that_differ_are_an_error_on_all_workers_and_change_nothing(place:
         with pytest.raises(
             ConfigError, match=r"lr of param group 0 is 0.1 on worker 0 and 0.2 on worker 1, round 2 \(key"
         ):
-            store._wait_for_all()
+            store.lifecycle.wait_for_own_requests()
         for _ in servers[1:]:  # every server tells it
             with pytest.raises(ConfigError):
-                store._wait_for_all()
+                store.lifecycle.wait_for_own_requests()
     assert torch.equal(pull(stores[0]), before)
     use_rates(stores, *[0.1] * len(stores))
     for store in stores:
@@ -162,7 +162,7 @@ def test_the_first_who_differs_on_another_host_is_named() -> None:
         push(store, 1.0)
     for store in stores:
         with pytest.raises(ConfigError, match=r"0\.1 on worker 0 and 0\.3 on worker 2"):
-            store._wait_for_all()
+            store.lifecycle.wait_for_own_requests()
 
 
 def test_slots_of_one_push_are_answered_by_one_error() -> None:
@@ -175,7 +175,7 @@ def test_slots_of_one_push_are_answered_by_one_error() -> None:
         push(store, 1.0)
     for store in stores:
         with pytest.raises(ConfigError):
-            store._wait_for_all()
+            store.lifecycle.wait_for_own_requests()
 
 
 def test_groups_may_have_rates_of_their_own() -> None:
@@ -184,7 +184,7 @@ def test_groups_may_have_rates_of_their_own() -> None:
     for store in stores:
         push(store, 1.0)
     for store in stores:
-        store._wait_for_all()
+        store.lifecycle.wait_for_own_requests()
 
 
 ONE = StepOptions([{"lr": 0.1}])

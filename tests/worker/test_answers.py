@@ -40,11 +40,11 @@ def plain(value: float, length: int = NUMEL) -> bytearray:
     return bytearray(torch.full((length,), value).numpy().tobytes())
 
 
-def told(version: int, is_coded: bool, start: int = 0, length: int = NUMEL) -> m.Told:
-    return m.Told(0, 0, start, length, version, is_coded)
+def told(version: int, is_coded: bool, start: int = 0, length: int = NUMEL) -> m.KnownRange:
+    return m.KnownRange(0, 0, start, length, version, is_coded)
 
 
-def tell(block: WorkerBlock, words: Sequence[m.Told], frames: Sequence[Any], codec: Codec | None = None) -> None:
+def tell(block: WorkerBlock, words: Sequence[m.KnownRange], frames: Sequence[Any], codec: Codec | None = None) -> None:
     store_told({0: block}, [ALL], False, codec or fp16(), words, frames)
 
 
@@ -68,7 +68,7 @@ def test_what_is_known_is_not_added_again() -> None:
     assert block.values.tolist() == [2.0] * NUMEL
 
 
-def test_stretches_move_by_themselves() -> None:
+def test_ranges_move_by_themselves() -> None:
     block = new_block()
     tell(block, [told(1, True, 0, 4), told(2, False, 4, 6)], [coded(0.5, 4), plain(1.0, 6)])
     tell(block, [told(2, True, 0, 4), told(3, True, 4, 6)], [coded(0.5, 4), coded(0.5, 6)])
@@ -89,13 +89,13 @@ def test_what_a_server_wrote_in_place_counts_as_known() -> None:
         ([told(3, True)], [coded(1.0)], ProtocolError, "version 3, but this worker holds .0.; pull their keys"),
         ([told(1, True)], [coded(1.0)[:-1]], ProtocolError, "19 bytes where 20 are expected"),
         ([told(1, False)], [plain(1.0)[:-4]], ProtocolError, "36 bytes"),
-        ([told(1, True)], [], ProtocolError, "1 stretches has 0 frames"),
+        ([told(1, True)], [], ProtocolError, "1 ranges has 0 frames"),
         ([told(1, True, 5, 6)], [coded(1.0, 6)], ProtocolError, "not asked for"),
-        ([m.Told(0, 1, 0, 4, 1, True)], [coded(1.0, 4)], ProtocolError, "not asked for"),
+        ([m.KnownRange(0, 1, 0, 4, 1, True)], [coded(1.0, 4)], ProtocolError, "not asked for"),
     ],
 )
 def test_nonsense_is_refused_and_changes_nothing(
-    words: list[m.Told], frames: list[Any], error: type[PacelineError], text: str
+    words: list[m.KnownRange], frames: list[Any], error: type[PacelineError], text: str
 ) -> None:
     block = new_block()
     with pytest.raises(error, match=text):

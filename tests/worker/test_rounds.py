@@ -1,4 +1,4 @@
-"""Rounds of stretches, against a list with one round per element."""
+"""Rounds of ranges, against a list with one round per element."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from paceline.worker.block import Rounds
 
 LENGTH = 12
-STRETCH = st.tuples(st.integers(0, LENGTH - 1), st.integers(1, LENGTH)).map(lambda one: (one[0], sum(one)))
+RANGE = st.tuples(st.integers(0, LENGTH - 1), st.integers(1, LENGTH)).map(lambda one: (one[0], sum(one)))
 
 
-@given(st.lists(STRETCH.map(lambda one: (one[0], min(one[1], LENGTH))), max_size=20))
+@given(st.lists(RANGE.map(lambda one: (one[0], min(one[1], LENGTH))), max_size=20))
 def test_every_element_is_pushed_once_with_its_next_round_in_as_few_pieces_as_that_takes(
     pushes: list[tuple[int, int]],
 ) -> None:

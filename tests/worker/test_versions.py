@@ -1,4 +1,4 @@
-"""Versions of stretches, against a list with one version per element."""
+"""Versions of ranges, against a list with one version per element."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from paceline.worker.versions import Versions
 
 LENGTH = 20
-STRETCH = st.tuples(st.integers(0, LENGTH), st.integers(0, LENGTH)).map(sorted)
+RANGE = st.tuples(st.integers(0, LENGTH), st.integers(0, LENGTH)).map(sorted)
 
 
-@given(st.lists(st.tuples(STRETCH, st.integers(0, 5), STRETCH), max_size=30))
+@given(st.lists(st.tuples(RANGE, st.integers(0, 5), RANGE), max_size=30))
 def test_every_element_has_the_version_that_was_set_last(steps: list[tuple[list[int], int, list[int]]]) -> None:
     versions, expected = Versions(LENGTH), [0] * LENGTH
     for (start, stop), version, (first, last) in steps:

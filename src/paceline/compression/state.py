@@ -8,6 +8,9 @@ import torch
 
 from paceline.compression.buffers import Floats, float32_parts
 
+#: Name of a part of a key's saved state: the values minus those a worker knows, where pulls are compressed.
+UNSENT = "unsent"
+
 
 class State:
     """What a sender keeps about one bucket from round to round. One thread uses it at a time.

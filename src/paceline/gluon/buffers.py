@@ -1,7 +1,7 @@
 """Buffers of replicated networks (running means of BatchNorm) in a job of several workers.
 
-While a network trains, its output does not depend on them. So rank 0 publishes those that have changed before it pushes
-and the others take them before they are read: when a network goes into evaluation mode, and for ``state_dict``.
+The output of a network in training does not depend on them. So rank 0 publishes changed buffers before it pushes, and
+the other workers pull them before they are read: when a network goes into evaluation mode, and for ``state_dict``.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from collections.abc import Sequence
 
 import torch
 
-from paceline.gluon.replicate import ReplicatedModule
+from paceline.gluon.parameter import Network
 from paceline.kvstore.dist import DistStore
 
 
 class SharedBuffers:
-    """The buffers of some networks: rank 0's are everybody's. Collective: every worker makes it.
+    """Buffers of some networks, shared by all workers: rank 0's count. Collective: every worker makes it.
 
     Args:
-        store: whose job it is.
+        store: of the job.
         nets: networks, distinct and with known shapes.
     """
 
-    def __init__(self, store: DistStore, nets: Sequence[ReplicatedModule]) -> None:
+    def __init__(self, store: DistStore, nets: Sequence[Network]) -> None:
         self._nets, self._rank, self._stale = nets, store.rank, True
         self._published = self._current()
         self._store = store.sibling("rest") if self._published else None
@@ -34,7 +34,7 @@ class SharedBuffers:
             net.before_reading(self.take)
 
     def publish(self) -> None:
-        """Give the servers rank 0's buffers that have changed; the others note that theirs are old."""
+        """Send rank 0's changed buffers to the servers; the other workers mark theirs as old."""
         self._stale = True
         if self._store is None or self._rank != 0:
             return
@@ -46,7 +46,7 @@ class SharedBuffers:
 
     @torch.no_grad()
     def take(self) -> None:
-        """Bring rank 0's buffers of its last step, unless they are here."""
+        """Pull rank 0's buffers of its last step, unless they are here already."""
         if self._store is None or self._rank == 0 or not self._stale:
             return
         self._stale = False

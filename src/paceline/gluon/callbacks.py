@@ -7,31 +7,47 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from paceline.gluon.metrics import MetricSet
-
-if TYPE_CHECKING:
-    from paceline.gluon.module import Module
+from paceline.gluon.replicate import ReplicatedModule
+from paceline.gluon.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
 
+class Trained(Protocol):
+    """What callbacks see of a ``Module``."""
+
+    net: ReplicatedModule
+
+    @property
+    def trainer(self) -> Trainer:
+        """The trainer."""
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank; 0 without a distributed store."""
+
+    def save_checkpoint(self, prefix: str | os.PathLike[str], epoch: int, save_optimizer_states: bool = False) -> None:
+        """Write the model, and the optimizer's state if asked for."""
+
+
 @dataclass(frozen=True)
 class BatchEnd:
-    """What a callback learns at the end of a batch."""
+    """Argument of batch callbacks."""
 
     epoch: int
     nbatch: int
     """Number of the batch in its epoch, from 0."""
     batch_size: int
     eval_metric: MetricSet
-    module: Module
+    module: Trained
 
 
 @dataclass(frozen=True)
 class EpochEnd:
-    """What a callback learns at the end of an epoch, and what ``fit`` returns for every epoch."""
+    """Argument of epoch callbacks; ``fit`` returns one per epoch."""
 
     epoch: int
     seconds: float
@@ -40,7 +56,7 @@ class EpochEnd:
     """Metrics over the training batches."""
     evaluation: dict[str, float]
     """Metrics over ``eval_data``, if there is any."""
-    module: Module = field(repr=False)
+    module: Trained = field(repr=False)
 
 
 BatchCallback: TypeAlias = Callable[[BatchEnd], None]

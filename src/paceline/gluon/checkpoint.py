@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from paceline.errors import CheckpointError, CheckpointNotFoundError
-from paceline.kvstore import codec_files, tensor_file
+from paceline.kvstore.checkpoint import optimizer_states, tensor_file
 
 _KIND = "model"
 
@@ -67,4 +67,4 @@ def load_model(path: Path, states: Path | None = None) -> dict[str, torch.Tensor
 
 
 def _digest_of(states: Path) -> str:
-    return tensor_file.read(states, codec_files.KIND, with_tensors=False).digest
+    return tensor_file.read(states, optimizer_states.KIND, with_tensors=False).digest

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,14 +15,14 @@ import torch.nn.functional
 from torch import nn
 
 from paceline.context import ContextLike, cpu
-from paceline.gluon._fitting import BatchRunner, Loss, total_loss
-from paceline.gluon._optimizer import OptimizerLike
-from paceline.gluon._policy import needs_optimizer
-from paceline.gluon._slices import Slicer, WorkLoad, size_of
+from paceline.gluon.batch_runner import BatchRunner, Loss, total_loss
 from paceline.gluon.callbacks import BatchCallback, BatchEnd, EpochCallback, EpochEnd
 from paceline.gluon.checkpoint import load_model, model_path, save_model, states_path
 from paceline.gluon.metrics import MetricLike, MetricSet
+from paceline.gluon.optimizer_plan import OptimizerLike
 from paceline.gluon.replicate import replicate
+from paceline.gluon.slicer import Slicer, WorkLoad, size_of
+from paceline.gluon.store_choice import needs_optimizer
 from paceline.gluon.trainer import Trainer
 from paceline.kvstore.base import KVStoreBase
 
@@ -278,11 +279,8 @@ class Module:
         metric.reset()
         self.net.train()
         for nbatch, (data, label) in enumerate(batches):
-            try:
+            with _noting(f"in batch {nbatch} of epoch {epoch}"):
                 done = self._runner.run(data, label)
-            except Exception as error:
-                error.add_note(f"in batch {nbatch} of epoch {epoch}")
-                raise
             self.update(done.batch_size)
             output = _join(done.outputs)
             metric.update(output, torch.as_tensor(label).to(output.device), done.mean_loss)
@@ -309,6 +307,16 @@ class Module:
         finally:
             for replica, mode in zip(self.net.replicas, modes, strict=False):
                 replica.train(mode)
+
+
+@contextlib.contextmanager
+def _noting(where: str) -> Iterator[None]:
+    """Add a note to errors of the user's model and loss: this is the border to code that may raise anything."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(where)
+        raise
 
 
 def _join(outputs: Sequence[Any]) -> torch.Tensor:

@@ -180,7 +180,7 @@ def _work(call: ReplicaCall, modes: _Modes, job: Callable[[], T]) -> T:
     try:
         with modes.applied(), _device(call.context):
             result = job()
-    except BaseException as error:
+    except BaseException as error:  # thread border: the caller's thread raises it, from the future
         call.meeting.leave(call.index, failed=True)
         error.add_note(f"in replica {call.index} on {call.context}")
         raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -13,11 +13,35 @@ from torch.nn.parameter import is_lazy
 from paceline.context import Context, ContextLike, as_context
 from paceline.errors import PacelineError
 
-if TYPE_CHECKING:
-    from paceline.gluon.replicate import ReplicatedModule
-
 _GRAD_REQS = ("write", "add", "null")
 _STYPES = ("default", "row_sparse")
+
+
+class Network(Protocol):
+    """What a parameter needs of the replicated network that it belongs to."""
+
+    contexts: tuple[Context, ...]
+
+    def first_parameter(self, name: str) -> nn.Parameter:
+        """Return a parameter of the first replica, with or without a shape."""
+
+    def parameters_named(self, name: str) -> list[nn.Parameter]:
+        """Return a parameter of every replica, in device order."""
+
+    def set_requires_grad(self, name: str, wanted: bool) -> None:
+        """Switch the gradient of a parameter on all replicas."""
+
+    def has_sparse_gradient(self, name: str) -> bool:
+        """Tell whether a parameter is the table of an embedding with ``sparse=True``."""
+
+    def on_shapes(self, callback: Callable[[], None]) -> None:
+        """Call back once all shapes are known."""
+
+    def buffers_by_name(self) -> dict[str, list[torch.Tensor]]:
+        """Return the tensors of every buffer, in device order."""
+
+    def before_reading(self, callback: Callable[[], None]) -> None:
+        """Call back before buffers are read."""
 
 
 class Parameter:
@@ -31,7 +55,7 @@ class Parameter:
         wd_mult: factor on the weight decay.
     """
 
-    def __init__(self, name: str, net: ReplicatedModule) -> None:
+    def __init__(self, name: str, net: Network) -> None:
         self.name = name
         self.lr_mult = 1.0
         self.wd_mult = 1.0
@@ -41,7 +65,7 @@ class Parameter:
         self._on_set: list[Callable[[Parameter, torch.Tensor], None]] = []
 
     @property
-    def net(self) -> ReplicatedModule:
+    def net(self) -> Network:
         """The network that it belongs to."""
         return self._net
 
@@ -122,9 +146,9 @@ class Parameter:
         """Whether its shape is known and every device has its copy."""
         return not is_lazy(self.tensors()[0]) and len(self.tensors()) == len(self.list_ctx())
 
-    def on_shape(self, tell: Callable[[], None]) -> None:
-        """Have ``tell()`` called when its model gets its shapes."""
-        self._net.on_shapes(tell)
+    def on_shape(self, callback: Callable[[], None]) -> None:
+        """Call ``callback()`` when the model gets its shapes."""
+        self._net.on_shapes(callback)
 
     def list_ctx(self) -> list[Context]:
         """Return its devices."""
@@ -170,14 +194,14 @@ class Parameter:
         params = self.on_devices()
         if data.shape != params[0].shape:
             raise ValueError(f"parameter {self.name!r} has shape {tuple(params[0].shape)}, not {tuple(data.shape)}")
-        for tell in self._on_set:
-            tell(self, data)
+        for callback in self._on_set:
+            callback(self, data)
         for param in params:
             param.copy_(data)
 
-    def on_set(self, tell: Callable[[Parameter, torch.Tensor], None]) -> None:
-        """Have ``tell(parameter, data)`` called before every ``set_data``."""
-        self._on_set.append(tell)
+    def on_set(self, callback: Callable[[Parameter, torch.Tensor], None]) -> None:
+        """Call ``callback(parameter, data)`` before every ``set_data``."""
+        self._on_set.append(callback)
 
     def zero_grad(self) -> None:
         """Forget the gradients on all devices."""

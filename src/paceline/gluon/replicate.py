@@ -127,10 +127,10 @@ class ReplicatedModule:
             raise ValueError(f"the first batch did not reach {', '.join(lazy)}; their shapes are still unknown")
         self._became_complete()
 
-    def on_shapes(self, tell: Callable[[], None]) -> None:
-        """Have ``tell()`` called once lazy modules have got their shapes and all devices their copies."""
-        if tell not in self._on_shapes:
-            self._on_shapes.append(tell)
+    def on_shapes(self, callback: Callable[[], None]) -> None:
+        """Call ``callback()`` once lazy modules have their shapes and all devices have their copies."""
+        if callback not in self._on_shapes:
+            self._on_shapes.append(callback)
 
     def train(self, mode: bool = True) -> ReplicatedModule:
         """Set training mode on all replicas."""
@@ -167,13 +167,13 @@ class ReplicatedModule:
         for param in self._params.values():
             param.set_data(param.data())
 
-    def before_reading(self, tell: Callable[[], None]) -> None:
-        """Have ``tell()`` called before buffers are read: for evaluation, and for ``state_dict``."""
-        self._before_reading.append(tell)
+    def before_reading(self, callback: Callable[[], None]) -> None:
+        """Call ``callback()`` before buffers are read: for evaluation, and for ``state_dict``."""
+        self._before_reading.append(callback)
 
     def _about_to_read(self) -> None:
-        for tell in self._before_reading:
-            tell()
+        for callback in self._before_reading:
+            callback()
 
     def buffers_by_name(self) -> dict[str, list[torch.Tensor]]:
         """Return the tensors of every buffer, in device order."""
@@ -207,8 +207,8 @@ class ReplicatedModule:
 
     def _became_complete(self) -> None:
         self._copy_to_all()
-        for tell in self._on_shapes:
-            tell()
+        for callback in self._on_shapes:
+            callback()
 
     def _copy_to_all(self) -> None:
         net = self._replicas[0]

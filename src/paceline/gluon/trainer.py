@@ -10,14 +10,15 @@ import torch
 
 from paceline.agreement import Fact
 from paceline.context import Context
-from paceline.gluon import _gradients as gradients
-from paceline.gluon._optimizer import OptimizerLike, OptimizerPlan
-from paceline.gluon._policy import Traits, choose_store, servers_norm, share_of, update_on_store
-from paceline.gluon._updates import LocalUpdates, StoreUpdates
+from paceline.gluon import gradients
 from paceline.gluon.buffers import SharedBuffers
+from paceline.gluon.choosing import choose_updates
 from paceline.gluon.clip import GradientClip
+from paceline.gluon.optimizer_plan import OptimizerLike, OptimizerPlan
 from paceline.gluon.parameter import Parameter, ParameterDict
 from paceline.gluon.replicate import ReplicatedModule
+from paceline.gluon.store_choice import Traits, choose_store, servers_norm, share_of, update_on_store
+from paceline.gluon.updates import Updates
 from paceline.kvstore.agreement import agree_on_store, option_facts, tensor_facts
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
@@ -88,7 +89,7 @@ class Trainer:
         self._store, self._prefix = share_of(store, clip_norm)
         if compression_params:
             self._set_compression(compression_params)
-        self._updates: StoreUpdates | LocalUpdates | None = None
+        self._updates: Updates | None = None
         self._buffers: SharedBuffers | None = None
         self._steps = 0
         # Before the first forward pass: its gradients must be those of the values that all workers start from.
@@ -115,7 +116,7 @@ class Trainer:
     @property
     def update_on_kvstore(self) -> bool:
         """Whether the store runs the optimizer."""
-        return isinstance(self._started(), StoreUpdates)
+        return self._started().on_store
 
     def set_learning_rate(self, lr: float) -> None:
         """Set the learning rate from the next step on, wherever the optimizer runs."""
@@ -157,7 +158,7 @@ class Trainer:
         Raises:
             ValueError: the store runs the optimizer; use ``update_on_kvstore=False``.
         """
-        updates = self._local("allreduce_grads")
+        updates = self._started().by_hand("allreduce_grads")
         self._publish()
         updates.allreduce(self._trained())
 
@@ -168,7 +169,7 @@ class Trainer:
             StaleGradientError: as in :meth:`step`.
             ValueError: as in :meth:`step`, or the store runs the optimizer.
         """
-        updates = self._local("update")
+        updates = self._started().by_hand("update")
         self._check_step(batch_size, ignore_stale_grad)
         updates.update(self._trained(), self._scale(batch_size), self._steps)
         self._steps += 1
@@ -262,17 +263,17 @@ class Trainer:
         scaler.update()
 
     def _set_compression(self, params: Compression) -> None:
-        setter = getattr(self._store, "set_gradient_compression", None)
-        if setter is None:
-            raise ValueError(f"a {self._store.type if self._store else None} store cannot compress gradients")
-        setter(params)
+        assert self._store is not None, "compression was refused without a store"
+        try:
+            self._store.set_gradient_compression(params)
+        except NotImplementedError as error:
+            raise ValueError(f"a {self._store.type} store cannot compress gradients") from error
 
-    def _started(self) -> StoreUpdates | LocalUpdates:
+    def _started(self) -> Updates:
         """Set everything up, which needs shapes."""
         if self._updates is None:
-            place = self._plan, self._store, self._contexts, self._clip
             on_store = update_on_store(self._wanted, self._store, self._traits())
-            self._updates = StoreUpdates(*place) if on_store else LocalUpdates(*place, self._prefix)
+            self._updates = choose_updates(on_store, self._plan, self._store, self._contexts, self._clip, self._prefix)
             if self._store is not None:
                 agree_on_store(self._store, "the trainer", self._facts(on_store))
             self._updates.start(self._all, self._trained())
@@ -312,15 +313,6 @@ class Trainer:
     def _on_set(self, parameter: Parameter, data: torch.Tensor) -> None:
         key = next(key for key, one in self._all.items() if one is parameter)
         self._started().assign(key, data)
-
-    def _local(self, verb: str) -> LocalUpdates:
-        updates = self._started()
-        if isinstance(updates, StoreUpdates):
-            raise ValueError(
-                f"{verb} is impossible: the {self._store.type if self._store else ''} store runs the optimizer, so "
-                "call step; or make the Trainer with update_on_kvstore=False"
-            )
-        return updates
 
 
 class _ForScaler:

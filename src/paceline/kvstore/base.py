@@ -84,6 +84,31 @@ class KVStoreBase:
         """Read what ``save_optimizer_states`` wrote, with any number of servers."""
         raise self._lacks("load_optimizer_states")
 
+    def set_gradient_compression(self, compression_params: Compression) -> None:
+        """Compress pushes: ``{"type": "2bit", "threshold": 0.5}``. Before the first push.
+
+        Distributed stores also compress pulls: ``{"type": "int8", "leg": "pull"}``, or ``both``.
+        """
+        raise self._lacks("set_gradient_compression")
+
+    @property
+    def keeps_residuals(self) -> bool:
+        """Whether the codec of pushes adds what it did not send to the next push."""
+        return False
+
+    def codec_states(self) -> dict[Key, dict[str, torch.Tensor]]:
+        """Return the state of this worker's codec of pushes, by key: residuals, and what else the codec keeps."""
+        return {}
+
+    def set_codec_states(self, states: Mapping[Key, Mapping[str, torch.Tensor]]) -> None:
+        """Set what :meth:`codec_states` returned; keys that are not in it start afresh.
+
+        Raises:
+            ValueError: states of another codec or model.
+        """
+        if states:
+            raise ValueError(f"a {self.type} store keeps no residuals")
+
     def is_capable(self, capability: str) -> bool:
         """Tell whether the store has a capability; the only one is ``optimizer`` (it can run the optimizer).
 
@@ -158,13 +183,6 @@ class KVStore(KVStoreBase):
         """
         raise self._lacks("set_updater")
 
-    def set_gradient_compression(self, compression_params: Compression) -> None:
-        """Compress pushes: ``{"type": "2bit", "threshold": 0.5}``. Before the first push.
-
-        Distributed stores also compress pulls: ``{"type": "int8", "leg": "pull"}``, or ``both``.
-        """
-        raise self._lacks("set_gradient_compression")
-
     def set_options(self, groups: Sequence[Options] = (), keys: Mapping[Key, KeyOptions] | None = None) -> None:
         """Change options of the optimizer, such as learning rates, from the next push on; its state stays.
 
@@ -229,24 +247,6 @@ class KVStore(KVStoreBase):
             mean: merge to the mean over samples instead of the sum; None: as this store does.
         """
         raise self._lacks("for_optimizer")
-
-    @property
-    def keeps_residuals(self) -> bool:
-        """Whether the codec of pushes adds what it did not send to the next push."""
-        return False
-
-    def codec_states(self) -> dict[Key, dict[str, torch.Tensor]]:
-        """Return what this worker's codec remembers of its pushes, by key: residuals, and what it needs besides."""
-        return {}
-
-    def set_codec_states(self, states: Mapping[Key, Mapping[str, torch.Tensor]]) -> None:
-        """Set what :meth:`codec_states` returned; keys that are not in it start afresh.
-
-        Raises:
-            ValueError: states of another codec or model.
-        """
-        if states:
-            raise ValueError(f"a {self.type} store keeps no residuals")
 
     def row_sparse_pull(self, key: Keys, out: Values, priority: int = 0, row_ids: Values | None = None) -> None:
         """Pull only the rows ``row_ids`` of row-sparse keys."""

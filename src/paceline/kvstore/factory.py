@@ -75,7 +75,7 @@ def _create_local(kind: str, options: dict[str, Any]) -> KVStoreBase:
 
 def _create_dist(store_type: str, alias: str, options: dict[str, Any]) -> KVStoreBase:
     from paceline.kvstore.dist import DistStore
-    from paceline.kvstore.dist_policy import OPTIONS, resolve_policy
+    from paceline.kvstore.dist.policy import OPTIONS, resolve_policy
     from paceline.worker.session import current_session
 
     known = OPTIONS[store_type]
@@ -85,4 +85,4 @@ def _create_dist(store_type: str, alias: str, options: dict[str, Any]) -> KVStor
     session = current_session()
     policy = resolve_policy(store_type, session, options)
     namespace = options.get("namespace") or f"kv{next(_numbers)}"
-    return DistStore(store_type, alias, session, policy, namespace, bool(options.get("mean")))
+    return DistStore(alias, session, policy, namespace, bool(options.get("mean")))

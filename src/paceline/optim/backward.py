@@ -1,4 +1,15 @@
-"""Watching backward passes: which gradient is complete, and when the whole pass is over."""
+"""Watching backward passes: which gradient is complete, and when the outermost pass ends.
+
+| event of autograd                              | a pass inside another one? | callback                             |
+|------------------------------------------------|----------------------------|--------------------------------------|
+| a gradient arrives at a parameter              | any                        | ``starting(param)``                  |
+| a gradient was added to ``param.grad``         | any                        | ``arrived(param)``                   |
+| first of these in a pass                       | any                        | none; the end of the pass is queued  |
+| end of a pass                                  | yes                        | none; the outer pass's end is queued |
+| end of a pass                                  | no                         | ``ended()``                          |
+
+Autograd has one thread per device, so ``arrived`` runs under a lock. One optimizer at a time watches a parameter.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +24,8 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-#: Who watches a parameter: one at a time, so that wrapping a model again does not leave the first optimizer pushing.
-#: The parameter's hooks keep the watch; neither is kept from here.
+#: The watch of a parameter: one at a time, so that the first optimizer stops pushing when a model is wrapped again. The
+#: parameter's hooks keep the watch; this table keeps neither.
 _watches: MutableMapping[torch.nn.Parameter, weakref.ref[BackwardWatch]] = WeakIdKeyDictionary()
 
 engine = torch.autograd.Variable._execution_engine
@@ -45,7 +56,7 @@ class BackwardWatch:
         self._handles: dict[torch.nn.Parameter, list[Any]] = {}
 
     def watch(self, params: Iterable[torch.nn.Parameter]) -> None:
-        """Watch parameters, those that need no gradient yet included; who watched them before does so no more."""
+        """Watch parameters, those that need no gradient yet included; a former watch of them ends."""
         for param in params:
             former = _watch_of(param)
             if former is not None:
@@ -60,7 +71,7 @@ class BackwardWatch:
             param.requires_grad_(needed)
 
     def unwatch(self, params: Iterable[torch.nn.Parameter]) -> None:
-        """Watch these parameters no more."""
+        """Stop watching these parameters."""
         for param in params:
             for handle in self._handles.pop(param, ()):
                 handle.remove()
@@ -68,7 +79,7 @@ class BackwardWatch:
                 del _watches[param]
 
     def close(self) -> None:
-        """Watch nothing any more."""
+        """Stop watching."""
         self.unwatch(list(self._handles))
 
     def _on_gradient(self, param: torch.nn.Parameter) -> None:
@@ -81,7 +92,7 @@ class BackwardWatch:
         self._starting(param)
 
     def _queue(self, *_: Any) -> None:
-        """Have :meth:`_on_end` called at the end of the pass that runs now."""
+        """Queue :meth:`_on_end` for the end of the running pass."""
         task = torch._C._current_graph_task_id()
         if task not in self._queued:
             self._queued.add(task)

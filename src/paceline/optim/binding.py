@@ -16,7 +16,7 @@ import torch
 
 from paceline.errors import PacelineError
 from paceline.optim.device import SideStream, side_streams
-from paceline.worker.block import Stretch, WorkerBlock
+from paceline.worker.block import BucketRange, WorkerBlock
 
 
 @dataclass(eq=False)
@@ -27,7 +27,7 @@ class Bound:
     param: torch.nn.Parameter
     block: WorkerBlock
     index: int
-    stretches: tuple[Stretch, ...]
+    ranges: tuple[BucketRange, ...]
     """Where the parameter lies in buckets."""
     value: torch.Tensor
     grad: torch.Tensor
@@ -149,8 +149,8 @@ def bind(names: Sequence[str], params: Sequence[torch.nn.Parameter], blocks: Seq
     for name, param in zip(names, params, strict=True):
         block = next(block for block in blocks if name in block.key_index)
         index = block.key_index[name]
-        stretches = tuple(block.stretches([index]))
-        one = Bound(name, param, block, index, stretches, block.value_of(index), block.grad_of(index))
+        ranges = tuple(block.ranges([index]))
+        one = Bound(name, param, block, index, ranges, block.value_of(index), block.grad_of(index))
         one.side = sides.get(param.device)
         bound.append(one)
     return bound

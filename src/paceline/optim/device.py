@@ -1,4 +1,4 @@
-"""Gradients and weights of parameters on accelerators: copied beside the computation, and pushed when they are here."""
+"""Gradients and weights of parameters on accelerators: copied beside the computation, then pushed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 
 from paceline.errors import DeadlineError
 
-#: How often to look whether a copy has ended: a copy of a megabyte takes about as long.
-LOOK_S = 0.0002
+#: Interval of checks whether a copy has ended: a copy of a megabyte takes about as long.
+COPY_CHECK_INTERVAL_S = 0.0002
 
 
 class SideStream:
@@ -31,7 +31,7 @@ class SideStream:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def fetch(self, grad: torch.Tensor, into: torch.Tensor) -> torch.cuda.Event:
-        """Copy a gradient to host memory, after what computes it; returns what tells when it is there."""
+        """Copy a gradient to host memory, after what computes it; returns an event at its end."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             into.copy_(grad, non_blocking=True)
@@ -41,7 +41,7 @@ class SideStream:
         return event
 
     def bring(self, value: torch.Tensor, param: torch.Tensor) -> None:
-        """Copy weights from host memory: after what still reads the old ones, and before what is computed next."""
+        """Copy weights from host memory: after all work that reads the old ones, before all later work."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -63,7 +63,7 @@ class _Job:
 
 
 class Pusher:
-    """Pushes in the order asked for, each when its gradients have come to host memory; backward does not wait.
+    """Pushes in the given order, each when its gradients are in host memory; backward does not wait.
 
     Args:
         timeout_s: how long a copy may take.
@@ -78,11 +78,11 @@ class Pusher:
         self._thread: threading.Thread | None = None
 
     def after(self, ready: Callable[[], bool], push: Callable[[], None], what: str) -> None:
-        """Call ``push`` on a thread of its own when ``ready`` says so.
+        """Call ``push`` on a thread of its own once ``ready`` returns True.
 
         Args:
-            ready: asked again and again.
-            push: what to do then.
+            ready: called until it returns True.
+            push: called then.
             what: for errors: ``the gradients of bucket 3``.
         """
         with self._idle:
@@ -93,7 +93,7 @@ class Pusher:
             self._thread.start()
 
     def drain(self) -> None:
-        """Wait until everything asked for is pushed.
+        """Wait until all pushes are done.
 
         Raises:
             DeadlineError: a copy did not end in time.
@@ -113,7 +113,7 @@ class Pusher:
                 if self._error is None:
                     self._wait(job)
                     job.push()
-            except BaseException as error:  # noqa: BLE001 - raised where somebody waits for it
+            except BaseException as error:  # noqa: BLE001 - thread border: drain() raises it in the waiting thread
                 self._error = error
             with self._idle:
                 self._open -= 1
@@ -124,4 +124,4 @@ class Pusher:
         while not job.ready():
             if time.monotonic() > deadline:
                 raise DeadlineError(f"{job.what} did not leave their device within {self._timeout_s:g} s")
-            time.sleep(LOOK_S)
+            time.sleep(COPY_CHECK_INTERVAL_S)

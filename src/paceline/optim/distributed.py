@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
-import logging
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Literal, overload
@@ -12,23 +10,14 @@ from typing import Any, Literal, overload
 import torch
 
 from paceline import compression as codecs
-from paceline.errors import PacelineError
 from paceline.kvstore import create
-from paceline.kvstore.agreement import agree_on_store, optimizer_facts, option_facts, tensor_facts
-from paceline.kvstore.base import KVStore, KVStoreBase
-from paceline.kvstore.dist import DistStore
-from paceline.optim.buffers import Buffers
+from paceline.kvstore.base import KVStoreBase
 from paceline.optim.choices import Choices, OnNan, Update
-from paceline.optim.local_update import LocalUpdate, StoreUpdate
+from paceline.optim.choosing import choose_strategy
 from paceline.optim.names import name_parameters
 from paceline.optim.samples import Samples
-from paceline.optim.server_update import ServerUpdate, spec_of
-from paceline.optim.watch import ModelWatch, refuse_renormalising
-from paceline.optim.worker_update import WorkerUpdate
-from paceline.transport.allocator import give_back_freed_memory
-from paceline.worker.states import States
-
-logger = logging.getLogger(__name__)
+from paceline.optim.strategy import Setup
+from paceline.optim.watch import ModelWatch
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -105,75 +94,21 @@ class DistributedOptimizer(torch.optim.Optimizer):
         choices = Choices(
             reduction, backward_passes_per_step, overlap, lazy, clip_grad_norm, clip_grad_value, on_nan
         )  # fmt: skip
-        by_leg = codecs.by_leg(compression)
+        codecs.by_leg(compression)  # refuses wrong settings before anything is changed
         self.inner = optimizer
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.state = optimizer.state
         self._named_model, self._samples = model, Samples(samples, batch_dim)
         named = model.named_parameters() if model is not None and named_parameters is None else named_parameters
         self._names = name_parameters(self.param_groups, named)
-        self._buffers: Buffers | None = None
-        self.kvstore = _store(kvstore, choices, update, staleness=staleness, weighting=weighting, age=age)
-        self._update: LocalUpdate | ServerUpdate
-        if isinstance(self.kvstore, DistStore):
-            self._update = self._distributed(self.kvstore, update, choices, compression or ())
-        else:
-            self._update = self._in_process(self.kvstore, update, choices, compression if by_leg else None)
-        self._step_supports_amp_scaling = self._update.scales_by_itself
+        store = _store(kvstore, staleness=staleness, weighting=weighting, age=age)
+        setup = Setup(optimizer, self._names, choices, model, self._samples, compression)
+        self._strategy = choose_strategy(setup, store, update)
+        self.kvstore = self._strategy.store
+        self._step_supports_amp_scaling = self._strategy.scales_by_itself
         if model is not None:
-            self._watch = ModelWatch(model, self._samples, self._buffers, self.synchronize, lazy)
-        if isinstance(self.kvstore, DistStore):
-            self.kvstore.barrier()
-            give_back_freed_memory()
-
-    # ---- setting up ------------------------------------------------------------------------------------------------
-
-    def _distributed(
-        self, store: DistStore, update: Update | None, choices: Choices, compression: codecs.Compression
-    ) -> WorkerUpdate | ServerUpdate:
-        who = self._who_steps(store, update)
-        self._agree(store, who, choices, compression)
-        store.set_gradient_compression(compression)
-        model = self._named_model
-        if model is not None and store.num_workers > 1:
-            refuse_renormalising(model)
-        if model is not None:
-            self._buffers = Buffers(store, model, [param for _, param, _ in self._names])
-        if who == "worker":
-            return WorkerUpdate(self.inner, self._names, choices, store, model, self._samples, self._publish)
-        spec = spec_of(self.inner, self._names)
-        return ServerUpdate(self.inner, self._names, choices, store, spec, model, self._samples, self._publish)
-
-    def _agree(self, store: DistStore, who: Update, choices: Choices, compression: codecs.Compression) -> None:
-        """Compare the model and all options with the other workers, before anything is sent."""
-        legs = sorted((leg, sorted(codec.params().items())) for leg, codec in codecs.by_leg(compression).items())
-        options = dataclasses.asdict(choices) | {"update": who, "compression": str(legs)}
-        facts = [*optimizer_facts(self.inner, self._names), *option_facts("DistributedOptimizer", options)]
-        if self._named_model is not None:
-            facts += tensor_facts(self._named_model.named_buffers(), "buffer")
-        agree_on_store(store, "the optimizer", facts)
-
-    def _who_steps(self, store: DistStore, update: Update | None) -> Update:
-        if update not in (None, "worker", "server"):
-            raise ValueError(f"update is 'worker' or 'server', not {update!r}")
-        if update == "worker" and store.policy.merge != "all":
-            raise ValueError(f"{store.type} has no merged gradients; update='worker' needs dist_sync")
-        return update or ("worker" if store.policy.merge == "all" else "server")
-
-    def _in_process(
-        self, store: KVStoreBase, update: Update | None, choices: Choices, compression: codecs.Compression | None
-    ) -> LocalUpdate:
-        if update == "server":
-            raise ValueError(f"a {store.type} store has no servers; update='server' needs a distributed one")
-        if compression is not None:
-            store.set_gradient_compression(compression)  # type: ignore[attr-defined]
-        if compression is None and store.num_workers == 1:
-            return LocalUpdate(self.inner, self._names, choices)
-        return StoreUpdate(self.inner, self._names, choices, store)
-
-    def _publish(self) -> None:
-        if self._buffers is not None:
-            self._buffers.publish()
+            buffers, synchronize = self._strategy.buffers, self._strategy.synchronize
+            self._strategy.model_watch = ModelWatch(model, self._samples, buffers, synchronize, lazy)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters. After wrapping: every worker does, and the worker must step.
@@ -181,11 +116,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             PacelineError: the servers step.
         """
-        if "_update" not in self.__dict__:
+        if "_strategy" not in self.__dict__:
             super().add_param_group(param_group)
             return
-        if isinstance(self._update, ServerUpdate):
-            self._update.add([])
+        self._strategy.check_extendable()
         self.inner.add_param_group(param_group)
         if self.inner.param_groups is not self.param_groups:
             self.param_groups.append(self.inner.param_groups[-1])
@@ -193,7 +127,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         known = {name for name, _, _ in self._names}
         added = [one for one in name_parameters(self.param_groups, names) if one[0] not in known]
         self._names += added
-        self._update.add(added)
+        self._strategy.add(added)
 
     # ---- a step ----------------------------------------------------------------------------------------------------
 
@@ -209,7 +143,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     @property
     def skipped_steps(self) -> int:
         """Steps that were left out because gradients were not finite."""
-        return self._update.skipped_steps
+        return self._strategy.skipped_steps
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -230,14 +164,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
             PacelineError: with ``update="server"``, a gradient, an option or a weight has changed where the servers do
                 not see it.
         """
-        if isinstance(self._update, ServerUpdate):
-            scale, inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-            return self._update.step(closure, scale, inf)  # type: ignore[no-any-return]
-        return self._update.step(closure)  # type: ignore[no-any-return]
+        scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        return self._strategy.step(closure, scale, found_inf)  # type: ignore[no-any-return]
 
     def synchronize(self) -> None:
         """Wait until the weights of the last step are here; only with ``lazy`` they may not be."""
-        self._update.synchronize()
+        self._strategy.synchronize()
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Return a context in which backward passes only add gradients up, as DistributedDataParallel's.
@@ -245,20 +177,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             PacelineError: the servers step; there is ``backward_passes_per_step``.
         """
-        if isinstance(self._update, ServerUpdate):
-            raise PacelineError("no_sync needs update='worker'; with the servers stepping set backward_passes_per_step")
-        return self._update.no_sync()
+        return self._strategy.no_sync()
 
     def broadcast_weights(self) -> None:
         """Make rank 0's weights and buffers everybody's, on the servers too. Every worker calls it."""
-        self._publish()
-        self._update.broadcast_weights()
+        if self._strategy.buffers is not None:
+            self._strategy.buffers.publish()
+        self._strategy.broadcast_weights()
         self.sync_buffers()
 
     def sync_buffers(self) -> None:
         """Take rank 0's buffers as of its last step. Evaluation, ``state_dict`` and copies of ``model`` do so too."""
-        if self._buffers is not None:
-            self._buffers.take()
+        if self._strategy.buffers is not None:
+            self._strategy.buffers.take()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients."""
@@ -266,7 +197,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def close(self) -> None:
         """Take no part in backward passes any more. Another DistributedOptimizer of the same parameters does this."""
-        self._update.close()
+        self._strategy.close()
 
     # ---- state -----------------------------------------------------------------------------------------------------
 
@@ -277,14 +208,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         servers have not told it yet. To go on bit for bit every worker saves its own.
         """
         self.synchronize()
-        unsent = self._update.fetch_states() if isinstance(self._update, ServerUpdate) else {}
-        return super().state_dict() | self._codec_states(unsent)
-
-    def _codec_states(self, unsent: States) -> dict[str, Any]:
-        store = self.kvstore
-        if not isinstance(store, KVStore) or not (store.keeps_residuals or unsent):
-            return {}
-        return {"codec_states": {"rank": store.rank, "pushes": store.codec_states(), "unsent": unsent}}
+        saved_besides = self._strategy.fetch_states()  # before the user's optimizer is read
+        return super().state_dict() | saved_besides
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state; with a distributed store every worker calls it, and where servers step rank 0's counts.
@@ -294,12 +219,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.synchronize()
         super().load_state_dict(state_dict)
         self.inner.param_groups, self.inner.state = self.param_groups, self.state
-        codec_states = state_dict.get("codec_states", {})
-        if isinstance(self.kvstore, KVStore) and self.kvstore.keeps_residuals:
-            mine = codec_states.get("rank") == self.kvstore.rank
-            self.kvstore.set_codec_states(codec_states["pushes"] if mine else {})
-        if isinstance(self._update, ServerUpdate):
-            self._update.give_states(codec_states.get("unsent", {}))
+        self._strategy.give_states(state_dict)
 
     def __getattr__(self, name: str) -> Any:
         """Return what the wrapped optimizer has besides."""
@@ -323,15 +243,11 @@ def _the_same(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return optimizer
 
 
-def _store(kvstore: str | KVStoreBase, choices: Choices, update: Update | None, **options: Any) -> KVStoreBase:
-    """Return the store for the parameters."""
+def _store(kvstore: str | KVStoreBase, **options: Any) -> KVStoreBase:
+    """Return the store as given, or one of a type."""
     given = {name: value for name, value in options.items() if value is not None}
     if isinstance(kvstore, str):
-        kvstore = create(kvstore, **given)
-    elif given:
+        return create(kvstore, **given)
+    if given:
         raise ValueError(f"{', '.join(given)} belong to the store; give them to kvstore.create")
-    if not isinstance(kvstore, DistStore):
-        return kvstore
-    on_servers = update == "server" or kvstore.policy.merge == "groups"
-    clip = choices.clip_norm if on_servers and kvstore.policy.merges_rounds else None
-    return kvstore.for_optimizer(choices.reduction == "mean", clip or 0.0)
+    return kvstore

@@ -1,9 +1,14 @@
-"""One round after the other: each bucket leaves when its last gradient has appeared, and comes back once.
+"""Rounds of an optimizer's buckets: each is pushed once per round, when its last gradient is complete.
 
-    a bucket:   filling ──last gradient is there, or push_rest()──► in flight ──answered, settle()──► filling
+| state of a bucket | event                                            | action                   | next      |
+|-------------------|--------------------------------------------------|--------------------------|-----------|
+| filling           | ``fill``: a gradient, not the last one           | copy it into the arena   | filling   |
+| filling           | ``fill``: the last gradient; or ``push_rest()``  | copy it, push the bucket | in flight |
+| in flight         | ``fill``                                         | ``PacelineError``        | in flight |
+| in flight         | answered, and ``settle()``                       | end the round            | filling   |
 
-Gradients are copied into the arena when they are complete, so that they leave while backward still runs. ``settle``
-ends a round: after it no server reads or writes the arena.
+Gradients are copied into the arena when they are complete, so pushes leave while backward still runs. No server reads
+or writes the arena between ``settle`` and the next push.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from paceline.kvstore.dist import DistStore
 from paceline.optim.binding import Bound, take_all
 from paceline.optim.device import Pusher
 from paceline.peer.call import Call
-from paceline.worker.block import Stretch, WorkerBlock
+from paceline.worker.block import BucketRange, WorkerBlock
 
 BucketKey = tuple[int, int]
 """Number of the block, and index of the bucket in it."""
@@ -54,7 +59,7 @@ class Exchange:
         self._new_round()
 
     def _new_round(self) -> None:
-        self._tickets: dict[BucketKey, Call | None] = {}
+        self._calls: dict[BucketKey, Call | None] = {}
         """The pushes of this round, by bucket; None while gradients are on their way from a device."""
         self._copies: dict[BucketKey, list[torch.cuda.Event]] = {}
         self._filled: set[Bound] = set()
@@ -62,12 +67,12 @@ class Exchange:
         self._deferred = False
 
     def add(self, bound: Sequence[Bound]) -> None:
-        """Take more parameters; between rounds."""
+        """Add parameters; between rounds."""
         self.bound += bound
         for one in bound:
             self._blocks[one.block.spec.block] = one.block
-            for stretch in one.stretches:
-                self._members.setdefault((one.block.spec.block, stretch.bucket), []).append(one)
+            for part in one.ranges:
+                self._members.setdefault((one.block.spec.block, part.bucket), []).append(one)
         self._new_round()
 
     @property
@@ -78,7 +83,7 @@ class Exchange:
     @property
     def started(self) -> bool:
         """Whether a bucket of this round has left."""
-        return bool(self._tickets)
+        return bool(self._calls)
 
     def fill(self, one: Bound) -> None:
         """Copy a complete gradient into the arena, and push what is complete with it.
@@ -86,8 +91,8 @@ class Exchange:
         Raises:
             PacelineError: its bucket has left already.
         """
-        keys = [(one.block.spec.block, stretch.bucket) for stretch in one.stretches]
-        if any(key in self._tickets for key in keys):
+        keys = [(one.block.spec.block, part.bucket) for part in one.ranges]
+        if any(key in self._calls for key in keys):
             raise PacelineError(
                 f"worker {self._store.rank}: parameter {one.name!r} got another gradient after its push. {self._again}"
             )
@@ -103,23 +108,23 @@ class Exchange:
         copy = one.put_grad()
         self._filled.add(one)
         if copy is not None:
-            for stretch in one.stretches:
-                self._copies.setdefault((one.block.spec.block, stretch.bucket), []).append(copy)
+            for part in one.ranges:
+                self._copies.setdefault((one.block.spec.block, part.bucket), []).append(copy)
 
     def push_rest(self) -> None:
         """Push what has not left yet, last layer first, with the gradients that are there now."""
         for key in reversed(self._members):
-            if key not in self._tickets:
+            if key not in self._calls:
                 for one in self._members[key]:
                     if one not in self._filled:
                         self._put(one)
                 self._push(key)
 
     def _push(self, key: BucketKey) -> None:
-        if not self._tickets:
+        if not self._calls:
             self._before_round()
         copies = self._copies.get(key, [])
-        self._tickets[key] = None
+        self._calls[key] = None
         self._deferred = self._deferred or bool(copies)
         if not self._deferred:
             self._send(key)
@@ -131,27 +136,23 @@ class Exchange:
         block, bucket = self._blocks[key[0]], key[1]
         skip = self._before_push(self._members[key])
         absent = [
-            (block, stretch)
-            for one in self._members[key]
-            if one.absent
-            for stretch in one.stretches
-            if stretch.bucket == bucket
+            (block, part) for one in self._members[key] if one.absent for part in one.ranges if part.bucket == bucket
         ]
-        whole = Stretch(bucket, 0, block.layout.buckets[bucket].length)
-        self._tickets[key] = self._store.traffic.push_stretches(
-            block.ways[bucket], [(block, whole)], want=True, absent=absent, skip=skip
+        whole = BucketRange(bucket, 0, block.layout.buckets[bucket].length)
+        self._calls[key] = self._store.traffic.push_ranges(
+            block.routes[bucket], [(block, whole)], want=True, absent=absent, skip=skip
         )
 
     def settle(self) -> None:
         """Wait for all answers of this round, and end it: the arena holds the new values."""
         self._pusher.drain()
         try:
-            self._store.session.wait([ticket for ticket in self._tickets.values() if ticket is not None])
+            self._store.session.wait([call for call in self._calls.values() if call is not None])
         finally:
             self._new_round()
 
     def broadcast_weights(self) -> None:
-        """Make rank 0's weights everybody's, by way of the stored values; between rounds. Every worker calls it."""
+        """Make rank 0's weights those of all workers and servers; between rounds. Every worker calls it."""
         names = [one.name for one in self.bound]
         self._store.barrier()  # until all have read what the last round has brought to the same place
         if self._store.rank == 0:

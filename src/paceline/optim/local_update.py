@@ -1,8 +1,8 @@
-"""The optimizer runs in this process: on its own gradients, or on those that a store has merged."""
+"""Strategies in which the optimizer runs in this process: on its own gradients, or on merged ones of a store."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,32 +11,37 @@ import torch
 from paceline.errors import NonFiniteError, PacelineError
 from paceline.kvstore.base import KVStoreBase
 from paceline.optim.backward import BackwardWatch
-from paceline.optim.choices import Choices
+from paceline.optim.buffers import Buffers
+from paceline.optim.codec_states import codec_entry, set_residuals
 from paceline.optim.finite import WAY_OUT, is_finite, listed, sums_up
-
-Named = Sequence[tuple[str, torch.nn.Parameter, int]]
-"""Name, parameter and param group of each parameter."""
-Closure = Callable[[], Any]
+from paceline.optim.strategy import Closure, Named, Setup
+from paceline.optim.watch import ModelWatch
 
 
 class LocalUpdate:
-    """Nothing to merge: one process steps by itself. Base of the updates in which the worker steps.
+    """Steps on this process's own gradients. Base of the strategies in which the worker steps.
 
     Args:
-        inner: the user's optimizer.
-        named: its parameters.
-        choices: of the user.
+        setup: what the strategy is made of.
+        store: of the parameters; nothing is pushed to it.
     """
 
     scales_by_itself = False
-    """Whether ``step`` does the unscaling of a GradScaler; else the scaler does it as with any optimizer."""
 
-    def __init__(self, inner: torch.optim.Optimizer, named: Named, choices: Choices) -> None:
-        self.inner, self.named, self.choices = inner, list(named), choices
+    def __init__(self, setup: Setup, store: KVStoreBase) -> None:
+        self.inner, self.named, self.choices = setup.inner, list(setup.named), setup.choices
+        self.store = store
+        self.buffers: Buffers | None = None
+        self.model_watch: ModelWatch | None = None
         self.skipped_steps = 0
 
-    def step(self, closure: Closure | None) -> Any:
-        """Step on merged gradients. A closure's loss is merged too, so that all workers take the same decisions."""
+    def step(
+        self, closure: Closure | None, scale: torch.Tensor | None = None, found_inf: torch.Tensor | None = None
+    ) -> Any:
+        """Step on merged gradients. A closure's loss is merged too, so that all workers take the same decisions.
+
+        ``scale`` and ``found_inf`` are not used: a GradScaler unscales these gradients itself.
+        """
         if closure is not None:
             return self.inner.step(lambda: self._merged_closure(closure))
         if self._prepare():
@@ -52,7 +57,7 @@ class LocalUpdate:
 
     @torch.no_grad()
     def _prepare(self) -> bool:
-        """Make the gradients what the optimizer is to see; returns whether it is to step."""
+        """Merge, check and clip the gradients; returns whether the optimizer steps."""
         self.finish()
         bad = self._not_finite()
         if bad and self.choices.on_nan == "error":
@@ -68,7 +73,7 @@ class LocalUpdate:
         return True
 
     def finish(self) -> None:
-        """Merge what is not merged yet."""
+        """Merge gradients that are not merged yet."""
 
     def merge_loss(self, loss: Any) -> Any:
         """Return the loss over the samples of all workers."""
@@ -81,7 +86,7 @@ class LocalUpdate:
         return [name for name, param, _ in self.named if param.grad is not None and not is_finite(param.grad)]
 
     def suspicious(self) -> bool:
-        """Tell whether a merged gradient may not be finite; cheap, and never wrong when it says no."""
+        """Tell whether a merged gradient may be NaN or Inf; a cheap check, and False is certain."""
         return any(param.grad is not None and not sums_up(param.grad) for _, param, _ in self.named)
 
     def blame(self, names: Sequence[str]) -> NonFiniteError:
@@ -90,41 +95,51 @@ class LocalUpdate:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Only add gradients up, as with DDP."""
+        """Only accumulate gradients, as with DistributedDataParallel."""
         yield
 
     def synchronize(self) -> None:
-        """Wait until the weights of the last step are here; they are."""
+        """Do nothing: the weights of the last step are in place."""
 
     def broadcast_weights(self) -> None:
-        """Make rank 0's weights everybody's; there is nobody else."""
+        """Do nothing: no other worker has these weights."""
+
+    def check_extendable(self) -> None:
+        """Do nothing: param groups may be added any time."""
 
     def add(self, named: Named) -> None:
-        """Take the parameters of a param group that was added."""
+        """Add the parameters of new param groups."""
         self.named += named
 
+    def fetch_states(self) -> dict[str, Any]:
+        """Return the states of codecs; the user's optimizer has its own state."""
+        return codec_entry(self.store, {})
+
+    def give_states(self, saved: Mapping[str, Any]) -> None:
+        """Set the residuals of this worker's pushes."""
+        set_residuals(self.store, saved)
+
     def close(self) -> None:
-        """Take no part in backward passes any more."""
+        """Do nothing: no backward pass is watched."""
 
 
 class MergingUpdate(LocalUpdate):
     """Merges gradients at the end of each backward pass.
 
     Args:
-        inner: the user's optimizer.
-        named: its parameters.
-        choices: of the user.
+        setup: what the strategy is made of.
+        store: that merges.
     """
 
-    def __init__(self, inner: torch.optim.Optimizer, named: Named, choices: Choices) -> None:
-        super().__init__(inner, named, choices)
-        adds_up = choices.reduction == "sum"
+    def __init__(self, setup: Setup, store: KVStoreBase) -> None:
+        super().__init__(setup, store)
+        adds_up = self.choices.reduction == "sum"
         self._watch = BackwardWatch(self._on_gradient, self._on_end, self._refuse_merged if adds_up else None)
-        self._watch.watch(param for _, param, _ in named)
+        self._watch.watch(param for _, param, _ in self.named)
         self._passes = 0
         self._syncs = True
         self._is_merged = False
-        """There was a merge since the last step, and no gradient came after it."""
+        """Gradients were merged after the last step, and no gradient was computed after that."""
         self._sums: set[torch.nn.Parameter] = set()
         """Parameters whose gradients are sums over workers since the last merge."""
 
@@ -145,7 +160,7 @@ class MergingUpdate(LocalUpdate):
             self._merge()
 
     def finish(self) -> None:
-        """Merge what no backward pass has merged: gradients that were set by hand, or in :meth:`no_sync`."""
+        """Merge what no backward pass has merged: gradients set by hand, or accumulated in :meth:`no_sync`."""
         if not self._is_merged:
             self._merge()
         self._is_merged = False
@@ -160,34 +175,34 @@ class MergingUpdate(LocalUpdate):
             self._sums = {param for _, param, _ in self.named}
 
     def _refuse_merged(self, param: torch.nn.Parameter) -> None:
-        """Refuse to merge a sum again: each worker would add it. A mean of equal values is that value."""
+        """Refuse to merge a sum again: each worker would add it. (Means can be merged again: they are equal.)"""
         if param in self._sums and param.grad is not None and bool(param.grad.any()):
             name = next(name for name, one, _ in self.named if one is param)
             raise PacelineError(
-                f"the gradient of {name!r} is summed over the workers already, and would be once more: with "
+                f"the gradient of {name!r} is summed over the workers already, and would be summed again: with "
                 "reduction='sum' call zero_grad before the next backward, set backward_passes_per_step, or use no_sync"
             )
         self._sums.discard(param)
 
     def close(self) -> None:
-        """Take no part in backward passes any more."""
+        """Stop watching backward passes."""
         self._watch.close()
 
     def complete(self, param: torch.nn.Parameter) -> None:
-        """Take a gradient that is complete, while backward goes on."""
+        """Handle a gradient that is complete, while backward goes on."""
 
     def merge(self) -> None:
-        """Bring the merged gradients to the parameters."""
+        """Merge all gradients, and copy the merged ones to the parameters."""
         raise NotImplementedError
 
     def add(self, named: Named) -> None:
-        """Take the parameters of a param group that was added; every worker does."""
+        """Add the parameters of new param groups; every worker does."""
         super().add(named)
         self._watch.watch(param for _, param, _ in named)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Only add gradients up; the first backward pass after it, or ``step``, merges them."""
+        """Only accumulate gradients; the first backward pass after it, or ``step``, merges them."""
         before, self._syncs = self._syncs, False
         try:
             yield
@@ -199,34 +214,31 @@ class StoreUpdate(MergingUpdate):
     """Merges through a store of one process with a codec, or through a third party's store.
 
     Args:
-        inner: the user's optimizer.
-        named: its parameters.
-        choices: of the user.
+        setup: what the strategy is made of.
         store: that only broadcasts and reduces.
     """
 
-    def __init__(self, inner: torch.optim.Optimizer, named: Named, choices: Choices, store: KVStoreBase) -> None:
-        super().__init__(inner, named, choices)
-        self._store = store
-        self._broadcast(named)
+    def __init__(self, setup: Setup, store: KVStoreBase) -> None:
+        super().__init__(setup, store)
+        self._broadcast(setup.named)
 
     def _broadcast(self, named: Named) -> None:
         values = [param.data for _, param, _ in named]
-        self._store.broadcast([name for name, _, _ in named], values, values)
+        self.store.broadcast([name for name, _, _ in named], values, values)
 
     def merge(self) -> None:
         """Push gradients and pull their sum or mean; one that this worker lacks counts as zeros."""
-        alone = self._store.num_workers == 1
+        alone = self.store.num_workers == 1
         ready = [(name, param) for name, param, _ in self.named if param.grad is not None or not alone]
         for _, param in ready:
             if param.grad is None:
                 param.grad = torch.zeros_like(param)
         grads = [param.grad for _, param in ready if param.grad is not None]
-        self._store.pushpull([name for name, _ in ready], grads, grads)
+        self.store.pushpull([name for name, _ in ready], grads, grads)
         if self.choices.reduction == "mean":
-            torch._foreach_div_(grads, float(self._store.num_workers))
+            torch._foreach_div_(grads, float(self.store.num_workers))
 
     def add(self, named: Named) -> None:
-        """Take the parameters of a param group that was added."""
+        """Add the parameters of new param groups."""
         super().add(named)
         self._broadcast(named)

@@ -1,88 +1,87 @@
-"""The optimizer runs on the servers.
+"""Strategy of ``update="server"``: the optimizer runs on the servers.
 
     gradient complete ─► arena ─► bucket complete ─► push ─► merge, update ─► new weights ─► copied at ``step``
 
-With ``overlap`` gradients leave while backward still runs. Then nothing may change them until ``step``, and each
-backward has one ``step``: both are checked in every step, bit by bit. Without it what is in ``p.grad`` at ``step`` is
-pushed. Weights of the user stand still until ``step`` brings new ones.
+| option            | buckets are pushed                 | a loop may change ``p.grad``                            |
+|-------------------|------------------------------------|---------------------------------------------------------|
+| ``overlap=True``  | when complete, while backward runs | not between backward and ``step``; checked bit by bit   |
+| ``overlap=False`` | at ``step``                        | until ``step``                                          |
+
+With ``overlap`` every ``backward_passes_per_step`` backward passes have one ``step``. The user's weights do not change
+before ``step`` copies new ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
+from paceline.compression.state import UNSENT
 from paceline.errors import NonFiniteError, PacelineError
 from paceline.kvstore.dist import DistStore
 from paceline.optim.backward import BackwardWatch
 from paceline.optim.binding import Bound, bind, take_all
-from paceline.optim.choices import Choices
+from paceline.optim.buffers import Buffers
+from paceline.optim.codec_states import codec_entry, set_residuals, unsent_in
 from paceline.optim.exchange import Exchange
 from paceline.optim.finite import WAY_OUT, is_finite, sums_up
-from paceline.optim.local_update import Closure, Named
-from paceline.optim.samples import Samples
+from paceline.optim.round import Round
 from paceline.optim.sparse import SparseExchange, find_sparse
+from paceline.optim.strategy import Closure, Named, Setup
+from paceline.optim.watch import ModelWatch
 from paceline.updaters import KeyOptions, Options, UpdaterSpec, make_spec, option_groups
-from paceline.worker.states import UNSENT, States
+from paceline.worker.optimizer_states import States
 
 
 class ServerUpdate:
-    """Pushes gradients, and takes the weights that the servers make of them.
+    """Pushes gradients, and copies the weights that the servers make of them.
 
     Args:
-        inner: the user's optimizer: its options and its state at the start.
-        named: its parameters.
-        choices: of the user.
-        store: with this spec's optimizer on its servers.
-        spec: of the optimizer.
-        model: the network, if it is known.
-        samples: of this worker.
-        on_round: called before the first push of each round.
+        setup: what the strategy is made of.
+        store: of the parameters.
+        buffers: of the model, if workers share them.
+
+    Raises:
+        ValueError: servers cannot run this optimizer, or not with these options; the text names the ways out.
+        TypeError: an option of the optimizer is not plain data.
     """
 
+    #: All workers take part in each round, so the servers must know of a step that a GradScaler skips.
     scales_by_itself = True
-    """All workers take part in each round, so a step that GradScaler leaves out must be known to the servers."""
 
-    def __init__(
-        self,
-        inner: torch.optim.Optimizer,
-        named: Named,
-        choices: Choices,
-        store: DistStore,
-        spec: UpdaterSpec,
-        model: torch.nn.Module | None,
-        samples: Samples,
-        on_round: Callable[[], None],
-    ) -> None:
-        self.inner, self.named, self.choices = inner, list(named), choices
-        self._store, self._samples, self._on_round = store, samples, on_round
+    def __init__(self, setup: Setup, store: DistStore, buffers: Buffers | None) -> None:
+        self.inner, self.named, self.choices = setup.inner, list(setup.named), setup.choices
+        self.store, self.buffers, self._samples = store, buffers, setup.samples
+        self.model_watch: ModelWatch | None = None
+        spec = _spec_of(self.inner, self.named)
         self._merged = store.policy.merges_rounds
-        self._overlap = store.policy.merge == "all" if choices.overlap is None else choices.overlap
-        if choices.on_nan == "skip":
-            if choices.overlap:
+        self._overlap = store.policy.merge == "all" if self.choices.overlap is None else self.choices.overlap
+        if self.choices.on_nan == "skip":
+            if self.choices.overlap:
                 raise ValueError("on_nan='skip' needs overlap=False: a push that has left cannot be taken back")
             self._overlap = False
-        self._exchange = Exchange(store, self._before_round, self._before_push, self._again, self._check_weight)
+        self._round = Round(store, setup.samples, buffers, self._options)
+        self._exchange = Exchange(store, self._round.open, self._before_push, self._again, self._check_weight)
         self._arrived: dict[torch.nn.Parameter, int] = {}
-        self._sent_options: list[Options] = []
-        self._round = self.skipped_steps = 0
-        self._skip = self._pending = self._is_open = False
+        self.skipped_steps = 0
+        self._skip = self._pending = False
         try:
             store.set_spec(spec)
         except ValueError as error:
             raise ValueError(f"{error}{_OR_WORKER}") from error
-        sparse = find_sparse([(name, param) for name, param, _ in named], inner, model)
-        if sparse and store.policy.merge == "groups" and choices.clip_norm is not None:
+        sparse = find_sparse([(name, param) for name, param, _ in self.named], self.inner, setup.model)
+        if sparse and store.policy.merge == "groups" and self.choices.clip_norm is not None:
             raise ValueError(f"clip_grad_norm in groups is for dense gradients, and {sparse[0][0]!r} has sparse ones")
         self._sparse = SparseExchange(store, sparse, "server")
         self._bind()
         self._watch = BackwardWatch(self._on_gradient, lambda: None)
-        self._watch.watch(param for _, param, _ in named)
+        self._watch.watch(param for _, param, _ in self.named)
 
     def _bind(self) -> None:
-        store = self._store
+        store = self.store
         dense = [one for one in self.named if one[1] not in self._sparse]
         names, params = [name for name, _, _ in dense], [param for _, param, _ in dense]
         if dense:
@@ -107,16 +106,6 @@ class ServerUpdate:
             with torch.no_grad():
                 self._exchange.fill(self._by_param[param])
 
-    def _before_round(self) -> None:
-        if self._is_open:
-            return
-        self._is_open = True
-        self._round += 1
-        self._store.traffic.samples = self._samples.take()
-        self._sent_options = self._options()
-        self._store.set_options(self._sent_options)
-        self._on_round()
-
     @property
     def _again(self) -> str:
         return (
@@ -134,7 +123,7 @@ class ServerUpdate:
     def _check_weight(self, one: Bound) -> None:
         if one.weight_changed():
             raise PacelineError(
-                f"worker {self._store.rank}: parameter {one.name!r} was changed after the last step, where the "
+                f"worker {self.store.rank}: parameter {one.name!r} was changed after the last step, where the "
                 "servers do not see it; they hold the weights. After such a change call "
                 f"optimizer.broadcast_weights() on every worker{self._or_worker()}"
             )
@@ -157,49 +146,46 @@ class ServerUpdate:
                 raise self._nan_error(name)
 
     def _nan_error(self, name: str) -> NonFiniteError:
-        where = f"worker {self._store.rank}: the gradient of {name!r}"
-        return NonFiniteError(f"{where} is NaN or Inf in round {self._round}; {WAY_OUT}")
+        where = f"worker {self.store.rank}: the gradient of {name!r}"
+        return NonFiniteError(f"{where} is NaN or Inf in round {self._round.number}; {WAY_OUT}")
 
     def _or_worker(self) -> str:
-        return ", or use update='worker'" if self._store.policy.merge == "all" else ""
+        return ", or use update='worker'" if self.store.policy.merge == "all" else ""
 
     # ---- step ------------------------------------------------------------------------------------------------------
 
-    def step(self, closure: Closure | None, scale: torch.Tensor | None = None, inf: torch.Tensor | None = None) -> Any:
-        """Have the round's gradients applied.
-
-        Args:
-            closure: computes the loss; once.
-            scale: of a GradScaler, which gradients are divided by.
-            inf: whether it has found Inf; then the step is left out.
-        """
+    def step(
+        self, closure: Closure | None, scale: torch.Tensor | None = None, found_inf: torch.Tensor | None = None
+    ) -> Any:
+        """Have the servers apply the gradients of the round. See :class:`Strategy`; the closure is called once."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         with torch.no_grad():
             self.synchronize()
-            self._check_unchanged(scaled=scale is not None or inf is not None)
-            self._skip = self._must_skip(scale, inf)
+            self._check_unchanged(scaled=scale is not None or found_inf is not None)
+            self._skip = self._must_skip(scale, found_inf)
             self._clip_own()
             self._exchange.push_rest()
-            self._before_round()
+            self._round.open()
             self._refuse_sparse_nan()
             self._sparse.push(skip=self._skip)
-            self._arrived, self._is_open = {}, False
+            self._arrived = {}
+            self._round.close()
             if self._merged and self.choices.clip_norm is not None:
-                self._store.clip_round()
+                self.store.clip_round()
             self._pending = True
             if not self.choices.lazy:
                 self.synchronize()
         return loss
 
     def _check_unchanged(self, scaled: bool) -> None:
-        """Refuse what pushes that have left do not know."""
+        """Refuse changes after a push, which the servers would not see."""
         if not self._exchange.started:
             return
         ways_out = f"use overlap=False (what is there at step is pushed){self._or_worker()}"
-        rank = self._store.rank
+        rank = self.store.rank
         if scaled:
             raise PacelineError(
                 f"worker {rank}: gradients were pushed during backward, before GradScaler could unscale them; "
@@ -211,29 +197,29 @@ class ServerUpdate:
                 f"worker {rank}: the gradient of {changed.name!r} was changed after its push, between backward and "
                 f"step, which the servers do not see; {ways_out}. To clip, give clip_grad_norm= or clip_grad_value="
             )
-        if self._options() != self._sent_options:
+        if self._options() != self._round.options:
             raise PacelineError(
                 f"worker {rank}: options of the optimizer (a learning rate, for example) were changed between backward "
                 f"and step, but the gradients have left with the old ones; change them before backward, or {ways_out}"
             )
 
-    def _must_skip(self, scale: torch.Tensor | None, inf: torch.Tensor | None) -> bool:
+    def _must_skip(self, scale: torch.Tensor | None, found_inf: torch.Tensor | None) -> bool:
         grads = [param.grad for _, param, _ in self.named if param.grad is not None]
         for grad in grads if scale is not None else ():
             grad.div_(scale.to(grad.device))  # type: ignore[union-attr]
-        skip = inf is not None and bool(inf)
+        skip = found_inf is not None and bool(found_inf)
         if self.choices.on_nan == "skip":
             skip = skip or not all(map(is_finite, grads))
         self.skipped_steps += skip
         return skip
 
     def _clip_own(self) -> None:
-        """Clip what this worker pushes, where pushes are not merged."""
+        """Clip this worker's gradients, where pushes are not merged."""
         if not self._merged and self.choices.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_([param for _, param, _ in self.named], self.choices.clip_norm)
 
     def synchronize(self) -> None:
-        """Wait until the weights of the last step are here."""
+        """Wait until the weights of the last step have arrived, and copy them to the parameters."""
         if self._pending:
             self._pending = False
             with torch.no_grad():
@@ -244,20 +230,36 @@ class ServerUpdate:
     # ---- weights and state -----------------------------------------------------------------------------------------
 
     def broadcast_weights(self) -> None:
-        """Make rank 0's weights everybody's, on the servers too. Every worker calls it."""
+        """Make rank 0's weights those of all workers and servers. Every worker calls it."""
         self.synchronize()
         self._exchange.broadcast_weights()
         self._sparse.broadcast_weights()
 
-    def add(self, named: Named) -> None:
-        """Refuse a param group that comes later."""
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Refuse: the servers step.
+
+        Raises:
+            PacelineError: always; ``backward_passes_per_step`` does what is asked for.
+        """
+        raise PacelineError("no_sync needs update='worker'; with the servers stepping set backward_passes_per_step")
+
+    def check_extendable(self) -> None:
+        """Refuse new param groups.
+
+        Raises:
+            PacelineError: always: the servers know the param groups from the start.
+        """
         raise PacelineError(
             "the servers step, and they know the param groups from the start: add them to the optimizer before it is "
             f"given to DistributedOptimizer{self._or_worker()}"
         )
 
+    def add(self, named: Named) -> None:
+        """Refuse new param groups; see :meth:`check_extendable`."""
+        self.check_extendable()
+
     def close(self) -> None:
-        """Take no part in backward passes any more."""
+        """Stop watching backward passes, after the weights of the last step have arrived."""
         self.synchronize()
         self._watch.close()
 
@@ -272,25 +274,26 @@ class ServerUpdate:
             if self.inner.state.get(param)
         }
 
-    def fetch_states(self) -> States:
-        """Put the servers' state into the optimizer's; returns what codecs of pulls have not told yet, by key."""
-        states = self._store.optimizer_states()
+    def fetch_states(self) -> dict[str, Any]:
+        """Put the servers' state into the user's optimizer; returns the states of codecs."""
+        states = self.store.optimizer_states()
         unsent = {name: {UNSENT: state.pop(UNSENT)} for name, state in states.items() if UNSENT in state}
         for name, param, _ in self.named:
             for key, value in states.get(name, {}).items():
                 shaped = value.view_as(param) if value.dim() == 1 and value.numel() == param.numel() else value
                 self.inner.state[param][key] = shaped.to(param.device) if value.dim() else value
-        return unsent
+        return codec_entry(self.store, unsent)
 
-    def give_states(self, unsent: States) -> None:
-        """Give the servers the optimizer's state. Every worker calls it, and rank 0's counts."""
-        if self._store.rank == 0:
-            self._store.set_optimizer_states(self._own_states())
-            self._store.set_optimizer_states(unsent)
-        self._store.barrier()
+    def give_states(self, saved: Mapping[str, Any]) -> None:
+        """Give the servers the state of the user's optimizer. Every worker calls it, and rank 0's counts."""
+        set_residuals(self.store, saved)
+        if self.store.rank == 0:
+            self.store.set_optimizer_states(self._own_states())
+            self.store.set_optimizer_states(unsent_in(saved))
+        self.store.barrier()
 
 
-def spec_of(inner: torch.optim.Optimizer, named: Named) -> UpdaterSpec:
+def _spec_of(inner: torch.optim.Optimizer, named: Named) -> UpdaterSpec:
     """Describe an optimizer for the servers.
 
     Raises:

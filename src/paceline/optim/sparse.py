@@ -18,7 +18,7 @@ from paceline.kvstore.dist import DistStore
 from paceline.optim.finite import sums_up
 from paceline.updaters import KeyOptions, UpdaterSpec
 from paceline.worker.plan import Place
-from paceline.worker.row_traffic import Exchange
+from paceline.worker.rows import RowExchange
 
 Named = tuple[str, nn.Parameter]
 
@@ -72,8 +72,8 @@ class SparseExchange:
     def __init__(self, store: DistStore, named: Sequence[Named], update: Literal["worker", "server"]) -> None:
         self._store, self._in_worker = store, update == "worker"
         self._places: dict[nn.Parameter, tuple[str, Place]] = {}
-        self._under_way: dict[nn.Parameter, Exchange] = {}
-        self._last: dict[nn.Parameter, Exchange] = {}
+        self._under_way: dict[nn.Parameter, RowExchange] = {}
+        self._last: dict[nn.Parameter, RowExchange] = {}
         """The exchanges of the last round."""
         self._versions: dict[nn.Parameter, int] = {}
         """What counts in-place changes of weights, when they last came from the servers."""
@@ -137,19 +137,19 @@ class SparseExchange:
         """
         self.push()
         self._last, self._under_way = self._under_way, {}
-        self._store.session.wait([one.ticket for one in self._last.values()])
+        self._store.session.wait([one.call for one in self._last.values()])
         for param, one in self._last.items():
             if self._in_worker:
                 param.grad = None if one.rows is None else one.rows.to(param.device)
             else:
                 self._bring(one, param)
 
-    def _bring(self, one: Exchange, param: nn.Parameter) -> None:
+    def _bring(self, one: RowExchange, param: nn.Parameter) -> None:
         _put(one.rows, param)
         self._versions[param] = param._version
 
     def all_sum_up(self) -> bool:
-        """Tell whether what the last round brought is finite; never wrong when it says yes."""
+        """Tell whether the rows of the last round are finite; True is certain."""
         return all(one.rows is None or sums_up(one.rows) for one in self._last.values())
 
     def not_finite(self) -> list[str]:
@@ -158,16 +158,16 @@ class SparseExchange:
         return [name for name, rows in pushed.items() if rows is not None and not bool(rows.values().isfinite().all())]
 
     def refresh(self) -> None:
-        """Bring the rows that changed on the servers since the last answer; with ``worker`` there are none."""
+        """Pull the rows that changed on the servers since the last answer; with ``worker`` there are none."""
         if self._in_worker:
             return
         found = {param: self._store.rows.news(place) for param, (_, place) in self._places.items()}
-        self._store.session.wait([one.ticket for one in found.values()])
+        self._store.session.wait([one.call for one in found.values()])
         for param, one in found.items():
             self._bring(one, param)
 
     def broadcast_weights(self) -> None:
-        """Make rank 0's weights everybody's, on the servers too. Collective, between rounds."""
+        """Make rank 0's weights those of all workers and servers. Collective, between rounds."""
         named = [(name, param) for param, (name, _) in self._places.items()]
         if self._in_worker and named:
             _give_weights(self._store, named)
@@ -188,7 +188,7 @@ def _give_weights(store: DistStore, named: Sequence[Named]) -> None:
     for (_, param), place in zip(named, other.table.locate(names), strict=True):
         for rows in _parts(param):
             one = other.rows.exchange(place, _rows_of(param, rows) if other.rank == 0 else None)
-            other.session.wait([one.ticket])
+            other.session.wait([one.call])
             if other.rank:
                 _put(one.rows, param)
     other.close()

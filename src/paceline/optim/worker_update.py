@@ -1,17 +1,18 @@
-"""The optimizer runs in the worker, on gradients that are merged by the end of each backward pass.
+"""Strategy of ``update="worker"``: the optimizer runs in the worker, on merged gradients.
 
     backward: gradient complete ─► arena ─► bucket complete ─► push ─► merged ─► answer
     end of backward: push the rest ─► wait for all answers ─► copy merged gradients to ``p.grad``
 
-So what a loop does with ``p.grad`` afterwards has the meaning it has with one process and the joined batch: clipping,
-scaling, another backward pass that adds to it, reading norms. Gradients that are already merged are the same on all
-workers, so a second pass over them merges to their sum with the new ones.
+After that a loop may do anything with ``p.grad`` that it may do in one process with the joined batch: clip, scale, read
+norms, run another backward pass that adds to it. Merged gradients are the same on all workers, so merging them again
+with new ones gives the sum of both.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,12 +20,13 @@ import torch
 from paceline.errors import NonFiniteError
 from paceline.kvstore.dist import DistStore
 from paceline.optim.binding import Bound, bind, take_all
-from paceline.optim.choices import Choices
+from paceline.optim.buffers import Buffers
 from paceline.optim.exchange import Exchange
 from paceline.optim.finite import WAY_OUT, is_finite, listed, sums_up
-from paceline.optim.local_update import MergingUpdate, Named
-from paceline.optim.samples import Samples
+from paceline.optim.local_update import MergingUpdate
+from paceline.optim.round import Round
 from paceline.optim.sparse import SparseExchange, find_sparse
+from paceline.optim.strategy import Named, Setup
 from paceline.updaters import Options, UpdaterSpec
 from paceline.updaters.spec import plain
 
@@ -39,38 +41,29 @@ class WorkerUpdate(MergingUpdate):
     """Merges through the servers of a ``dist_sync`` store.
 
     Args:
-        inner: the user's optimizer.
-        named: its parameters.
-        choices: of the user.
+        setup: what the strategy is made of.
         store: merges to the mean over samples, or to the sum.
-        model: the network, if it is known.
-        samples: of this worker.
-        on_round: called before the first push of each merge.
+        buffers: of the model, if workers share them.
     """
 
-    def __init__(
-        self,
-        inner: torch.optim.Optimizer,
-        named: Named,
-        choices: Choices,
-        store: DistStore,
-        model: torch.nn.Module | None,
-        samples: Samples,
-        on_round: Callable[[], None],
-    ) -> None:
-        super().__init__(inner, [], choices)
-        self._store, self._model, self._samples, self._on_round = store, model, samples, on_round
-        self._exchange = Exchange(store, self._before_round, self._before_push, _AGAIN)
-        self._overlap = choices.overlap is not False
-        self._round = 0
-        self._is_open = self._suspect = False
+    store: DistStore
+
+    def __init__(self, setup: Setup, store: DistStore, buffers: Buffers | None) -> None:
+        super().__init__(dataclasses.replace(setup, named=[]), store)
+        self._model, self._samples = setup.model, setup.samples
+        self.buffers = buffers
+        # The servers compare the options between workers.
+        self._round = Round(store, setup.samples, buffers, lambda: plain_groups(self.inner))
+        self._exchange = Exchange(store, self._round.open, self._before_push, _AGAIN)
+        self._overlap = self.choices.overlap is not False
+        self._suspect = False
         self._loss_store: DistStore | None = None
         store.set_spec(UpdaterSpec())
         self._sparse = SparseExchange(store, [], "worker")
-        self.add(named)
+        self.add(setup.named)
 
     def add(self, named: Named) -> None:
-        """Give parameters keys and rank 0's weights; every worker does."""
+        """Initialise keys for parameters, with rank 0's weights; every worker does."""
         super().add(named)
         sparse = find_sparse([(name, param) for name, param, _ in named], self.inner, self._model)
         self._sparse.add(sparse)
@@ -79,10 +72,10 @@ class WorkerUpdate(MergingUpdate):
             self._add_dense([name for name, _ in dense], [param for _, param in dense])
 
     def _add_dense(self, names: list[str], params: list[torch.nn.Parameter]) -> None:
-        # What is frozen now may stay so for long: it shares no bucket with what is trained.
+        # Frozen parameters share no bucket with trained ones: they may stay frozen for long.
         tags = [int(not param.requires_grad) for param in params]
-        blocks = self._store.add_keys(names, [param.data for param in params], tags)
-        self._store.traffic.refresh(self._store.table.plan(tuple(names)))
+        blocks = self.store.add_keys(names, [param.data for param in params], tags)
+        self.store.traffic.refresh(self.store.table.plan(tuple(names)))
         bound = bind(names, params, blocks)
         take_all(bound, weights=True)
         self._exchange.add(bound)
@@ -93,68 +86,60 @@ class WorkerUpdate(MergingUpdate):
         super()._on_gradient(param)
 
     def complete(self, param: torch.nn.Parameter) -> None:
-        """Copy a gradient into the arena and push its bucket when that is complete."""
+        """Copy a gradient into the arena, and push its bucket if that is complete."""
         if self._overlap and param not in self._sparse:
             self._exchange.fill(self._by_param[param])
 
     def merge(self) -> None:
-        """Push what is left, wait for all answers, and bring merged gradients to the parameters."""
+        """Push the rest, wait for all answers, and copy merged gradients to the parameters."""
         self._exchange.push_rest()
-        self._before_round()
+        self._round.open()
         self._sparse.push()
         self._exchange.settle()
         self._sparse.finish()
-        self._is_open = False
+        self._round.close()
         self._suspect = self.choices.on_nan != "pass" and not self._all_sum_up()
         take_all((one for one in self._exchange.bound if not one.missing), weights=False)
 
     def _all_sum_up(self) -> bool:
         return all(sums_up(block.values) for block in self._exchange.blocks) and self._sparse.all_sum_up()
 
-    def _before_round(self) -> None:
-        if self._is_open:
-            return
-        self._is_open = True
-        self._round += 1
-        self._store.traffic.samples = self._samples.take()
-        self._store.set_options(plain_groups(self.inner))  # the servers compare them between workers
-        self._on_round()
-
     def _before_push(self, members: Sequence[Bound]) -> bool:
-        """Tell the others where a codec would hide from them that a gradient is not finite."""
-        encoded = "push" in self._store.traffic.codecs and self.choices.on_nan != "pass"
+        """Skip the update of a gradient that is not finite where a codec would hide that from the other workers."""
+        encoded = "push" in self.store.traffic.codecs and self.choices.on_nan != "pass"
         return encoded and not all(sums_up(one.grad) for one in members)
 
     def suspicious(self) -> bool:
-        """Tell whether the last merge brought something that may not be finite, or the loop made it so since."""
+        """Tell whether the last merge brought values that may be NaN or Inf."""
         return self._suspect
 
     def blame(self, names: Sequence[str]) -> NonFiniteError:
-        """Return the error about gradients that are not finite; all workers come here in the same step."""
+        """Return the error about gradients that are not finite. Collective: all workers find them in the same step."""
         own = [one.name for one in self._exchange.bound if not one.absent and not is_finite(one.grad)]
         own += self._sparse.not_finite()
-        found = self._store.session.gather(f"{self._store.name}/not finite", "\n".join(own[:100]).encode())
+        found = self.store.session.gather(f"{self.store.name}/not finite", "\n".join(own[:100]).encode())
         guilty = {rank: text.decode().split("\n") for rank, text in enumerate(found) if text}
         whose = "; ".join(f"worker {rank} pushed that of {listed(theirs)}" for rank, theirs in guilty.items())
         return NonFiniteError(
-            f"worker {self._store.rank}: the merged gradient of {listed(names)} is NaN or Inf in round {self._round}: "
+            f"worker {self.store.rank}: the merged gradient of {listed(names)} is NaN or Inf in round "
+            f"{self._round.number}: "
             f"{whose or 'the sum of finite gradients is too large'}; {WAY_OUT}"
         )
 
     def merge_loss(self, loss: Any) -> Any:
         """Return the mean of the workers' losses, weighted by samples; with reduction ``sum`` their sum."""
-        if self._store.num_workers == 1 or not isinstance(loss, torch.Tensor | float | int):
+        if self.store.num_workers == 1 or not isinstance(loss, torch.Tensor | float | int):
             return loss
         value = torch.tensor([float(loss)], dtype=torch.float64)
         if self._loss_store is None:
-            self._loss_store = self._store.sibling("loss", self.choices.reduction == "mean")
+            self._loss_store = self.store.sibling("loss", self.choices.reduction == "mean")
             self._loss_store.init("loss", torch.zeros_like(value))
         self._loss_store.samples = self._samples.last
         self._loss_store.pushpull("loss", value)
         return loss.detach().clone().fill_(value[0]) if isinstance(loss, torch.Tensor) else float(value)
 
     def broadcast_weights(self) -> None:
-        """Make rank 0's weights everybody's. Every worker calls it."""
+        """Make rank 0's weights those of all workers. Every worker calls it."""
         self._exchange.broadcast_weights()
         self._sparse.broadcast_weights()
 

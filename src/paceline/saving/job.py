@@ -12,11 +12,11 @@ from torch.nn.parameter import is_lazy
 from paceline.errors import CheckpointError
 from paceline.gluon.replicate import ReplicatedModule
 from paceline.gluon.trainer import Trainer
-from paceline.kvstore import together
 from paceline.kvstore.base import KVStore, KVStoreBase
+from paceline.kvstore.checkpoint import collective
+from paceline.kvstore.checkpoint.collective import Content
+from paceline.kvstore.checkpoint.tensor_file import TensorFile
 from paceline.kvstore.dist import DistStore
-from paceline.kvstore.tensor_file import TensorFile
-from paceline.kvstore.together import Content
 from paceline.saving import chance
 from paceline.saving.plain import Packer, unpack
 
@@ -93,7 +93,7 @@ def save(
             states["residuals"] = store.codec_states()
         return Content(packer.tensors, {"content": {name: packer.pack(one, name) for name, one in states.items()}})
 
-    together.save(store, path, KIND, common, own, step)
+    collective.save(store, path, KIND, common, own, step)
 
 
 def load(path: str | os.PathLike[str], model: Stateful, optimizer: Stateful, *, rng: bool = True) -> Checkpoint:
@@ -120,12 +120,14 @@ def load(path: str | os.PathLike[str], model: Stateful, optimizer: Stateful, *, 
     """
     store = _store_of(optimizer)
     _synchronize(optimizer)
-    loaded = together.load(store, path, KIND, everywhere=True)
+    loaded = collective.load(store, path, KIND, everywhere=True)
     common = loaded.common
     assert common is not None, "it was read everywhere"
     content = unpack(common.manifest["content"], common.tensors)
     own = _own(common, loaded.own)
-    together.agree(store, "comparing with model and optimizer", lambda: _check(common, content, own, model, optimizer))
+    collective.agree(
+        store, "comparing with model and optimizer", lambda: _check(common, content, own, model, optimizer)
+    )
     _set_weights(model, optimizer, content["model"])
     optimizer.load_state_dict(content["optimizer"])
     if isinstance(store, KVStore):
@@ -186,7 +188,7 @@ def _own(common: TensorFile, own: TensorFile | None) -> dict[str, Any]:
     if own is not None:
         return unpack(own.manifest["content"], own.tensors)  # type: ignore[no-any-return]
     first = common.manifest["own"]["content"]
-    tensors = {name.removeprefix(together.OWN): one for name, one in common.tensors.items()}
+    tensors = {name.removeprefix(collective.OWN): one for name, one in common.tensors.items()}
     return {"extra": unpack(first["extra"], tensors), "rng": None, "residuals": None}
 
 

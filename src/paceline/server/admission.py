@@ -1,4 +1,4 @@
-"""What a server refuses before any of it counts."""
+"""Checks of requests before any part of them takes effect."""
 
 from __future__ import annotations
 
@@ -16,21 +16,16 @@ from paceline.wire import messages as m
 BucketFn: TypeAlias = Callable[[int, int], StoredBucket]
 
 
-def check_updater(has_updater: bool, store: str, policy: Policy) -> None:
-    """Refuse pushes to a store that does not know what to do with them.
-
-    Raises:
-        ConfigError: with what to call.
-    """
-    if not has_updater:
-        raise ConfigError(
-            f"store {store!r} merges pushes as {policy.merge!r} and needs an optimizer where the values are: "
-            "call set_optimizer before the first push"
-        )
+def no_updater(store: str, policy: Policy) -> ConfigError:
+    """Return the error for a push to a store that does not know what to do with it."""
+    return ConfigError(
+        f"store {store!r} merges pushes as {policy.merge!r} and needs an optimizer where the values are: "
+        "call set_optimizer before the first push"
+    )
 
 
 def check_clipping(clip_norm: float, policy: Policy) -> None:
-    """Refuse to clip where there is no norm to clip by.
+    """Refuse a store that clips but has no merged gradient to clip, or no usable norm.
 
     Raises:
         ValueError: the norm is no positive number, or pushes of one round are not merged.
@@ -44,7 +39,7 @@ def check_clipping(clip_norm: float, policy: Policy) -> None:
 
 
 def raise_for(slot: Slot, objection: str) -> None:
-    """Raise what speaks against a push of a slot.
+    """Raise the error for a push that a slot refuses.
 
     Raises:
         ProtocolError: the rule's objection.
@@ -56,48 +51,63 @@ def raise_for(slot: Slot, objection: str) -> None:
         raise RemoteError(str(slot.broken))
 
 
+def check_rows(push: m.Push) -> None:
+    """Refuse a push of rows that asks for what rows cannot do.
+
+    Raises:
+        ProtocolError: with the reason.
+    """
+    if push.coded or push.shared:
+        raise ProtocolError("rows travel as they are")
+    if push.want and len(push.entries) != 1:
+        raise ProtocolError(f"an answer brings rows of one key, not of {len(push.entries)}")
+
+
 def check_distinct(entries: Sequence[m.Entry]) -> None:
     """Refuse a request that pushes an element more than once.
 
     Raises:
         ProtocolError: with the element.
     """
+    if len(entries) < 2:
+        return
     spans = sorted((entry.block, entry.bucket, entry.start, max(1, entry.length)) for entry in entries)
     for (*bucket, start, length), (*next_bucket, next_start, _) in pairwise(spans):
         if bucket == next_bucket and next_start < start + length:
             raise ProtocolError(f"element {next_start} of bucket {bucket[1]} is pushed more than once by one request")
 
 
-def check_absent(entries: Sequence[m.Entry], absent: Sequence[m.Stretch], bucket: BucketFn) -> None:
-    """Refuse a push that says of something else than whole keys of its own that they have no gradient.
+def check_absent(entries: Sequence[m.Entry], absent: Sequence[m.AbsentRange], bucket: BucketFn | None = None) -> None:
+    """Refuse a push that reports as absent anything else than whole keys of its own.
 
     Args:
         entries: of the push.
-        absent: what it says that of.
-        bucket: finds a bucket.
+        absent: ranges without a gradient.
+        bucket: finds a bucket; None at a server that does not know which keys lie where.
 
     Raises:
         ProtocolError: with the elements.
     """
     for one in absent:
-        start, stop, held = one.start, one.start + one.length, bucket(one.block, one.bucket)
+        start, stop = one.start, one.start + one.length
         pushed = any(
             (e.block, e.bucket) == (one.block, one.bucket) and e.start <= start and stop <= e.start + e.length
             for e in entries
         )
-        if not pushed or not held.is_edge(start) or not held.is_edge(stop):
+        found = None if bucket is None else bucket(one.block, one.bucket)
+        if not pushed or (found is not None and not (found.is_edge(start) and found.is_edge(stop))):
             raise ProtocolError(
                 f"elements {start} to {stop} of bucket {one.bucket} are absent, but not a key's in the push"
             )
 
 
-def absent_in(absent: Sequence[m.Stretch], entry: m.Entry) -> Ranges:
-    """Return what is absent of the bucket of an entry, in positions of the bucket."""
+def absent_in(absent: Sequence[m.AbsentRange], entry: m.Entry) -> Ranges:
+    """Return what is absent in the bucket of an entry, in positions of the bucket."""
     place = entry.block, entry.bucket
     return joined((one.start, one.start + one.length) for one in absent if (one.block, one.bucket) == place)
 
 
-def is_absent(absent: Sequence[m.Stretch], entry: m.Entry) -> bool:
+def is_absent(absent: Sequence[m.AbsentRange], entry: m.Entry) -> bool:
     """Tell whether an entry is absent as a whole."""
     return bool(absent) and is_all(
         within(absent_in(absent, entry), entry.start, entry.start + entry.length), entry.length

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import torch
 
@@ -11,7 +10,7 @@ from paceline.compression import Codec
 from paceline.compression.buffers import Bytes
 from paceline.consistency import Rule
 from paceline.interval_map import IntervalMap
-from paceline.server.pending import Pending
+from paceline.server.push_request import Known
 from paceline.server.row_answers import RowAnswers
 from paceline.server.slot import Slot
 from paceline.tensors import to_frame
@@ -19,7 +18,7 @@ from paceline.transport.shared import MappedArena
 from paceline.updaters import FlatUpdater, Piece
 from paceline.wire import messages as m
 
-__all__ = ["Pending", "Slot", "StoredBucket"]
+__all__ = ["Slot", "StoredBucket"]
 
 
 class StoredBucket:
@@ -54,7 +53,7 @@ class StoredBucket:
         all readers of a store that compresses pulls."""
 
     def in_range(self, start: int, length: int) -> bool:
-        """Tell whether a stretch lies inside."""
+        """Tell whether a range lies inside."""
         return start >= 0 and start + length <= self.values.numel() and (length > 0 or self.values.numel() == 0)
 
     def is_edge(self, position: int) -> bool:
@@ -83,8 +82,6 @@ class StoredBucket:
             return slots
         self._slots.join(start, stop, self._joined)
         return self._slots.touched(start, stop)
-
-    slots_of = cut
 
     def _joined(self, left: Slot, right: Slot) -> Slot | None:
         if not left.stands_like(right):
@@ -167,7 +164,7 @@ class StoredBucket:
                 self.snapshots[unit][first:last].copy_(self.values[first:last])
                 slot.readers.catch_up(worker, unit)
 
-    def tell(self, slot: Slot, worker: int, shared: bool, payload: Bytes | None = None) -> tuple[m.Told, Any]:
+    def tell(self, slot: Slot, worker: int, shared: bool, payload: Bytes | None = None) -> Known:
         """Note that a worker is told how it sees a slot; returns the words and the frame for them.
 
         Args:
@@ -180,7 +177,7 @@ class StoredBucket:
         coded = slot.readers.tell(worker, unit) and payload is not None and not shared
         return self._told(slot, unit, slot.start, slot.stop, shared, payload if coded else None)
 
-    def tell_range(self, worker: int, start: int, length: int, shared: bool) -> list[tuple[m.Told, Any]]:
+    def tell_range(self, worker: int, start: int, length: int, shared: bool) -> list[Known]:
         """Note that a worker is told how it sees a range, slot by slot; of slots that overlap it, the part inside."""
         found = []
         for slot in self.slots_over(start, length):
@@ -189,10 +186,8 @@ class StoredBucket:
             found.append(self._told(slot, unit, first, last, shared, None))
         return found
 
-    def _told(
-        self, slot: Slot, unit: int, start: int, stop: int, shared: bool, payload: Bytes | None
-    ) -> tuple[m.Told, Any]:
-        told = m.Told(*self.place, start, stop - start, slot.readers.version(unit), payload is not None)
+    def _told(self, slot: Slot, unit: int, start: int, stop: int, shared: bool, payload: Bytes | None) -> Known:
+        known = m.KnownRange(*self.place, start, stop - start, slot.readers.version(unit), payload is not None)
         if shared or payload is not None:
-            return told, payload
-        return told, to_frame(self.visible(unit)[start:stop].clone())
+            return known, payload
+        return known, to_frame(self.visible(unit)[start:stop].clone())

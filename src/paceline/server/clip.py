@@ -1,147 +1,137 @@
-"""Clipping by the norm over all keys and servers: complete cohorts are held until a worker brings the factor.
+"""A sink that clips by the norm over all keys and servers: it holds complete cohorts until it knows their factor.
 
-A worker asks every server for its part of the norm of its round (``AskNorm``), adds the parts up and says by which
-factor the merged gradients are to be scaled (``Commit``). All workers of a unit ask the same and get the same, so whose
-commit comes first makes no difference, and the others change nothing.
+After its last push of a round a worker asks every server for its part of the norm (``AskNorm``), adds the parts up, and
+says by which factor the merged gradients are scaled (``Commit``):
+
+| state of a cohort | event | next |
+|---|---|---|
+| open | the last push of its unit arrives | held; its norm answers those who have asked for it |
+| open | a worker asks for its norm | open; the question waits |
+| open | complete, but the options of its workers differ | refused: its workers and those who ask get the error |
+| held | the rule releases its workers | held; they are answered after the update |
+| held | a worker asks for its norm | held; answered at once |
+| held | the first commit of the unit | applied with that factor; its workers are answered |
+| held | every worker of its unit leaves | applied as a round that is skipped |
+| applied | a worker asks, or commits | the same norm; nothing changes |
+
+All workers of a unit ask the same and get the same, so whose commit comes first makes no difference. A worker cannot
+push the next round of a slot before its cohort is applied: its push is not answered. Nothing here has a timeout: a
+worker that never commits is found by the timeouts of those who wait for their answers, and by its own heartbeat.
+
+What breaks the guarantees: workers of a unit that commit different factors, and a sum of squares whose order depends on
+where in memory the values lie (then two servers' runs differ in the last bit, and so do their factors).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TypeAlias
 
 from paceline.consistency import Apply, Release
 from paceline.errors import ProtocolError
 from paceline.server.admission import raise_for
+from paceline.server.apply import ApplySink
 from paceline.server.bucket import Slot, StoredBucket
 from paceline.server.clip_state import Asked, Held, Norm, Question, ReplyFn, square_sum
 from paceline.server.merge import Accumulator
 from paceline.wire import messages as m
 
-
-class Store(Protocol):
-    """What holds cohorts back, and can go on with them."""
-
-    name: str
-    clip_norm: float
-
-    def bucket(self, block: int, index: int) -> StoredBucket:
-        """Return a bucket."""
-
-    def check_entry(self, bucket: StoredBucket, entry: m.Entry) -> None:
-        """Refuse a stretch that lies outside its bucket."""
-
-    def apply(
-        self, bucket: StoredBucket, slot: Slot, accumulator: Accumulator, action: Apply, factor: float = 1.0
-    ) -> None:
-        """Make the update of a complete cohort, whose merged gradient is scaled by a factor."""
-
-    def release_all(self, bucket: StoredBucket, slot: Slot, action: Release) -> None:
-        """Answer workers whose update is made."""
-
-    def refuse(self, slot: Slot, workers: Sequence[int], problem: str) -> Exception:
-        """Tell workers why their pushes cannot make one update."""
+Located: TypeAlias = tuple[StoredBucket, m.Entry]
+"""A range, with the round in question, and its bucket."""
 
 
-def hold(store: Store, bucket: StoredBucket, slot: Slot, action: Apply) -> None:
-    """Keep a complete cohort until its factor is known, and tell those who have asked for its norm."""
-    unit, clipping = slot.rule.unit[action.workers[0]], slot.clipping
-    accumulator = slot.cohorts.pop(action.cohort)
-    squares = {(*bucket.place, slot.start, slot.stop): square_sum(accumulator)}
-    rounds = {worker: slot.rule.pushed[worker] for worker in action.workers}
-    norm = clipping.norms[unit] = Norm(rounds, squares, accumulator.skip)
-    if accumulator.problem:
-        norm.error = store.refuse(slot, action.workers, accumulator.problem)
-        accumulator.close()
-    else:
-        clipping.held[unit] = Held(action, accumulator, norm)
-    asked = clipping.questions.pop(unit, [])
-    clipping.questions[unit] = [one for one in asked if norm.rounds.get(one.question.worker) != one.round]
-    for one in asked:
-        if norm.rounds.get(one.question.worker) == one.round:
-            one.question.take(norm, one.start, one.stop)
+class ClipSink:
+    """Holds cohorts until their factor is known, then gives them to the sink that applies them.
 
-
-def ask(store: Store, worker: int, entries: Sequence[m.Entry], reply: ReplyFn) -> None:
-    """Answer with the norm of the merged gradient over what a worker has pushed, when all of it is merged.
-
-    Raises:
-        ProtocolError: the store does not clip, or the worker cannot have pushed that.
-        RemoteError: an earlier update failed.
+    Args:
+        sink: applies them.
     """
-    found = [
-        (slot, entry)
-        for entry in entries
-        for slot in bucket_of(store, entry).slots_over(entry.start, entry.length)
-    ]  # fmt: skip
-    for slot, entry in found:
-        raise_for(slot, "")
-        if not max(1, slot.rule.pushed[worker]) <= entry.round <= slot.rule.pushed[worker] + 1:
-            raise ProtocolError(
-                f"worker {worker} asks for the norm of round {entry.round} after round {slot.rule.pushed[worker]}"
-            )
-    question = Question(worker, reply)
-    for slot, entry in found:
-        unit, (start, stop) = slot.rule.unit[worker], slot.clip(entry.start, entry.start + entry.length)
-        norm = slot.clipping.norms.get(unit)
-        question.waiting += 1
-        if norm is not None and norm.rounds.get(worker) == entry.round:
-            question.take(norm, start, stop)
+
+    def __init__(self, sink: ApplySink) -> None:
+        self._sink = sink
+
+    def complete(self, bucket: StoredBucket, slot: Slot, accumulator: Accumulator, action: Apply) -> None:
+        """Hold a complete cohort, and answer those who have asked for its norm."""
+        unit, clipping = slot.rule.unit[action.workers[0]], slot.clipping
+        squares = {(*bucket.place, slot.start, slot.stop): square_sum(accumulator)}
+        rounds = {worker: slot.rule.pushed[worker] for worker in action.workers}
+        norm = clipping.norms[unit] = Norm(rounds, squares, accumulator.skip)
+        if accumulator.problem:
+            norm.error = self._sink.refuse(slot, action.workers, accumulator.problem)
+            accumulator.close()
         else:
-            slot.clipping.questions.setdefault(unit, []).append(Asked(question, entry.round, start, stop))
-    question.end()
+            clipping.held[unit] = Held(action, accumulator, norm)
+        asked = clipping.questions.pop(unit, [])
+        clipping.questions[unit] = [one for one in asked if norm.rounds.get(one.question.worker) != one.round]
+        for one in asked:
+            if norm.rounds.get(one.question.worker) == one.round:
+                one.question.take(norm, one.start, one.stop)
 
+    def release(self, bucket: StoredBucket, slot: Slot, action: Release) -> None:
+        """Answer workers, after the update that their unit waits for."""
+        held = slot.clipping.held.get(slot.rule.unit[action.workers[0]])
+        if held is not None:
+            held.releases.append(action)
+        else:
+            self._sink.release(bucket, slot, action)
 
-def commit(store: Store, worker: int, body: m.Commit) -> None:
-    """Apply what is held of a worker's round; what was committed before stays as it is."""
-    buckets = [bucket_of(store, entry) for entry in body.entries]
-    for bucket, entry in zip(buckets, body.entries, strict=True):
-        if not any(_waits_for(slot, worker, entry) for slot in bucket.slots_over(entry.start, entry.length)):
-            continue
-        for slot in bucket.cut(entry.start, entry.length):
-            if _waits_for(slot, worker, entry):
-                release(store, bucket, slot, slot.rule.unit[worker], body.factor, body.skip)
+    def ask(self, worker: int, located: Sequence[Located], reply: ReplyFn) -> None:
+        """Answer with the norm of the merged gradient over ranges and rounds of a worker, when all are merged.
+
+        Raises:
+            ProtocolError: the worker cannot have pushed that.
+            RemoteError: an earlier update failed.
+        """
+        found = [(slot, entry) for bucket, entry in located for slot in bucket.slots_over(entry.start, entry.length)]
+        for slot, entry in found:
+            raise_for(slot, "")
+            if not max(1, slot.rule.pushed[worker]) <= entry.round <= slot.rule.pushed[worker] + 1:
+                raise ProtocolError(
+                    f"worker {worker} asks for the norm of round {entry.round} after round {slot.rule.pushed[worker]}"
+                )
+        question = Question(worker, reply)
+        for slot, entry in found:
+            unit, (start, stop) = slot.rule.unit[worker], slot.clip(entry.start, entry.start + entry.length)
+            norm = slot.clipping.norms.get(unit)
+            question.waiting += 1
+            if norm is not None and norm.rounds.get(worker) == entry.round:
+                question.take(norm, start, stop)
+            else:
+                slot.clipping.questions.setdefault(unit, []).append(Asked(question, entry.round, start, stop))
+        question.end()
+
+    def commit(self, worker: int, located: Sequence[Located], factor: float, skip: bool) -> None:
+        """Apply what is held of a worker's rounds; what was committed before stays as it is."""
+        for bucket, entry in located:
+            if not any(_waits_for(slot, worker, entry) for slot in bucket.slots_over(entry.start, entry.length)):
+                continue
+            for slot in bucket.cut(entry.start, entry.length):
+                if _waits_for(slot, worker, entry):
+                    self._apply(bucket, slot, slot.rule.unit[worker], factor, skip)
+
+    def _apply(self, bucket: StoredBucket, slot: Slot, unit: int, factor: float, skip: bool) -> None:
+        """Apply the cohort that is held for a unit, and answer those who wait for it."""
+        held = slot.clipping.held.pop(unit)
+        held.accumulator.skip = held.accumulator.skip or skip
+        self._sink.complete(bucket, slot, held.accumulator, held.action, factor)
+        for one in held.releases:
+            self._sink.release(bucket, slot, one)
+
+    def forget(self, bucket: StoredBucket, slot: Slot, worker: int) -> None:
+        """Note that a worker leaves: wait for no commit that cannot come any more."""
+        clipping = slot.clipping
+        for unit, asked in clipping.questions.items():
+            clipping.questions[unit] = [one for one in asked if one.question.worker != worker]
+        for unit, held in list(clipping.held.items()):
+            if not (held.norm.rounds.keys() & slot.rule.live) - {worker}:
+                self._apply(bucket, slot, unit, 0.0, skip=True)
+
+    def before_read(self, bucket: StoredBucket, worker: int, start: int, length: int) -> None:
+        """Pass it on."""
+        self._sink.before_read(bucket, worker, start, length)
 
 
 def _waits_for(slot: Slot, worker: int, entry: m.Entry) -> bool:
     """Tell whether a slot holds the cohort of a worker's round."""
     held = slot.clipping.held.get(slot.rule.unit[worker])
     return held is not None and held.norm.rounds.get(worker) == entry.round
-
-
-def release(store: Store, bucket: StoredBucket, slot: Slot, unit: int, factor: float, skip: bool) -> None:
-    """Apply the cohort that is held for a unit, and answer those who wait for it."""
-    held = slot.clipping.held.pop(unit)
-    held.accumulator.skip = held.accumulator.skip or skip
-    store.apply(bucket, slot, held.accumulator, held.action, factor)
-    for one in held.releases:
-        store.release_all(bucket, slot, one)
-
-
-def forget(store: Store, bucket: StoredBucket, slot: Slot, worker: int) -> None:
-    """Note that a worker leaves: nothing waits for a commit that cannot come any more."""
-    clipping = slot.clipping
-    for unit, asked in clipping.questions.items():
-        clipping.questions[unit] = [one for one in asked if one.question.worker != worker]
-    for unit, held in list(clipping.held.items()):
-        if not (held.norm.rounds.keys() & slot.rule.live) - {worker}:
-            release(store, bucket, slot, unit, 0.0, skip=True)
-
-
-def is_held(slot: Slot, worker: int) -> bool:
-    """Tell whether a worker's last push waits for a commit."""
-    held = slot.clipping.held.get(slot.rule.unit[worker])
-    return held is not None and worker in held.norm.rounds
-
-
-def bucket_of(store: Store, entry: m.Entry) -> StoredBucket:
-    """Return the bucket of an entry, after checking it.
-
-    Raises:
-        ProtocolError: the store does not clip, or the entry lies outside of the bucket.
-    """
-    if not store.clip_norm:
-        raise ProtocolError(f"store {store.name!r} does not clip; open it with a largest norm")
-    bucket = store.bucket(entry.block, entry.bucket)
-    store.check_entry(bucket, entry)
-    return bucket

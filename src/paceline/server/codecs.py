@@ -1,4 +1,4 @@
-"""The codecs of a store on its server, one for each leg."""
+"""The codecs of a store on its server, one per leg."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may talk to a server, and on which hosts they live."""
+"""The members of a job as a server knows them: their connections, hosts and memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Members:
         self._tokens: dict[tuple[str, int], bytes] = {}
 
     def admit(self, members: Sequence[m.Member], host_id: str, rank: int) -> None:
-        """Learn who the members of the job are, and which of them is this server."""
+        """Learn who the members of the job are, and which of them this server is."""
         self._host_id, self.rank = host_id, rank
         self._tokens = {(one.role, one.rank): one.token for one in members}
         ordered = sorted(members, key=lambda one: one.rank)
@@ -51,7 +51,7 @@ class Members:
         token = self._tokens.get((claim.role, claim.rank), b"")
         if of_role is None or token != claim.token or not claim.token:
             raise ProtocolError(f"the claim to be {claim.role} {claim.rank} has the wrong token")
-        # A member has one connection: a new one takes the place of the last, so that nobody can pile them up.
+        # A member has one connection: a new one replaces the last, so that nobody can open many.
         for other in [other for other, rank in of_role.items() if rank == claim.rank]:
             del of_role[other]
         of_role[peer] = claim.rank
@@ -74,6 +74,6 @@ class Members:
         """Tell whether what a member sends and gets crosses the network."""
         return peer in self.servers or self.worker_hosts[self.workers[peer]] != self._host_id
 
-    def relays(self, units: Sequence[int]) -> LocalMerge:
+    def local_merge(self, units: Sequence[int]) -> LocalMerge:
         """Return where local merge takes place for workers of these units."""
         return LocalMerge(self.worker_hosts, self._server_hosts, units)

@@ -1,4 +1,4 @@
-"""Where a server keeps its values: in memory of its own, or in files that workers of its host map."""
+"""The memory of a server's values: private, or in files that workers of its host map."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ValueMemory:
         self._files: dict[int, tuple[SharedTensor, list[int]]] = {}
 
     def settle(self, block: int, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return copies of the values of a block's buckets, where they are to stay."""
+        """Return copies of the values of a block's buckets, in the memory where they stay."""
         if not self._shared or not values:
             return [value.clone() for value in values]
         dtype = values[0].dtype
@@ -39,10 +39,10 @@ class ValueMemory:
             logger.warning("no shared memory for %d values (%s); workers get copies by sockets", numel, error)
             return [value.clone() for value in values]
         self._files[block] = file, starts
-        homes = [file.tensor[start : start + value.numel()] for start, value in zip(starts, values, strict=True)]
-        for home, value in zip(homes, values, strict=True):
-            home.copy_(value)
-        return homes
+        placed = [file.tensor[start : start + value.numel()] for start, value in zip(starts, values, strict=True)]
+        for own, value in zip(placed, values, strict=True):
+            own.copy_(value)
+        return placed
 
     def place(self, block: int) -> tuple[int, list[int]] | None:
         """Return the memfd of a block and the first element of every bucket in it, or None where there is no file."""
@@ -57,7 +57,7 @@ def map_buckets(buckets: Mapping[int, StoredBucket], worker: int, request: m.Map
         buckets: at least one.
         worker: its rank.
         request: where its memory is.
-        ours: the values of the block are in a file of ours, at which it may look.
+        ours: the values of the block are in a file of this server, which the worker can map.
 
     Raises:
         ProtocolError: its memory is not what it says, or too small.

@@ -1,4 +1,4 @@
-"""Merging what the workers of a cohort pushed."""
+"""Sums what the workers of a cohort push."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paceline.updaters.rows import add_rows
 
 @dataclass(frozen=True)
 class Encoded:
-    """Values as a codec made them, decoded where they are summed: that takes no memory and no pass of its own."""
+    """Values as a codec made them. They are decoded into the sum, without memory and a pass of their own."""
 
     codec: Codec
     payload: Any
@@ -38,7 +38,7 @@ class Contribution:
     """One worker's push of one slot, or the sum of those of several workers on one host."""
 
     values: torch.Tensor | Encoded | None
-    """Flat, or some rows of a key (sparse), or encoded; not ours to change when ``borrowed``, else sums go there. None:
+    """Flat, or some rows of a key (sparse), or encoded. Sums are made in this memory unless it is ``borrowed``. None:
     there is no gradient at all."""
     samples: float
     options: StepOptions | None
@@ -47,17 +47,17 @@ class Contribution:
     unit: float | None = None
     """Of a sum: values times this are the sum of gradients times their samples. None: ``samples``."""
     others: tuple[int, ...] = ()
-    """The workers behind a sum beside the one that it is added for."""
+    """Of a sum: the workers behind it, except the one in whose name it is added."""
     absent: Ranges = ()
     """Where there is no gradient; the values are zeros there."""
     skip: bool = False
     """The update must not be made; there are no values."""
     problem: str = ""
-    """Of a sum: why those behind it do not go together."""
+    """Of a sum: why the pushes behind it cannot make one update."""
 
 
 class _Sum:
-    """A sum in progress: nothing, one contribution's own values, or values in memory that is ours."""
+    """A sum in progress: nothing, the values of one contribution, or values in memory of the server."""
 
     def __init__(self, dtype: torch.dtype, scratch: Scratch) -> None:
         self._dtype, self._scratch = dtype, scratch
@@ -83,7 +83,7 @@ class _Sum:
         self.borrowed = False
 
     def absorb(self, other: _Sum) -> None:
-        """Add another sum, which ends with that."""
+        """Add another sum, which is closed."""
         if other.values is None:
             return
         if self.values is None:
@@ -93,7 +93,7 @@ class _Sum:
         other.close()
 
     def tensor(self) -> torch.Tensor:
-        """Return the values as a tensor; encoded ones are decoded into memory that is ours."""
+        """Return the values as a tensor; encoded ones are decoded into memory of the server."""
         assert self.values is not None
         if isinstance(self.values, Encoded):
             if self._dtype == torch.float32:
@@ -134,7 +134,7 @@ class _Sum:
         self._lent = self.values = None
 
     def part(self, part: slice) -> _Sum:
-        """Return a stretch of it, in the same memory for good."""
+        """Return the sum over a range. It uses the same memory, which is not given back."""
         other = _Sum(self._dtype, self._scratch)
         other.values = None if self.values is None else _flat(self.values)[part]
         other.unit, other.borrowed = self.unit, self.borrowed and isinstance(self.values, torch.Tensor)
@@ -142,10 +142,10 @@ class _Sum:
 
 
 class Accumulator:
-    """Sums the contributions of one cohort: those of every host first, in the order of ranks as far as they have come.
+    """Sums the contributions of one cohort, host by host, and on each host in the order of ranks.
 
-    A fixed order makes the sum the same bit for bit, whatever the order of arrival, and wherever the sum over one host
-    is made. Values are merged as early as that allows, so that they need not be kept.
+    The fixed order makes the sum the same bit for bit, whatever the order of arrival, and wherever the sum over one
+    host is made. Contributions are merged as early as the order allows, so that they need not be kept.
 
     Args:
         expected: the workers that will contribute, in order, host by host; empty: take them as they come.
@@ -166,12 +166,12 @@ class Accumulator:
         self.options: StepOptions | None = None
         self._options_of = 0
         self.skip = False
-        """Somebody said that the update must not be made."""
+        """A worker has said that the update must not be made."""
         self.problem = ""
-        """Why the contributions do not go together, when all are merged."""
+        """Why the contributions cannot make one update; known when all are merged."""
 
     def add(self, worker: int, contribution: Contribution) -> None:
-        """Take one worker's values, or a sum of several workers' in the name of the first."""
+        """Take the contribution of one worker, or of several workers in the name of the first."""
         self._held[worker] = contribution
         self.shares[worker] = self.shares.get(worker, 0.0) + contribution.samples
         for host in self._expected if contribution.others else ():
@@ -213,7 +213,7 @@ class Accumulator:
         self._host = _Sum(self._dtype, self._scratch)
 
     def _merge_rest(self) -> None:
-        """Merge what was held, without those for whom it waited."""
+        """Merge what was held back, without the workers that it waited for."""
         for host in [*self._expected, *([worker] for worker in sorted(self._held))]:
             for worker in host:
                 if worker in self._held:
@@ -223,7 +223,7 @@ class Accumulator:
 
     @property
     def absent(self) -> Ranges | None:
-        """Where nobody who had samples had a gradient, when all are merged; None: nobody had samples."""
+        """Where no worker with samples had a gradient, known when all are merged; None: no worker had samples."""
         return self._absent
 
     def sum(self) -> tuple[torch.Tensor, float] | None:

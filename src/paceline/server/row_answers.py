@@ -16,7 +16,7 @@ _RECENT, _MOST_OLD = 8, 256
 
 
 class RowAnswers(abc.ABC):
-    """What a bucket of one key tells those who push rows of it.
+    """What a bucket of one key answers to pushes of its rows.
 
     Attributes:
         stores_value: the bucket holds the key's value, which updates change.
@@ -36,14 +36,14 @@ class RowAnswers(abc.ABC):
         """
 
     def note_nothing(self) -> None:  # noqa: B027 - most have nothing to do
-        """Note a round that may bring no update."""
+        """Note that a round ends, with or without an update."""
 
     def overwritten(self) -> None:  # noqa: B027
         """Note that the value was set, outside of any round."""
 
     @abc.abstractmethod
     def take(self, worker: int, version: int, values: torch.Tensor) -> Rows | None:
-        """Return what a worker is to know that reads now.
+        """Return the rows that a worker, which reads now, lacks.
 
         Args:
             worker: its rank.
@@ -57,7 +57,7 @@ class RowAnswers(abc.ABC):
 
 
 class MergedRows(RowAnswers):
-    """Brings the merged rows of the last round. No value is stored: a table of any size costs the server nothing."""
+    """Brings the merged rows of the last round. No value is stored: a table of any size takes no memory here."""
 
     stores_value = False
 
@@ -78,15 +78,15 @@ class MergedRows(RowAnswers):
         return self._rows
 
     def leave(self, worker: int) -> None:
-        """Forget a worker: all are told the same, so none is remembered."""
+        """Do nothing: all workers get the same rows, so none is remembered."""
 
 
 class ChangedRows(RowAnswers):
-    """Brings the rows that changed since a worker last read, and remembers no more than it needs for that.
+    """Brings the rows that changed since a worker last read. Remembers no more than it needs for that.
 
     Args:
         height: rows of the value.
-        workers: who reads; all of them know version 0.
+        workers: that read; all of them know version 0.
     """
 
     stores_value = True
@@ -95,9 +95,9 @@ class ChangedRows(RowAnswers):
         self._height = height
         self._read = dict.fromkeys(workers, 0)
         self._outdated: set[int] = set()
-        """Workers that are to be told everything: the value was set since they read."""
+        """Workers that get all rows next time: the value was set since they read."""
         self._log: list[tuple[int, torch.Tensor | None]] = []
-        """Version and the rows that changed with it, in order; None: all of them."""
+        """Versions in order, each with the rows that it changed; None: all rows."""
 
     def note(self, version: int, gradient: torch.Tensor, scale: float, only_rows: bool) -> None:
         """Remember which rows changed."""
@@ -106,7 +106,7 @@ class ChangedRows(RowAnswers):
         self._shorten()
 
     def overwritten(self) -> None:
-        """Tell everybody everything."""
+        """Give every worker all rows next time."""
         self._outdated = set(self._read)
 
     def take(self, worker: int, version: int, values: torch.Tensor) -> Rows | None:
@@ -127,7 +127,7 @@ class ChangedRows(RowAnswers):
         self._forget()
 
     def _shorten(self) -> None:
-        """Join what only slow readers still need; they get some rows once more than they must."""
+        """Join what only slow readers still need; these get some rows once more than necessary."""
         old = self._log[:-_RECENT]
         size = sum(self._height if rows is None else rows.numel() for _, rows in old)
         if len(old) > _MOST_OLD or size > 2 * self._height:

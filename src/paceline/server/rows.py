@@ -38,12 +38,12 @@ def _table(bucket: StoredBucket) -> tuple[tuple[int, ...], int]:
 
 
 def answers_of(bucket: StoredBucket, kind: str, workers: Collection[int]) -> RowAnswers | None:
-    """Return what is to tell about the rows of a new bucket.
+    """Return what a new bucket answers to pushes of its rows.
 
     Args:
         bucket: the bucket.
         kind: as in :class:`paceline.wire.messages.Init`.
-        workers: who reads it.
+        workers: that read it.
 
     Raises:
         ProtocolError: unknown kind, or the bucket is not one whole key with rows.
@@ -59,7 +59,7 @@ def answers_of(bucket: StoredBucket, kind: str, workers: Collection[int]) -> Row
 
 
 def taken(bucket: StoredBucket, worker: int, version: int, values: torch.Tensor) -> list[Any]:
-    """Return the frames of rows that tell a worker, which reads now, what is new to it."""
+    """Return the frames of the rows that are new to a worker, which reads now."""
     assert bucket.answers is not None
     shape, width = _table(bucket)
     held = values.view(shape[0], width) if bucket.answers.stores_value else values

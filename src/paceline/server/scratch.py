@@ -1,4 +1,4 @@
-"""Memory in which sums are made: lent while a cohort is open, and lent again."""
+"""Memory in which sums are made: lent to a cohort while it is open, and then to another."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 class Scratch:
-    """Flat tensors that are lent and given back. The one given back last is lent first: it is still in the cache.
+    """Flat tensors that are lent and given back. The last one given back is lent first: it is still in the cache.
 
     A server has many buckets, and most of the time sums but one of them: a buffer for each would be as large as the
     model, and cold at every use.

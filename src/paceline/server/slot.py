@@ -9,7 +9,7 @@ from paceline.ranges import Ranges, joined, within
 from paceline.server.clip_state import Clipping
 from paceline.server.merge import Accumulator
 from paceline.server.parts import Parts
-from paceline.server.pending import Pending
+from paceline.server.push_request import PushRequest
 from paceline.server.readers import Readers
 from paceline.updaters import FlatUpdater
 
@@ -29,7 +29,7 @@ class Slot:
     rule: Rule
     updater: FlatUpdater
     cohorts: dict[int, Accumulator] = field(default_factory=dict)
-    pending: dict[int, Pending] = field(default_factory=dict)
+    pending: dict[int, PushRequest] = field(default_factory=dict)
     """By worker: its push that is not answered."""
     broken: Exception | None = None
     readers: Readers = field(default_factory=Readers)
@@ -90,9 +90,9 @@ class Slot:
         right = Slot(self.start + at, self.length - at, self.rule.copy(), right_updater, broken=self.broken)
         for number, accumulator in self.cohorts.items():
             left.cohorts[number], right.cohorts[number] = accumulator.split(at)
-        for worker, pending in self.pending.items():
-            left.pending[worker] = right.pending[worker] = pending
-            pending.remaining += 1
+        for worker, request in self.pending.items():
+            left.pending[worker] = right.pending[worker] = request
+            request.waits()
         left.clipping, right.clipping = self.clipping.split(self.start + at)
         for half, start, stop in ((left, 0, at), (right, at, self.length)):
             half.readers = self.readers.within(start, stop)

@@ -1,4 +1,4 @@
-"""State between server and wire, key by key, so that it fits any number of servers."""
+"""Reads and sets optimizer state, key by key, so that it fits any number of servers."""
 
 from __future__ import annotations
 
@@ -6,26 +6,24 @@ from collections.abc import Sequence
 
 import torch
 
+from paceline.compression.state import UNSENT
 from paceline.errors import ProtocolError
 from paceline.server.bucket import Slot, StoredBucket
-from paceline.server.store import ServerStore
+from paceline.server.own import OwnStore
 from paceline.tensors import state_dtype_name, state_from_frame, to_frame
 from paceline.transport.base import Frames
 from paceline.updaters import Piece
 from paceline.wire import messages as m
 
-#: The values minus what a worker knows of them, where pulls are compressed: a part of the state like any other.
-UNSENT = "unsent"
 
-
-def get_state(store: ServerStore, worker: int, entries: Sequence[m.Entry]) -> tuple[m.StateIs, Frames]:
-    """Return the state of stretches that are (parts of) one key each, as one worker is to save it."""
+def get_state(own: OwnStore, worker: int, entries: Sequence[m.Entry]) -> tuple[m.StateIs, Frames]:
+    """Return the state of ranges, each of one key, as one worker saves it."""
     items: list[m.StateItem] = []
     frames: list[object] = []
     for entry in entries:
-        bucket = store.bucket(entry.block, entry.bucket)
-        for slot, piece, offset in _located(store, entry):
-            state = slot.updater.state(piece) | _unsent(store, worker, bucket, slice(offset, offset + piece.length))
+        bucket = own.store.buckets.get(entry.block, entry.bucket)
+        for slot, piece, offset in _located(own, entry):
+            state = slot.updater.state(piece) | _unsent(own, worker, bucket, slice(offset, offset + piece.length))
             for name, tensor in state.items():
                 shape, dtype = list(tensor.shape), state_dtype_name(tensor.dtype)
                 items.append(m.StateItem(entry.block, entry.bucket, offset, piece.length, name, dtype, shape))
@@ -33,16 +31,16 @@ def get_state(store: ServerStore, worker: int, entries: Sequence[m.Entry]) -> tu
     return m.StateIs(items), frames
 
 
-def _unsent(store: ServerStore, worker: int, bucket: StoredBucket, part: slice) -> dict[str, torch.Tensor]:
-    """Return what a worker was not told yet, in double precision: so known plus unsent is the value, bit for bit."""
+def _unsent(own: OwnStore, worker: int, bucket: StoredBucket, part: slice) -> dict[str, torch.Tensor]:
+    """Return stored minus known values in double precision, so that known plus unsent is the value, bit for bit."""
     known = bucket.snapshots.get(bucket.slots[0].rule.unit[worker])
-    if "pull" not in store.codecs or known is None:
+    if "pull" not in own.codecs or known is None:
         return {}
     return {UNSENT: bucket.values[part].double() - known[part].double()}
 
 
-def set_state(store: ServerStore, worker: int, items: Sequence[m.StateItem], frames: Frames) -> None:
-    """Set the state of stretches, as one worker has loaded it.
+def set_state(own: OwnStore, worker: int, items: Sequence[m.StateItem], frames: Frames) -> None:
+    """Set the state of ranges, as one worker has loaded it.
 
     Raises:
         ProtocolError: frames that do not fit their items.
@@ -56,27 +54,26 @@ def set_state(store: ServerStore, worker: int, items: Sequence[m.StateItem], fra
             raise ValueError(f"{UNSENT} values are float64 ({item.length},), not {tensor.dtype} {tuple(tensor.shape)}")
     for item, tensor in zip(items, tensors, strict=True):
         entry = m.Entry(item.block, item.bucket, item.start, item.length, 0)
-        for slot, piece, offset in _located(store, entry):
+        for slot, piece, offset in _located(own, entry):
             flat = tensor.dim() == 1 and tensor.numel() == item.length
             part = tensor[offset - item.start : offset - item.start + piece.length] if flat else tensor
             if item.name == UNSENT:
-                _set_unsent(store, worker, store.bucket(item.block, item.bucket), offset, part)
+                _set_unsent(own, worker, own.store.buckets.get(item.block, item.bucket), offset, part)
             else:
                 slot.updater.load_state(piece, {item.name: part})
 
 
-def _set_unsent(store: ServerStore, worker: int, bucket: StoredBucket, start: int, unsent: torch.Tensor) -> None:
-    """Set the values to what a worker knows, which is what it started from, plus what it was not told."""
-    if "pull" in store.codecs:
+def _set_unsent(own: OwnStore, worker: int, bucket: StoredBucket, start: int, unsent: torch.Tensor) -> None:
+    """Set the stored values to what a worker knows, which it has loaded too, plus what was not sent to it."""
+    if "pull" in own.codecs:
         bucket.keep_first_version(bucket.slots[0].rule.unit)
     part = slice(start, start + unsent.numel())
-    bucket.values[part].copy_(store.visible(bucket, worker)[part].double() + unsent)
+    bucket.values[part].copy_(own.store.visible(bucket, worker)[part].double() + unsent)
 
 
-def _located(store: ServerStore, entry: m.Entry) -> list[tuple[Slot, Piece, int]]:
-    """Return (slot, piece inside the slot, start inside the bucket) of all that a stretch covers."""
-    bucket = store.bucket(entry.block, entry.bucket)
-    store.check_entry(bucket, entry)
+def _located(own: OwnStore, entry: m.Entry) -> list[tuple[Slot, Piece, int]]:
+    """Return (slot, piece inside the slot, start inside the bucket) of all pieces that a range covers."""
+    bucket = own.store.buckets.checked(entry)
     stop = entry.start + entry.length
     found = []
     for slot in bucket.slots_over(entry.start, entry.length):

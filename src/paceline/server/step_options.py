@@ -1,4 +1,4 @@
-"""Workers whose pushes make one update must mean the same optimizer."""
+"""Compares the optimizer options of workers whose pushes make one update: these must be the same."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _NONE = object()
 
 
 def difference(one: StepOptions, other: StepOptions, first: int, second: int) -> str:
-    """Say in what the options differ that two workers brought; empty when they agree.
+    """Return how the options of two workers differ; empty when they are the same.
 
     Args:
         one: options of the one.

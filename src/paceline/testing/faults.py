@@ -1,12 +1,12 @@
-"""A bad network and slow processes on demand: what a job under test must bear without a change in its results.
+"""Simulates a bad network and slow processes. A job under test must give the same results with them.
 
-Faults act where messages are received. A message may come late, while those of other peers overtake it; it may come
-twice, the second time much later; it may be lost, until it is asked after. Messages of one peer keep their order
-otherwise, as the transport promises. Processes pause before they handle what came, before they send, and servers
-before they update.
+Faults act where messages are received. A message may be late, so that those of other peers overtake it. It may arrive
+twice, the second time much later. It may be lost, until it is probed. Apart from that, messages of one peer keep their
+order, as the transport promises. Processes pause before they use what has arrived and before they send, and servers
+pause before they update.
 
-Production code knows nothing of this: :mod:`paceline.testing.faulty` puts the faulty ends in the place of the
-transport's, in the processes of a job that was started with ``LocalJob(faults=...)``.
+Production code does not depend on this: :mod:`paceline.testing.faulty` replaces the ends of the transport by faulty
+ones, in the processes of a job that was started with ``LocalJob(faults=...)``.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import Generic, TypeVar
 
 from paceline.transport.base import Frames, Hub, Listener
 
-#: Where a process of a job finds its faults, as JSON.
+#: Environment variable with the faults of a process, as JSON.
 VARIABLE = "PACELINE_TESTING_FAULTS"
 
-#: A repeat comes this many times later than the latest first message.
+#: A repeat is at most this many times later than any first message.
 _REPEAT_LATER = 4
 
 Peer = TypeVar("Peer", bound=Hashable)
@@ -34,16 +34,16 @@ Peer = TypeVar("Peer", bound=Hashable)
 
 @dataclass(frozen=True)
 class Faults:
-    """What goes wrong, and how often.
+    """Kinds of faults and their rates.
 
     Attributes:
-        seed: of all chances; every process has its own sequence, the same in every run.
-        delay_s: up to so long is a message held back.
-        repeat: how many of all messages come twice.
-        lose: how many of all messages get lost, on connections that carry tensors.
-        pause_s: up to so long does a process pause.
-        pause: in how many of the places where it may.
-        probe_after_s: answers are asked after so early, instead of after seconds.
+        seed: of the random numbers; every process has its own sequence, the same in every run.
+        delay_s: longest delay of a message.
+        repeat: share of the messages that arrive twice.
+        lose: share of the messages that get lost, on connections that carry tensors.
+        pause_s: longest pause of a process.
+        pause: share of the possible pauses that are made.
+        probe_after_s: replaces ``PROBE_AFTER_S`` and the check intervals, which are longer.
     """
 
     seed: int = 0
@@ -60,12 +60,12 @@ class Faults:
 
 
 class Chance:
-    """The chances of one process.
+    """The random numbers of one process.
 
     Args:
-        faults: how often what goes wrong.
-        who: the process, for a sequence of its own.
-        sleep: how it pauses.
+        faults: their rates.
+        who: the process, which gets a sequence of its own.
+        sleep: makes a pause.
     """
 
     def __init__(self, faults: Faults, who: str, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -74,24 +74,24 @@ class Chance:
         self._sleep = sleep
 
     def has(self, share: float) -> bool:
-        """Tell whether this one is among a share of all."""
+        """Return True with this probability."""
         return self._random.random() < share
 
     def delay_s(self) -> float:
-        """Return how long a message is held back."""
+        """Return the delay of a message."""
         return self._random.uniform(0.0, self.faults.delay_s)
 
     def pause(self) -> None:
-        """Pause, perhaps."""
+        """Pause, or not."""
         if self.has(self.faults.pause):
             self._sleep(self._random.uniform(0.0, self.faults.pause_s))
 
 
 class Held(Generic[Peer]):
-    """Messages that have arrived and are not handed over yet.
+    """Messages that have arrived and are delayed.
 
     Args:
-        chance: what becomes of each.
+        chance: decides what happens to each.
     """
 
     def __init__(self, chance: Chance) -> None:
@@ -101,7 +101,7 @@ class Held(Generic[Peer]):
         self._count = 0
 
     def add(self, messages: Iterable[tuple[Peer, Frames]], now: float, may_lose: Callable[[Peer], bool]) -> None:
-        """Take in what has arrived."""
+        """Add messages that have arrived."""
         faults = self._chance.faults
         for peer, frames in messages:
             if may_lose(peer) and self._chance.has(faults.lose):
@@ -117,7 +117,7 @@ class Held(Generic[Peer]):
         heapq.heappush(self._heap, (due, self._count, peer, frames))
 
     def take(self, now: float) -> list[tuple[Peer, Frames]]:
-        """Hand over what is due."""
+        """Return the messages whose delay has passed."""
         taken = []
         while self._heap and self._heap[0][0] <= now:
             _, _, peer, frames = heapq.heappop(self._heap)
@@ -125,12 +125,12 @@ class Held(Generic[Peer]):
         return taken
 
     def wait_s(self, now: float, timeout_s: float) -> float:
-        """Return how long to wait at most, so that nothing is handed over too late."""
+        """Return how long to wait at most until the next message is due."""
         return min(timeout_s, max(0.0, self._heap[0][0] - now)) if self._heap else timeout_s
 
 
 class FaultyHub:
-    """A hub whose answers come late, twice or never.
+    """A hub whose answers arrive late, twice or never.
 
     Args:
         inner: the transport's.
@@ -164,15 +164,15 @@ class FaultyHub:
         return self.held.take(now)
 
     def is_open(self, channel: int) -> bool:
-        """Tell whether the channel is connected now."""
+        """Return whether the channel is connected now."""
         return self.inner.is_open(channel)
 
     def reopened(self) -> list[int]:
-        """Return channels that were connected anew since the last call."""
+        """Return channels that have closed and connected again since the last call."""
         return self.inner.reopened()
 
     def refused(self, channel: int) -> str:
-        """Return why the other side refuses this process, or an empty string."""
+        """Return why the listener refuses this process; an empty string if it does not."""
         return self.inner.refused(channel)
 
     def wake(self) -> None:
@@ -185,7 +185,7 @@ class FaultyHub:
 
 
 class FaultyListener:
-    """A listener that requests reach late, twice or never.
+    """A listener whose requests arrive late, twice or never.
 
     Args:
         inner: the transport's.

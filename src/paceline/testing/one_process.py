@@ -30,7 +30,7 @@ class _Session:
         self.host_id, self.pid = job.workers[rank].host_id, os.getpid()
         self.is_on_one_host = len({one.host_id for one in (*job.workers, *job.servers)}) == 1
 
-    def relays(self, policy: Policy) -> LocalMerge:
+    def local_merge(self, policy: Policy) -> LocalMerge:
         workers, servers = ([one.host_id for one in members] for members in (self.workers, self.servers))
         units = policy.unit_of(len(workers)) if self.settings.local_merge else range(len(workers))
         return LocalMerge(workers, servers, units)
@@ -52,15 +52,15 @@ class _Session:
     def ask_server(
         self, server: int, body: m.Request, what: str, frames: Frames = (), on_answer: OnAnswer | None = None
     ) -> Call:
-        ticket = Call(f"server {server}", what, on_answer)
-        self._job.send_request(self.rank, server, body, frames, ticket)
-        return ticket
+        call = Call(f"server {server}", what, on_answer)
+        self._job.send_request(self.rank, server, body, frames, call)
+        return call
 
     def call_server(self, server: int, body: m.Request, what: str, frames: Frames = ()) -> m.Body:
-        ticket = self.ask_server(server, body, what, frames)
-        self.wait([ticket])
-        assert ticket.body is not None
-        return ticket.body
+        call = self.ask_server(server, body, what, frames)
+        self.wait([call])
+        assert call.body is not None
+        return call.body
 
     def call_scheduler(self, body: m.Request, what: str, timeout_s: float | None = None) -> m.Body:
         if isinstance(body, m.Publish):
@@ -71,14 +71,14 @@ class _Session:
         blocks = self._job.published[body.store]
         return m.Found([one for one in blocks if wanted & {key.name for key in one.keys}])
 
-    def wait(self, tickets: Iterable[Call], timeout_s: float | None = None) -> None:
-        tickets = list(tickets)
-        while not all(ticket.done for ticket in tickets):
+    def wait(self, calls: Iterable[Call], timeout_s: float | None = None) -> None:
+        calls = list(calls)
+        while not all(call.done for call in calls):
             if not self._job.deliver():
-                waiting = ", ".join(ticket.what for ticket in tickets if not ticket.done)
+                waiting = ", ".join(call.what for call in calls if not call.done)
                 raise PacelineError(f"worker {self.rank} waits for ever: {waiting}")
-        for ticket in tickets:
-            ticket.raise_error()
+        for call in calls:
+            call.raise_error()
 
 
 class OneProcess:
@@ -127,7 +127,7 @@ class OneProcess:
         """Return the store of every worker, rank 0 first: what all of them call, they call in this order."""
         names = {"all": "dist_sync", "each": "dist_async", "groups": "dist_gsync", "first": "dist_ksync"}
         name = names[policy.merge]
-        return [DistStore(name, name, self.session(one.rank), policy, "s", mean, **options) for one in self.workers]
+        return [DistStore(name, self.session(one.rank), policy, "s", mean, **options) for one in self.workers]
 
     # ---- messages --------------------------------------------------------------------------------------------------
 
@@ -152,9 +152,9 @@ class OneProcess:
         self._send(peer, f"server {server}", deliver)
         return self._seq
 
-    def send_request(self, rank: int, server: int, body: m.Request, frames: Frames, ticket: Call) -> None:
-        """Send a worker's request, whose answer completes a ticket."""
-        ticket.seq = self.send(f"worker {rank}", server, body, frames, ticket.complete)
+    def send_request(self, rank: int, server: int, body: m.Request, frames: Frames, call: Call) -> None:
+        """Send a worker's request, whose answer completes a call."""
+        call.seq = self.send(f"worker {rank}", server, body, frames, call.complete)
 
     def _arrive(self, peer: str, seq: int, server: int, body: m.Request, frames: Frames) -> None:
         self.requests.append((peer, server, body))

@@ -15,7 +15,7 @@ class Formula(torch.optim.Optimizer):
     """An optimizer of torch that is given by its formula for one tensor.
 
     A subclass lists its options in ``__init__`` and hands them to this one, and writes :meth:`_update`; its name goes
-    into ``registry.py``. State that does not exist yet counts as zeros, so that it can be loaded stretch by stretch.
+    into ``registry.py``. State that does not exist yet counts as zeros, so that it can be loaded range by range.
 
     Args:
         params: parameters or groups.
@@ -26,7 +26,7 @@ class Formula(torch.optim.Optimizer):
     """
 
     per_key: ClassVar[bool] = False
-    """Whether a step depends on which key it is of: then every group holds one key (``key``), or a stretch of one that
+    """Whether a step depends on which key it is of: then every group holds one key (``key``), or a range of one that
     begins at element ``key_start`` of it."""
 
     def __init__(self, params: Any, defaults: Group) -> None:

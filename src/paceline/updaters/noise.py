@@ -11,9 +11,9 @@ _CHUNK = 4096
 
 
 def normal(seed: tuple[object, ...], start: int, length: int) -> torch.Tensor:
-    """Return a stretch of a standard normal sequence.
+    """Return a range of a standard normal sequence.
 
-    The same elements of a sequence come out however it is cut into stretches, in every process.
+    The same elements of a sequence come out however it is cut into ranges, in every process.
 
     Args:
         seed: numbers and strings that name the sequence.

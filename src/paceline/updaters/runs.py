@@ -1,4 +1,4 @@
-"""Stretches of a stored value that an optimizer sees as one tensor."""
+"""Ranges of a stored value that an optimizer sees as one tensor."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Run:
     """Key, and first element inside it, for optimizers that want to know."""
 
     def view(self, flat: torch.Tensor) -> torch.Tensor:
-        """Return this stretch of a flat tensor, in the shape of the key if the optimizer sees that."""
+        """Return this range of a flat tensor, in the shape of the key if the optimizer sees that."""
         part = flat[self.start : self.start + self.length]
         return part.view(self.shape) if self.shape else part
 

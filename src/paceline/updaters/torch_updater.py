@@ -290,7 +290,7 @@ class TorchUpdater(FlatUpdater):
 
 
 def _place(run: Run) -> dict[str, Any]:
-    """Tell an optimizer which key a run is of, or of which stretch of it."""
+    """Tell an optimizer which key a run is of, or of which range of it."""
     assert run.place is not None
     return {"key": run.place[0], "key_start": run.place[1]}
 

@@ -10,25 +10,25 @@ import torch
 
 from paceline.ranges import Ranges, is_all, joined, within, without
 from paceline.wire import messages as m
-from paceline.worker.block import Stretch, WorkerBlock
+from paceline.worker.block import BucketRange, WorkerBlock
 
-Absent: TypeAlias = Sequence[tuple[WorkerBlock, Stretch]]
+Absent: TypeAlias = Sequence[tuple[WorkerBlock, BucketRange]]
 
 
-def cut(entries: Sequence[m.Entry], absent: Absent) -> list[m.Stretch]:
+def cut(entries: Sequence[m.Entry], absent: Absent) -> list[m.AbsentRange]:
     """Return what is absent of the entries of a push, entry by entry."""
     ranges: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for block, one in absent:
         ranges.setdefault((block.spec.block, one.bucket), []).append((one.start, one.start + one.length))
     whole = {place: joined(found) for place, found in ranges.items()}
     return [
-        m.Stretch(entry.block, entry.bucket, entry.start + start, stop - start)
+        m.AbsentRange(entry.block, entry.bucket, entry.start + start, stop - start)
         for entry in entries
         for start, stop in within(whole.get((entry.block, entry.bucket), ()), entry.start, entry.start + entry.length)
     ]
 
 
-def gaps(absent: Sequence[m.Stretch], entry: m.Entry) -> Ranges:
+def gaps(absent: Sequence[m.AbsentRange], entry: m.Entry) -> Ranges:
     """Return what is absent of an entry, in positions of the entry."""
     stop = entry.start + entry.length
     found = [one for one in absent if (one.block, one.bucket) == (entry.block, entry.bucket)]
@@ -63,7 +63,7 @@ def held_back(residual: torch.Tensor | None, ranges: Ranges) -> Iterator[None]:
             part.copy_(before)
 
 
-def note(blocks: dict[int, WorkerBlock], entries: Sequence[m.Entry], absent: Sequence[m.Stretch]) -> None:
+def note(blocks: dict[int, WorkerBlock], entries: Sequence[m.Entry], absent: Sequence[m.AbsentRange]) -> None:
     """Remember for what of a push nobody had a gradient, in place of what was known of the last one."""
     if not absent and not any(block.missing for block in blocks.values()):
         return

@@ -32,7 +32,7 @@ def store_told(
     entries: Sequence[m.Entry],
     shared: bool,
     codec: Codec | None,
-    told: Sequence[m.Told],
+    told: Sequence[m.KnownRange],
     frames: Frames,
 ) -> None:
     """Store what a server that compresses pulls tells. What the worker knows already is left as it is.
@@ -42,7 +42,7 @@ def store_told(
         entries: what was asked for.
         shared: the server has written the values in place, and there are no frames.
         codec: of the pull leg.
-        told: the stretches that the answer is about.
+        told: the ranges that the answer is about.
         frames: one for each of them, unless ``shared``.
 
     Raises:
@@ -52,7 +52,7 @@ def store_told(
     """
     _check_asked(entries, told)
     if not shared and len(frames) != len(told):
-        raise ProtocolError(f"an answer about {len(told)} stretches has {len(frames)} frames")
+        raise ProtocolError(f"an answer about {len(told)} ranges has {len(frames)} frames")
     for one, frame in zip(told, [None] * len(told) if shared else frames, strict=True):
         block = blocks[one.block]
         versions = block.buckets[one.bucket].versions
@@ -62,7 +62,7 @@ def store_told(
             versions.set(one.start, one.length, one.version)
 
 
-def _check_asked(entries: Sequence[m.Entry], told: Sequence[m.Told]) -> None:
+def _check_asked(entries: Sequence[m.Entry], told: Sequence[m.KnownRange]) -> None:
     asked: dict[tuple[int, int], list[m.Entry]] = {}
     for entry in entries:
         asked.setdefault((entry.block, entry.bucket), []).append(entry)
@@ -75,7 +75,7 @@ def _check_asked(entries: Sequence[m.Entry], told: Sequence[m.Told]) -> None:
             )
 
 
-def _is_news(one: m.Told, held: set[int]) -> bool:
+def _is_news(one: m.KnownRange, held: set[int]) -> bool:
     """Tell whether a worker lacks what it is told: an answer may be overtaken by a later one."""
     newest = max(held, default=0)
     if one.coded and one.version > newest and held and held != {one.version - 1}:
@@ -86,7 +86,7 @@ def _is_news(one: m.Told, held: set[int]) -> bool:
     return one.version > newest or (one.version == newest and not one.coded)
 
 
-def _store(block: WorkerBlock, one: m.Told, codec: Codec | None, frame: Any) -> None:
+def _store(block: WorkerBlock, one: m.KnownRange, codec: Codec | None, frame: Any) -> None:
     values = block.values[block.arena_slice(one.bucket, one.start, one.length)]
     if not one.coded:
         values.copy_(from_frame(frame, block.dtype, one.length))

@@ -1,4 +1,4 @@
-"""What a worker holds of the keys that one call initialised: the arena, and how far each stretch has come."""
+"""What a worker holds of the keys that one call initialised: the arena, and how far each range has come."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from paceline.compression import Codec, State
 from paceline.errors import ProtocolError
 from paceline.interval_map import IntervalMap, same
-from paceline.local_merge import Way
+from paceline.local_merge import Route
 from paceline.peer.call import Call
 from paceline.placement import KeySize, Layout, place
 from paceline.ranges import Ranges, is_all, within
@@ -23,7 +23,7 @@ from paceline.worker.versions import Versions
 
 
 @dataclass(frozen=True)
-class Stretch:
+class BucketRange:
     """A part of a key, or several neighbouring ones, inside one bucket."""
 
     bucket: int
@@ -58,7 +58,7 @@ _MOST_SENDING = 16
 class _Sending:
     start: int
     stop: int
-    ticket: Call
+    call: Call
 
 
 @dataclass
@@ -69,7 +69,7 @@ class BucketSide:
     sending: list[_Sending] = field(default_factory=list)
     """Requests whose answers are still to come."""
     codec_states: dict[tuple[int, int], State] = field(default_factory=dict)
-    """What the codec of pushes remembers, per stretch; residuals are views of the block's."""
+    """What the codec of pushes remembers, per range; residuals are views of the block's."""
     versions: Versions = field(default_factory=lambda: Versions(0))
     """What servers that compress pulls have told."""
 
@@ -88,7 +88,7 @@ class WorkerBlock:
     Attributes:
         values: flat; what the store holds, as far as this worker has read it.
         grads: flat; what this worker pushes.
-        ways: how pushes of every bucket travel.
+        routes: how pushes of every bucket travel.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class WorkerBlock:
         self.spec = spec
         self.dtype = dtype_of(spec.dtype)
         self.layout = layout_of(spec, num_servers)
-        self.ways = [Way(one.server, one.server if spec.rows else via(one.server)) for one in self.layout.buckets]
+        self.routes = [Route(one.server, one.server if spec.rows else via(one.server)) for one in self.layout.buckets]
         self.key_index = {key.name: index for index, key in enumerate(spec.keys)}
         self.patchwork = Patchwork(self.layout.numel, self.dtype)
         self.values = self.patchwork.tensor
@@ -120,13 +120,13 @@ class WorkerBlock:
         self.mapped: set[int] = set()
         """Servers that read and write the arena in place."""
         self.fresh = [False] * len(spec.keys)
-        """Keys whose stretch of ``values`` is what the store would answer."""
+        """Keys whose range of ``values`` is what the store would answer."""
         self.missing: dict[int, Ranges] = {}
         """By bucket, ranges (start, stop) for which no worker had a gradient in the last answered push."""
-        self._stretches: list[list[Stretch]] = [[] for _ in spec.keys]
+        self._ranges: list[list[BucketRange]] = [[] for _ in spec.keys]
         for index, bucket in enumerate(self.layout.buckets):
             for part in bucket.parts:
-                self._stretches[part.key].append(Stretch(index, part.start, part.length))
+                self._ranges[part.key].append(BucketRange(index, part.start, part.length))
 
     def numel(self, key: int) -> int:
         """Return the number of elements that are stored of a key."""
@@ -145,13 +145,13 @@ class WorkerBlock:
         """Return the arena's view of a key's gradient, in its shape."""
         return self._view(self.grads, key)
 
-    def stretches(self, keys: Sequence[int]) -> list[Stretch]:
+    def ranges(self, keys: Sequence[int]) -> list[BucketRange]:
         """Return where keys lie, neighbours in one bucket joined."""
-        joined: list[Stretch] = []
-        for one in sorted((s for key in keys for s in self._stretches[key]), key=lambda s: (s.bucket, s.start)):
+        joined: list[BucketRange] = []
+        for one in sorted((s for key in keys for s in self._ranges[key]), key=lambda s: (s.bucket, s.start)):
             last = joined[-1] if joined else None
             if last is not None and last.bucket == one.bucket and last.start + last.length == one.start:
-                joined[-1] = Stretch(last.bucket, last.start, last.length + one.length)
+                joined[-1] = BucketRange(last.bucket, last.start, last.length + one.length)
             else:
                 joined.append(one)
         return joined
@@ -160,20 +160,20 @@ class WorkerBlock:
         """Tell whether no worker had a gradient of a key in the last answered push of it."""
         return bool(self.missing) and all(
             is_all(within(self.missing.get(one.bucket, ()), one.start, one.start + one.length), one.length)
-            for one in self._stretches[key]
+            for one in self._ranges[key]
         )
 
     def buckets_of(self, key: int) -> set[int]:
         """Return the buckets in which a key has elements."""
-        return {one.bucket for one in self._stretches[key]}
+        return {one.bucket for one in self._ranges[key]}
 
     def arena_slice(self, bucket: int, start: int, length: int) -> slice:
-        """Return where a stretch of a bucket lies in the arena."""
+        """Return where a range of a bucket lies in the arena."""
         first = self.layout.buckets[bucket].start + start
         return slice(first, first + length)
 
     def codec_state(self, codec: Codec, bucket: int, start: int, length: int) -> State:
-        """Return what the codec remembers of a stretch.
+        """Return what the codec remembers of a range.
 
         Residuals lie in one arena, so that they stay with their elements however pushes are cut.
         """
@@ -201,21 +201,21 @@ class WorkerBlock:
         """Return the arena's view of a key's residual, in its shape."""
         return self._view(self.residual_arena(), key)
 
-    def outstanding(self, stretch: Stretch) -> list[Call]:
-        """Return the requests on a stretch that are not answered yet."""
-        side = self.buckets[stretch.bucket]
+    def outstanding(self, part: BucketRange) -> list[Call]:
+        """Return the requests on a range that are not answered yet."""
+        side = self.buckets[part.bucket]
         if not side.sending:
             return []
-        side.sending = [sent for sent in side.sending if not sent.ticket.done or sent.ticket.error is not None]
-        stop = stretch.start + stretch.length
-        return [sent.ticket for sent in side.sending if sent.start < stop and stretch.start < sent.stop]
+        side.sending = [sent for sent in side.sending if not sent.call.done or sent.call.error is not None]
+        stop = part.start + part.length
+        return [sent.call for sent in side.sending if sent.start < stop and part.start < sent.stop]
 
-    def note_sent(self, stretch: Stretch, ticket: Call) -> None:
-        """Remember a request on a stretch."""
-        side = self.buckets[stretch.bucket]
+    def note_sent(self, part: BucketRange, call: Call) -> None:
+        """Remember a request on a range."""
+        side = self.buckets[part.bucket]
         if len(side.sending) >= _MOST_SENDING:
-            side.sending = [sent for sent in side.sending if not sent.ticket.done or sent.ticket.error is not None]
-        side.sending.append(_Sending(stretch.start, stretch.start + stretch.length, ticket))
+            side.sending = [sent for sent in side.sending if not sent.call.done or sent.call.error is not None]
+        side.sending.append(_Sending(part.start, part.start + part.length, call))
 
     def look_at(self, indices: Sequence[int], found: m.ValuesAt) -> None:
         """Put the values that a server keeps of some buckets in the place of ours.

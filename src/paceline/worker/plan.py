@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.local_merge import Way
-from paceline.worker.block import Stretch, WorkerBlock
+from paceline.local_merge import Route
+from paceline.worker.block import BucketRange, WorkerBlock
 
 #: A step is closed when it has this many bytes: enough that a message's own cost (about 0.3 ms on both sides) does not
 #: show, and few enough that the first is on its way while the others are still copied.
@@ -31,7 +31,7 @@ class Step:
     places: list[Place]
     values: list[torch.Tensor]
     grads: list[torch.Tensor]
-    sends: dict[Way, list[tuple[WorkerBlock, Stretch]]]
+    sends: dict[Route, list[tuple[WorkerBlock, BucketRange]]]
 
     def set_fresh(self, fresh: bool) -> None:
         """Note whether the arenas' values are what the store would answer."""
@@ -75,10 +75,10 @@ def _step(positions: range, places: Sequence[Place]) -> Step:
     blocks: dict[WorkerBlock, list[int]] = {}
     for block, index in places:
         blocks.setdefault(block, []).append(index)
-    sends: dict[Way, list[tuple[WorkerBlock, Stretch]]] = {}
+    sends: dict[Route, list[tuple[WorkerBlock, BucketRange]]] = {}
     for block, indices in blocks.items():
-        for stretch in block.stretches(indices):
-            sends.setdefault(block.ways[stretch.bucket], []).append((block, stretch))
+        for part in block.ranges(indices):
+            sends.setdefault(block.routes[part.bucket], []).append((block, part))
     values = [block.value_of(index) for block, index in places]
     grads = [block.grad_of(index) for block, index in places]
     return Step(positions, list(places), values, grads, sends)

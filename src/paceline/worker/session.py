@@ -105,7 +105,7 @@ class Session:
         """Process id of this worker."""
         return self._lifeline.me.pid
 
-    def relays(self, policy: Policy) -> LocalMerge:
+    def local_merge(self, policy: Policy) -> LocalMerge:
         """Return on which servers pushes of one host are merged, for stores of a policy."""
         workers, servers = ([one.host_id for one in members] for members in (self.workers, self.servers))
         alone = range(len(workers))

@@ -1,4 +1,4 @@
-"""Pushes and pulls of one worker: what goes to which server, and what comes back into the arena."""
+"""Pushes and pulls of one worker: gradients from the arenas to the servers, values from there into the arenas."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from typing import Any
 import torch
 
 from paceline.compression import Codec, Leg
-from paceline.local_merge import Way
+from paceline.local_merge import Route
 from paceline.peer.call import Call
 from paceline.tensors import to_frame
 from paceline.transport.base import Frames
 from paceline.wire import messages as m
 from paceline.worker import absence, answers
-from paceline.worker.block import Stretch, WorkerBlock
+from paceline.worker.block import BucketRange, WorkerBlock
 from paceline.worker.plan import Plan, Step
 from paceline.worker.session import Session
 
-Located = tuple[WorkerBlock, Stretch]
+Located = tuple[WorkerBlock, BucketRange]
 
 
 class Traffic:
-    """Sends what lies in the arenas' gradients, and brings new values into the arenas' values.
+    """Pushes the arenas' gradients, and stores pulled values in the arenas.
 
     Args:
         session: this worker's part in the job.
         store: name of the store.
-        eager: values that come with the answer to a push stay valid until this worker's next push, so they always
-            come with it: one trip instead of two.
+        merges_rounds: updates are made of rounds of this worker's unit, so values in the answer to a push stay valid
+            until this worker's next push. They always come with it: one trip instead of two.
     """
 
-    def __init__(self, session: Session, store: str, eager: bool) -> None:
+    def __init__(self, session: Session, store: str, merges_rounds: bool) -> None:
         self.clip_norm = 0.0
         """The largest norm of a merged gradient; 0: no limit. With one, pushes are answered after :meth:`clip`."""
         self._unclipped: dict[int, list[m.Entry]] = {}
         """What was pushed since the last clipping, by owner."""
-        self._session, self._store, self._stand_still = session, store, eager
+        self._session, self._store, self._merges_rounds = session, store, merges_rounds
         self.codecs: dict[Leg, Codec] = {}
         self.samples = 1.0
         """Samples behind the next pushes; weighs them where the store merges to the mean."""
@@ -47,9 +47,9 @@ class Traffic:
         """Encoded options of the optimizer, sent with every push."""
 
     @property
-    def _eager(self) -> bool:
-        """Whether values come with the answer to a push, which is also where they come compressed."""
-        return self._stand_still or "pull" in self.codecs
+    def _answers_bring_values(self) -> bool:
+        """Whether values come with the answer to a push. Compressed values come in no other route."""
+        return self._merges_rounds or "pull" in self.codecs
 
     # ---- calls on lists of keys ------------------------------------------------------------------------------------
 
@@ -58,52 +58,54 @@ class Traffic:
         for step in plan.steps:
             self.wait(step)
             _fill(step.grads, [values[position] for position in step.positions])
-            for way, located in step.sends.items():
-                self.push_stretches(way, located, want=self._eager)
-            step.set_fresh(self._eager)
+            for route, located in step.sends.items():
+                self.push_ranges(route, located, want=self._answers_bring_values)
+            step.set_fresh(self._answers_bring_values)
 
     def pull(self, plan: Plan, outs: Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]]) -> None:
         """Copy the values of the plan's keys into one tensor, or a list of them, per key."""
         self.refresh(plan, lambda step: _empty(step.values, [outs[position] for position in step.positions]))
 
     def refresh(self, plan: Plan, then: Callable[[Step], None] = lambda step: None) -> None:
-        """Bring the values of keys into their arenas, step by step."""
+        """Pull the values of keys into their arenas, step by step."""
         for step in plan.steps:
             self.wait(step)
             if not all(block.fresh[index] for block, index in step.places):
-                self._session.wait([self._pull_stretches(*item) for item in step.sends.items()])
+                self._session.wait([self._pull_ranges(*item) for item in step.sends.items()])
             then(step)
-            if not self._stand_still:
+            if not self._merges_rounds:
                 step.set_fresh(False)
 
     def wait(self, step: Step) -> None:
         """Wait for the answers to requests on a step's keys."""
-        tickets = [ticket for sends in step.sends.values() for block, one in sends for ticket in block.outstanding(one)]
-        if tickets:
+        calls = [call for sends in step.sends.values() for block, one in sends for call in block.outstanding(one)]
+        if calls:
+            is_answered = False
             try:
-                self._session.wait(tickets)
-            except Exception:
-                step.set_fresh(False)  # an answer that failed has brought no values
-                raise
+                self._session.wait(calls)
+                is_answered = True
+            finally:
+                if not is_answered:
+                    step.set_fresh(False)  # an answer that failed has brought no values
 
     # ---- messages --------------------------------------------------------------------------------------------------
 
-    def push_stretches(
-        self, way: Way, located: Sequence[Located], want: bool, absent: Sequence[Located] = (), skip: bool = False
+    def push_ranges(
+        self, route: Route, located: Sequence[Located], want: bool, absent: Sequence[Located] = (), skip: bool = False
     ) -> Call:
-        """Push what lies in the arenas' gradients.
+        """Push ranges of the arenas' gradients.
 
         The answer says for what no worker had a gradient: see :attr:`WorkerBlock.missing`.
 
         Args:
-            way: that the stretches travel.
+            route: of the ranges.
             located: what to push.
-            want: bring the new values into the arenas' values with the answer.
-            absent: parts of that, whole keys as far as they lie there (:meth:`WorkerBlock.stretches`), for which this
+            want: the answer brings the new values into the arenas.
+            absent: parts of that, whole keys as far as they lie there (:meth:`WorkerBlock.ranges`), for which this
                 worker has no gradient. They count as zeros, and the arenas' gradients become zeros there; where no
                 worker has a gradient, nothing is updated.
-            skip: this round must not be applied on any worker's behalf, e.g. since gradients are not finite. Nothing of
-                the arenas is read or sent, nor what a codec holds back. Merged gradients become NaN for all.
+            skip: no server may apply this round, e.g. since gradients are not finite. Neither gradients nor residuals
+                are read or sent. Merged gradients become NaN for all workers.
         """
         entries = [
             m.Entry(block.spec.block, one.bucket, *piece)
@@ -111,8 +113,8 @@ class Traffic:
             for piece in block.buckets[one.bucket].rounds.next(one.start, one.length)
         ]
         blocks = {block.spec.block: block for block, _ in located}
-        # What is encoded, on either leg, is a matter between a worker and the owner.
-        server = way.owner if self.codecs else way.via
+        # Codecs, on either leg, have their states in the worker and the owner: pushes are not summed between them.
+        server = route.owner if self.codecs else route.via
         shared = all(server in block.mapped for block in blocks.values())
         gone = absence.cut(entries, absent) if absent and not skip else []
         frames = () if skip else self._payload(blocks, entries, shared, gone)
@@ -121,14 +123,14 @@ class Traffic:
         done = partial(self._answered if want else self._noted, blocks, entries, shared)
         round = max(entry.round for entry in entries)
         self._session.note_round(round)
-        ticket = self._session.ask_server(server, body, f"push of round {round}", frames, done)
-        self.note_pushed(way.owner, entries)
+        call = self._session.ask_server(server, body, f"push of round {round}", frames, done)
+        self.note_pushed(route.owner, entries)
         for block, one in located:
-            block.note_sent(one, ticket)
-        return ticket
+            block.note_sent(one, call)
+        return call
 
     def note_pushed(self, owner: int, entries: Sequence[m.Entry]) -> None:
-        """Remember what was pushed to an owner, as far as it will be clipped."""
+        """Remember what was pushed to an owner, if rounds are clipped."""
         if self.clip_norm:
             self._unclipped.setdefault(owner, []).extend(entries)
 
@@ -148,7 +150,7 @@ class Traffic:
             for owner in owners
         ]
         self._session.wait(asked)
-        parts = [ticket.body for ticket in asked if isinstance(ticket.body, m.NormIs)]
+        parts = [call.body for call in asked if isinstance(call.body, m.NormIs)]
         norm = math.sqrt(math.fsum(one.squares for one in parts))
         limit = self.clip_norm / (norm + 1e-6)
         factor = 1.0 if limit > 1.0 else limit  # not min: that would lose a NaN
@@ -159,7 +161,7 @@ class Traffic:
         return norm
 
     def _payload(
-        self, blocks: dict[int, WorkerBlock], entries: Iterable[m.Entry], shared: bool, gone: Sequence[m.Stretch]
+        self, blocks: dict[int, WorkerBlock], entries: Iterable[m.Entry], shared: bool, gone: Sequence[m.AbsentRange]
     ) -> Frames:
         codec = self.codecs.get("push")
         if codec is None and shared and not gone:
@@ -182,15 +184,15 @@ class Traffic:
                     frames.append(codec.encode(grads, state, round=entry.round))
         return () if codec is None and shared else frames
 
-    def _pull_stretches(self, way: Way, located: Sequence[Located]) -> Call:
+    def _pull_ranges(self, route: Route, located: Sequence[Located]) -> Call:
         entries = [m.Entry(block.spec.block, one.bucket, one.start, one.length, 0) for block, one in located]
         blocks = {block.spec.block: block for block, _ in located}
-        shared = all(way.owner in block.mapped for block in blocks.values())
+        shared = all(route.owner in block.mapped for block in blocks.values())
         done = partial(self._store_values, blocks, entries, shared)
-        ticket = self._session.ask_server(way.owner, m.Pull(self._store, entries, shared), "pull", (), done)
+        call = self._session.ask_server(route.owner, m.Pull(self._store, entries, shared), "pull", (), done)
         for block, one in located:
-            block.note_sent(one, ticket)
-        return ticket
+            block.note_sent(one, call)
+        return call
 
     def _answered(
         self, blocks: dict[int, WorkerBlock], entries: Sequence[m.Entry], shared: bool, body: m.Body, frames: Frames
@@ -208,8 +210,8 @@ class Traffic:
         self, blocks: dict[int, WorkerBlock], entries: Sequence[m.Entry], shared: bool, body: m.Body, frames: Frames
     ) -> None:
         assert isinstance(body, m.Values)
-        if body.told:
-            answers.store_told(blocks, entries, shared, self.codecs.get("pull"), body.told, frames)
+        if body.known:
+            answers.store_told(blocks, entries, shared, self.codecs.get("pull"), body.known, frames)
         elif not shared:
             answers.store_values(blocks, entries, frames)
 

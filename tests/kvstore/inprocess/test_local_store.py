@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import CheckpointError, KeyMismatchError, PacelineError
-from paceline.kvstore import tensor_file
+from paceline.kvstore.checkpoint import tensor_file
 from paceline.kvstore.inprocess.device import DeviceStore
 from paceline.kvstore.inprocess.local import LocalStore
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from paceline.config import Settings
 from paceline.consistency import Policy
 from paceline.local_merge import LocalMerge
-from paceline.server.forward.store import RelayStore
+from paceline.server.forward.store import ForwardStore
 from paceline.server.requests import RequestHandler
 from paceline.tensors import dtype_name, from_frame, to_frame
 from paceline.updaters import StepOptions, make_spec
@@ -27,17 +27,17 @@ from paceline.worker.block import Rounds
 NUMEL = 10
 #: Host of every worker and server.
 WORKERS, SERVERS = "aabbaa", "ab"
-Stretch = tuple[int, int, int]  # bucket, start, length
-WHOLE: list[Stretch] = [(0, 0, NUMEL), (1, 0, NUMEL)]
-HALVES: list[Stretch] = [(0, 0, 4), (0, 4, NUMEL - 4), (1, 0, 4), (1, 4, NUMEL - 4)]
+BucketRange = tuple[int, int, int]  # bucket, start, length
+WHOLE: list[BucketRange] = [(0, 0, NUMEL), (1, 0, NUMEL)]
+HALVES: list[BucketRange] = [(0, 0, 4), (0, 4, NUMEL - 4), (1, 0, 4), (1, 4, NUMEL - 4)]
 ALL, GROUPS = Policy("all"), Policy("groups", ((0, 1, 2), (3, 4, 5)), weighting="inverse")
 BOUNDED = Policy("groups", ((0, 1), (2, 3, 4), (5,)), bound=0)
 
 
-def gradient(worker: int, stretch: Stretch, round: int) -> torch.Tensor:
+def gradient(worker: int, part: BucketRange, round: int) -> torch.Tensor:
     """Values whose sums are rounded, so that another order gives another result."""
-    whole = torch.randn(NUMEL, generator=torch.Generator().manual_seed(1000 * stretch[0] + 100 * round + worker))
-    return whole[stretch[1] : stretch[1] + stretch[2]] * 10.0**worker
+    whole = torch.randn(NUMEL, generator=torch.Generator().manual_seed(1000 * part[0] + 100 * round + worker))
+    return whole[part[1] : part[1] + part[2]] * 10.0**worker
 
 
 class Cluster:
@@ -50,12 +50,13 @@ class Cluster:
         self, policy: Policy, mean: bool, local_merge: bool, chance: random.Random, dtype: torch.dtype = torch.float32
     ) -> None:
         self.chance, self.policy, self.dtype = chance, policy, dtype
-        self.ways: dict[tuple[str, str], deque[Callable[[], None]]] = {}
+        self.connections: dict[tuple[str, str], deque[Callable[[], None]]] = {}
         self.answers: dict[tuple[int, int, int], tuple[m.Reply, list[bytearray]]] = {}
-        self.relayed: dict[tuple[bytes, int], tuple[int, Any]] = {}
-        self.passed_on: list[m.Request] = []
+        self.asked: dict[tuple[bytes, int], tuple[int, Any]] = {}
+        self.forwarded: list[m.Request] = []
+        self.ask_owner: list[Callable[..., None]] = []
         units = policy.unit_of(len(WORKERS)) if local_merge else range(len(WORKERS))
-        self.relays = LocalMerge(WORKERS, SERVERS, units)
+        self.local_merge = LocalMerge(WORKERS, SERVERS, units)
         self.services = [self.new_service(rank) for rank in range(len(SERVERS))]
         self.seq = 0
         groups = [list(group) for group in policy.groups]
@@ -74,9 +75,9 @@ class Cluster:
             self.now(0, server, m.Init("s", 0, dtype_name(dtype), [bucket]), [to_frame(start)])
         for server in range(len(SERVERS)):
             for worker in range(len(WORKERS)):
-                via = self.relays.via(worker, server)
+                via = self.local_merge.via(worker, server)
                 if via != server:
-                    asked = m.Relay("s", 0, dtype_name(dtype), [m.RelayBucket(server, NUMEL, server)])
+                    asked = m.ForwardBuckets("s", 0, dtype_name(dtype), [m.ForwardedBucket(server, NUMEL, server)])
                     assert isinstance(self.now(worker, via, asked), m.ValuesAt)
 
     def new_service(self, rank: int) -> RequestHandler:
@@ -92,13 +93,14 @@ class Cluster:
         def ask(owner: int, body: m.Request, frames: Sequence[Any], on_answer: Any) -> None:
             self.seq += 1
             seq, peer = self.seq, b"server-%d" % rank
-            self.relayed[peer, seq] = owner, on_answer
-            self.passed_on.append(body)
+            self.asked[peer, seq] = owner, on_answer
+            self.forwarded.append(body)
             self.send(
                 f"server {rank}", f"server {owner}",
                 lambda: self.services[owner].handle(peer, seq, body, frozen(frames)),
             )  # fmt: skip
 
+        self.ask_owner.append(ask)
         service = RequestHandler(Settings(num_workers=len(WORKERS)), answer, ask)
         members = [m.Member("worker", r, 0, "h", host, 1, "", b"t") for r, host in enumerate(WORKERS)]
         members += [m.Member("server", r, 0, "h", host, 1, "", b"s") for r, host in enumerate(SERVERS)]
@@ -106,14 +108,14 @@ class Cluster:
         return service
 
     def send(self, source: str, target: str, deliver: Callable[[], None]) -> None:
-        self.ways.setdefault((source, target), deque()).append(deliver)
+        self.connections.setdefault((source, target), deque()).append(deliver)
 
     def answered(self, server: int, role: str, number: int, seq: int, body: m.Reply, frames: list[bytearray]) -> None:
         if role == "worker":
             assert (number, server, seq) not in self.answers, "answered twice"
             self.answers[number, server, seq] = body, frames
         elif seq > 1:
-            owner, on_answer = self.relayed.pop((b"server-%d" % number, seq))
+            owner, on_answer = self.asked.pop((b"server-%d" % number, seq))
             assert owner == server
             on_answer(body, frames)
 
@@ -128,20 +130,20 @@ class Cluster:
 
     def now(self, worker: int, server: int, body: m.Request, frames: Sequence[Any] = ()) -> m.Reply:
         """Ask, and deliver all there is."""
-        ticket = self.ask(worker, server, body, frames)
+        call = self.ask(worker, server, body, frames)
         while self.deliver():
             pass
-        return self.answers[ticket][0]
+        return self.answers[call][0]
 
     def deliver(self) -> bool:
         """Deliver one message of a random connection; False when there is none."""
-        busy = [way for way in sorted(self.ways) if self.ways[way]]
+        busy = [one for one in sorted(self.connections) if self.connections[one]]
         if busy:
-            self.ways[self.chance.choice(busy)].popleft()()
+            self.connections[self.chance.choice(busy)].popleft()()
         return bool(busy)
 
     def values(self, server: int) -> torch.Tensor:
-        return self.services[server]._stores["s"].store.bucket(0, server).values
+        return self.services[server].stores["s"].own.store.buckets.get(0, server).values
 
 
 def frozen(frames: Sequence[Any]) -> list[bytearray]:
@@ -155,11 +157,11 @@ class Worker:
     """A worker's program: some rounds before every barrier, then it leaves. It waits as workers do, and for no more."""
 
     def __init__(
-        self, cluster: Cluster, rank: int, segments: Sequence[Sequence[list[Stretch]]], samples: float
+        self, cluster: Cluster, rank: int, segments: Sequence[Sequence[list[BucketRange]]], samples: float
     ) -> None:
         self.cluster, self.rank, self.samples = cluster, rank, samples
         self.rounds = [Rounds(NUMEL) for _ in SERVERS]
-        self.pushed: list[tuple[Stretch, tuple[int, int, int]]] = []
+        self.pushed: list[tuple[BucketRange, tuple[int, int, int]]] = []
         self.seen: dict[int, torch.Tensor] = {
             server: torch.full((NUMEL,), float("nan")) for server in range(len(SERVERS))
         }
@@ -167,47 +169,47 @@ class Worker:
         self.program = self.run(segments)
         self.waits_for: Callable[[], bool] | None = lambda: True
 
-    def run(self, segments: Sequence[Sequence[list[Stretch]]]) -> Program:
+    def run(self, segments: Sequence[Sequence[list[BucketRange]]]) -> Program:
         for number, segment in enumerate(segments, 1):
-            for stretches in segment:
-                for stretch in stretches:
-                    yield lambda stretch=stretch: self.is_free(stretch)
-                    self.push(stretch)
+            for ranges in segment:
+                for part in ranges:
+                    yield lambda part=part: self.is_free(part)
+                    self.push(part)
             yield from self.tell_all(m.Pause("s"))
             self.at_barrier = number
             yield lambda number=number: all(one.at_barrier >= number for one in workers_of[id(self.cluster)])
-        yield lambda: all(self.is_free(stretch) for stretch in WHOLE)
+        yield lambda: all(self.is_free(part) for part in WHOLE)
         yield from self.tell_all(m.Leave("s"))
 
     def tell_all(self, body: m.Pause | m.Leave) -> Program:
-        tickets = [self.cluster.ask(self.rank, server, body) for server in range(len(SERVERS))]
-        yield lambda: all(ticket in self.cluster.answers for ticket in tickets)
-        assert all(self.cluster.answers[ticket][0] == m.Done() for ticket in tickets)
+        calls = [self.cluster.ask(self.rank, server, body) for server in range(len(SERVERS))]
+        yield lambda: all(call in self.cluster.answers for call in calls)
+        assert all(self.cluster.answers[call][0] == m.Done() for call in calls)
 
-    def is_free(self, stretch: Stretch) -> bool:
+    def is_free(self, part: BucketRange) -> bool:
         return all(
-            ticket in self.cluster.answers
-            for (bucket, start, length), ticket in self.pushed
-            if bucket == stretch[0] and start < stretch[1] + stretch[2] and stretch[1] < start + length
+            call in self.cluster.answers
+            for (bucket, start, length), call in self.pushed
+            if bucket == part[0] and start < part[1] + part[2] and part[1] < start + length
         )
 
-    def push(self, stretch: Stretch) -> None:
+    def push(self, part: BucketRange) -> None:
         self.read()
-        bucket, start, length = stretch
+        bucket, start, length = part
         pieces = self.rounds[bucket].next(start, length)
         entries = [m.Entry(0, bucket, *piece) for piece in pieces]
         grads = [gradient(self.rank, (bucket, first, count), round) for first, count, round in pieces]
         frames = [to_frame(grad.to(self.cluster.dtype)) for grad in grads]
         options = msgspec.msgpack.encode(StepOptions([{"lr": 0.05, "momentum": 0.9}]))
         body = m.Push("s", entries, self.samples, options, False, True, False)
-        ticket = self.cluster.ask(self.rank, self.cluster.relays.via(self.rank, bucket), body, frames)
-        self.pushed.append((stretch, ticket))
+        call = self.cluster.ask(self.rank, self.cluster.local_merge.via(self.rank, bucket), body, frames)
+        self.pushed.append((part, call))
 
     def read(self) -> None:
         """Take the values that came with answers, as they are cut."""
-        for (bucket, start, _), ticket in self.pushed:
-            if ticket in self.cluster.answers:
-                body, frames = self.cluster.answers[ticket]
+        for (bucket, start, _), call in self.pushed:
+            if call in self.cluster.answers:
+                body, frames = self.cluster.answers[call]
                 assert isinstance(body, m.Values), body
                 dtype = self.cluster.dtype
                 values = torch.cat([from_frame(frame, dtype, len(frame) // dtype.itemsize) for frame in frames])
@@ -226,7 +228,7 @@ workers_of: dict[int, list[Worker]] = {}
 
 
 def train(
-    cluster: Cluster, segments: Sequence[Sequence[Sequence[list[Stretch]]]], samples: Sequence[float]
+    cluster: Cluster, segments: Sequence[Sequence[Sequence[list[BucketRange]]]], samples: Sequence[float]
 ) -> list[Worker]:
     """Run all workers to their end; fails when they wait for ever."""
     workers = [Worker(cluster, rank, segments[rank], samples[rank]) for rank in range(len(WORKERS))]
@@ -253,7 +255,7 @@ counts = st.lists(st.sampled_from([0.0, 1.0, 16.0, 48.0]), min_size=len(WORKERS)
 
 def outcome(cluster: Cluster) -> list[torch.Tensor]:
     """Return the values on all servers, and how many samples of every worker have reached them."""
-    stores = [service._stores["s"].store for service in cluster.services]
+    stores = [service.stores["s"].own.store for service in cluster.services]
     masses = [[store.stats.data_mass[rank] for rank in range(len(WORKERS))] for store in stores]
     return [*(cluster.values(server) for server in range(len(SERVERS))), torch.tensor(masses)]
 
@@ -261,7 +263,7 @@ def outcome(cluster: Cluster) -> list[torch.Tensor]:
 @settings(max_examples=60, deadline=None)
 @given(segments=programs, samples=counts, mean=st.booleans(), seed=st.integers(0, 2**32))
 def test_values_are_the_same_bit_for_bit_with_and_without_local_merge(
-    segments: list[list[list[list[Stretch]]]], samples: list[float], mean: bool, seed: int
+    segments: list[list[list[list[BucketRange]]]], samples: list[float], mean: bool, seed: int
 ) -> None:
     outcomes = []
     for local_merge in (True, False):
@@ -286,27 +288,27 @@ def test_sums_of_small_types_are_rounded_once_more_on_the_way() -> None:
     rounds=st.lists(st.sampled_from([WHOLE, HALVES]), min_size=len(WORKERS), max_size=len(WORKERS)),
     seed=st.integers(0, 2**32),
 )
-def test_workers_in_lock_step_all_get_the_values_of_the_servers(rounds: list[list[Stretch]], seed: int) -> None:
+def test_workers_in_lock_step_all_get_the_values_of_the_servers(rounds: list[list[BucketRange]], seed: int) -> None:
     cluster = Cluster(ALL, True, True, random.Random(seed))
     workers = train(cluster, [[[mine] * 3] for mine in rounds], [16.0, 48.0, 1.0, 16.0, 16.0, 2.0])
     for worker in workers:
         for server in range(len(SERVERS)):
             assert torch.equal(worker.seen[server], cluster.values(server))
-    sums = [body for body in cluster.passed_on if isinstance(body, m.PushSum)]
+    sums = [body for body in cluster.forwarded if isinstance(body, m.PushSum)]
     assert {share.worker for body in sums for share in body.shares} == set(range(len(WORKERS)))
-    assert all(len(body.shares) == len(cluster.relays.mates(body.shares[0].worker)) for body in sums)
+    assert all(len(body.shares) == len(cluster.local_merge.local_unit(body.shares[0].worker)) for body in sums)
 
 
 @pytest.mark.parametrize("policy", [GROUPS, BOUNDED], ids=["groups", "bounded groups"])
 @settings(max_examples=30, deadline=None)
 @given(segments=programs, samples=counts, seed=st.integers(0, 2**32))
 def test_groups_with_local_merge_wait_for_nobody_for_ever_and_every_push_is_taken(
-    policy: Policy, segments: list[list[list[list[Stretch]]]], samples: list[float], seed: int
+    policy: Policy, segments: list[list[list[list[BucketRange]]]], samples: list[float], seed: int
 ) -> None:
     cluster = Cluster(policy, True, True, random.Random(seed))
     workers = train(cluster, segments, samples)
     for server in range(len(SERVERS)):
-        for slot in cluster.services[server]._stores["s"].store.bucket(0, server).slots:
+        for slot in cluster.services[server].stores["s"].own.store.buckets.get(0, server).slots:
             for worker in workers:
                 rounds = {round - 1 for _, _, round in worker.rounds[server].next(slot.start, slot.length)}
                 assert rounds == {slot.rule.pushed[worker.rank]} == {slot.rule.answered[worker.rank]}
@@ -322,9 +324,9 @@ def cluster() -> Cluster:
 
 
 @pytest.mark.parametrize("policy", [Policy("each"), Policy("first", first=2, age=0)], ids=["each", "first"])
-def test_merge_that_may_drop_single_pushes_has_no_relay(policy: Policy, cluster: Cluster) -> None:
+def test_merge_that_may_drop_single_pushes_is_not_forwarded(policy: Policy, cluster: Cluster) -> None:
     with pytest.raises(ValueError, match="sums nothing over workers"):
-        RelayStore("s", policy, False, cluster.relays, 0, False, lambda *request: None)
+        ForwardStore("s", policy, False, cluster.local_merge, 0, False, lambda *request: None)
 
 
 def push(cluster: Cluster, worker: int, round: int = 1, **changes: Any) -> tuple[int, int, int]:
@@ -339,22 +341,22 @@ def settle(cluster: Cluster, *, until: Callable[[], bool] = lambda: False) -> No
         pass
 
 
-def refusal(cluster: Cluster, ticket: tuple[int, int, int]) -> str:
+def refusal(cluster: Cluster, call: tuple[int, int, int]) -> str:
     settle(cluster)
-    body = cluster.answers[ticket][0]
+    body = cluster.answers[call][0]
     assert isinstance(body, m.Failed)
     return f"{body.kind}: {body.text}"
 
 
 def of_server(cluster: Cluster, body: m.Request, frames: Sequence[Any] = ()) -> str:
     """Let server 0 ask server 1; return the refusal or an empty text."""
-    before = repr([slot.rule.__dict__ for slot in cluster.services[1]._stores["s"].store.bucket(0, 1).slots])
+    before = repr([slot.rule.__dict__ for slot in cluster.services[1].stores["s"].own.store.buckets.get(0, 1).slots])
     found: list[m.Body] = []
-    cluster.services[0]._ask(1, body, frames, lambda body, frames: found.append(body))
+    cluster.ask_owner[0](1, body, frames, lambda body, frames: found.append(body))
     settle(cluster, until=lambda: bool(found))
     [answer] = found
     assert isinstance(answer, m.Failed)
-    after = repr([slot.rule.__dict__ for slot in cluster.services[1]._stores["s"].store.bucket(0, 1).slots])
+    after = repr([slot.rule.__dict__ for slot in cluster.services[1].stores["s"].own.store.buckets.get(0, 1).slots])
     assert before == after, "a refused message changed something"
     return answer.text
 
@@ -368,9 +370,12 @@ def a_sum(**changes: Any) -> m.PushSum:
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        (a_sum(shares=[m.Share(0, 1.0, False, [1]), m.Share(2, 1.0, False, [1])]), "does not speak for worker 2"),
-        (a_sum(shares=[m.Share(9, 1.0, False, [1])]), "does not speak for worker 9"),
-        (m.OnBehalf(3, m.Leave("s")), "does not speak for worker 3"),
+        (
+            a_sum(shares=[m.Share(0, 1.0, False, [1]), m.Share(2, 1.0, False, [1])]),
+            "does not forward for worker 2",
+        ),
+        (a_sum(shares=[m.Share(9, 1.0, False, [1])]), "does not forward for worker 9"),
+        (m.OnBehalf(3, m.Leave("s")), "does not forward for worker 3"),
         (m.Leave("s"), "from another server"),
         (a_sum(shares=[]), "without one round per entry"),
         (a_sum(shares=[m.Share(0, 1.0, False, [])]), "without one round per entry"),
@@ -400,42 +405,42 @@ def test_workers_cannot_push_sums(cluster: Cluster) -> None:
     ("worker", "buckets", "why"),
     [
         (0, [], "does not push block 1 through server 0"),
-        (0, [m.RelayBucket(0, 3, 0)], "does not push block 1 through server 0"),
-        (2, [m.RelayBucket(0, 3, 1)], "does not push block 1 through server 0"),
-        (0, [m.RelayBucket(0, 2**40, 1)], "does not fit into a frame"),
-        (0, [m.RelayBucket(0, 3, 1), m.RelayBucket(0, 3, 1)], "listed twice"),
+        (0, [m.ForwardedBucket(0, 3, 0)], "does not push block 1 through server 0"),
+        (2, [m.ForwardedBucket(0, 3, 1)], "does not push block 1 through server 0"),
+        (0, [m.ForwardedBucket(0, 2**40, 1)], "does not fit into a frame"),
+        (0, [m.ForwardedBucket(0, 3, 1), m.ForwardedBucket(0, 3, 1)], "listed twice"),
     ],
 )
 def test_only_what_is_pushed_through_a_server_is_taken(
-    cluster: Cluster, worker: int, buckets: list[m.RelayBucket], why: str
+    cluster: Cluster, worker: int, buckets: list[m.ForwardedBucket], why: str
 ) -> None:
-    assert why in refusal(cluster, cluster.ask(worker, 0, m.Relay("s", 1, "float32", buckets)))
+    assert why in refusal(cluster, cluster.ask(worker, 0, m.ForwardBuckets("s", 1, "float32", buckets)))
 
 
 def test_workers_that_place_a_block_differently_are_told(cluster: Cluster) -> None:
-    other = m.Relay("s", 0, "float32", [m.RelayBucket(1, NUMEL + 1, 1)])
+    other = m.ForwardBuckets("s", 0, "float32", [m.ForwardedBucket(1, NUMEL + 1, 1)])
     assert "KeyMismatchError: worker 1 places block 0 of 's' differently" in refusal(cluster, cluster.ask(1, 0, other))
 
 
-def test_a_server_without_local_merge_passes_nothing_on() -> None:
+def test_a_server_without_local_merge_forwards_nothing() -> None:
     cluster = Cluster(ALL, False, False, random.Random(0))
-    asked = m.Relay("s", 0, "float32", [m.RelayBucket(1, NUMEL, 1)])
-    assert "passes on nothing" in refusal(cluster, cluster.ask(0, 0, asked))
+    asked = m.ForwardBuckets("s", 0, "float32", [m.ForwardedBucket(1, NUMEL, 1)])
+    assert "forwards nothing" in refusal(cluster, cluster.ask(0, 0, asked))
 
 
 @pytest.mark.parametrize(
     ("changes", "why"),
     [({"rows": True, "want": False}, "rows go to their server"), ({"coded": True}, "no compression")],
 )
-def test_rows_and_encoded_values_are_not_passed_on(cluster: Cluster, changes: dict[str, Any], why: str) -> None:
+def test_rows_and_encoded_values_are_not_forwarded(cluster: Cluster, changes: dict[str, Any], why: str) -> None:
     assert why in refusal(cluster, push(cluster, 0, **changes))
 
 
 def test_a_push_before_the_last_was_answered_is_refused_though_the_sum_is_complete(cluster: Cluster) -> None:
-    tickets = [push(cluster, worker) for worker in (0, 1, 4, 5)]
-    settle(cluster, until=lambda: bool(cluster.passed_on))
+    calls = [push(cluster, worker) for worker in (0, 1, 4, 5)]
+    settle(cluster, until=lambda: bool(cluster.forwarded))
     assert "round 2 of worker 0 came before round 1 was answered" in refusal(cluster, push(cluster, 0, 2))
-    assert not any(ticket in cluster.answers for ticket in tickets)
+    assert not any(call in cluster.answers for call in calls)
 
 
 def test_a_push_that_is_asked_again_counts_once_and_the_last_is_answered(cluster: Cluster) -> None:
@@ -450,23 +455,23 @@ def test_a_push_that_is_asked_again_counts_once_and_the_last_is_answered(cluster
     assert first not in cluster.answers, "who asks again through another connection has lost the first"
     once_more = push(cluster, 0)
     settle(cluster)
-    for ticket in (again, once_more):
-        body, frames = cluster.answers[ticket]
+    for call in (again, once_more):
+        body, frames = cluster.answers[call]
         assert isinstance(body, m.Values)
         values = from_frame(frames[0], torch.float32, NUMEL)
         torch.testing.assert_close(values, torch.linspace(-1.0, 1.0, NUMEL) - 0.1 * 6.0)
-    assert cluster.services[1]._stores["s"].store.stats.updates == 1
+    assert cluster.services[1].stores["s"].own.store.stats.updates == 1
 
 
 def test_requests_that_are_refused_or_only_ask_cut_nothing(cluster: Cluster) -> None:
-    relay = cluster.services[0]._stores["s"].relay
-    assert relay is not None
+    forward = cluster.services[0].stores["s"].forward
+    assert forward is not None
     push(cluster, 0)
     part = m.Entry(0, 1, 2, 3, 0)
     cluster.ask(0, 0, m.AskMissing("s", part))
     cluster.ask(0, 0, m.Push("s", [part], 1.0, b"", False, True, False), [bytes(12)])
     settle(cluster)
-    assert [(slot.start, slot.stop) for slot in relay.bucket(0, 1).slots] == [(0, NUMEL)]
+    assert [(slot.start, slot.stop) for slot in forward.store.buckets.get(0, 1).slots] == [(0, NUMEL)]
 
 
 @pytest.mark.parametrize(
@@ -477,12 +482,12 @@ def test_requests_that_are_refused_or_only_ask_cut_nothing(cluster: Cluster) -> 
     ],
 )
 def test_what_goes_wrong_at_the_owner_reaches_all_behind_a_sum(cluster: Cluster, answer: m.Reply, why: str) -> None:
-    tickets = [push(cluster, worker) for worker in (0, 1, 4, 5)]
-    settle(cluster, until=lambda: bool(cluster.relayed))
-    [(_, on_answer)] = cluster.relayed.values()
+    calls = [push(cluster, worker) for worker in (0, 1, 4, 5)]
+    settle(cluster, until=lambda: bool(cluster.asked))
+    [(_, on_answer)] = cluster.asked.values()
     on_answer(answer, [])
-    for ticket in tickets:
-        assert why in refusal(cluster, ticket)
+    for call in calls:
+        assert why in refusal(cluster, call)
 
 
 def test_who_is_missing_is_known_near_and_asked_for_far(cluster: Cluster) -> None:

@@ -11,8 +11,8 @@ import torch
 from paceline import arguments as check
 from paceline.errors import KeyMismatchError
 from paceline.keys import Key, Keys, Values, checked_key, checked_table, normalise
-from paceline.kvstore import codec_files
 from paceline.kvstore.base import KVStore, OptimizerLike, Updater
+from paceline.kvstore.checkpoint import optimizer_states as state_files
 from paceline.kvstore.inprocess.apply import Applier, CallableApplier, SimpleApplier, State
 from paceline.kvstore.inprocess.merge import Merger
 from paceline.kvstore.inprocess.optimizer import KeyedOptimizer, check_options, check_state
@@ -284,7 +284,7 @@ class InProcessStore(KVStore):
         """
         spec = self._need_optimizer("save")
         groups = (self._groups or spec.groups) if dump_optimizer else None
-        codec_files.save(self, fname, self.optimizer_states, optimizer=spec.name, groups=groups)
+        state_files.save(self, fname, self.optimizer_states, optimizer=spec.name, groups=groups)
 
     def load_optimizer_states(self, fname: str) -> None:
         """See :meth:`KVStore.load_optimizer_states`. Keys may be initialised later.
@@ -292,12 +292,12 @@ class InProcessStore(KVStore):
         Raises:
             ValueError: states of another optimizer, or of keys with other shapes. Nothing is changed then.
         """
-        states, own = codec_files.load(self, fname, True, self._need_optimizer("load").name)
+        states, own = state_files.load(self, fname, True, self._need_optimizer("load").name)
         assert states is not None, "this process is worker 0"
         for key, state in states.items():
             if key in self._values:
                 check_state(key, self._values[key], state)
-        codec_files.set_residuals(self, own)
+        state_files.set_residuals(self, own)
         self.set_optimizer_states(states)
 
     def stats(self) -> dict[str, Any]:

@@ -1,114 +1,119 @@
-"""What workers say to a server about others: passed on through the server that passes on what they push."""
+"""What workers say to servers about themselves: they enter a barrier, leave, or ask who is missing.
+
+A worker may reach a server in two ways: directly, and through a server of its host that forwards its pushes. It enters
+a barrier, or leaves, on both ways:
+
+| notice | from | effect |
+|---|---|---|
+| `Pause`, `Leave` | a worker that pushes here directly only | applied here |
+| `Pause`, `Leave` | a worker that pushes here in two ways | applied here when both have brought it |
+| `Pause`, `Leave` | a worker whose pushes are forwarded here | sent to the owners after its sums, then answered |
+| `OnBehalf` | a server that forwards for the worker | as if the worker had said it, on the second way |
+| `AskMissing` | a worker | answered here, or by the owner when all that is missing is the owner's answer |
+
+Only when both ways have brought a notice has everything arrived that the worker pushed before it: each way keeps its
+order, but one may be faster. That is what breaks the guarantee: a notice that overtakes pushes on its way.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable
+from functools import partial
 
-from paceline.errors import ProtocolError
-from paceline.local_merge import LocalMerge
-from paceline.server.forward.store import AskFn, RelayStore
-from paceline.server.store import ServerStore
+from paceline.server.asker import Asker, Handlers
+from paceline.server.forward.sink import AskFn
+from paceline.server.hosted import HostedStore, Stores
 from paceline.transport.base import Frames
 from paceline.wire import messages as m
 
-ReplyFn: TypeAlias = Callable[[m.Reply], None]
 
+class Notices:
+    """Handles what workers say about themselves.
 
-class Opened(NamedTuple):
-    """A store that is open on a server."""
-
-    body: m.OpenStore
-    """As the first worker opened it."""
-    store: ServerStore
-    relays: LocalMerge
-    relay: RelayStore | None
-    """Its buckets of other servers, where this one passes on pushes."""
-    heard: Counter[tuple[type, int, bool]]
-    """How often a worker has entered a barrier or left, here and through its relay."""
-
-    def holder(self, block: int, bucket: int) -> ServerStore:
-        """Return what takes the pushes of a bucket here."""
-        return self.relay if self.relay is not None and self.relay.has(block, bucket) else self.store
-
-
-def heed(opened: Opened, rank: int, worker: int, body: m.Pause | m.Leave, direct: bool) -> None:
-    """Carry out that a worker pauses or leaves.
-
-    Where it pushes to this server in two ways, directly and through a relay, it says so in both, and that counts when
-    both have brought it: only then has everything arrived that it pushed before.
+    Args:
+        stores: of this server.
+        ask: sends a request to another server.
     """
-    opened.heard[type(body), worker, direct] += 1
-    both_ways = opened.relays.via(worker, rank) != rank
-    if both_ways and opened.heard[type(body), worker, not direct] < opened.heard[type(body), worker, direct]:
+
+    def __init__(self, stores: Stores, ask: AskFn) -> None:
+        self._stores, self._ask = stores, ask
+        self.of_workers: Handlers = {m.Pause: self._notice, m.Leave: self._notice, m.AskMissing: self._missing}
+        self.of_servers: Handlers = {m.OnBehalf: self._on_behalf}
+
+    def _notice(self, asker: Asker, body: m.Pause | m.Leave, frames: Frames) -> None:
+        hosted = self._stores[body.store]
+        apply_here(hosted, asker.rank, body, direct=True)
+        self._forward(hosted, asker.rank, body, asker.reply)
+
+    def take_out(self, workers: Iterable[int]) -> None:
+        """Let workers that have left the job leave every store, as if they had said so."""
+        for name, hosted in self._stores.items():
+            for worker in sorted(workers):
+                if not hosted.notices[m.Leave, worker, True]:
+                    apply_here(hosted, worker, m.Leave(name), direct=True)
+                    self._forward(hosted, worker, m.Leave(name), lambda reply: None)
+
+    def _forward(
+        self, hosted: HostedStore, worker: int, body: m.Pause | m.Leave, reply: Callable[[m.Reply], None]
+    ) -> None:
+        """Send a notice to the servers to which this one forwards the worker's pushes, after those; then answer."""
+        forward = hosted.forward
+        owners = [] if forward is None else forward.owners_for(worker)
+        if forward is None or not owners:
+            reply(m.Done())
+            return
+        if isinstance(body, m.Pause):
+            forward.pause(worker)
+        else:
+            forward.leave(worker)
+        answers: list[m.Body] = []
+
+        def take(answer: m.Body, frames: Frames) -> None:
+            answers.append(answer)
+            if len(answers) == len(owners):
+                reply(next((one for one in answers if isinstance(one, m.Failed)), m.Done()))
+
+        for owner in owners:
+            self._ask(owner, m.OnBehalf(worker, body), (), take)
+
+    def _missing(self, asker: Asker, body: m.AskMissing, frames: Frames) -> m.Reply | None:
+        hosted, worker = self._stores[body.store], asker.rank
+        forward = hosted.forward
+        if forward is None or not hosted.is_forwarded(body.entry):
+            return m.Missing(hosted.own.store.missing_for(worker, body.entry))
+        if not forward.waits_for_owner(worker, body.entry):
+            return m.Missing(forward.store.missing_for(worker, body.entry))
+        self._ask(forward.owner_of(body.entry), m.OnBehalf(worker, body), (), partial(_pass_back, asker))
+        return None
+
+    def _on_behalf(self, asker: Asker, body: m.OnBehalf, frames: Frames) -> m.Reply:
+        hosted, notice = self._stores[body.body.store], body.body
+        hosted.check_forwarder(asker.rank, body.worker)
+        if isinstance(notice, m.AskMissing):
+            return m.Missing(hosted.own.store.missing_for(body.worker, notice.entry))
+        apply_here(hosted, body.worker, notice, direct=False)
+        return m.Done()
+
+
+def apply_here(hosted: HostedStore, worker: int, body: m.Pause | m.Leave, direct: bool) -> None:
+    """Let a worker pause or leave in this server's own buckets, once it has said so on all its ways.
+
+    Args:
+        hosted: the store.
+        worker: its rank.
+        body: what it says.
+        direct: it says so itself, and not through a server that forwards.
+    """
+    hosted.notices[type(body), worker, direct] += 1
+    two_ways = hosted.local_merge.via(worker, hosted.server) != hosted.server
+    if two_ways and hosted.notices[type(body), worker, not direct] < hosted.notices[type(body), worker, direct]:
         return
     if isinstance(body, m.Pause):
-        opened.store.pause(worker)
+        hosted.own.store.pause(worker)
     else:
-        opened.store.leave(worker)
+        hosted.own.store.leave(worker)
 
 
-def pass_on(opened: Opened, ask: AskFn, worker: int, body: m.Pause | m.Leave, reply: ReplyFn) -> None:
-    """Tell the servers to which this one passes on the pushes of a worker, after those; then reply."""
-    relay = opened.relay
-    owners = [] if relay is None else relay.owners_for(worker)
-    if relay is None or not owners:
-        reply(m.Done())
-        return
-    if isinstance(body, m.Pause):
-        relay.pause(worker)
-    else:
-        relay.leave(worker)
-    relay.flush()
-    heard: list[m.Body] = []
-
-    def take(answer: m.Body, frames: Frames) -> None:
-        heard.append(answer)
-        if len(heard) == len(owners):
-            reply(next((one for one in heard if isinstance(one, m.Failed)), m.Done()))
-
-    for owner in owners:
-        ask(owner, m.OnBehalf(worker, body), (), take)
-
-
-def missing(opened: Opened, ask: AskFn, worker: int, body: m.AskMissing, reply: ReplyFn) -> None:
-    """Say whom an unanswered push waits for: workers here, or those whom the owner of the bucket names."""
-    entry, relay = body.entry, opened.relay
-    holder = opened.holder(entry.block, entry.bucket)
-    if holder is relay and relay.is_under_way(worker, entry):
-        owner = relay.owner_of(entry)
-        ask(owner, m.OnBehalf(worker, body), (), lambda answer, frames: _pass_back(answer, reply))
-    else:
-        reply(m.Missing(holder.missing_for(worker, entry)))
-
-
-def _pass_back(answer: m.Body, reply: ReplyFn) -> None:
+def _pass_back(asker: Asker, answer: m.Body, frames: Frames) -> None:
     assert isinstance(answer, m.Missing | m.Failed)
-    reply(answer)
-
-
-def check_speaker(opened: Opened, rank: int, server: int, worker: int) -> None:
-    """Refuse that a server speaks for a worker that does not push through it.
-
-    Raises:
-        ProtocolError: it does not.
-    """
-    known = 0 <= worker < len(opened.relays.workers)
-    if not known or opened.relays.via(worker, rank) != server:
-        raise ProtocolError(f"server {server} does not speak for worker {worker}")
-
-
-def on_behalf(opened: Opened, rank: int, server: int, body: m.OnBehalf) -> m.Reply:
-    """Carry out what a server passes on."""
-    check_speaker(opened, rank, server, body.worker)
-    said = body.body
-    if isinstance(said, m.AskMissing):
-        return m.Missing(opened.store.missing_for(body.worker, said.entry))
-    heed(opened, rank, body.worker, said, direct=False)
-    return m.Done()
-
-
-def no_upstream(owner: int, body: m.Request, frames: Frames, on_answer: object) -> None:
-    """Stand for connections to other servers where there are none."""
-    raise ProtocolError(f"this server has no connection to server {owner}")
+    asker.reply(answer)

@@ -1,4 +1,4 @@
-"""The messages, as msgspec structs. A field that does not fit its limits makes the whole message refused."""
+"""The messages, as msgspec structs. A message with a field outside of its limits is refused."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from paceline.wire.messages.common import (
     Unknown,
 )
 from paceline.wire.messages.data import (
+    AbsentRange,
     Answer,
     AskMissing,
     AskNorm,
@@ -24,6 +25,7 @@ from paceline.wire.messages.data import (
     Entry,
     GetState,
     Init,
+    KnownRange,
     Leave,
     MapArena,
     Missing,
@@ -40,17 +42,15 @@ from paceline.wire.messages.data import (
     StateIs,
     StateItem,
     StatsAre,
-    Stretch,
-    Told,
     Values,
     ValuesAt,
 )
 from paceline.wire.messages.fields import Message, Number
 from paceline.wire.messages.forwarding import (
+    ForwardBuckets,
+    ForwardedBucket,
     OnBehalf,
     PushSum,
-    Relay,
-    RelayBucket,
     Share,
 )
 from paceline.wire.messages.membership import (
@@ -80,7 +80,7 @@ PROTOCOL = 1
 Request: TypeAlias = (
     Hello | Heartbeat | Bye | Claim | Enter | Gather | Publish | Lookup | AskStatus | AskAbsent
     | OpenStore | Init | SetUpdater | SetCompression | Push | Pull | MapArena | GetState | SetState
-    | Command | AskStats | AskMissing | Leave | Pause | PullRows | AskValues | Relay
+    | Command | AskStats | AskMissing | Leave | Pause | PullRows | AskValues | ForwardBuckets
     | PushSum | OnBehalf | SetValues | AskNorm | Commit | Probe
 )  # fmt: skip
 
@@ -109,7 +109,7 @@ class Envelope(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """What every message travels in.
 
     A request has its sequence number, counted from 1 by the sender; its answer has the same. Sequence number 0 is
-    news that nobody asked for.
+    news that was sent unasked.
     """
 
     seq: Number
@@ -120,6 +120,7 @@ class Envelope(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 __all__ = [
     "PROTOCOL",
+    "AbsentRange",
     "Answer",
     "AskAbsent",
     "AskMissing",
@@ -140,6 +141,8 @@ __all__ = [
     "Entry",
     "Envelope",
     "Failed",
+    "ForwardBuckets",
+    "ForwardedBucket",
     "Found",
     "Gather",
     "Gathered",
@@ -148,6 +151,7 @@ __all__ = [
     "Hello",
     "Init",
     "KeySpec",
+    "KnownRange",
     "Leave",
     "Lookup",
     "MapArena",
@@ -165,8 +169,6 @@ __all__ = [
     "PullRows",
     "Push",
     "PushSum",
-    "Relay",
-    "RelayBucket",
     "Reply",
     "Request",
     "SetCompression",
@@ -178,8 +180,6 @@ __all__ = [
     "StateItem",
     "StatsAre",
     "Status",
-    "Stretch",
-    "Told",
     "Unknown",
     "Values",
     "ValuesAt",

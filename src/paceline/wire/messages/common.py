@@ -1,4 +1,4 @@
-"""Between any two."""
+"""Between any two members."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Failed(Message, tag=51):
 
 
 class Probe(Message, tag=52):
-    """Ask what became of requests that got no answer."""
+    """Ask what has become of requests that got no answer."""
 
     seqs: Annotated[list[Number], Meta(max_length=65_536)]
 
 
 class Unknown(Message, tag=53):
-    """Requests that never arrived: send them again."""
+    """Requests that never arrived: the asker sends them again."""
 
     seqs: list[Number]

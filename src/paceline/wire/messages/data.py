@@ -23,7 +23,7 @@ class OpenStore(Message, tag=20):
     mean: bool
     """Merge to the mean over samples instead of the sum."""
     local_merge: bool = False
-    """Workers of one host that step together push through a server of their own host, which passes their sum on."""
+    """Workers of one host that step together push to a server of their own host, which forwards their sum."""
     clip_norm: float = 0.0
     """Largest norm of a merged gradient over all keys; updates wait for a :class:`Commit`. 0: no limit."""
     age: Rank = -1
@@ -31,7 +31,7 @@ class OpenStore(Message, tag=20):
 
 
 class BucketSpec(Message):
-    """A bucket that the server is to own: its index in the block's layout, its length, and the parts in order."""
+    """A bucket that the server will own: its index in the block's layout, its length, and the parts in order."""
 
     index: Count
     length: Count
@@ -52,11 +52,11 @@ class Init(Message, tag=21):
     buckets: list[BucketSpec]
     answers: Name = ""
     """What the answer to a push of rows brings: nothing; the ``changed`` rows of the value, as they are after the
-    update; or the ``merged`` rows of the round: then no value is stored, and one element stands for it."""
+    update; or the ``merged`` rows of the round: then no value is stored, and its bucket has one element."""
 
 
 class SetValues(Message, tag=54):
-    """Overwrite values, outside of any round; one frame of values per entry. Their rounds do not count."""
+    """Overwrite values outside of any round; one frame of values per entry. The rounds of the entries do not count."""
 
     store: Name
     entries: list[Entry]
@@ -78,7 +78,7 @@ class SetCompression(Message, tag=23):
 
 
 class Entry(Message):
-    """A stretch of a bucket, and the round of the push (0 for a pull)."""
+    """A range of a bucket, and the round of the push (0 for a pull)."""
 
     block: Number
     bucket: Count
@@ -87,8 +87,8 @@ class Entry(Message):
     round: Number
 
 
-class Stretch(Message):
-    """A stretch of a bucket."""
+class AbsentRange(Message):
+    """A range of a bucket."""
 
     block: Number
     bucket: Count
@@ -97,7 +97,7 @@ class Stretch(Message):
 
 
 class Push(Message, tag=24):
-    """Push values; one frame per entry, or none when they lie in shared memory."""
+    """Push values; one frame per entry, or none when the values lie in shared memory."""
 
     store: Name
     entries: list[Entry]
@@ -115,12 +115,12 @@ class Push(Message, tag=24):
     With ``want`` there is one entry, and the answer has frames of the same kind, or none when there is no merged
     gradient.
     """
-    absent: list[Stretch] = msgspec.field(default_factory=list)
-    """Parts of the entries, whole keys as far as they lie there, for which the worker has no gradient: zeros, but not
-    updated where nobody has one. An entry that is absent as a whole has an empty frame, and is not read."""
-
+    absent: list[AbsentRange] = msgspec.field(default_factory=list)
+    """Parts of the entries, each a whole key or all of a key that lies in the bucket, for which the worker has no
+    gradient. They count as zeros, and are not updated where no worker of the cohort has one. An entry that is absent as
+    a whole has an empty frame, and is not read."""
     skip: bool = False
-    """This round must not be applied, by anybody: no frames, and nothing is read."""
+    """No server may apply this round: there are no frames, and nothing is read."""
 
 
 class Pull(Message, tag=25):
@@ -131,28 +131,28 @@ class Pull(Message, tag=25):
     shared: bool
 
 
-class Told(Message):
-    """A stretch of a bucket as a worker knows it after an answer, in a store that compresses pulls."""
+class KnownRange(Message):
+    """A range of a bucket as a worker knows it after an answer, in a store that compresses pulls."""
 
     block: Number
     bucket: Count
     start: Count
     length: Count
     version: Number
-    """Counts what the readers were told; not the version of the rule."""
+    """Counts how often the known values have moved; not the version of the rule."""
     coded: bool
-    """The frame is an encoded difference to the version before; else it holds values."""
+    """The frame is an encoded difference to the version before; otherwise it holds values."""
 
 
 class Values(Message, tag=26):
     """Answer to a push or pull: one frame per entry where values were asked for.
 
-    In a store that compresses pulls it is one frame per stretch told, or none when they lie in shared memory.
+    In a store that compresses pulls it is one frame per known range, or none when the values lie in shared memory.
     """
 
     versions: list[Number]
-    told: list[Told] = msgspec.field(default_factory=list)
-    absent: list[Stretch] = msgspec.field(default_factory=list)
+    known: list[KnownRange] = msgspec.field(default_factory=list)
+    absent: list[AbsentRange] = msgspec.field(default_factory=list)
     """To a push: the parts of its entries for which nobody had a gradient in that update."""
 
 
@@ -163,7 +163,7 @@ class MapArena(Message, tag=27):
     block: Number
     pid: Number
     value_fd: Annotated[int, Meta(ge=-1, le=2**31)]
-    """-1: the worker looks at the server's own values."""
+    """-1: the worker maps the server's own values."""
     grad_fd: Number
     size_bytes: Count
     starts: list[Count]
@@ -187,14 +187,14 @@ class ValuesAt(Message, tag=41):
 
 
 class GetState(Message, tag=28):
-    """Ask for the optimizer state of stretches."""
+    """Ask for the optimizer state of ranges."""
 
     store: Name
     entries: list[Entry]
 
 
 class StateItem(Message):
-    """One tensor of state of one key's stretch."""
+    """One tensor of state of a range of one key."""
 
     block: Number
     bucket: Count
@@ -244,7 +244,7 @@ class StatsAre(Message, tag=34):
 
 
 class AskMissing(Message, tag=35):
-    """Ask whom an unanswered push waits for."""
+    """Ask which workers an unanswered push waits for."""
 
     store: Name
     entry: Entry
@@ -257,7 +257,7 @@ class Missing(Message, tag=36):
 
 
 class Leave(Message, tag=37):
-    """A worker is done with a store; nobody waits for it any more."""
+    """A worker leaves a store; nobody waits for it any more."""
 
     store: Name
 
@@ -275,11 +275,11 @@ class NormIs(Message, tag=56):
     squares: float
     """Sum of squares, after the mean."""
     skipped: bool
-    """A worker has asked not to make the update."""
+    """A worker has said that the update must not be made."""
 
 
 class Commit(Message, tag=57):
-    """Make the updates of a round that was pushed, with merged gradients times a factor; the first of a unit counts."""
+    """Make the updates of a pushed round, with merged gradients times a factor; the first commit of a unit counts."""
 
     store: Name
     entries: list[Entry]
@@ -297,8 +297,9 @@ class Pause(Message, tag=38):
 class PullRows(Message, tag=39):
     """Ask for some rows of a key that has a bucket for itself.
 
-    One frame of ascending row numbers (int64), answered by one of rows. Without a frame, for keys whose pushes are
-    answered by ``changed`` rows: all that changed since this worker last read; two frames as in a push of rows.
+    It has one frame of ascending row numbers (int64), and the answer has one frame of rows. Without a frame it asks for
+    all rows that changed since this worker last read, of a key whose pushes are answered by ``changed`` rows; that
+    answer has two frames, as a push of rows.
     """
 
     store: Name

@@ -1,4 +1,4 @@
-"""What fields of messages hold. What does not fit makes the whole message refused."""
+"""Types of message fields. A message with a field outside of its limits is refused."""
 
 from __future__ import annotations
 

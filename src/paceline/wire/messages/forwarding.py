@@ -1,14 +1,14 @@
-"""Between servers, on behalf of workers of their host."""
+"""Between servers, on behalf of workers, and what workers ask of a server that forwards."""
 
 from __future__ import annotations
 
 import msgspec
 
-from paceline.wire.messages.data import AskMissing, Entry, Leave, Pause, Stretch
+from paceline.wire.messages.data import AbsentRange, AskMissing, Entry, Leave, Pause
 from paceline.wire.messages.fields import Blob, Count, Message, Name, Number, Rank, Text
 
 
-class RelayBucket(Message):
+class ForwardedBucket(Message):
     """A bucket of a block that a server of another host owns."""
 
     index: Count
@@ -16,17 +16,17 @@ class RelayBucket(Message):
     owner: Rank
 
 
-class Relay(Message, tag=42):
-    """Ask a server of this host to take pushes for servers of other hosts; answered with :class:`ValuesAt`."""
+class ForwardBuckets(Message, tag=42):
+    """Ask a server of this host to forward pushes to the owners of buckets; answered with :class:`ValuesAt`."""
 
     store: Name
     block: Number
     dtype: Name
-    buckets: list[RelayBucket]
+    buckets: list[ForwardedBucket]
 
 
 class Share(Message):
-    """What one worker has pushed of a sum."""
+    """One worker's part of a sum."""
 
     worker: Rank
     samples: float
@@ -37,7 +37,7 @@ class Share(Message):
 
 
 class PushSum(Message, tag=43):
-    """A server pushes what workers of its host have pushed, summed; one frame per entry, answered with new values."""
+    """A server pushes the sum of what workers of its host have pushed; one frame per entry, answered with values."""
 
     store: Name
     entries: list[Entry]
@@ -47,16 +47,16 @@ class PushSum(Message, tag=43):
     """Where the store merges to the mean: values times this are the sum of gradients times their samples."""
     options: Blob
     """Encoded StepOptions of the optimizer; empty: unchanged."""
-    absent: list[Stretch] = msgspec.field(default_factory=list)
+    absent: list[AbsentRange] = msgspec.field(default_factory=list)
     """As in :class:`Push`: what is absent in the pushes of all its workers."""
     skip: bool = False
     """As in :class:`Push`, if any of its workers says so."""
     problem: Text = ""
-    """Why the pushes of its workers do not go together: all who wait for the update get it as an error."""
+    """Why the pushes of its workers cannot make one update: all workers that wait for it get this as an error."""
 
 
 class OnBehalf(Message, tag=44):
-    """A server passes on what a worker of its host has said, in order with the sums that it pushes."""
+    """A server says to an owner what a worker of its host has said to it, in order with the sums that it pushes."""
 
     worker: Rank
     body: Leave | Pause | AskMissing

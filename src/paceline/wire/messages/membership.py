@@ -1,4 +1,4 @@
-"""Between everybody and the scheduler."""
+"""Between any member and the scheduler."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class Member(Message):
 
 
 class Welcome(Message, tag=2):
-    """Everybody is there: the newcomer's rank, and all members."""
+    """All members are there: the rank of the new member, and all members."""
 
     rank: Rank
     members: list[Member]
 
 
 class Heartbeat(Message, tag=3):
-    """A member lives, and has reached this round."""
+    """A member is alive, and has reached this round."""
 
     round: Number
 
@@ -61,11 +61,11 @@ class Death(Message):
 
 
 class News(Message, tag=4):
-    """The scheduler's answer to a heartbeat, also sent at once when something happens."""
+    """The scheduler's answer to a heartbeat; also sent unasked when something happens."""
 
     deaths: list[Death]
     shutdown: bool
-    """All workers have left; servers go home."""
+    """All workers have left; servers exit."""
     left: list[Rank] = msgspec.field(default_factory=list)
     """Ranks of the workers that have left. Servers wait for them no more, in any store."""
 
@@ -99,7 +99,7 @@ class KeySpec(Message):
 
 
 class BlockSpec(Message):
-    """The keys of one dtype that were initialised by one call, and what placed them."""
+    """The keys of one dtype that one call initialised, and the inputs of their placement."""
 
     block: Number
     dtype: Name
@@ -110,7 +110,7 @@ class BlockSpec(Message):
     policy: Name
     whole: bool
     rows: bool = False
-    """Keys whose pushes may be rows, which go to their server directly."""
+    """Keys whose pushes may be rows; these go to their owner directly."""
     largest: Count = 0
     """Elements of the largest bucket; 0: the bound."""
     answers: Name = ""
@@ -118,14 +118,14 @@ class BlockSpec(Message):
 
 
 class Publish(Message, tag=8):
-    """Rank 0 makes the place of keys known."""
+    """Rank 0 publishes where keys are."""
 
     store: Name
     blocks: list[BlockSpec]
 
 
 class Lookup(Message, tag=9):
-    """Ask for the place of keys; answered when all of them are published. No keys: ask for all that are published."""
+    """Ask where keys are; answered when all of them are published. No keys: ask for all that are published."""
 
     store: Name
     keys: list[KeyName]
@@ -138,11 +138,11 @@ class Found(Message, tag=10):
 
 
 class AskStatus(Message, tag=11):
-    """Ask the scheduler who is there and how they are."""
+    """Ask the scheduler for all members and their state."""
 
 
 class Status(Message, tag=12):
-    """Members with their last round and the seconds since they were heard."""
+    """Members with their last round and the seconds since their last message."""
 
     members: list[Member]
     rounds: list[Number]
@@ -157,9 +157,9 @@ class AskAbsent(Message, tag=13):
 
 
 class Gather(Message, tag=14):
-    """Say something to all workers; answered with :class:`Gathered` when every live worker has said its part.
+    """Send something to all workers; answered with :class:`Gathered` when every live worker has sent its part.
 
-    A gather is a barrier whose members bring something: names are those of barriers.
+    A gather is a barrier to which members bring something. Its name is that of the barrier.
     """
 
     barrier: Name
@@ -167,6 +167,6 @@ class Gather(Message, tag=14):
 
 
 class Gathered(Message, tag=15):
-    """What every worker said, by rank; empty for a worker that had left before."""
+    """What every worker sent, by rank; empty for a worker that had left before."""
 
     payloads: list[Saying]

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from paceline.errors import CheckpointError
-from paceline.kvstore import tensor_file
-from paceline.kvstore import whole_file as module
-from paceline.kvstore.whole_file import whole_file
+from paceline.kvstore.checkpoint import tensor_file
+from paceline.kvstore.checkpoint import whole_file as module
+from paceline.kvstore.checkpoint.whole_file import whole_file
 
 OLD = b"what was there before"
 
@@ -175,7 +175,7 @@ def test_a_folder_that_cannot_be_synced_is_no_error_where_there_is_no_such_thing
 
 _WRITER = """
 import os, sys, signal
-from paceline.kvstore.whole_file import whole_file
+from paceline.kvstore.checkpoint.whole_file import whole_file
 with whole_file(sys.argv[1]) as draft:
     draft.file.write(b"half of it")
     draft.file.flush()

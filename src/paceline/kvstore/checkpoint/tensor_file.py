@@ -22,7 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from paceline.errors import CheckpointError, CheckpointNotFoundError
-from paceline.kvstore.whole_file import whole_file
+from paceline.kvstore.checkpoint.whole_file import whole_file
 
 FORMAT, VERSION = "paceline", 1
 #: The library's own limit.

@@ -1,4 +1,4 @@
-"""One report out of those of all servers."""
+"""Counters of a store, over all servers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 
-def merged(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the counters of a store: updates, masses and drops are means over the slots of all servers."""
+def merge_stats(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Merge the reports of all servers: updates, masses and drops become means over all slots."""
     slots = max(1, sum(report["slots"] for report in reports))
     staleness: Counter[int] = Counter()
     data_mass: Counter[int] = Counter()

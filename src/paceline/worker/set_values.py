@@ -1,4 +1,4 @@
-"""Values that one worker sets on their servers, outside of any round."""
+"""Setting stored values, by one worker and outside of any round."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.worker.plan import Plan, Step
 from paceline.worker.session import Session
 
 
-def overwrite(
+def set_values(
     session: Session, store: str, plan: Plan, values: Sequence[torch.Tensor], wait: Callable[[Step], None]
 ) -> None:
     """Set the values of a plan's keys on their owners; done when this returns.
@@ -27,7 +27,7 @@ def overwrite(
         values: one per key, in its shape.
         wait: waits for this worker's own requests on the keys of a step.
     """
-    tickets: list[Call] = []
+    calls: list[Call] = []
     for step in plan.steps:
         wait(step)
         found: dict[int, tuple[list[m.Entry], list[Any]]] = {}
@@ -38,13 +38,13 @@ def overwrite(
                 entries.append(entry)
                 frames.append(to_frame(flat[start : start + entry.length]))
         for server, (entries, frames) in found.items():
-            tickets.append(session.ask_server(server, m.SetValues(store, entries), "setting values", frames))
+            calls.append(session.ask_server(server, m.SetValues(store, entries), "setting values", frames))
         step.set_fresh(False)
-    session.wait(tickets)
+    session.wait(calls)
 
 
 def _located(block: WorkerBlock, key: int) -> list[tuple[int, m.Entry, int]]:
-    """Return (server, stretch, first element of the key there) of all that a key consists of."""
+    """Return (server, range, first element of the key there) of all that a key consists of."""
     return [
         (
             block.layout.buckets[index].server,

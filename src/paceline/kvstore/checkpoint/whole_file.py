@@ -1,7 +1,15 @@
 """Files that appear whole or not at all, and survive a power failure once they are there.
 
-A file is written under a temporary name in the same folder, brought to the disk, and renamed. Its writer holds a lock
-on it, which the kernel takes back however the process ends: a temporary file without a lock was left by a dead process.
+| step | action                                                     | a crash after it leaves                     |
+|------|------------------------------------------------------------|---------------------------------------------|
+| 1    | make ``<name>.<kernel>-<pid>-<token>.partial``, and lock it | the old file; an unlocked temporary file    |
+| 2    | write, flush, ``fsync``                                    | the same                                    |
+| 3    | rename it to the target                                    | the old or the new file, each whole         |
+| 4    | ``fsync`` the folder                                       | the new file                                |
+
+The kernel releases the lock however the process ends, so an unlocked temporary file is removed by the next writer. The
+guarantee needs a file system whose rename is atomic and whose ``fsync`` reaches the disk. Locks may not reach other
+kernels (network file systems), so temporary files of other kernels are removed a day after their last change.
 """
 
 from __future__ import annotations
@@ -20,7 +28,7 @@ from typing import BinaryIO
 
 from paceline.errors import CheckpointError
 
-#: Locks may mean nothing between kernels: what another one left counts as dead when nobody has written to it for a day.
+#: Locks may not reach other kernels: a temporary file of another kernel is stale this long after its last change.
 STALE_S = 24 * 3600.0
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _TEMPORARY = re.compile(r"(?P<kernel>[0-9a-f]{8})-\d+-[0-9a-f]{8}\.partial")
@@ -62,9 +70,8 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Draft]:
                 file.flush()
                 os.fsync(file.fileno())
                 temporary.replace(draft.path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        finally:
+            temporary.unlink(missing_ok=True)  # there is none after the rename
         _sync_folder(target.parent)
     except OSError as error:
         raise CheckpointError(f"{os.fspath(path)} could not be written: {_why(error, target.parent)}") from error

@@ -13,10 +13,10 @@ from torch import nn
 
 from paceline.context import Context
 from paceline.errors import PacelineError
-from paceline.gluon._slices import Slicer, clock, size_of
 from paceline.gluon.backward import backward
 from paceline.gluon.parallel import run_replicas
 from paceline.gluon.replicate import ReplicatedModule
+from paceline.gluon.slicer import Slicer, clock, size_of
 from paceline.gluon.sync_batch_norm import SyncBatchNorm
 
 Loss: TypeAlias = Callable[[Any, Any], torch.Tensor]

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.errors import ConfigError
-from paceline.gluon._server_clip import norm_for_servers
 from paceline.gluon.clip import GradientClip
+from paceline.gluon.server_clip import norm_for_servers
 from paceline.kvstore.base import KVStore, KVStoreBase
 from paceline.kvstore.dist import DistStore
 from paceline.kvstore.factory import create, is_in_process

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from paceline.keys import Key
-from paceline.kvstore import together
-from paceline.kvstore.base import KVStore
-from paceline.kvstore.key_states import flatten, restore
-from paceline.kvstore.tensor_file import TensorFile
-from paceline.kvstore.together import Content
+from paceline.kvstore.base import KVStoreBase
+from paceline.kvstore.checkpoint import collective
+from paceline.kvstore.checkpoint.collective import Content
+from paceline.kvstore.checkpoint.key_states import flatten, restore
+from paceline.kvstore.checkpoint.tensor_file import TensorFile
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ States = dict[Key, dict[str, Any]]
 
 
 def save(
-    store: KVStore | None,
+    store: KVStoreBase | None,
     fname: str | os.PathLike[str],
     states: Callable[[], Mapping[Key, Mapping[str, Any]]],
     **manifest: Any,
@@ -45,19 +45,19 @@ def save(
         return Content(tensors, {**manifest, "keys": keys})
 
     if store is None or not store.keeps_residuals:
-        together.save_alone(store, fname, KIND, content())
+        collective.save_alone(store, fname, KIND, content())
     else:
-        together.save(store, fname, KIND, content, lambda: residuals_of(store))
+        collective.save(store, fname, KIND, content, lambda: residuals_of(store))
 
 
-def residuals_of(store: KVStore) -> Content:
+def residuals_of(store: KVStoreBase) -> Content:
     """Return what this worker's codec holds back."""
     tensors, keys = flatten(store.codec_states(), "residual/")
     return Content(tensors, {"residuals": keys})
 
 
 def load(
-    store: KVStore | None, fname: str | os.PathLike[str], everywhere: bool, optimizer: str | None = None
+    store: KVStoreBase | None, fname: str | os.PathLike[str], everywhere: bool, optimizer: str | None = None
 ) -> tuple[States | None, TensorFile | None]:
     """Read the optimizer's state; every worker calls this.
 
@@ -74,7 +74,7 @@ def load(
         CheckpointError: a file is missing, damaged, of another save, or something else.
         ValueError: the state is of another optimizer.
     """
-    loaded = together.load(store, fname, KIND, everywhere)
+    loaded = collective.load(store, fname, KIND, everywhere)
     if loaded.common is None:
         return None, loaded.own
     found = loaded.common.manifest.get("optimizer")
@@ -83,7 +83,7 @@ def load(
     return restore(loaded.common.tensors, loaded.common.manifest["keys"], "state/"), loaded.own
 
 
-def set_residuals(store: KVStore | None, own: TensorFile | None) -> None:
+def set_residuals(store: KVStoreBase | None, own: TensorFile | None) -> None:
     """Give this worker's codec its residuals back, if it keeps any; where nothing was saved they become 0.
 
     Args:

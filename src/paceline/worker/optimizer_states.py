@@ -1,4 +1,4 @@
-"""State of a distributed store, whole per key: the optimizer's on any number of servers, a worker's residuals."""
+"""The optimizer's state of a distributed store, whole per key, on any number of servers."""
 
 from __future__ import annotations
 
@@ -10,30 +10,27 @@ from typing import Any
 import torch
 
 from paceline.keys import Key
-from paceline.server.state import UNSENT
 from paceline.tensors import state_dtype_name, state_from_frame, to_frame
 from paceline.transport.base import Frames
 from paceline.wire import messages as m
-from paceline.worker.block import Stretch, WorkerBlock
+from paceline.worker.block import BucketRange, WorkerBlock
 from paceline.worker.key_table import KeyTable
 from paceline.worker.session import Session
-
-__all__ = ["UNSENT", "States", "gather", "residuals", "set_residuals", "spread"]
 
 States = dict[Key, dict[str, torch.Tensor]]
 _Parts = dict[Key, dict[str, list[tuple[int, torch.Tensor]]]]
 
 
-def gather(session: Session, store: str, table: KeyTable) -> States:
-    """Return the optimizer's state of every key, whole, from wherever it is."""
+def get_states(session: Session, store: str, table: KeyTable) -> States:
+    """Return the optimizer's state of every key, put together from all servers."""
     parts: _Parts = {key: defaultdict(list) for key in table.keys}
-    tickets = []
+    calls = []
     for block in table.blocks.values():
         for index, bucket in enumerate(block.layout.buckets):
             body = m.GetState(store, [m.Entry(block.spec.block, index, 0, bucket.length, 0)])
             done = partial(_take, parts, block)
-            tickets.append(session.ask_server(bucket.server, body, "optimizer state", (), done))
-    session.wait(tickets)
+            calls.append(session.ask_server(bucket.server, body, "optimizer state", (), done))
+    session.wait(calls)
     return {key: {name: _joined(found) for name, found in state.items()} for key, state in parts.items()}
 
 
@@ -48,26 +45,26 @@ def _take(parts: _Parts, block: WorkerBlock, body: m.Body, frames: Frames) -> No
 
 
 def _joined(parts: list[tuple[int, torch.Tensor]]) -> torch.Tensor:
-    """Put the parts of a key's state together; state without parts is the same everywhere."""
+    """Join the parts of a key's state; a state without parts is the same on all servers."""
     ordered = [tensor for _, tensor in sorted(parts, key=lambda part: part[0])]
     return ordered[0] if len(ordered) == 1 or ordered[0].dim() == 0 else torch.cat(ordered)
 
 
-def spread(session: Session, store: str, table: KeyTable, states: Mapping[Key, Mapping[str, torch.Tensor]]) -> None:
+def set_states(session: Session, store: str, table: KeyTable, states: Mapping[Key, Mapping[str, torch.Tensor]]) -> None:
     """Set the optimizer's state of keys on the servers that own them."""
-    tickets = []
+    calls = []
     for (block, index), state in zip(table.locate(list(states)), states.values(), strict=True):
-        for one in block.stretches([index]):
+        for one in block.ranges([index]):
             bucket = block.layout.buckets[one.bucket]
             key_start = next(part.key_start for part in bucket.parts if part.key == index)
             items, frames = _items(block, index, one, key_start, state)
             body = m.SetState(store, items)
-            tickets.append(session.ask_server(bucket.server, body, "setting optimizer state", frames))
-    session.wait(tickets)
+            calls.append(session.ask_server(bucket.server, body, "setting optimizer state", frames))
+    session.wait(calls)
 
 
 def _items(
-    block: WorkerBlock, index: int, one: Stretch, key_start: int, state: Mapping[str, torch.Tensor]
+    block: WorkerBlock, index: int, one: BucketRange, key_start: int, state: Mapping[str, torch.Tensor]
 ) -> tuple[list[m.StateItem], list[Any]]:
     items, frames = [], []
     for name, tensor in state.items():
@@ -77,36 +74,3 @@ def _items(
         items.append(m.StateItem(block.spec.block, one.bucket, one.start, one.length, name, dtype, shape))
         frames.append(to_frame(part))
     return items, frames
-
-
-def residuals(table: KeyTable) -> States:
-    """Return copies of the residuals of keys that have any, in their shapes."""
-    return {
-        key.name: {"residual": block.residual_of(index).clone()}
-        for block in table.blocks.values()
-        if block.residuals is not None
-        for index, key in enumerate(block.spec.keys)
-    }
-
-
-def set_residuals(table: KeyTable, states: Mapping[Key, Mapping[str, torch.Tensor]]) -> None:
-    """Set the residuals of keys; those of others become 0.
-
-    Raises:
-        KeyMismatchError: unknown key.
-        ValueError: something else than a float32 residual of the key's shape. Nothing is changed then.
-    """
-    places = table.locate(list(states))
-    for (key, state), (block, index) in zip(states.items(), places, strict=True):
-        for name, tensor in state.items():
-            shape = block.value_of(index).shape
-            if name != "residual" or tensor.shape != shape or tensor.dtype != torch.float32:
-                raise ValueError(
-                    f"codec state {name!r} of key {key!r} is {tensor.dtype} {tuple(tensor.shape)}, not 'residual', "
-                    f"{torch.float32} {tuple(shape)}"
-                )
-    for block in table.blocks.values():
-        block.forget_codec_states()
-    for state, (block, index) in zip(states.values(), places, strict=True):
-        for tensor in state.values():
-            block.residual_of(index).copy_(tensor)

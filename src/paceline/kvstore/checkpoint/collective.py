@@ -23,10 +23,10 @@ from typing import Any
 import torch
 
 from paceline.errors import CheckpointError, CheckpointNotFoundError
-from paceline.kvstore import tensor_file
 from paceline.kvstore.base import KVStoreBase
-from paceline.kvstore.tensor_file import TensorFile
-from paceline.kvstore.whole_file import STALE_S
+from paceline.kvstore.checkpoint import tensor_file
+from paceline.kvstore.checkpoint.tensor_file import TensorFile
+from paceline.kvstore.checkpoint.whole_file import STALE_S
 
 #: How long to wait for another worker's disk. One that has died is noticed at once anyway.
 DISK_TIMEOUT_S = 3600.0

@@ -1,7 +1,7 @@
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.gluon._policy import LOCAL_BOUND, Traits, choose_store, needs_optimizer, update_on_store
+from paceline.gluon.store_choice import LOCAL_BOUND, Traits, choose_store, needs_optimizer, update_on_store
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.inprocess.device import DeviceStore
 from paceline.kvstore.inprocess.local import LocalStore

@@ -1,4 +1,4 @@
-"""Row-sparse pushes and pulls of one worker: row numbers and rows, to and from the server that owns the key."""
+"""Row-sparse pushes and pulls of one worker: row numbers and rows, to and from the owner of the key."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from paceline.tensors import from_frame, to_frame
 from paceline.transport.base import Frames
 from paceline.updaters.rows import sum_rows
 from paceline.wire import messages as m
-from paceline.worker.block import Stretch, WorkerBlock
+from paceline.worker.block import BucketRange, WorkerBlock
 from paceline.worker.plan import Place
 from paceline.worker.session import Session
 from paceline.worker.traffic import Traffic
 
 
-def own_bucket(place: Place) -> Stretch | None:
+def own_bucket(place: Place) -> BucketRange | None:
     """Return the bucket of a key that shares it with nobody and has rows, else None."""
     block, index = place
-    stretches = block.stretches([index])
-    bucket = block.layout.buckets[stretches[0].bucket]
-    alone = len(stretches) == 1 and len(bucket.parts) == 1
-    return stretches[0] if alone and len(block.spec.keys[index].shape) > 1 and block.numel(index) else None
+    ranges = block.ranges([index])
+    bucket = block.layout.buckets[ranges[0].bucket]
+    alone = len(ranges) == 1 and len(bucket.parts) == 1
+    return ranges[0] if alone and len(block.spec.keys[index].shape) > 1 and block.numel(index) else None
 
 
 def _own_rows(gradient: torch.Tensor) -> torch.Tensor:
@@ -34,20 +34,20 @@ def _own_rows(gradient: torch.Tensor) -> torch.Tensor:
     return own.clone() if own.values().data_ptr() == gradient._values().data_ptr() else own
 
 
-class Exchange:
+class RowExchange:
     """A push of rows, or a question for them, whose answer brings rows.
 
     Args:
         place: the key.
 
     Attributes:
-        ticket: to be waited for, with ``Session.wait``.
+        call: to be waited for, with ``Session.wait``.
         sent: coalesced rows that were pushed, in CPU memory; None: absent or skipped.
-        rows: what came, once the ticket is done: coalesced, in the shape of the key, in CPU memory. None: there is no
+        rows: what came, once the call is done: coalesced, in the shape of the key, in CPU memory. None: there is no
             merged gradient, because no worker had one.
     """
 
-    ticket: Call
+    call: Call
 
     def __init__(self, place: Place) -> None:
         self._block, self._index = place
@@ -92,7 +92,7 @@ class RowTraffic:
         self._send(place, sum_rows(values, torch.device("cpu")), None)
         place[0].fresh[place[1]] = False
 
-    def exchange(self, place: Place, gradient: torch.Tensor | None, skip: bool = False) -> Exchange:
+    def exchange(self, place: Place, gradient: torch.Tensor | None, skip: bool = False) -> RowExchange:
         """Push the rows of a key that ``DistStore.add_row_keys`` made, and have rows brought back. Does not wait.
 
         Args:
@@ -101,19 +101,19 @@ class RowTraffic:
                 has no gradient; it takes part, and counts as zeros unless all workers have none.
             skip: nobody may apply this round.
         """
-        done = Exchange(place)
+        done = RowExchange(place)
         done.sent = None if gradient is None or skip else _own_rows(gradient)
-        done.ticket = self._send(place, done.sent, done.keep, skip)
+        done.call = self._send(place, done.sent, done.keep, skip)
         return done
 
-    def news(self, place: Place) -> Exchange:
+    def news(self, place: Place) -> RowExchange:
         """Ask for the rows of a key that changed since this worker last got any, without pushing. Does not wait."""
-        done = Exchange(place)
+        done = RowExchange(place)
         one = self._free(place)
         body = m.PullRows(self._store, m.Entry(place[0].spec.block, one.bucket, 0, one.length, 0))
         server = self._server(place[0], one)
-        done.ticket = self._session.ask_server(server, body, "pull of changed rows", (), done.keep)
-        place[0].note_sent(one, done.ticket)
+        done.call = self._session.ask_server(server, body, "pull of changed rows", (), done.keep)
+        place[0].note_sent(one, done.call)
         return done
 
     def _send(self, place: Place, total: torch.Tensor | None, keep: OnAnswer | None, skip: bool = False) -> Call:
@@ -123,7 +123,7 @@ class RowTraffic:
         [(start, length, round)] = block.buckets[one.bucket].rounds.next(one.start, one.length)
         entry = m.Entry(block.spec.block, one.bucket, start, length, round)
         weight, options, want = self._traffic.samples, self._traffic.options, keep is not None
-        absent = [m.Stretch(block.spec.block, one.bucket, start, length)] if total is None and not skip else []
+        absent = [m.AbsentRange(block.spec.block, one.bucket, start, length)] if total is None and not skip else []
         body = m.Push(self._store, [entry], weight, options, False, want, False, rows=True, absent=absent, skip=skip)
         parts = (
             [torch.empty(0)] * 2 if total is None else [total.indices()[0].contiguous(), total.values().contiguous()]
@@ -131,10 +131,10 @@ class RowTraffic:
         frames = [] if skip else [to_frame(part) for part in parts]
         self._session.note_round(round)
         what = f"push of round {round} of rows of {block.spec.keys[place[1]].name!r}"
-        ticket = self._session.ask_server(self._server(block, one), body, what, frames, keep)
+        call = self._session.ask_server(self._server(block, one), body, what, frames, keep)
         self._traffic.note_pushed(self._server(block, one), [entry])
-        block.note_sent(one, ticket)
-        return ticket
+        block.note_sent(one, call)
+        return call
 
     def pull(self, place: Place, rows: torch.Tensor) -> torch.Tensor:
         """Return rows of a key, given their ascending numbers, after this worker's own pushes of it are applied."""
@@ -151,12 +151,12 @@ class RowTraffic:
         self._session.wait([self._session.ask_server(self._server(block, one), body, "pull of rows", ids, keep)])
         return found
 
-    def _free(self, place: Place) -> Stretch:
-        """Return the bucket of a key when none of its requests is under way."""
+    def _free(self, place: Place) -> BucketRange:
+        """Return the bucket of a key, after waiting for all requests on it."""
         one = own_bucket(place)
         assert one is not None, "checked before"
         self._session.wait(place[0].outstanding(one))
         return one
 
-    def _server(self, block: WorkerBlock, one: Stretch) -> int:
+    def _server(self, block: WorkerBlock, one: BucketRange) -> int:
         return block.layout.buckets[one.bucket].server

@@ -7,7 +7,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from paceline.errors import CheckpointError, CheckpointNotFoundError
-from paceline.kvstore import tensor_file
+from paceline.kvstore.checkpoint import tensor_file
 
 TENSORS = {
     "layer/weight": torch.arange(24.0).reshape(4, 6) / 7,

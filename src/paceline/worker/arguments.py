@@ -1,4 +1,4 @@
-"""What a call of a distributed store is about: a plan and values that fit it."""
+"""Arguments of pushes and pulls of a distributed store: checked, and matched with a plan."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline import arguments as check
 from paceline.keys import Key, Keys, Values, normalise
 from paceline.worker.key_table import KeyTable
 from paceline.worker.plan import Plan
-from paceline.worker.row_traffic import own_bucket
+from paceline.worker.rows import own_bucket
 
 #: A plan and its values: one tensor, or several, per key.
 Planned: TypeAlias = tuple[Plan, Any]
@@ -19,7 +19,7 @@ Planned: TypeAlias = tuple[Plan, Any]
 ByRows: TypeAlias = dict[Key, list[torch.Tensor]]
 
 
-def planned_push(table: KeyTable, key: Keys, values: Values) -> tuple[Planned, ByRows]:
+def plan_push(table: KeyTable, key: Keys, values: Values) -> tuple[Planned, ByRows]:
     """Return the plan of a push with its values, and what is pushed by rows, after checking them.
 
     Rows for keys that were not initialised with rows, and rows beside dense values of one key, become dense.
@@ -36,7 +36,7 @@ def planned_push(table: KeyTable, key: Keys, values: Values) -> tuple[Planned, B
     return _planned(table, dense), by_rows
 
 
-def planned_pull(table: KeyTable, key: Keys, outs: Values) -> tuple[Planned, ByRows]:
+def plan_pull(table: KeyTable, key: Keys, outs: Values) -> tuple[Planned, ByRows]:
     """Return the plan of a pull with its dense targets, and the row-sparse targets, after checking them.
 
     Raises:

@@ -1,0 +1,1 @@
+"""Files of training state: the format, writing them whole, and checkpoints of several workers."""

@@ -1,0 +1,118 @@
+"""From opening a store on the servers to leaving it.
+
+| state  | event           | the servers get | next state |
+|--------|-----------------|-----------------|------------|
+| new    | first use       | ``OpenStore``   | open       |
+| new    | ``close()``     | ``OpenStore``, ``Leave`` | closed |
+| open   | ``barrier()``   | ``Pause``       | open       |
+| open   | ``close()``     | ``Leave``       | closed     |
+| open   | the worker ends | nothing: the scheduler tells them | closed |
+
+A new store has no keys, so its barriers are between workers alone. Before ``Leave`` a worker waits for its own requests
+and copies the values out of the servers' memory: after it the servers go on without this worker.
+"""
+
+from __future__ import annotations
+
+from paceline.consistency import Policy
+from paceline.errors import PacelineError
+from paceline.wire import messages as m
+from paceline.worker.key_table import KeyTable
+from paceline.worker.session import Session
+from paceline.worker.traffic import Traffic
+
+
+class Lifecycle:
+    """Opens a store on all servers, holds its barriers, and leaves it.
+
+    Args:
+        session: this worker's part in the job.
+        name: namespace of the keys.
+        policy: merge, bound, weighting and age limit.
+        table: the store's keys.
+        traffic: the store's pushes and pulls.
+    """
+
+    def __init__(self, session: Session, name: str, policy: Policy, table: KeyTable, traffic: Traffic) -> None:
+        self._session, self._name, self._policy, self._table, self._traffic = session, name, policy, table, traffic
+        self._barriers = 0
+        self._is_closed = self._has_left = False
+        self._unfinished: BaseException | None = None
+        self.is_open = False
+        """The servers know the store; how it merges cannot change any more."""
+        self.mean = False
+        """Merge to the mean over samples instead of the sum."""
+
+    @property
+    def clip_norm(self) -> float:
+        """The largest norm of a merged gradient over all keys; 0: no limit."""
+        return self._traffic.clip_norm
+
+    def set_merging(self, mean: bool, clip_norm: float) -> None:
+        """Set how pushes are merged; before the store is open."""
+        self.mean, self._traffic.clip_norm = mean, clip_norm
+
+    def open(self) -> None:
+        """Open the store on all servers, unless it is open."""
+        if self.is_open:
+            return
+        self.is_open = True
+        policy = self._policy
+        bound = -1 if policy.bound is None else policy.bound
+        age = -1 if policy.age is None else policy.age
+        groups = [list(group) for group in policy.groups]
+        body = m.OpenStore(
+            self._name, policy.merge, groups, policy.first, bound, policy.weighting, self.mean,
+            self._session.settings.local_merge, self.clip_norm, age,
+        )  # fmt: skip
+        self.ask_all_servers(body, f"opening store {self._name!r}")
+
+    def ask_all_servers(self, body: m.Request, what: str) -> list[m.Body]:
+        """Send a request to every server and return the answers, in server order."""
+        calls = [self._session.ask_server(server, body, what) for server in range(len(self._session.servers))]
+        self._session.wait(calls)
+        return [call.body for call in calls if call.body is not None]
+
+    def wait_for_own_requests(self) -> None:
+        """Wait for the answers to all of this worker's pushes and pulls."""
+        sides = [side for block in self._table.blocks.values() for side in block.buckets]
+        self._session.wait([sent.call for side in sides for sent in side.sending])
+
+    def barrier(self) -> None:
+        """Wait until all workers have called this. Meanwhile no server waits for pushes of a worker that has."""
+        self._barriers += 1
+        if self.is_open:
+            self.ask_all_servers(m.Pause(self._name), "entering a barrier")
+        self._session.barrier(f"{self._name}/{self._barriers}")
+        for block in self._table.blocks.values():
+            block.fresh = [False] * len(block.fresh)
+
+    def close(self) -> None:
+        """Leave the store: servers and workers do not wait for this worker any more. Idempotent."""
+        if self._is_closed:
+            return
+        self.open()
+        self._is_closed = True
+        self.finish()
+        self.ask_all_servers(m.Leave(self._name), f"leaving store {self._name!r}")
+        self._has_left = True
+        for block in self._table.blocks.values():
+            block.close()
+
+    def finish(self) -> None:
+        """Wait for this worker's own requests, and copy the values out of the servers' memory.
+
+        Raises:
+            PacelineError: it failed, now or before.
+        """
+        if self._has_left:
+            return
+        if self._unfinished is not None:
+            raise PacelineError(f"store {self._name!r} could not be left: {self._unfinished}") from self._unfinished
+        try:
+            self.wait_for_own_requests()
+        except BaseException as error:
+            self._unfinished = error
+            raise
+        for block in self._table.blocks.values():
+            block.detach()  # before the others are free to go on without this worker

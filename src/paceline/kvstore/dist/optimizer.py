@@ -1,0 +1,105 @@
+"""The updater that servers run for a store, and its options as they travel with pushes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from paceline.keys import Key, Keys, checked_table
+from paceline.kvstore.base import OptimizerLike
+from paceline.kvstore.dist.lifecycle import Lifecycle
+from paceline.kvstore.options import class_of, in_force, plain_keys
+from paceline.kvstore.schedule import Schedule, schedule_of
+from paceline.updaters import KeyOptions, Options, StepOptions, UpdaterSpec, gradient, is_whole_tensor, make_spec
+from paceline.wire import messages as m
+from paceline.worker.block import WorkerBlock
+from paceline.worker.key_table import KeyTable
+from paceline.worker.session import Session
+from paceline.worker.traffic import Traffic
+
+
+class ServerOptimizer:
+    """Sets the updater on the servers, and the options that every push brings.
+
+    Args:
+        session: this worker's part in the job.
+        name: of the store.
+        lifecycle: of the store.
+        table: the store's keys.
+        traffic: the store's pushes and pulls.
+
+    Attributes:
+        spec: what a push does.
+    """
+
+    def __init__(
+        self, session: Session, name: str, lifecycle: Lifecycle, table: KeyTable, traffic: Traffic
+    ) -> None:
+        self._session, self._name = session, name
+        self._lifecycle, self._table, self._traffic = lifecycle, table, traffic
+        self.spec = UpdaterSpec()
+        self._groups: Sequence[Options] = ()
+        self._keys: Mapping[Key, KeyOptions] | None = None
+        self._schedule: Schedule | None = None
+
+    @property
+    def replaces(self) -> bool:
+        """Whether a push replaces the stored value: no optimizer or updater was set."""
+        return self.spec.name == "assign"
+
+    def set(self, optimizer: OptimizerLike, options: dict[str, Any]) -> None:
+        """Set an optimizer with its options; collective. An ``lr_scheduler`` stays in the worker."""
+        schedule, before = schedule_of(options), self._schedule
+        self.set_spec(make_spec(optimizer, **plain_keys(options)))
+        self._schedule = schedule
+        if before is not None:
+            self.set_options()  # back from its last rate
+
+    def set_spec(self, spec: UpdaterSpec) -> None:
+        """Set the updater; collective. Rank 0's counts.
+
+        Raises:
+            ValueError: the servers refuse it; on every worker, with the same text.
+        """
+        if is_whole_tensor(spec.name) and any(_is_split(block) for block in self._table.blocks.values()):
+            raise ValueError(f"optimizer {spec.name!r} needs whole tensors, but keys are split; set it before init")
+        self._lifecycle.open()
+        if self._table.keys:  # pushes up to here, of all workers, are applied by the updater up to here
+            self._lifecycle.wait_for_own_requests()
+            self._lifecycle.barrier()
+        refused = b""
+        if self._session.rank == 0:
+            body = m.SetUpdater(self._name, msgspec.msgpack.encode(spec))
+            try:
+                self._lifecycle.ask_all_servers(body, f"setting optimizer {spec.name!r}")
+            except (ValueError, TypeError) as error:
+                refused = str(error).encode()
+        reason = next(filter(None, self._session.gather(f"{self._name}/updater", refused)), b"")
+        if reason:
+            raise ValueError(reason.decode())
+        self.spec, self._groups, self._keys = spec, (), None
+        self._traffic.options = b""
+        self._lifecycle.barrier()
+
+    def set_options(self, groups: Sequence[Options] = (), keys: Mapping[Key, KeyOptions] | None = None) -> None:
+        """Set options of param groups and keys; they travel with every push from now on."""
+        gradient.check(groups)
+        self._groups = list(groups) or self._groups
+        self._keys = self._keys if keys is None else checked_table(keys)
+        table = None if self._keys in (None, self.spec.keys) else dict(self._keys or {})
+        self._traffic.options = msgspec.msgpack.encode(StepOptions(list(self._groups), table))
+
+    def options(self) -> list[Options]:
+        """Return the options in force, per param group."""
+        return in_force(self._groups or self.spec.groups, class_of(self.spec))
+
+    def before_push(self, key: Keys) -> None:
+        """Set the learning rate of a push of keys, if a schedule is set."""
+        if self._schedule is not None:
+            self.set_options(self._schedule.groups(key, self._groups or self.spec.groups))
+
+
+def _is_split(block: WorkerBlock) -> bool:
+    return any(part.length != block.numel(part.key) for bucket in block.layout.buckets for part in bucket.parts)

@@ -1,0 +1,401 @@
+"""The store whose keys are on the servers of a job, as one worker uses it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+import torch
+
+from paceline import arguments as check
+from paceline.compression import Compression
+from paceline.consistency import Policy
+from paceline.errors import KeyMismatchError
+from paceline.keys import Key, Keys, Values, normalise
+from paceline.kvstore.base import KVStore, OptimizerLike, Updater
+from paceline.kvstore.checkpoint import optimizer_states as state_files
+from paceline.kvstore.dist.compression import set_compression
+from paceline.kvstore.dist.lifecycle import Lifecycle
+from paceline.kvstore.dist.optimizer import ServerOptimizer
+from paceline.kvstore.dist.row_pulls import pull_as_rows, pull_some_rows
+from paceline.tensors import check_initialised
+from paceline.updaters import KeyOptions, Options, UpdaterSpec, is_whole_tensor, make_spec
+from paceline.wire import messages as m
+from paceline.worker.arguments import plan_pull, plan_push
+from paceline.worker.block import WorkerBlock
+from paceline.worker.key_table import KeyTable
+from paceline.worker.optimizer_states import get_states, set_states
+from paceline.worker.residuals import residuals, set_residuals
+from paceline.worker.rows import RowTraffic
+from paceline.worker.session import Session
+from paceline.worker.set_values import set_values
+from paceline.worker.stats import merge_stats
+from paceline.worker.traffic import Traffic
+
+RowAnswer: TypeAlias = Literal["merged", "changed"]
+
+
+class DistStore(KVStore):
+    """Keys on the servers of a job.
+
+    Args:
+        store_type: the type as the user wrote it, in lower case.
+        session: this worker's part in the job.
+        policy: merge, bound, weighting and age limit.
+        name: namespace of the keys.
+        mean: merge to the mean over samples instead of the sum.
+        clip_norm: the largest norm of a merged gradient over all keys; 0: no limit. With one, every worker calls
+            :meth:`clip_round` after its pushes of a round; only then are they applied and answered.
+    """
+
+    def __init__(
+        self, store_type: str, session: Session, policy: Policy, name: str, mean: bool = False, clip_norm: float = 0.0
+    ) -> None:
+        self._type, self.session, self.policy, self.name = store_type, session, policy, name
+        local_merge = session.local_merge(policy)
+        self.table = KeyTable(session, name, lambda: is_whole_tensor(self.spec.name), policy.merge == "all", local_merge)
+        self.traffic = Traffic(session, name, policy.merges_rounds)
+        self.rows = RowTraffic(session, name, self.traffic)
+        self.lifecycle = Lifecycle(session, name, policy, self.table, self.traffic)
+        self._set_merging(mean, clip_norm)
+        self._optimizer = ServerOptimizer(session, name, self.lifecycle, self.table, self.traffic)
+        self._ignored: set[Key] = set()
+        self._siblings = 0
+        self._is_claimed = False
+        session.on_close(self.lifecycle.finish)
+
+    def _set_merging(self, mean: bool, clip_norm: float) -> None:
+        if clip_norm and not self.policy.merges_rounds:
+            raise ValueError(f"a {self.type} store has no merged gradient to clip; clip in the worker")
+        self.lifecycle.set_merging(mean, clip_norm)
+
+    # ---- who and what ----------------------------------------------------------------------------------------------
+
+    @property
+    def type(self) -> str:
+        """The type as given to ``create``, in lower case."""
+        return self._type
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank."""
+        return self.session.rank
+
+    @property
+    def num_workers(self) -> int:
+        """Workers of the job."""
+        return self.session.settings.num_workers
+
+    def num_dead_nodes(self) -> int:
+        """How many members of the job are known to be dead."""
+        return len(self.session.deaths())
+
+    # ---- setting up ------------------------------------------------------------------------------------------------
+
+    def for_optimizer(self, mean: bool | None = None, clip_norm: float = 0.0) -> DistStore:
+        """See :meth:`KVStore.for_optimizer`. Another store has a namespace of its own.
+
+        Raises:
+            ValueError: a largest norm, and pushes of one round are not merged.
+        """
+        ours = self.lifecycle
+        wanted = ours.mean if mean is None else mean, clip_norm
+        unused = not (self._is_claimed or self.table.keys) and self._optimizer.replaces
+        if unused and not ours.is_open:
+            self._set_merging(*wanted)
+        if unused and wanted == (ours.mean, ours.clip_norm):
+            self._is_claimed = True
+            return self
+        other = self.sibling("optimizer", *wanted)
+        other._is_claimed = True
+        for leg, codec in self.traffic.codecs.items():
+            other.set_gradient_compression(codec.params() | {"leg": leg})
+        return other
+
+    def sibling(self, what: str, mean: bool = False, clip_norm: float = 0.0) -> DistStore:
+        """Return another store with its own namespace; every worker calls it in the same order. ``rest``: no pushes."""
+        self._siblings += 1
+        policy = Policy() if what == "rest" else self.policy
+        name = f"{self.name}/{what}{self._siblings}"
+        return DistStore(self._type, self.session, policy, name, mean, clip_norm)
+
+    # ---- keys ------------------------------------------------------------------------------------------------------
+
+    def init(self, key: Keys, value: Values) -> None:
+        """Initialise keys, once each, with rank 0's values; other workers' values only say shape and dtype."""
+        keys, values = normalise(key, value)
+        check_initialised([(one, devices[0]) for one, devices in zip(keys, values, strict=True)])
+        for one, devices in zip(keys, values, strict=True):
+            if len(devices) > 1:
+                raise KeyMismatchError(f"init takes one value per key; {one!r} has {len(devices)}")
+            self.table.check_new(one, devices[0])
+        self.add_keys(keys, [devices[0] for devices in values])
+
+    def add_keys(
+        self, keys: Sequence[Key], values: Sequence[torch.Tensor], tags: Sequence[int] = ()
+    ) -> list[WorkerBlock]:
+        """Initialise keys in one arena per dtype; keys of different tags never share a bucket. For optimizers."""
+        if "pull" in self.traffic.codecs:
+            check.float32_for_pulls(keys, [value.dtype for value in values])
+        self.lifecycle.open()
+        return self.table.add(keys, values, tags or [0] * len(keys))
+
+    def add_row_keys(self, keys: Sequence[Key], values: Sequence[torch.Tensor], answers: RowAnswer) -> None:
+        """Initialise keys whose gradients are rows, and whose pushes are answered with rows (``rows``). For optimizers.
+
+        Args:
+            keys: new ones.
+            values: dense; with ``merged`` only their shapes and dtypes count.
+            answers: ``merged``: the merged rows of the round, while nothing is stored on the servers. ``changed``: the
+                rows that changed; rank 0's values are stored.
+
+        Raises:
+            ValueError: ``merged`` in a store whose updates are not made of the pushes of all workers.
+        """
+        if answers == "merged" and self.policy.merge != "all":
+            raise ValueError(f"a {self.type} store has no merged gradient; that needs dist_sync")
+        for one, value in zip(keys, values, strict=True):
+            self.table.check_new(one, value)
+        self.lifecycle.open()
+        self.table.add(keys, values, [0] * len(keys), answers)
+
+    # ---- push and pull ---------------------------------------------------------------------------------------------
+
+    def push(self, key: Keys, value: Values, priority: int = 0) -> None:
+        """See :meth:`KVStore.push`. ``priority`` is ignored: pushes leave at once."""
+        dense, by_rows = plan_push(self.table, key, value)
+        self._optimizer.before_push(key)
+        for place, devices in zip(self.table.locate(list(by_rows)), by_rows.values(), strict=True):
+            self.rows.push(place, devices)
+        self.traffic.push(*dense)
+
+    def pull(self, key: Keys, out: Values, priority: int = 0, ignore_sparse: bool = True) -> None:
+        """See :meth:`KVStore.pull`."""
+        dense, rows = plan_pull(self.table, key, out)
+        self.traffic.pull(*dense)
+        for one, targets in rows.items():
+            if ignore_sparse:
+                check.note_ignored(one, self._ignored)
+            else:
+                pull_as_rows(self.table, self.traffic, one, targets)
+
+    def pushpull(self, key: Keys, value: Values, out: Values | None = None, priority: int = 0) -> None:
+        """Push, then pull into ``out`` (into ``value`` itself when ``out`` is None)."""
+        target = value if out is None else out
+        outs, rows = plan_pull(self.table, key, target)
+        self.push(key, value, priority)
+        if rows:
+            self.pull(key, target, priority, ignore_sparse=False)
+        else:
+            self.traffic.pull(*outs)
+
+    def broadcast(self, key: Keys, value: Values, out: Values, priority: int = 0) -> None:
+        """Initialise keys with rank 0's values and copy them into ``out``."""
+        self.init(key, value)
+        self.pull(key, out, priority)
+
+    def row_sparse_pull(self, key: Keys, out: Values, priority: int = 0, row_ids: Values | None = None) -> None:
+        """Pull only some rows of keys that were initialised with sparse values, after this worker's own pushes.
+
+        Args:
+            key: such keys.
+            out: a sparse target holds the asked rows afterwards and nothing else; in a dense target of the key's shape
+                the asked rows are refreshed and the others stay.
+            priority: ignored here.
+            row_ids: row numbers of any integer dtype and shape, one tensor per key or per target; repeats are allowed.
+
+        Raises:
+            ValueError: no ``row_ids``, numbers outside of the value, another shape, or a key that is not row-sparse.
+        """
+        if row_ids is None:
+            raise ValueError("row_sparse_pull needs row_ids: the numbers of the rows to pull")
+        pull_some_rows(self.table, self.rows, key, out, row_ids)
+
+    def set_values(self, key: Keys, value: Values) -> None:
+        """Overwrite stored values: they are in place on the servers when this returns, after this worker's own pushes.
+
+        One worker calls it, outside of any round: while no worker waits for an answer to a push. The other workers
+        get the values with their next ``pull`` after a barrier. The optimizer's state stays; float32 masters of 2-byte
+        values change too.
+
+        Args:
+            key: initialised keys.
+            value: one dense tensor per key, in its shape.
+        """
+        (plan, values), by_rows = plan_push(self.table, key, value)
+        if by_rows or any(not isinstance(one, torch.Tensor) for one in values):
+            raise ValueError("set_values takes one dense value per key")
+        set_values(self.session, self.name, plan, values, self.traffic.wait)
+
+    def clip_round(self, skip_nonfinite: bool = False) -> float:
+        """Clip the merged gradient of what was pushed since the last call; returns its norm before.
+
+        For stores made with ``clip_norm``: every worker calls it after its last push of a round, before it waits.
+
+        Args:
+            skip_nonfinite: make no update, on any worker's behalf, when the norm is not finite.
+        """
+        return self.traffic.clip(skip_nonfinite)
+
+    # ---- what a push does ------------------------------------------------------------------------------------------
+
+    def set_optimizer(self, optimizer: OptimizerLike, **options: Any) -> None:
+        """See :meth:`KVStore.set_optimizer`. Every worker calls it; rank 0's counts. Same again: nothing changes.
+
+        An ``lr_scheduler`` stays in the worker, and its rates travel with the pushes.
+        """
+        self._optimizer.set(optimizer, options)
+
+    def set_updater(self, updater: str | Updater, **options: Any) -> None:
+        """Set what a push does, by registered name (``assign``, ``add``). Every worker calls it; rank 0's counts.
+
+        Raises:
+            TypeError: a callable: servers never run a worker's code.
+        """
+        if not isinstance(updater, str):
+            raise TypeError(
+                f"a {self.type} store takes updaters by name, not callables: its servers never run a worker's code. "
+                "Use set_updater('add', rate=...), set_optimizer, or a class that servers may load (--allow-optimizer)"
+            )
+        self.set_spec(make_spec(updater, **options))
+
+    def set_spec(self, spec: UpdaterSpec) -> None:
+        """Set the updater as a spec; collective.
+
+        Raises:
+            ValueError: the servers refuse it; on every worker, with the same text.
+        """
+        if spec.name == "assign" and self.policy.merge != "all":
+            raise ValueError(f"a {self.type} store needs an optimizer; replacing values only makes sense in dist_sync")
+        self._optimizer.set_spec(spec)
+
+    def set_options(self, groups: Sequence[Options] = (), keys: Mapping[Key, KeyOptions] | None = None) -> None:
+        """See :meth:`KVStore.set_options`. They travel with every push from now on."""
+        self._optimizer.set_options(groups, keys)
+
+    def options(self) -> list[Options]:
+        """See :meth:`KVStore.options`."""
+        if self._optimizer.replaces:
+            raise ValueError(f"the {self.type} store has no optimizer whose options it could read; call set_optimizer")
+        return self._optimizer.options()
+
+    @property
+    def samples(self) -> float:
+        """Samples behind the next pushes: their weight in a store that merges to the mean, and in the counters."""
+        return self.traffic.samples
+
+    @samples.setter
+    def samples(self, samples: float) -> None:
+        self.traffic.samples = samples
+
+    def set_gradient_compression(self, compression_params: Compression) -> None:
+        """Compress pushes, pulls or both; every worker calls it, before its first push.
+
+        Pulls are compressed where values come with the answer to a push. All workers that read the same version get the
+        same bytes and hold the same values; every other pull brings those values uncompressed. Rows are never
+        compressed.
+
+        Args:
+            compression_params: ``{"type": "2bit", "threshold": 0.5, "leg": "push"}``; ``leg`` is ``push`` (default),
+                ``pull`` or ``both``. For a codec of its own on each leg, a list of two, or one call for each.
+
+        Raises:
+            ValueError: unknown settings, or a leg has another codec already.
+            TypeError: pulls are to be compressed, and a key is not float32.
+        """
+        set_compression(self.name, compression_params, self.lifecycle, self.table, self.traffic)
+
+    @property
+    def spec(self) -> UpdaterSpec:
+        """What a push does."""
+        return self._optimizer.spec
+
+    # ---- state -----------------------------------------------------------------------------------------------------
+
+    def optimizer_states(self) -> dict[Key, dict[str, torch.Tensor]]:
+        """Return the optimizer's state of every key, whole, after this worker's own pushes are applied."""
+        self.lifecycle.wait_for_own_requests()
+        return get_states(self.session, self.name, self.table)
+
+    def set_optimizer_states(self, states: Mapping[Key, Mapping[str, torch.Tensor]]) -> None:
+        """Set the optimizer's state of keys on the servers, after this worker's own pushes are applied."""
+        self.lifecycle.wait_for_own_requests()
+        set_states(self.session, self.name, self.table, states)
+
+    @property
+    def keeps_residuals(self) -> bool:
+        """Whether the codec of pushes adds what it did not send to the next push."""
+        codec = self.traffic.codecs.get("push")
+        return codec is not None and codec.uses_residual
+
+    def codec_states(self) -> dict[Key, dict[str, torch.Tensor]]:
+        """Return the residuals of this worker's pushes by key: float32, in the key's shape."""
+        return residuals(self.table) if self.keeps_residuals else {}
+
+    def set_codec_states(self, states: Mapping[Key, Mapping[str, torch.Tensor]]) -> None:
+        """Set the residuals of this worker's pushes; those of other keys become 0."""
+        set_residuals(self.table, states)
+
+    def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
+        """Write the optimizer's state, gathered from all servers, to one safetensors file.
+
+        One worker is enough, unless pushes are compressed by a codec with residuals. Then every worker calls it, at the
+        same point of its training: worker 0 writes ``fname``, and worker r its residuals to
+        ``<fname>.rank<r>.<digest>``. With compressed pulls ``fname`` also holds what the saving worker does not know
+        yet (``unsent``): save the weights of the same worker with it.
+
+        Raises:
+            CheckpointError: it cannot be written there; what was there before is unchanged.
+        """
+        groups = self.spec.groups if dump_optimizer else None
+        state_files.save(self, fname, self.optimizer_states, optimizer=self.spec.name, groups=groups)
+
+    def load_optimizer_states(self, fname: str) -> None:
+        """Read what ``save_optimizer_states`` wrote, with any number of servers. Every worker calls it.
+
+        Worker 0 reads ``fname``, and worker r its own residuals; without a file of its own they start at 0, with a
+        warning. Other states of codecs (PowerSGD's Q, the round that draws the elements of randomk) start afresh.
+
+        Raises:
+            CheckpointError: on all workers: a file is missing, damaged, or of another save. Nothing is changed.
+        """
+        states, own = state_files.load(self, fname, everywhere=False)
+        state_files.set_residuals(self, own)
+        if states is not None:
+            self.set_optimizer_states(states)
+        self.barrier()
+
+    # ---- the rest --------------------------------------------------------------------------------------------------
+
+    def barrier(self) -> None:
+        """Wait until all workers have called this. Meanwhile no server waits for pushes of a worker that has."""
+        self.lifecycle.barrier()
+
+    def send_command_to_servers(self, head: str, body: str = "") -> list[str]:
+        """Run a registered server command on every server and return the answers in server order."""
+        answers = self.lifecycle.ask_all_servers(m.Command(head, body), f"command {head!r}")
+        return [answer.body for answer in answers if isinstance(answer, m.Answer)]
+
+    def stats(self) -> dict[str, Any]:
+        """Return counters over all servers.
+
+        ``updates``, the histogram of their ``staleness``, ``step_mass`` (the sum of their weights times learning
+        rates), ``data_mass`` (samples per worker that were applied), ``dropped`` (pushes that were too old) and
+        ``dropped_by_worker``, ``network_bytes``. All but ``staleness`` and ``network_bytes`` are means over slots, so
+        one round of all keys counts as one.
+        """
+        self.lifecycle.open()
+        reports = [
+            json.loads(answer.body)
+            for answer in self.lifecycle.ask_all_servers(m.AskStats(self.name), "counters")
+            if isinstance(answer, m.StatsAre)
+        ]
+        return merge_stats(reports)
+
+    def close(self) -> None:
+        """Leave the store: servers and workers do not wait for this worker any more. Idempotent.
+
+        A store that was never used is left as well: others may use it.
+        """
+        self.lifecycle.close()

@@ -1,0 +1,119 @@
+"""Which strategy a DistributedOptimizer has.
+
+| store                                            | ``update``               | strategy               |
+|--------------------------------------------------|--------------------------|------------------------|
+| of one process, one worker, without compression  | ``worker`` (default)     | :class:`LocalUpdate`   |
+| of one process with compression; a third party's | ``worker`` (default)     | :class:`StoreUpdate`   |
+| ``dist_sync``                                    | ``worker`` (default)     | :class:`WorkerUpdate`  |
+| ``dist_sync``                                    | ``server``               | :class:`ServerUpdate`  |
+| any other distributed store                      | ``server`` (default)     | :class:`ServerUpdate`  |
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal
+
+from paceline import compression as codecs
+from paceline.kvstore.agreement import agree_on_store, optimizer_facts, option_facts, tensor_facts
+from paceline.kvstore.base import KVStoreBase
+from paceline.kvstore.dist import DistStore
+from paceline.optim.buffers import Buffers
+from paceline.optim.choices import Update
+from paceline.optim.local_update import LocalUpdate, StoreUpdate
+from paceline.optim.server_update import ServerUpdate
+from paceline.optim.strategy import Setup, Strategy
+from paceline.optim.watch import refuse_renormalising
+from paceline.optim.worker_update import WorkerUpdate
+from paceline.transport.allocator import give_back_freed_memory
+
+Kind = Literal["alone", "reduced", "worker", "server"]
+
+
+def choose_strategy(setup: Setup, store: KVStoreBase, update: Update | None) -> Strategy:
+    """Make the strategy for a store. Collective with a distributed one.
+
+    Args:
+        setup: what the strategy is made of.
+        store: as the user gave it.
+        update: who steps; None: the default of the store.
+
+    Raises:
+        ValueError: the store or the optimizer cannot work this way.
+        KeyMismatchError: the models or options of the workers differ.
+    """
+    return _MAKERS[_kind_of(setup, store, update)](setup, store)
+
+
+def _kind_of(setup: Setup, store: KVStoreBase, update: Update | None) -> Kind:
+    if update not in (None, "worker", "server"):
+        raise ValueError(f"update is 'worker' or 'server', not {update!r}")
+    if not isinstance(store, DistStore):
+        if update == "server":
+            raise ValueError(f"a {store.type} store has no servers; update='server' needs a distributed one")
+        return "reduced" if codecs.by_leg(setup.compression) or store.num_workers > 1 else "alone"
+    if update == "worker" and store.policy.merge != "all":
+        raise ValueError(f"{store.type} has no merged gradients; update='worker' needs dist_sync")
+    return update or ("worker" if store.policy.merge == "all" else "server")
+
+
+def _make_alone(setup: Setup, store: KVStoreBase) -> LocalUpdate:
+    return LocalUpdate(setup, store)
+
+
+def _make_reduced(setup: Setup, store: KVStoreBase) -> StoreUpdate:
+    if codecs.by_leg(setup.compression):
+        store.set_gradient_compression(setup.compression or ())
+    return StoreUpdate(setup, store)
+
+
+def _make_worker(setup: Setup, store: DistStore) -> WorkerUpdate:
+    own = store.for_optimizer(setup.choices.reduction == "mean")
+    strategy = WorkerUpdate(setup, own, _prepare(setup, own, "worker"))
+    _wait_for_all(own)
+    return strategy
+
+
+def _make_server(setup: Setup, store: DistStore) -> ServerUpdate:
+    clip_norm = setup.choices.clip_norm if store.policy.merges_rounds else None
+    own = store.for_optimizer(setup.choices.reduction == "mean", clip_norm or 0.0)
+    strategy = ServerUpdate(setup, own, _prepare(setup, own, "server"))
+    _wait_for_all(own)
+    return strategy
+
+
+_MAKERS: dict[Kind, Callable[[Setup, Any], Strategy]] = {
+    "alone": _make_alone,
+    "reduced": _make_reduced,
+    "worker": _make_worker,
+    "server": _make_server,
+}
+
+
+def _prepare(setup: Setup, store: DistStore, update: Update) -> Buffers | None:
+    """Compare the workers, then set codecs and share the model's buffers; returns these."""
+    _agree(setup, store, update)
+    store.set_gradient_compression(setup.compression or ())
+    if setup.model is None:
+        return None
+    if store.num_workers > 1:
+        refuse_renormalising(setup.model)
+    return Buffers(store, setup.model, [param for _, param, _ in setup.named])
+
+
+def _agree(setup: Setup, store: DistStore, update: Update) -> None:
+    """Compare the model and all options with the other workers, before anything is sent."""
+    by_leg = codecs.by_leg(setup.compression or ())
+    legs = sorted((leg, sorted(codec.params().items())) for leg, codec in by_leg.items())
+    options = dataclasses.asdict(setup.choices) | {"update": update, "compression": str(legs)}
+    facts = [*optimizer_facts(setup.inner, setup.named), *option_facts("DistributedOptimizer", options)]
+    if setup.model is not None:
+        facts += tensor_facts(setup.model.named_buffers(), "buffer")
+    agree_on_store(store, "the optimizer", facts)
+
+
+def _wait_for_all(store: DistStore) -> None:
+    """Wait until all workers have rank 0's weights, and free what this took."""
+    store.barrier()
+    give_back_freed_memory()

@@ -1,0 +1,40 @@
+"""States of codecs in the ``state_dict`` of an optimizer, as the entry ``codec_states``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.kvstore.base import KVStoreBase
+
+_ENTRY = "codec_states"
+
+
+def codec_entry(store: KVStoreBase, unsent: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the entry; nothing where codecs keep no state.
+
+    Args:
+        store: whose codecs.
+        unsent: what codecs of pulls have not sent to this worker yet, by key.
+    """
+    if not (store.keeps_residuals or unsent):
+        return {}
+    return {_ENTRY: {"rank": store.rank, "pushes": store.codec_states(), "unsent": unsent}}
+
+
+def set_residuals(store: KVStoreBase, saved: Mapping[str, Any]) -> None:
+    """Set the residuals of this worker's pushes; they become 0 where the entry is of another worker.
+
+    Args:
+        store: whose codecs.
+        saved: a ``state_dict``.
+    """
+    entry = saved.get(_ENTRY, {})
+    if store.keeps_residuals:
+        store.set_codec_states(entry["pushes"] if entry.get("rank") == store.rank else {})
+
+
+def unsent_in(saved: Mapping[str, Any]) -> Mapping[Any, Any]:
+    """Return what codecs of pulls had not sent, by key."""
+    unsent: Mapping[Any, Any] = saved.get(_ENTRY, {}).get("unsent", {})
+    return unsent

@@ -1,0 +1,58 @@
+"""The round in which a worker is: opened once before its first push, closed after its last one.
+
+| state  | event                        | action                                                        | next   |
+|--------|------------------------------|---------------------------------------------------------------|--------|
+| closed | ``open()``: first push       | count the round; set samples and options; publish buffers     | open   |
+| open   | ``open()``: any further push | nothing                                                       | open   |
+| open   | ``close()``: all are pushed  | nothing                                                       | closed |
+
+Buffers are published before the first push, so the servers have those of a round before they can answer it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from paceline.kvstore.dist import DistStore
+from paceline.optim.buffers import Buffers
+from paceline.optim.samples import Samples
+from paceline.updaters import Options
+
+
+class Round:
+    """Sets what all pushes of one round have in common.
+
+    Args:
+        store: of the parameters.
+        samples: of this worker.
+        buffers: of the model, if workers share them.
+        options: returns the optimizer's options per param group.
+
+    Attributes:
+        number: of the round, from 1 on.
+        options: of the last round that was opened.
+    """
+
+    def __init__(
+        self, store: DistStore, samples: Samples, buffers: Buffers | None, options: Callable[[], list[Options]]
+    ) -> None:
+        self._store, self._samples, self._buffers, self._current_options = store, samples, buffers, options
+        self._is_open = False
+        self.number = 0
+        self.options: list[Options] = []
+
+    def open(self) -> None:
+        """Open the round, unless it is open."""
+        if self._is_open:
+            return
+        self._is_open = True
+        self.number += 1
+        self._store.traffic.samples = self._samples.take()
+        self.options = self._current_options()
+        self._store.set_options(self.options)
+        if self._buffers is not None:
+            self._buffers.publish()
+
+    def close(self) -> None:
+        """Close the round: the next push opens another one."""
+        self._is_open = False

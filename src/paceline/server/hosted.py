@@ -1,0 +1,55 @@
+"""The stores that are open on a server."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from paceline.errors import KeyMismatchError, ProtocolError
+from paceline.local_merge import LocalMerge
+from paceline.server.forward.store import ForwardStore
+from paceline.server.own import OwnStore
+from paceline.wire import messages as m
+
+
+@dataclass(frozen=True)
+class HostedStore:
+    """A store that is open on a server."""
+
+    opened: m.OpenStore
+    """As the first worker opened it."""
+    server: int
+    """Rank of this server."""
+    own: OwnStore
+    forward: ForwardStore | None
+    """Its buckets of other servers, where this one forwards pushes."""
+    local_merge: LocalMerge
+    notices: Counter[tuple[type, int, bool]] = field(default_factory=Counter)
+    """By (kind, worker, whether directly): how often a worker has said here that it pauses or leaves."""
+
+    def holder(self, push: m.Push) -> OwnStore | ForwardStore:
+        """Return what takes a push here."""
+        if self.forward is not None and push.entries and self.is_forwarded(push.entries[0]):
+            return self.forward
+        return self.own
+
+    def is_forwarded(self, entry: m.Entry) -> bool:
+        """Tell whether pushes of an entry are forwarded from here."""
+        return self.forward is not None and (entry.block, entry.bucket) in self.forward.store.buckets
+
+    def check_forwarder(self, server: int, worker: int) -> None:
+        """Refuse that a server forwards for a worker that does not push through it.
+
+        Raises:
+            ProtocolError: it does not.
+        """
+        is_known = 0 <= worker < len(self.local_merge.workers)
+        if not is_known or self.local_merge.via(worker, self.server) != server:
+            raise ProtocolError(f"server {server} does not forward for worker {worker}")
+
+
+class Stores(dict[str, HostedStore]):
+    """The open stores of a server, by name."""
+
+    def __missing__(self, name: str) -> HostedStore:
+        raise KeyMismatchError(f"store {name!r} was not opened on this server")

@@ -1,0 +1,89 @@
+"""A push at its server, from its arrival until it is answered.
+
+| state | event | next |
+|---|---|---|
+| open | `waits`: a slot has taken a part of it | open |
+| open | the `with` block ends | waiting; answered if every slot has released it already |
+| open | the `with` block raises | answered: whoever handles requests answers with that error |
+| waiting | `waits`: a slot it waits for is cut | waiting |
+| waiting | `release`: a slot has done its part | waiting; answered after the last |
+| open, waiting | `fail` | answered, with the error |
+| answered | `release`, `fail` | answered: nothing is sent twice |
+
+A push that comes again before its answer is a new request, which takes the place of the first one in every slot. The
+first is then never answered: nobody waits for it any more.
+
+What breaks the guarantees: a slot that forgets a request without `release` or `fail` (its worker waits until its
+timeout), and a `waits` that is missing (the answer is sent before all updates are made).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from paceline.wire import messages as m
+
+Place: TypeAlias = tuple[int, int, int, int]
+"""(block, bucket, start, length)"""
+Known: TypeAlias = tuple[m.KnownRange, Any]
+"""A range as its worker knows it after the answer, and its frame; None: the values are in the worker's memory."""
+
+
+class PushRequest:
+    """A push, or a sum of pushes, that is not answered yet.
+
+    Args:
+        worker: whose push it is; of a sum, the first worker behind it.
+        answer: called once, with the request, when all slots have released it.
+        fail: called instead, with the error, when it cannot be carried out.
+        want: the answer brings new values.
+        shared: the values are written to the worker's memory.
+        knows: the answer says what the worker knows after it, because the store compresses pulls.
+
+    Attributes:
+        known: what the answer says that the worker knows; None where it says nothing of that.
+        absent: ranges of which the answer says that nobody had a gradient.
+    """
+
+    def __init__(
+        self,
+        worker: int,
+        answer: Callable[[PushRequest], None],
+        fail: Callable[[Exception], None],
+        want: bool = True,
+        shared: bool = False,
+        knows: bool = False,
+    ) -> None:
+        self.worker, self.want, self.shared = worker, want, shared
+        self.known: list[Known] | None = [] if knows else None
+        self.absent: set[Place] = set()
+        self._answer, self._fail = answer, fail
+        self._unreleased = 1  # the request itself, until all its entries are taken
+        self._is_answered = False
+
+    def waits(self, releases: int = 1) -> None:
+        """Wait for more releases."""
+        self._unreleased += releases
+
+    def release(self) -> None:
+        """Note that one slot has done its part; answer after the last."""
+        self._unreleased -= 1
+        if self._unreleased == 0 and not self._is_answered:
+            self._is_answered = True
+            self._answer(self)
+
+    def fail(self, error: Exception) -> None:
+        """Answer with an error, unless it is answered already."""
+        if not self._is_answered:
+            self._is_answered = True
+            self._fail(error)
+
+    def __enter__(self) -> PushRequest:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self.release()
+        else:
+            self._is_answered = True

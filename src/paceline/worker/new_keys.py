@@ -1,0 +1,178 @@
+"""New keys of a store: rank 0 places them and sends their values, the other workers look them up at the scheduler."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+
+from paceline.errors import DeadlineError, KeyMismatchError
+from paceline.keys import Key
+from paceline.local_merge import LocalMerge
+from paceline.tensors import dtype_name, to_frame
+from paceline.wire import messages as m
+from paceline.worker.block import WorkerBlock, bucket_specs
+from paceline.worker.session import Session
+
+logger = logging.getLogger(__name__)
+
+#: On one host buckets are this many times the bound: there a message costs more than its bytes. Over a network
+#: smaller buckets let answers return while later buckets are still sent.
+GROWTH = 4
+
+
+class NewKeys:
+    """Makes the blocks of new keys.
+
+    Args:
+        session: this worker's part in the job.
+        store: name of the store.
+        whole: tells whether keys must not be split.
+        reads_in_place: stored values change only after this worker has pushed, so it may read those of servers of this
+            host in their memory.
+        local_merge: where local merge takes place.
+    """
+
+    def __init__(
+        self, session: Session, store: str, whole: Callable[[], bool], reads_in_place: bool, local_merge: LocalMerge
+    ) -> None:
+        self._session, self._store, self._whole, self._reads_in_place = session, store, whole, reads_in_place
+        self._via = partial(local_merge.via, session.rank)
+        self._num_servers = len(session.servers)
+        self._loads = [0] * self._num_servers
+
+    def publish(
+        self, first: int, keys: Sequence[Key], values: Sequence[torch.Tensor], tags: Sequence[int], answers: str
+    ) -> list[WorkerBlock]:
+        """Place keys, send their values to the servers, and publish the placement; on rank 0.
+
+        Args:
+            first: number of the first new block.
+            keys: new ones.
+            values: as in :meth:`KeyTable.add`.
+            tags: as there.
+            answers: as there.
+        """
+        blocks = self._place(first, keys, values, tags, answers)
+        self._send_values(blocks)
+        publish = m.Publish(self._store, [block.spec for block in blocks])
+        self._session.call_scheduler(publish, "publishing keys")
+        return blocks
+
+    def _place(
+        self, first: int, keys: Sequence[Key], values: Sequence[torch.Tensor], tags: Sequence[int], answers: str
+    ) -> list[WorkerBlock]:
+        kinds = [(dtype_name(value.dtype), value.is_sparse or bool(answers)) for value in values]
+        found: dict[tuple[str, bool], list[m.KeySpec]] = {}
+        for key, value, tag, kind in zip(keys, values, tags, kinds, strict=True):
+            specs = found.setdefault(kind, [])
+            # A tag of its own gives a row-sparse key a bucket for itself.
+            specs.append(m.KeySpec(key, list(value.shape), len(specs) if kind[1] else tag))
+        blocks: dict[tuple[str, bool], WorkerBlock] = {}
+        for (dtype, by_rows), specs in found.items():
+            block = self._make_block(self._block_spec(first + len(blocks), dtype, specs, by_rows, answers))
+            for bucket in block.layout.buckets:
+                self._loads[bucket.server] += bucket.length
+            blocks[dtype, by_rows] = block
+        for key, value, kind in zip(keys, values, kinds, strict=True):
+            block = blocks[kind]
+            if answers != "merged":
+                block.value_of(block.key_index[key]).copy_(value.detach().to_dense())
+        return list(blocks.values())
+
+    def _block_spec(self, number: int, dtype: str, specs: list[m.KeySpec], rows: bool, answers: str) -> m.BlockSpec:
+        settings = self._session.settings
+        speeds = [float(part) for part in settings.server_speeds.split(",") if part]
+        # Keys of which nothing is stored have no load: servers get them in turn.
+        loads = [0] * self._num_servers if answers == "merged" else list(self._loads)
+        bound, whole = settings.bigarray_bound, rows or self._whole()
+        largest = GROWTH * bound if self._session.is_on_one_host else bound
+        return m.BlockSpec(
+            number, dtype, specs, loads, speeds, bound, settings.placement, whole, rows, largest, answers
+        )
+
+    def _make_block(self, spec: m.BlockSpec) -> WorkerBlock:
+        near = any(server.host_id == self._session.host_id for server in self._session.servers)
+        if near and self._session.settings.shared_memory:
+            try:
+                return WorkerBlock(spec, self._num_servers, shared=True, still=self._reads_in_place, via=self._via)
+            except OSError as error:
+                logger.warning(
+                    "worker %d: no shared memory for %d keys (%s); using sockets",
+                    self._session.rank, len(spec.keys), error,
+                )  # fmt: skip
+        return WorkerBlock(spec, self._num_servers, shared=False, still=self._reads_in_place, via=self._via)
+
+    def _send_values(self, blocks: Sequence[WorkerBlock]) -> None:
+        calls = []
+        for block in blocks:
+            for server in range(self._num_servers):
+                buckets = bucket_specs(block.spec, block.layout, server)
+                frames = [to_frame(block.values[block.arena_slice(one.index, 0, one.length)]) for one in buckets]
+                body = m.Init(self._store, block.spec.block, block.spec.dtype, buckets, block.spec.answers)
+                calls.append(self._session.ask_server(server, body, "initialising keys", frames))
+        self._session.wait(calls)
+
+    def look_up(
+        self, known: Mapping[int, WorkerBlock], keys: Sequence[Key], values: Sequence[torch.Tensor], answers: str
+    ) -> list[WorkerBlock]:
+        """Return the blocks in which rank 0 has placed keys; on the other workers.
+
+        Args:
+            known: blocks of this worker, by number.
+            keys: to look up.
+            values: only their shapes and dtypes count.
+            answers: as in :meth:`KeyTable.add`.
+
+        Raises:
+            KeyMismatchError: shape, dtype or sparsity differ from rank 0's.
+            DeadlineError: rank 0 did not initialise the keys in time.
+        """
+        if not keys:
+            return []
+        timeout_s = min(self._session.settings.start_timeout_s, self._session.settings.timeout_s)
+        try:
+            found = self._session.call_scheduler(m.Lookup(self._store, list(keys)), "asking for keys", timeout_s)
+        except DeadlineError:
+            raise self._never_initialised(known, keys, timeout_s) from None
+        assert isinstance(found, m.Found)
+        specs = {spec.name: (block.dtype, spec.shape) for block in found.blocks for spec in block.keys}
+        kinds = {spec.name: block.answers for block in found.blocks for spec in block.keys}
+        for key, value in zip(keys, values, strict=True):
+            ours = (dtype_name(value.dtype), list(value.shape))
+            if ours != specs[key]:
+                raise KeyMismatchError(
+                    f"key {key!r} has shape {tuple(value.shape)} and dtype {ours[0]} on worker {self._session.rank}, "
+                    f"but shape {tuple(specs[key][1])} and dtype {specs[key][0]} on worker 0; the models differ"
+                )
+            if answers != kinds[key]:
+                theirs, ours_is = ("sparse" if kind else "dense" for kind in (kinds[key], answers))
+                raise KeyMismatchError(
+                    f"the gradients of key {key!r} are {ours_is} on worker {self._session.rank}, but {theirs} on "
+                    "worker 0; the models or the optimizers differ"
+                )
+        return [known.get(spec.block) or self._make_block(spec) for spec in found.blocks]
+
+    def _never_initialised(
+        self, known: Mapping[int, WorkerBlock], keys: Sequence[Key], timeout_s: float
+    ) -> DeadlineError:
+        """Return the error that names the keys worker 0 has not initialised, and those it has instead."""
+        answer = self._session.call_scheduler(m.Lookup(self._store, []), "asking for the keys of worker 0", 5.0)
+        assert isinstance(answer, m.Found)
+        there = [spec.name for block in answer.blocks for spec in block.keys]
+        missing = [key for key in keys if key not in there]
+        ours = {key for block in known.values() for key in block.key_index}
+        others = [key for key in there if key not in keys and key not in ours]
+        return DeadlineError(
+            f"worker {self._session.rank}: worker 0 did not initialise {_listed(missing)} of store {self._store!r} "
+            f"within {timeout_s:g} s; " + (f"it has {_listed(others)} instead" if others else "it has no other keys")
+            + ". Every worker must initialise the same keys; if worker 0 only needs more time, raise "
+            "PACELINE_START_TIMEOUT_S"
+        )  # fmt: skip
+
+
+def _listed(keys: Sequence[Key]) -> str:
+    more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
+    return f"key{'s' if len(keys) > 1 else ''} {', '.join(map(repr, keys[:5]))}{more}"
