@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -279,7 +278,7 @@ class Module:
         metric.reset()
         self.net.train()
         for nbatch, (data, label) in enumerate(batches):
-            with _noting(f"in batch {nbatch} of epoch {epoch}"):
+            with _Noting(f"in batch {nbatch} of epoch {epoch}"):
                 done = self._runner.run(data, label)
             self.update(done.batch_size)
             output = _join(done.outputs)
@@ -309,14 +308,23 @@ class Module:
                 replica.train(mode)
 
 
-@contextlib.contextmanager
-def _noting(where: str) -> Iterator[None]:
-    """Add a note to errors of the user's model and loss: this is the border to code that may raise anything."""
-    try:
-        yield
-    except Exception as error:
-        error.add_note(where)
-        raise
+class _Noting:
+    """Adds a note to what the user's model and loss raise.
+
+    Args:
+        where: text of the note.
+    """
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Add the note to an error that goes on."""
+        if isinstance(error, Exception):
+            error.add_note(self._where)
 
 
 def _join(outputs: Sequence[Any]) -> torch.Tensor:
