@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from paceline.errors import PacelineError
+from paceline.kvstore.dist import DistStore
 from paceline.optim.device import SideStream, side_streams
 from paceline.worker.block import BucketRange, WorkerBlock
 
@@ -133,7 +134,25 @@ _libc = ctypes.CDLL(None)
 _libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
 
-def bind(names: Sequence[str], params: Sequence[torch.nn.Parameter], blocks: Sequence[WorkerBlock]) -> list[Bound]:
+def bind_keys(
+    store: DistStore, names: Sequence[str], params: Sequence[torch.nn.Parameter], tags: Sequence[int]
+) -> list[Bound]:
+    """Initialise keys for parameters, tie them to their places, and give the parameters rank 0's weights.
+
+    Args:
+        store: of the keys.
+        names: of the keys.
+        params: in the same order.
+        tags: in the same order; keys of unlike tags share no bucket.
+    """
+    blocks = store.add_keys(names, [param.data for param in params], tags)
+    store.traffic.refresh(store.table.plan(tuple(names)))
+    bound = _bind(names, params, blocks)
+    take_all(bound, weights=True)
+    return bound
+
+
+def _bind(names: Sequence[str], params: Sequence[torch.nn.Parameter], blocks: Sequence[WorkerBlock]) -> list[Bound]:
     """Tie parameters to their places in the arenas.
 
     Args:

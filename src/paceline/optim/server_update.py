@@ -23,7 +23,7 @@ from paceline.compression.state import UNSENT
 from paceline.errors import NonFiniteError, PacelineError
 from paceline.kvstore.dist import DistStore
 from paceline.optim.backward import BackwardWatch
-from paceline.optim.binding import Bound, bind, take_all
+from paceline.optim.binding import Bound, bind_keys, take_all
 from paceline.optim.buffers import Buffers
 from paceline.optim.codec_states import codec_entry, set_residuals, unsent_in
 from paceline.optim.exchange import Exchange
@@ -86,10 +86,7 @@ class ServerUpdate:
         names, params = [name for name, _, _ in dense], [param for _, param, _ in dense]
         if dense:
             tags = [2 * group + (not param.requires_grad) for _, param, group in dense]
-            blocks = store.add_keys(names, [param.data for param in params], tags)
-            store.traffic.refresh(store.table.plan(tuple(names)))
-            self._exchange.add(bind(names, params, blocks))
-            take_all(self._exchange.bound, weights=True)
+            self._exchange.add(bind_keys(store, names, params, tags))
         self._by_param = {one.param: one for one in self._exchange.bound}
         if self.inner.state and store.rank == 0:
             store.set_optimizer_states(self._own_states())

@@ -19,7 +19,7 @@ import torch
 
 from paceline.errors import NonFiniteError
 from paceline.kvstore.dist import DistStore
-from paceline.optim.binding import Bound, bind, take_all
+from paceline.optim.binding import Bound, bind_keys, take_all
 from paceline.optim.buffers import Buffers
 from paceline.optim.exchange import Exchange
 from paceline.optim.finite import WAY_OUT, is_finite, listed, sums_up
@@ -74,11 +74,7 @@ class WorkerUpdate(MergingUpdate):
     def _add_dense(self, names: list[str], params: list[torch.nn.Parameter]) -> None:
         # Frozen parameters share no bucket with trained ones: they may stay frozen for long.
         tags = [int(not param.requires_grad) for param in params]
-        blocks = self.store.add_keys(names, [param.data for param in params], tags)
-        self.store.traffic.refresh(self.store.table.plan(tuple(names)))
-        bound = bind(names, params, blocks)
-        take_all(bound, weights=True)
-        self._exchange.add(bound)
+        self._exchange.add(bind_keys(self.store, names, params, tags))
         self._by_param = {one.param: one for one in self._exchange.bound}
 
     def _on_gradient(self, param: torch.nn.Parameter) -> None:
