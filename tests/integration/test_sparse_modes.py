@@ -245,7 +245,7 @@ def test_merged_rows_that_are_not_finite_are_noticed_by_all_and_traced(found):
             "momentum in 'sgd' is about all rows: use update=\"worker\" (dist_sync), momentum=0 or sparse=False",
         ),
         ("weight decay", "weight_decay in 'adagrad' is about all rows"),
-        ("adam", "torch's 'adam' does not take; use SparseAdam, SGD or Adagrad"),
+        ("adam", "torch's 'adam' does not support; use SparseAdam, SGD or Adagrad"),
         ("penalised", "PacelineError: the gradient of 'table' is dense"),
         ("pushed twice", "PacelineError: the gradient of 'table' was pushed already"),
         ("weights changed", "parameter 'table' was changed after the last step"),
