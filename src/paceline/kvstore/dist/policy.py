@@ -1,4 +1,4 @@
-"""From a distributed store's type and options to its policy."""
+"""Makes the policy of a distributed store from its type and options."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from paceline.worker.session import Session
 
 
 def resolve_policy(store_type: str, session: Session, options: Mapping[str, Any]) -> Policy:
-    """Return the policy of a store type with arguments over environment over defaults.
+    """Return the policy of a store type. Arguments override the environment, which overrides the defaults.
 
     Raises:
         ConfigError: the groups file cannot be read.
-        ValueError: a setting does not fit.
+        ValueError: a setting is wrong for the type.
     """
     settings = session.settings
     staleness = options.get("staleness")
