@@ -249,7 +249,7 @@ def test_merged_rows_that_are_not_finite_are_noticed_by_all_and_traced(found):
         ("penalised", "PacelineError: the gradient of 'table' is dense"),
         ("pushed twice", "PacelineError: the gradient of 'table' was pushed already"),
         ("weights changed", "parameter 'table' was changed after the last step"),
-        ("by hand", "ValueError: the rows of key 'table' are the business of the optimizer"),
+        ("by hand", "ValueError: only the optimizer that initialised key 'table' may push or pull its rows"),
     ],
 )
 def test_what_cannot_train_as_written_is_refused(found, what, words):

@@ -25,7 +25,7 @@ def test_keys_are_spread_over_devices_largest_first():
     assert {key for key, device in key_devices.items() if device.type == "cpu"} == {"a", "d"}
 
 
-def test_a_key_keeps_its_home():
+def test_a_key_keeps_its_device():
     store = DeviceStore()
     store.init("a", torch.zeros(2))
     store.push("a", torch.ones(2))

@@ -90,10 +90,10 @@ def save(
             mine |= {"file": file.path.name, "digest": file.digest}
     try:
         told = telling.answers()
-        unlike = sorted({one["step"] for one in told}) if step is not None else []
-        if len(unlike) > 1:
+        steps = sorted({one["step"] for one in told}) if step is not None else []
+        if len(steps) > 1:
             raise CheckpointError(
-                f"the workers are at different steps: {', '.join(map(str, unlike))}; save at the same one"
+                f"the workers are at different steps: {', '.join(map(str, steps))}; save at the same one"
             )
         before |= set(told[0]["before"])
         listed = {
