@@ -37,7 +37,7 @@ class Area:
 
 #: Not those with many random pushes, which take longer than all the rest.
 BUCKETS = (
-    "server/test_bucket.py::test_worker_is_answered_once_when_all_its_stretches_are_released",
+    "server/test_bucket.py::test_worker_is_answered_once_when_all_its_ranges_are_released",
     "server/test_bucket.py::test_first_k_takes_what_was_pushed_and_not_what_the_worker_computes_next",
     "server/test_bucket.py::test_stale_update_counts_with_its_weight",
     "server/test_bucket.py::test_push_that_is_sent_again_before_its_answer_counts_once_and_who_asked_last_is_answered",
@@ -78,7 +78,7 @@ AREAS = (
             ("self._slowest(worker) <= self.policy.bound", "self._slowest(worker) < self.policy.bound"),
             ("for cohort in self._open[1:]) else None", "for cohort in self._open) else None"),
             ("self._level = list(self.finished)", "self._level = list(self._level)"),
-            ('if self.policy.merge != "groups" and', "if"),
+            ('return self.read[worker] if self.policy.merge == "groups" else self.version', "return self.version"),
             ("return self.live - self.paused", "return self.live"),
         ),
     ),
@@ -137,7 +137,7 @@ AREAS = (
         ),
     ),
     Area(
-        "server/forward/notices.py",
+        "server/notices.py",
         FORWARDING,
         (("if two_ways and", "if False and"),),
     ),

@@ -37,7 +37,7 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 PURE = {"consistency", "placement", "local_merge", "ranges", "membership", "agreement", "wire"}
 IMPURE = {"socket", "threading", "time", "random", "torch", "zmq", "secrets", "asyncio", "selectors", "datetime"}
 #: Folders of tests that belong to no package.
-ACROSS = {"integration", "oracle", "docs", "examples", "benchmarks"}
+ACROSS = {"integration", "oracle", "blame", "docs", "examples", "benchmarks"}
 
 
 def modules() -> dict[str, Path]:

@@ -63,7 +63,7 @@ class MetricSet:
         return [(name, _value(one)) for name, one in self._metrics.items()]
 
     def reset(self) -> None:
-        """Start anew."""
+        """Remove all batches."""
         for one in self._metrics.values():
             if one is not None:
                 one.reset()

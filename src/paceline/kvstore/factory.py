@@ -73,22 +73,12 @@ def _create_local(kind: str, options: dict[str, Any]) -> KVStoreBase:
     return LocalStore(kind) if _ALIASES[kind] == "local" else DeviceStore(kind)
 
 
-_COMMON_OPTIONS = frozenset({"mean", "namespace"})
-_OPTIONS = {
-    "dist_sync": _COMMON_OPTIONS,
-    "dist_async": _COMMON_OPTIONS | {"weighting", "age"},
-    "dist_ssync": _COMMON_OPTIONS | {"weighting", "age", "staleness"},
-    "dist_gsync": _COMMON_OPTIONS | {"weighting", "staleness", "groups"},
-    "dist_ksync": _COMMON_OPTIONS | {"weighting", "age", "staleness", "k"},
-}
-
-
 def _create_dist(store_type: str, alias: str, options: dict[str, Any]) -> KVStoreBase:
     from paceline.kvstore.dist import DistStore
-    from paceline.kvstore.dist.policy import resolve_policy
+    from paceline.kvstore.dist.policy import OPTIONS, resolve_policy
     from paceline.worker.session import current_session
 
-    known = _OPTIONS[store_type]
+    known = OPTIONS[store_type]
     unknown = sorted(set(options) - known)
     if unknown:
         raise TypeError(f"a {alias} store has no option {', '.join(unknown)}; it has {', '.join(sorted(known))}")

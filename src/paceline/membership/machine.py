@@ -57,7 +57,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from paceline.config import Settings
-from paceline.exitcodes import PEER_FAILED
+from paceline.exitcodes import PEER_FAILED, describe_code
 from paceline.membership.actions import Action, Answer, Finish, MemberKey, Waiting, describe, refuse
 from paceline.membership.barriers import Barriers
 from paceline.membership.directory import Directory
@@ -77,6 +77,10 @@ class _Seat:
     closed_since: float | None = None
     left: bool = False
     dead: bool = False
+    goodbye_since: float | None = None
+    """When it said goodbye, where its exit code is still to come."""
+    code: int | None = None
+    """Its exit code, where the launcher has told it."""
 
     @property
     def live(self) -> bool:
@@ -93,6 +97,10 @@ class Membership:
         settings: numbers of workers and servers, and the time limits.
         now: seconds on the caller's clock.
         new_token: makes the secret by which a member claims its further connections.
+
+    Attributes:
+        cause: the member that failed first, and how.
+        is_supervised: a launcher reports the exit code of every process with :meth:`ended`.
     """
 
     def __init__(self, settings: Settings, now: float, new_token: Callable[[], bytes]) -> None:
@@ -103,7 +111,11 @@ class Membership:
         self._peers: dict[bytes, MemberKey] = {}
         self._barriers = Barriers(settings.num_workers)
         self._directory = Directory()
+        self._gone: dict[MemberKey, int] = {}
+        """Exit codes of those who ended before they joined."""
         self.deaths: list[m.Death] = []
+        self.cause: m.Death | None = None
+        self.is_supervised = False
         self.complete = False
         self._ending: float | None = None
         self._code = 0
@@ -123,7 +135,8 @@ class Membership:
         seat.heard = now
         match body:
             case m.Heartbeat():
-                seat.closed_since, seat.round = None, body.round
+                seat.closed_since = seat.closed_since if seat.code is not None else None
+                seat.round = body.round
                 return [Answer(peer, seq, self._news())]
             case m.Bye():
                 return [Answer(peer, seq, m.Done()), *self._bye(key, body.reason, now)]
@@ -159,6 +172,8 @@ class Membership:
         )
         self._seats[hello.role, rank] = _Seat(member, peer, now, seq)
         self._peers[peer] = (hello.role, rank)
+        if self._gone and self._has_workers():
+            return self._miss(now)
         if len(self._seats) < self._settings.num_workers + self._settings.num_servers:
             return []
         self.complete = True
@@ -187,7 +202,7 @@ class Membership:
         if hello.job_id != settings.job_id:
             return f"{who} belongs to job {hello.job_id!r}, this is job {settings.job_id!r}"
         if self.deaths or self._ending is not None:
-            return f"{who} came when the job was ending"
+            return f"{who} came when the job was ending" + "".join(f"; {describe(one)}" for one in self.deaths)
         if (hello.num_workers, hello.num_servers) != sizes:
             return f"{who} expects {hello.num_workers} workers and {hello.num_servers} servers, this job has {sizes}"
         size = {"worker": sizes[0], "server": sizes[1]}.get(hello.role, 0)
@@ -251,10 +266,12 @@ class Membership:
     def tick(self, now: float) -> list[Action]:
         """Note that time has passed."""
         actions: list[Action] = []
-        for key, seat in self._seats.items():
+        for key, seat in sorted(self._seats.items(), key=lambda one: one[1].closed_since or one[1].heard):
             reason = self._dead_because(seat, now)
             if reason:
                 actions += self._die(key, reason, now)
+            elif seat.live and seat.goodbye_since is not None and self._counts_as_left(seat, now):
+                actions += self._left(seat, now)
         if not self.complete and not self.deaths and now - self._started > self._settings.start_timeout_s:
             actions += self._nobody_came(now)
         if self._ending is not None:
@@ -264,8 +281,12 @@ class Membership:
         return actions
 
     def _dead_because(self, seat: _Seat, now: float) -> str:
-        if not seat.live:
+        if not seat.live or seat.goodbye_since is not None:
             return ""
+        if seat.closed_since is not None and seat.code is not None:
+            closed_s = now - seat.closed_since
+            how = f"its process ended with exit code {seat.code} and did not leave the job before"
+            return how if closed_s > self._settings.disconnect_grace_s else ""
         if seat.closed_since is not None and now - seat.closed_since > self._settings.disconnect_grace_s:
             return f"its connection closed {now - seat.closed_since:.1f} s ago and it did not come back"
         # A member that waits for others to join sends no heartbeats: that wait has a deadline of its own.
@@ -276,8 +297,45 @@ class Membership:
     def _die(self, key: MemberKey, reason: str, now: float) -> list[Action]:
         seat = self._seats[key]
         seat.dead = True
-        self.deaths.append(m.Death(key[0], key[1], seat.member.host, reason))
+        return self._mourn(m.Death(key[0], key[1], seat.member.host, reason), now)
+
+    def _mourn(self, death: m.Death, now: float) -> list[Action]:
+        self.deaths.append(death)
+        self.cause = self.cause or death
         return self._fail(now)
+
+    def ended(self, role: str, rank: int, code: int, now: float) -> list[Action]:
+        """Note that a process has ended, as its launcher says.
+
+        An exit code other than 0 is a failure, also of a member that has said goodbye. ``PEER_FAILED`` says that the
+        process lost another one, which is the failure if it is known.
+        """
+        seat = self._seats.get((role, rank))
+        if seat is None:
+            self._gone[role, rank] = code
+            return self._miss(now) if not self.complete and (code != 0 or self._has_workers()) else []
+        seat.code = code
+        if seat.dead or (seat.left and code == 0):
+            return []
+        if code not in (0, PEER_FAILED):
+            return self._die((role, rank), f"its process ended: {describe_code(code)}", now)
+        if code == PEER_FAILED and not self.deaths:
+            return self._die(
+                (role, rank), f"its process ended because it had lost another one ({describe_code(code)})", now
+            )
+        if seat.goodbye_since is None and seat.closed_since is None:
+            seat.closed_since = now
+        return []
+
+    def _has_workers(self) -> bool:
+        return any(role == "worker" for role, _ in self._seats)
+
+    def _miss(self, now: float) -> list[Action]:
+        """Give the start up: a process has ended before it joined."""
+        if self._ending is not None:
+            return []
+        (role, rank), code = next(iter(self._gone.items()))
+        return self._mourn(m.Death(role, rank, "", f"its process ended before it joined: {describe_code(code)}"), now)
 
     def _fail(self, now: float) -> list[Action]:
         """Tell all members that the job has failed, and answer all who wait."""
@@ -307,7 +365,9 @@ class Membership:
         )
         self._ending, self._code = now, 1
         self.deaths.append(m.Death("scheduler", 0, "", text))
-        return [Answer(seat.peer, seat.seq, m.Failed("RendezvousError", text)) for seat in self._seats.values()]
+        role, rank = next(seat for seat in seats if seat not in self._seats)
+        self.cause = self.cause or m.Death(role, rank, "", text)
+        return [Answer(seat.peer, seat.seq, m.Failed("JoinTimeoutError", text)) for seat in self._seats.values()]
 
     def _bye(self, key: MemberKey, reason: str, now: float) -> list[Action]:
         seat = self._seats[key]
@@ -315,16 +375,34 @@ class Membership:
             return []
         if reason:
             return self._die(key, reason, now)
+        seat.goodbye_since = now
+        return self._left(seat, now) if self._counts_as_left(seat, now) else []
+
+    def _counts_as_left(self, seat: _Seat, now: float) -> bool:
+        """Tell whether a member that has said goodbye has left.
+
+        Only its exit code tells whether it left in peace. Where the code is to come, it is waited for; not for long,
+        because a process may take its time to end.
+        """
+        if not self.is_supervised or seat.member.role != "worker" or seat.code is not None:
+            return True
+        return seat.goodbye_since is not None and now - seat.goodbye_since > self._settings.disconnect_grace_s
+
+    def _left(self, seat: _Seat, now: float) -> list[Action]:
         seat.left = True
         workers = [one for (role, _), one in self._seats.items() if role == "worker"]
         if self.complete and all(not one.live for one in workers) and self._ending is None:
             self._ending = now
-            servers = [one for (role, _), one in self._seats.items() if role == "server" and one.live]
-            return [Answer(one.peer, 0, m.News(self.deaths, True)) for one in servers]
-        return self._opened()
+            return self._tell_servers()
+        return [*self._tell_servers(), *self._opened()] if self.complete else []
+
+    def _tell_servers(self) -> list[Action]:
+        servers = [one for (role, _), one in self._seats.items() if role == "server" and one.live]
+        return [Answer(one.peer, 0, self._news()) for one in servers]
 
     def _news(self) -> m.News:
-        return m.News(self.deaths, self._ending is not None)
+        left = [rank for (role, rank), seat in sorted(self._seats.items()) if role == "worker" and seat.left]
+        return m.News(self.deaths, self._ending is not None, left)
 
     def status(self, now: float) -> m.Status:
         """Return who is there, how far, and since when not heard."""

@@ -189,7 +189,7 @@ class MergingUpdate(LocalUpdate):
         self._watch.close()
 
     def complete(self, param: torch.nn.Parameter) -> None:
-        """Handle a gradient that is complete, while backward goes on."""
+        """Handle a gradient that is complete, while backward still runs."""
 
     def merge(self) -> None:
         """Merge all gradients, and copy the merged ones to the parameters."""

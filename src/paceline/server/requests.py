@@ -8,7 +8,7 @@ A request is given to the handler of its type; which types there are says the ta
 | push, push a sum, ask for a norm, commit | `pushes.py` |
 | pull, pull rows, set values | `pulls.py` |
 | state, counters, registered commands | `commands.py` |
-| pause, leave, ask who is missing, and these on behalf of a worker | `forward/notices.py` |
+| pause, leave, ask who is missing, and these on behalf of a worker | `notices.py` |
 
 A handler returns the answer, or nothing when it answers later. Whatever it raises is the answer, and the request has
 changed nothing. That guarantee breaks in a handler that changes something before all its checks are done.
@@ -25,10 +25,10 @@ from paceline.config import Settings
 from paceline.errors import PacelineError, ProtocolError
 from paceline.server.asker import AnswerFn, Asker, Handlers
 from paceline.server.commands import Commands
-from paceline.server.forward.notices import Notices
 from paceline.server.forward.sink import AskFn
 from paceline.server.hosted import Stores
 from paceline.server.members import Members
+from paceline.server.notices import Notices
 from paceline.server.pulls import Pulls
 from paceline.server.pushes import Pushes
 from paceline.server.setup import Setup
@@ -61,6 +61,8 @@ class RequestHandler:
         self._answer, self._members = answer, Members()
         pushes, notices = Pushes(self.stores), Notices(self.stores, ask)
         parts = Setup(settings, self._members, self.stores, ask), pushes, Pulls(self.stores), Commands(self), notices
+        self._notices = notices
+        self._taken_out: tuple[frozenset[int], int] = frozenset(), 0
         self._of_workers: Handlers = {kind: handler for part in parts for kind, handler in part.of_workers.items()}
         self._of_servers: Handlers = {**pushes.of_servers, **notices.of_servers}
         self._of_strangers: Handlers = {m.Claim: self._claim}
@@ -68,6 +70,12 @@ class RequestHandler:
     def admit(self, members: Sequence[m.Member], host_id: str = "", rank: int = 0) -> None:
         """Learn who the members of the job are, and which of them this server is."""
         self._members.admit(members, host_id, rank)
+
+    def take_out(self, workers: frozenset[int]) -> None:
+        """Wait no more for workers that have left the job, in any store; called again after each request."""
+        if workers and self._taken_out != (workers, len(self.stores)):
+            self._taken_out = workers, len(self.stores)
+            self._notices.take_out(workers)
 
     def is_member(self, peer: bytes) -> bool:
         """Tell whether a connection belongs to a member."""

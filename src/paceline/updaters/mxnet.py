@@ -191,7 +191,7 @@ class SGLD(Formula):
         w = w - lr / 2 * (g + weight_decay * w) + N(0, lr)
 
     The noise of an element is a function of ``seed``, its key, its position there and the number of the step. So a run
-    can be repeated, and it is the same with any number of servers and after a checkpoint. Each chain needs its own seed.
+    can be repeated, and it is the same with any number of servers and after a checkpoint. Give each chain its own seed.
 
     Args:
         params: parameters or groups.

@@ -7,9 +7,7 @@ thread of its own. It wakes the client when the job fails; then every wait raise
 
 from __future__ import annotations
 
-import atexit
 import logging
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -27,6 +25,7 @@ from paceline.transport.base import Frames
 from paceline.transport.zeromq import ZmqHub
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_GATHER_BYTES
+from paceline.worker.leaving import Exit
 
 logger = logging.getLogger(__name__)
 
@@ -246,20 +245,33 @@ class Session:
         """Register a function that is called before the connections close."""
         self._closers.append(closer)
 
+    @property
+    def failure(self) -> PacelineError | None:
+        """The error with which the job has failed; None while it has not failed."""
+        return self._lifeline.failure
+
     def close(self, reason: str = "") -> None:
-        """Leave the job. With a reason it is a failure, which ends the job for all members. Idempotent."""
+        """Leave the job. With a reason it is a failure, which ends the job for all members. Idempotent.
+
+        It waits for all requests in flight. If one of them fails, leaving is a failure too: other workers would wait
+        forever for a push that this worker has not finished.
+        """
         if self._closed:
             return
-        if not reason and self._lifeline.failure is None:
-            for closer in self._closers:
-                try:
+        try:
+            if not reason and self.failure is None:
+                for closer in self._closers:
                     closer()
-                except PacelineError as error:
-                    logger.warning("worker %d, leaving: %s", self.rank, error)
-        self._closed = True
-        self._client.wake()
-        self._lifeline.leave(reason)
-        self._client.close(linger_s=1.0)
+        except BaseException as error:
+            reason = "" if self.failure is not None else f"it could not leave: {type(error).__name__}: {error}"
+            if not isinstance(error, PacelineError):
+                raise
+            logger.error("worker %d, leaving: %s", self.rank, error)
+        finally:
+            self._closed = True
+            self._client.wake()
+            self._lifeline.leave(reason)
+            self._client.close(linger_s=1.0)
 
 
 def _workers_of(status: m.Status, ranks: Sequence[int]) -> list[str]:
@@ -273,6 +285,7 @@ def _workers_of(status: m.Status, ranks: Sequence[int]) -> list[str]:
 
 _current: Session | None = None
 _current_lock = threading.Lock()
+_exit = Exit()
 
 
 def current_session() -> Session:
@@ -291,13 +304,6 @@ def current_session() -> Session:
                     "or set PACELINE_SCHEDULER, PACELINE_JOB_KEY and the other PACELINE_* variables"
                 )
             security = Security.of(settings)
-            _current = Session(settings, lambda: ZmqHub(security))
-            atexit.register(_close_at_exit, _current)
+            _exit.install()
+            _current = _exit.session = Session(settings, lambda: ZmqHub(security))
         return _current
-
-
-def _close_at_exit(session: Session) -> None:
-    """Leave the job; if an exception ended the script, as a failure."""
-    error = getattr(sys, "last_value", None)
-    own = isinstance(error, PacelineError) and session._lifeline.failure is not None
-    session.close("" if error is None or own else f"it raised {type(error).__name__}: {error}")

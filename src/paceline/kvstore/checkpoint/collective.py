@@ -89,16 +89,16 @@ def save(
             file = tensor_file.write(beside, _own_kind(kind), content.tensors, manifest, name_by_digest=True)
             mine |= {"file": file.path.name, "digest": file.digest}
     try:
-        told = telling.answers()
-        steps = sorted({one["step"] for one in told}) if step is not None else []
+        results = telling.answers()
+        steps = sorted({one["step"] for one in results}) if step is not None else []
         if len(steps) > 1:
             raise CheckpointError(
                 f"the workers are at different steps: {', '.join(map(str, steps))}; save at the same one"
             )
-        before |= set(told[0]["before"])
+        before |= set(results[0]["before"])
         listed = {
             str(other): {"file": one["file"], "digest": one["digest"]}
-            for other, one in enumerate(told)
+            for other, one in enumerate(results)
             if "file" in one
         }
         with _Telling(store, "the common file", {}) as done:
@@ -145,21 +145,21 @@ def load(store: KVStoreBase | None, path: str | os.PathLike[str], kind: str, eve
         if rank == 0 or everywhere:
             common = tensor_file.read(path, kind)
             mine |= {name: common.manifest[name] for name in ("beside", "step", "workers")} | {"digest": common.digest}
-    told = telling.answers()
-    for other, one in enumerate(told):
-        if one and one["digest"] != told[0]["digest"]:
+    results = telling.answers()
+    for other, one in enumerate(results):
+        if one and one["digest"] != results[0]["digest"]:
             raise CheckpointError(
-                f"the workers read different files: {os.fspath(path)} of worker 0 is of step {told[0]['step']}, that "
-                f"of worker {other} of step {one['step']}. They must see the same file, or copies of it"
+                f"the workers read different files: {os.fspath(path)} of worker 0 is of step {results[0]['step']}, "
+                f"that of worker {other} of step {one['step']}. They must see the same file, or copies of it"
             )
     own: TensorFile | None = None
     with _Telling(store, "reading files of workers", {}) as telling:
         if rank == 0 and common is not None:
             own = _own_of(common)
-        elif str(rank) in told[0]["beside"]:
-            own = _beside(path, kind, rank, told[0])
+        elif str(rank) in results[0]["beside"]:
+            own = _beside(path, kind, rank, results[0])
     telling.answers()
-    return Loaded(common, own, told[0]["workers"])
+    return Loaded(common, own, results[0]["workers"])
 
 
 def agree(store: KVStoreBase | None, what: str, check: Callable[[], None]) -> None:
@@ -199,14 +199,14 @@ class _Telling:
         session = getattr(self._store, "session", None)
         try:
             payload = json.dumps({"error": text, "mine": self._mine}).encode()
-            told = session.gather(f"checkpoint: {self._what}", payload, DISK_TIMEOUT_S) if session else []
+            results = session.gather(f"checkpoint: {self._what}", payload, DISK_TIMEOUT_S) if session else []
         finally:
             if self._error is not None:
                 raise self._error
-        if any(not one for one in told):
-            left = ", ".join(str(rank) for rank, one in enumerate(told) if not one)
+        if any(not one for one in results):
+            left = ", ".join(str(rank) for rank, one in enumerate(results) if not one)
             raise CheckpointError(f"worker {left} has left the job; checkpoints need all workers")
-        answers = [json.loads(one) for one in told]
+        answers = [json.loads(one) for one in results]
         for rank, one in enumerate(answers):
             if one["error"] is not None:
                 raise CheckpointError(f"worker {rank} failed at {self._what}: {one['error']}")

@@ -3,9 +3,10 @@
 | state  | event           | the servers get | next state |
 |--------|-----------------|-----------------|------------|
 | new    | first use       | ``OpenStore``   | open       |
-| new    | ``close()``     | nothing         | closed     |
+| new    | ``close()``     | ``OpenStore``, ``Leave`` | closed |
 | open   | ``barrier()``   | ``Pause``       | open       |
 | open   | ``close()``     | ``Leave``       | closed     |
+| open   | the worker ends | nothing: the scheduler tells them | closed |
 
 A new store has no keys, so its barriers need no servers. Before ``Leave`` a worker waits for its own requests and copies
 the values out of the servers' memory. After ``Leave`` the servers continue without this worker.
@@ -14,6 +15,7 @@ the values out of the servers' memory. After ``Leave`` the servers continue with
 from __future__ import annotations
 
 from paceline.consistency import Policy
+from paceline.errors import PacelineError
 from paceline.wire import messages as m
 from paceline.worker.key_table import KeyTable
 from paceline.worker.session import Session
@@ -34,7 +36,8 @@ class Lifecycle:
     def __init__(self, session: Session, name: str, policy: Policy, table: KeyTable, traffic: Traffic) -> None:
         self._session, self._name, self._policy, self._table, self._traffic = session, name, policy, table, traffic
         self._barriers = 0
-        self._is_closed = False
+        self._is_closed = self._has_left = False
+        self._unfinished: BaseException | None = None
         self.is_open = False
         """Whether the store is open on the servers. From then on its merging cannot change."""
         self.mean = False
@@ -88,12 +91,28 @@ class Lifecycle:
         """Leave the store: servers and workers do not wait for this worker any more. Idempotent."""
         if self._is_closed:
             return
+        self.open()
         self._is_closed = True
-        if not self.is_open:
-            return
-        self.wait_for_own_requests()
-        for block in self._table.blocks.values():
-            block.detach()  # before servers and workers continue without this worker
+        self.finish()
         self.ask_all_servers(m.Leave(self._name), f"leaving store {self._name!r}")
+        self._has_left = True
         for block in self._table.blocks.values():
             block.close()
+
+    def finish(self) -> None:
+        """Wait for this worker's own requests, and copy the values out of the servers' memory.
+
+        Raises:
+            PacelineError: a request failed, now or in an earlier call.
+        """
+        if self._has_left:
+            return
+        if self._unfinished is not None:
+            raise PacelineError(f"store {self._name!r} could not be left: {self._unfinished}") from self._unfinished
+        try:
+            self.wait_for_own_requests()
+        except BaseException as error:
+            self._unfinished = error
+            raise
+        for block in self._table.blocks.values():
+            block.detach()  # before servers and workers continue without this worker

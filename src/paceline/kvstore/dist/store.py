@@ -63,7 +63,7 @@ class DistStore(KVStore):
         self._ignored: set[Key] = set()
         self._siblings = 0
         self._is_claimed = False
-        session.on_close(self.close)
+        session.on_close(self.lifecycle.finish)
 
     def _set_merging(self, mean: bool, clip_norm: float) -> None:
         if clip_norm and not self.policy.merges_rounds:
@@ -395,5 +395,8 @@ class DistStore(KVStore):
         return merge_stats(reports)
 
     def close(self) -> None:
-        """Leave the store: servers and workers do not wait for this worker any more. Idempotent."""
+        """Leave the store: servers and workers do not wait for this worker any more. Idempotent.
+
+        A store that this worker never used is left too, because other workers may use it.
+        """
         self.lifecycle.close()

@@ -63,10 +63,10 @@ class KeyedOptimizer(Applier):
         elif groups != self._groups:
             before, self._groups = self._groups, groups
             for group in self._optimizer.param_groups if self._optimizer else ():
-                told = self._options(group["key_options"])
-                for name in group_of(group["key_options"], before).keys() - told.keys():
+                current = self._options(group["key_options"])
+                for name in group_of(group["key_options"], before).keys() - current.keys():
                     group[name] = self._optimizer.defaults.get(name) if self._optimizer else None
-                group.update(told)
+                group.update(current)
 
     def update(self, merged: Mapping[Key, torch.Tensor], scale: float = 1.0) -> None:
         """Run one step of the given keys.
