@@ -6,12 +6,25 @@ the other workers pull them before they are read: when a network goes into evalu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
-from paceline.gluon.parameter import Network
+from paceline.gluon.parameter import Network, Parameter
+from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
+
+
+def share_buffers(store: KVStoreBase | None, params: Iterable[Parameter]) -> SharedBuffers | None:
+    """Return the shared buffers of the networks that some parameters belong to; None without other workers.
+
+    Args:
+        store: of the trainer; only stores on servers can hold what rank 0 alone writes.
+        params: with known shapes.
+    """
+    if not isinstance(store, DistStore) or store.num_workers == 1:
+        return None
+    return SharedBuffers(store, list({id(one.net): one.net for one in params}.values()))
 
 
 class SharedBuffers:

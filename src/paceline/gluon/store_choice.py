@@ -83,10 +83,10 @@ def share_of(store: KVStoreBase | None, clip_norm: float = 0.0) -> tuple[KVStore
         store: the store.
         clip_norm: largest norm that the servers of the new store clip to; 0: no limit.
     """
-    if isinstance(store, DistStore):
+    if store is None:
+        return None, ""
+    if isinstance(store, KVStore):
         return store.for_optimizer(clip_norm=clip_norm), ""
-    if store is None or isinstance(store, KVStore):
-        return (None if store is None else store.for_optimizer()), ""
     number = _trainers[store] = _trainers.get(store, -1) + 1
     return store, f"trainer{number}/" if number else ""
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +12,7 @@ import torch
 from paceline.agreement import Fact
 from paceline.context import Context
 from paceline.gluon import gradients
-from paceline.gluon.buffers import SharedBuffers
+from paceline.gluon.buffers import SharedBuffers, share_buffers
 from paceline.gluon.choosing import choose_updates
 from paceline.gluon.clip import GradientClip
 from paceline.gluon.optimizer_plan import OptimizerLike, OptimizerPlan
@@ -21,7 +22,6 @@ from paceline.gluon.store_choice import Traits, choose_store, servers_norm, shar
 from paceline.gluon.updates import Updates
 from paceline.kvstore.agreement import agree_on_store, option_facts, tensor_facts
 from paceline.kvstore.base import KVStoreBase
-from paceline.kvstore.dist import DistStore
 
 if TYPE_CHECKING:
     from paceline.compression import Compression
@@ -260,7 +260,8 @@ class Trainer:
     def _scaled_step(self, scaler: torch.amp.GradScaler, batch_size: float) -> None:
         if self._store is not None and self._store.num_workers > 1:
             raise ValueError("a GradScaler may skip steps on one worker alone; use bfloat16 with several workers")
-        scaler.step(_ForScaler(self, batch_size))  # type: ignore[arg-type]
+        copies = [copy for one in self._trained().values() for copy in one.on_devices()]
+        scaler.step(_ForScaler(copies, partial(self._step, batch_size)))  # type: ignore[arg-type]
         scaler.update()
 
     def _set_compression(self, params: Compression) -> None:
@@ -278,9 +279,7 @@ class Trainer:
             if self._store is not None:
                 agree_on_store(self._store, "the trainer", self._facts(on_store))
             self._updates.start(self._all, self._trained())
-            if isinstance(self._store, DistStore) and self._store.num_workers > 1:
-                nets = {id(one.net): one.net for one in self._all.values()}
-                self._buffers = SharedBuffers(self._store, list(nets.values()))
+            self._buffers = share_buffers(self._store, self._all.values())
             for one in self._all.values():
                 one.on_set(self._on_set)
         return self._updates
@@ -317,15 +316,20 @@ class Trainer:
 
 
 class _ForScaler:
-    """Shows a ``GradScaler`` all replicas as one optimizer."""
+    """Shows a ``GradScaler`` all replicas as one optimizer.
 
-    def __init__(self, trainer: Trainer, batch_size: float) -> None:
-        self.param_groups = [{"params": [p for one in trainer._trained().values() for p in one.on_devices()]}]
-        self._trainer, self._batch_size = trainer, batch_size
+    Args:
+        params: of all replicas.
+        step: updates them.
+    """
+
+    def __init__(self, params: Sequence[torch.Tensor], step: Callable[[], None]) -> None:
+        self.param_groups = [{"params": params}]
+        self._step = step
 
     def step(self) -> None:
         """Run the step: the scaler found no overflow."""
-        self._trainer._step(self._batch_size)
+        self._step()
 
 
 def _by_name(params: Parameters) -> dict[str, Parameter]:

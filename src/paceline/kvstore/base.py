@@ -237,7 +237,7 @@ class KVStore(KVStoreBase):
         """
         raise self._lacks("set_optimizer_states")
 
-    def for_optimizer(self, mean: bool | None = None) -> KVStore:
+    def for_optimizer(self, mean: bool | None = None, clip_norm: float = 0.0) -> KVStore:
         """Return a store for one optimizer or trainer: this one if it is unused, else a new one of the same kind.
 
         So several optimizers or trainers can share one store without mixing their keys and updates. Every worker calls
@@ -245,6 +245,10 @@ class KVStore(KVStoreBase):
 
         Args:
             mean: merge to the mean over samples instead of the sum; None: as this store does.
+            clip_norm: the largest norm of a merged gradient over all keys; 0: no limit.
+
+        Raises:
+            ValueError: a largest norm, and the store cannot clip.
         """
         raise self._lacks("for_optimizer")
 

@@ -90,7 +90,7 @@ def save(
     def own() -> Content:
         packer = Packer()
         states = {"extra": extra, "rng": chance.state() if rng else None, "residuals": None}
-        if isinstance(store, KVStore) and store.keeps_residuals:
+        if store is not None and store.keeps_residuals:
             states["residuals"] = store.codec_states()
         return Content(packer.tensors, {"content": {name: packer.pack(one, name) for name, one in states.items()}})
 
@@ -131,8 +131,9 @@ def load(path: str | os.PathLike[str], model: Stateful, optimizer: Stateful, *, 
     )
     _set_weights(model, optimizer, content["model"])
     optimizer.load_state_dict(content["optimizer"])
-    if isinstance(store, KVStore):
+    if store is not None:
         _set_residuals(store, own["residuals"], loaded.workers)
+    if isinstance(store, KVStore):
         store.barrier()
     if rng and own["rng"] is not None:
         chance.set_state(own["rng"])
@@ -193,7 +194,7 @@ def _own(common: TensorFile, own: TensorFile | None) -> dict[str, Any]:
     return {"extra": unpack(first["extra"], tensors), "rng": None, "residuals": None}
 
 
-def _set_residuals(store: KVStore, residuals: Any, workers: int) -> None:
+def _set_residuals(store: KVStoreBase, residuals: Any, workers: int) -> None:
     if not store.keeps_residuals:
         return
     if residuals is None:
@@ -223,7 +224,7 @@ def _check(
         if groups != ours:
             raise CheckpointError(f"{path}: its optimizer has param groups of {groups} parameters, this one of {ours}")
     store = _store_of(optimizer)
-    if isinstance(store, KVStore) and store.keeps_residuals and own["residuals"]:
+    if store is not None and store.keeps_residuals and own["residuals"]:
         _check_residuals(path, own["residuals"], store.codec_states())
 
 

@@ -80,9 +80,9 @@ class Notices:
         hosted, worker = self._stores[body.store], asker.rank
         forward = hosted.forward
         if forward is None or not hosted.is_forwarded(body.entry):
-            return m.Missing(hosted.own.store.missing_for(worker, body.entry))
+            return hosted.own.store.missing_for(worker, body.entry)
         if not forward.waits_for_owner(worker, body.entry):
-            return m.Missing(forward.store.missing_for(worker, body.entry))
+            return forward.store.missing_for(worker, body.entry)
         self._ask(forward.owner_of(body.entry), m.OnBehalf(worker, body), (), partial(_pass_back, asker))
         return None
 
@@ -90,7 +90,7 @@ class Notices:
         hosted, notice = self._stores[body.body.store], body.body
         hosted.check_forwarder(asker.rank, body.worker)
         if isinstance(notice, m.AskMissing):
-            return m.Missing(hosted.own.store.missing_for(body.worker, notice.entry))
+            return hosted.own.store.missing_for(body.worker, notice.entry)
         apply_here(hosted, body.worker, notice, direct=False)
         return m.Done()
 

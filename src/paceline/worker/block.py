@@ -53,6 +53,9 @@ class Rounds:
 #: If a bucket has more requests, answered ones are removed: perhaps no caller waits for them.
 _MOST_SENDING = 16
 
+#: Ranges of a bucket for which the codec's state is kept at least, however few keys the bucket has.
+_MIN_CODEC_STATES = 64
+
 
 @dataclass
 class _Sending:
@@ -69,7 +72,9 @@ class BucketSide:
     sending: list[_Sending] = field(default_factory=list)
     """Requests that are not answered yet, and perhaps answered ones."""
     codec_states: dict[tuple[int, int], State] = field(default_factory=dict)
-    """State of the codec of pushes, per range; residuals are views of the block's arena of residuals."""
+    """What the codec of pushes remembers, per range, the last used one last; residuals are views of the block's."""
+    most_codec_states: int = _MIN_CODEC_STATES
+    """Ranges beyond which the one that was used least recently is forgotten."""
     versions: Versions = field(default_factory=lambda: Versions(0))
     """Versions of the values from servers that compress pulls."""
 
@@ -113,7 +118,12 @@ class WorkerBlock:
             torch.zeros(self.layout.numel, dtype=self.dtype) if self.grad_file is None else self.grad_file.tensor
         )
         self.buckets = [
-            BucketSide(Rounds(bucket.length), versions=Versions(bucket.length)) for bucket in self.layout.buckets
+            BucketSide(
+                Rounds(bucket.length),
+                versions=Versions(bucket.length),
+                most_codec_states=max(_MIN_CODEC_STATES, 2 * len(bucket.parts)),
+            )
+            for bucket in self.layout.buckets
         ]
         self.residuals: torch.Tensor | None = None
         """Residuals of the codec: flat, float32, as long as ``grads``; allocated at the first use."""
@@ -175,14 +185,20 @@ class WorkerBlock:
     def codec_state(self, codec: Codec, bucket: int, start: int, length: int) -> State:
         """Return the codec's state of a range.
 
-        Residuals are in one arena, so that they stay with their elements when pushes are cut in another way.
+        Residuals lie in one arena, so that they stay with their elements however pushes are cut. What else a codec
+        remembers (a start vector, a count of dropped elements) is forgotten for ranges that were not pushed for long.
         """
-        states = self.buckets[bucket].codec_states
-        if (start, length) not in states:
-            state = states[start, length] = codec.new_state(length)
+        side = self.buckets[bucket]
+        states = side.codec_states
+        state = states.pop((start, length), None)
+        if state is None:
+            state = codec.new_state(length)
             if state.residual is not None:
                 state.residual = self.residual_arena()[self.arena_slice(bucket, start, length)]
-        return states[start, length]
+        states[start, length] = state
+        if len(states) > side.most_codec_states:
+            del states[next(iter(states))]
+        return state
 
     def residual_arena(self) -> torch.Tensor:
         """Return all residuals; 0 where the codec has sent everything."""

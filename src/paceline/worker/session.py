@@ -177,13 +177,17 @@ class Session:
         timeout_s = self.settings.timeout_s if timeout_s is None else timeout_s
         late = self._client.wait(calls, timeout_s)
         if late is not None:
+            waits_for, story = self._whom_it_waits_for(late)
             raise DeadlineError(
                 f"worker {self.rank}: {late.what} at {late.whom} was not answered within {timeout_s:g} s"
-                f"{self._whom_it_waits_for(late)}; if that is normal here, raise PACELINE_TIMEOUT_S"
+                f"{waits_for}; if that is normal here, raise PACELINE_TIMEOUT_S{story}"
             )
 
-    def _whom_it_waits_for(self, late: Call) -> str:
-        """Return text for the error: which workers a push, a norm, a barrier or a gather waits for."""
+    def _whom_it_waits_for(self, late: Call) -> tuple[str, str]:
+        """Ask who holds up a push, a norm, a barrier or a gather; returns two texts for the error.
+
+        The second one has lines of its own: what happened to what was pushed.
+        """
         request = self._client.request(late)
         questions: list[m.Request] = []
         if isinstance(request, m.Push):
@@ -193,16 +197,18 @@ class Session:
         elif isinstance(request, m.Enter | m.Gather):
             questions = [m.AskAbsent(request.barrier)]
         else:
-            return ""
+            return "", ""
         try:
             asked = [self._ask(late.channel, one, "asking who is missing") for one in questions]
             status = self.ask_scheduler(m.AskStatus(), "asking for the status")
             self.wait([*asked, status], _MISSING_TIMEOUT_S)
         except PacelineError as error:
-            return f" ({error})"
+            return f" ({error})", ""
         assert isinstance(status.body, m.Status)
-        missing = {rank for one in asked if isinstance(one.body, m.Missing) for rank in one.body.workers}
-        return "; it waits for " + (", ".join(_workers_of(status.body, sorted(missing))) or "nobody")
+        answers = [one.body for one in asked if isinstance(one.body, m.Missing)]
+        missing = sorted({rank for answer in answers for rank in answer.workers})
+        story = next((f"\n{answer.story}" for answer in answers if answer.story), "")
+        return "; it waits for " + (", ".join(_workers_of(status.body, missing)) or "nobody"), story
 
     # ---- together ----------------------------------------------------------------------------------------------------
 

@@ -195,8 +195,14 @@ class InProcessStore(KVStore):
         spec = self._need_optimizer("read")
         return in_force(self._groups or spec.groups, self._class)
 
-    def for_optimizer(self, mean: bool | None = None) -> InProcessStore:
-        """See :meth:`KVStore.for_optimizer`. With one worker mean and sum are the same."""
+    def for_optimizer(self, mean: bool | None = None, clip_norm: float = 0.0) -> InProcessStore:
+        """See :meth:`KVStore.for_optimizer`. With one worker mean and sum are the same.
+
+        Raises:
+            ValueError: a largest norm: whoever pushes clips.
+        """
+        if clip_norm:
+            raise ValueError(f"a {self._type} store has no merged gradient to clip; clip in the worker")
         if not (self._claimed or self._values or self._spec or self._updater):
             self._claimed = True
             return self
