@@ -50,7 +50,7 @@ class Rounds:
         return [(first, last - first, round) for first, last, round in pushed]
 
 
-#: If a bucket has more requests, answered ones are removed: perhaps no caller waits for them.
+#: If the list of requests of a bucket is longer, answered ones are removed: perhaps no caller has waited for them.
 _MOST_SENDING = 16
 
 
@@ -67,7 +67,7 @@ class BucketSide:
 
     rounds: Rounds
     sending: list[_Sending] = field(default_factory=list)
-    """Requests that are not answered yet, and perhaps answered ones."""
+    """Requests that are not answered yet. Some answered ones may still be in the list."""
     codec_states: dict[tuple[int, int], State] = field(default_factory=dict)
     """State of the codec of pushes, per range; residuals are views of the block's arena of residuals."""
     versions: Versions = field(default_factory=lambda: Versions(0))
