@@ -196,7 +196,9 @@ class KVStore(KVStoreBase):
         raise self._lacks("set_options")
 
     def options(self) -> list[Options]:
-        """Return the optimizer's current options per param group; only options that were set.
+        """Return the optimizer's current options per param group.
+
+        Options that were not set have the defaults of the optimizer's class, if this process knows the class.
 
         Raises:
             ValueError: the store runs no optimizer.

@@ -60,8 +60,8 @@ class TorchUpdater(FlatUpdater):
     @property
     def _keys(self) -> Mapping[str | int, KeyOptions]:
         """Current options of keys that differ from the default."""
-        told = None if self._applied is None else self._applied.keys
-        return self._spec.keys if told is None else told
+        applied = None if self._applied is None else self._applied.keys
+        return self._spec.keys if applied is None else applied
 
     def _runs_of(self, keys: Mapping[str | int, KeyOptions], apart: Collection[int] = ()) -> list[Run]:
         per_key = getattr(self._cls, "per_key", False)
@@ -71,13 +71,13 @@ class TorchUpdater(FlatUpdater):
         self._runs = runs
         self._params = [torch.nn.Parameter(run.view(self._master), requires_grad=True) for run in runs]
         extra: dict[str, Any] = {"fused": True} if self._fused else {}
-        self._told = [self._options(run, self._groups) for run in runs]
+        self._run_options = [self._options(run, self._groups) for run in runs]
         table = [
-            {"params": [param]} | (_place(run) if run.place else {}) | told
-            for param, run, told in zip(self._params, runs, self._told, strict=True)
+            {"params": [param]} | (_place(run) if run.place else {}) | chosen
+            for param, run, chosen in zip(self._params, runs, self._run_options, strict=True)
         ]
         self._optimizer = self._cls(table, **extra)
-        self._factor = _common_factor(self._told)
+        self._factor = _common_factor(self._run_options)
 
     def _options(self, run: Run, groups: Sequence[Options]) -> dict[str, Any]:
         options: dict[str, Any] = dict(group_of(run.options, groups))
@@ -101,11 +101,11 @@ class TorchUpdater(FlatUpdater):
         self._groups = groups
         if runs != self._runs:
             self._rebuild(runs)
-        for group, before, told in zip(self._optimizer.param_groups, self._told, table, strict=True):
-            for name in before.keys() - told.keys():
+        for group, before, chosen in zip(self._optimizer.param_groups, self._run_options, table, strict=True):
+            for name in before.keys() - chosen.keys():
                 group[name] = self._optimizer.defaults.get(name)
-            group.update(told)
-        self._told, self._factor = table, _common_factor(table)
+            group.update(chosen)
+        self._run_options, self._factor = table, _common_factor(table)
         self._applied = options
 
     def _keep_apart(self, absent: Ranges) -> None:
@@ -151,7 +151,10 @@ class TorchUpdater(FlatUpdater):
             self._optimizer.grad_scale = torch.tensor(1.0 / factor) if by_kernel and factor != 1.0 else None  # type: ignore[attr-defined,operator]
             if by_kernel:
                 return parts
-        return [gradient.prepared(part, told, scale, ours=ours) for part, told in zip(parts, self._told, strict=True)]
+        return [
+            gradient.prepared(part, chosen, scale, ours=ours)
+            for part, chosen in zip(parts, self._run_options, strict=True)
+        ]
 
     @property
     def is_lazy(self) -> bool:

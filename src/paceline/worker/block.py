@@ -50,7 +50,7 @@ class Rounds:
         return [(first, last - first, round) for first, last, round in pushed]
 
 
-#: If a bucket has more requests, answered ones are removed: perhaps no caller waits for them.
+#: If the list of requests of a bucket is longer, answered ones are removed: perhaps no caller has waited for them.
 _MOST_SENDING = 16
 
 #: Ranges of a bucket for which the codec's state is kept at least, however few keys the bucket has.
@@ -70,7 +70,7 @@ class BucketSide:
 
     rounds: Rounds
     sending: list[_Sending] = field(default_factory=list)
-    """Requests that are not answered yet, and perhaps answered ones."""
+    """Requests that are not answered yet. Some answered ones may still be in the list."""
     codec_states: dict[tuple[int, int], State] = field(default_factory=dict)
     """What the codec of pushes remembers, per range, the last used one last; residuals are views of the block's."""
     most_codec_states: int = _MIN_CODEC_STATES
