@@ -147,6 +147,7 @@ def main(settings: Settings) -> int:
         logger.error("server %d: %s", settings.rank, error)
         code = PEER_FAILED if isinstance(error, PeerDiedError) else 1
     except BaseException as error:
+        # Process border: the other members learn why this server ends.
         lifeline.leave(f"it raised {type(error).__name__}: {error}")
         raise
     finally:

@@ -102,7 +102,7 @@ class RequestHandler:
         except (PacelineError, ValueError, TypeError, OverflowError, msgspec.MsgspecError) as error:
             asker.fail(error)
         except Exception as error:
-            # Border to another process: a defect here must not end the job of all. The peer gets the error, and the
+            # Process border: a defect here must not end the job of all. The peer gets the error, and the
             # log has the rest.
             logger.exception("a %s of peer %r failed", type(body).__name__, peer)
             asker.reply(m.Failed("RemoteError", f"{type(error).__name__}: {error}"[:4000]))

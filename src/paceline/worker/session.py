@@ -7,6 +7,7 @@ thread of its own. It wakes the client when the job fails; then every wait raise
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections import Counter
@@ -56,13 +57,12 @@ class Session:
         self._closed = False
         self._client = Client(make_hub(), check=self._check_open)
         self._lifeline = Lifeline(settings, make_hub(), on_change=self._client.wake)
-        try:
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(self._client.close)
+            on_error.callback(self._lifeline.leave, "it could not connect")
             self._lifeline.join()
             self._connect()
-        except BaseException:
-            self._lifeline.leave("it could not connect")
-            self._client.close()
-            raise
+            on_error.pop_all()
 
     def _connect(self) -> None:
         scheduler, client = self.settings.scheduler, self._client
@@ -269,6 +269,7 @@ class Session:
                 for closer in self._closers:
                     closer()
         except BaseException as error:
+            # Process border: the other members learn why this worker could not leave.
             reason = "" if self.failure is not None else f"it could not leave: {type(error).__name__}: {error}"
             if not isinstance(error, PacelineError):
                 raise

@@ -112,6 +112,7 @@ class Lifecycle:
         try:
             self.wait_for_own_requests()
         except BaseException as error:
+            # Process border: after any error, a later call must not tell the others that this worker has finished.
             self._unfinished = error
             raise
         for block in self._table.blocks.values():
