@@ -28,10 +28,10 @@ def share_buffers(store: KVStoreBase | None, params: Iterable[Parameter]) -> Sha
 
 
 class SharedBuffers:
-    """Buffers of some networks, shared by all workers: rank 0's count. Collective: every worker makes it.
+    """Gives all workers rank 0's buffers of some networks. Collective: every worker creates it.
 
     Args:
-        store: of the job.
+        store: a store of the job.
         nets: networks, distinct and with known shapes.
     """
 
@@ -59,7 +59,7 @@ class SharedBuffers:
 
     @torch.no_grad()
     def take(self) -> None:
-        """Pull rank 0's buffers of its last step, unless they are here already."""
+        """Pull rank 0's buffers of its last step, unless this worker has them."""
         if self._store is None or self._rank == 0 or not self._stale:
             return
         self._stale = False
@@ -71,7 +71,7 @@ class SharedBuffers:
                     one.copy_(values[f"{number} {name}"])
 
     def _current(self) -> dict[str, torch.Tensor]:
-        """Return the buffers as ``state_dict`` has them, in types that servers hold; integers up to 2**53 are exact."""
+        """Return the buffers as ``state_dict`` does, in dtypes that servers hold; integers up to 2**53 are exact."""
         return {
             f"{number} {name}": _joined(copies)
             for number, net in enumerate(self._nets)

@@ -1,12 +1,12 @@
 """How a worker process leaves its job.
 
-| the process | says goodbye | counts as |
+| the process | leaves the job | counts as |
 |---|---|---|
-| ends with exit code 0 | at exit, after all its requests are answered | left: nobody waits for it any more |
+| ends with exit code 0 | at exit, after all its requests are answered | left: no process waits for it any more |
 | ends with an uncaught exception | at once, with the exception | failed |
 | ends because another one failed | at once, without a reason | ended; its exit code is ``PEER_FAILED`` |
 | cannot finish its requests at exit | at exit, with the error | failed |
-| ends by ``sys.exit(3)`` | at exit, like with exit code 0 | failed, when the launcher says the exit code |
+| ends by ``sys.exit(3)`` | at exit, as with exit code 0 | failed, when the launcher reports the exit code |
 | ends by a signal or ``os._exit`` | never | failed: its connection closes |
 
 A process does not know its exit code while it exits. Without a launcher ``sys.exit(3)`` therefore counts as leaving.
@@ -28,18 +28,18 @@ _PACKAGE = str(Path(__file__).parents[1])
 
 
 class Leaver(Protocol):
-    """The part of a session that is needed here."""
+    """The part of a session that this module uses."""
 
     @property
     def failure(self) -> PacelineError | None:
-        """Why the job has failed; None while it has not."""
+        """The error with which the job has failed; None while it has not failed."""
 
     def close(self, reason: str = "") -> None:
-        """Leave the job; a reason makes it a failure."""
+        """Leave the job; with a reason as a failure."""
 
 
 class Exit:
-    """Leaves the job when the process ends, whichever way.
+    """Leaves the job when the process ends.
 
     Attributes:
         session: the session to close; None before the process has joined.
@@ -62,7 +62,7 @@ class Exit:
             trace = _of_script(trace)
             error = error.with_traceback(trace)
         self._previous_hook(kind, error, trace)
-        self._leave(error)  # not only at exit: threads that still run may put that off
+        self._leave(error)  # at once, because running threads may delay the exit
         if not isinstance(error, KeyboardInterrupt) and self._is_caused_by_others(error):
             raise SystemExit(PEER_FAILED)
 
@@ -81,7 +81,7 @@ class Exit:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Give an exception and those that led to it."""
+    """Yield an exception and its causes and contexts."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -90,7 +90,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _of_script(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without what it shows of paceline and below: who presses Ctrl-C looks for no error there."""
+    """Return a traceback that ends before paceline's own code: after Ctrl-C there is no error in that code to show."""
     kept = []
     while trace is not None and not trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         kept.append(trace)

@@ -1,8 +1,8 @@
-"""A worker's part in the job: its membership, its requests, and what workers do together.
+"""A worker's connection to the job: its membership, its requests, and collective calls of all workers.
 
 Requests go through one :class:`~paceline.peer.client.Client` with a channel to the scheduler (channel 0) and one to
 each server (channel 1 + rank). The :class:`~paceline.peer.lifeline.Lifeline` keeps the membership, with a hub and a
-thread of its own. It wakes the client when the job fails, and every wait raises that failure.
+thread of its own. It wakes the client when the job fails; then every wait raises that failure.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ logger = logging.getLogger(__name__)
 _SCHEDULER = 0
 _FIRST_SERVER = 1
 
-#: How long a deadline's error may take to find out who is missing.
+#: Longest time to find out which workers are missing, for the error of a deadline, in seconds.
 _MISSING_TIMEOUT_S = 5.0
 
 
 class Session:
-    """The job, as one worker sees it. Used by any thread.
+    """One worker's connection to the job. Thread-safe.
 
     Args:
-        settings: of this worker.
+        settings: settings of this worker.
         make_hub: makes a transport.
 
     Raises:
         AuthenticationError: the scheduler or a server does not admit this process.
-        RendezvousError: refused, or not everybody came in time.
+        RendezvousError: the scheduler refused this process, or not all processes joined in time.
         DeadlineError: a server did not answer in time.
     """
 
@@ -97,7 +97,7 @@ class Session:
 
     @property
     def host_id(self) -> str:
-        """The same for all processes that can map each other's memory."""
+        """Identifier of the host: the same for all processes that can map each other's memory."""
         return self._lifeline.me.host_id
 
     @property
@@ -106,7 +106,7 @@ class Session:
         return self._lifeline.me.pid
 
     def local_merge(self, policy: Policy) -> LocalMerge:
-        """Return on which servers pushes of one host are merged, for stores of a policy."""
+        """Return the servers that merge the pushes of each host, for stores of a policy."""
         workers, servers = ([one.host_id for one in members] for members in (self.workers, self.servers))
         alone = range(len(workers))
         return LocalMerge(workers, servers, policy.unit_of(len(workers)) if self.settings.local_merge else alone)
@@ -127,12 +127,12 @@ class Session:
         """Send a request to a server, and do not wait.
 
         Args:
-            server: its rank.
+            server: rank of the server.
             body: the request.
-            what: for messages: ``push of 'fc1.weight', round 3``.
-            frames: payload; unchanged until the answer.
-            on_answer: called with the answer, in whichever thread takes it; answers of one server in the order in
-                which they arrive.
+            what: name of the request for errors: ``push of 'fc1.weight', round 3``.
+            frames: payload; it must not change until the answer.
+            on_answer: called with the answer, in the thread that receives it; answers of one server are handled in the
+                order of their arrival.
         """
         return self._ask(_FIRST_SERVER + server, body, what, frames, on_answer)
 
@@ -148,15 +148,15 @@ class Session:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise PacelineError(f"worker {self.rank} has left the job; nothing can be asked any more")
+            raise PacelineError(f"worker {self.rank} has left the job; it can send no more requests")
         self._lifeline.check()
 
     def call_server(self, server: int, body: m.Request, what: str, frames: Frames = ()) -> m.Body:
-        """Ask a server and wait for the answer."""
+        """Send a request to a server and wait for the answer."""
         return self._answer_of(self.ask_server(server, body, what, frames))
 
     def call_scheduler(self, body: m.Request, what: str, timeout_s: float | None = None) -> m.Body:
-        """Ask the scheduler and wait for the answer."""
+        """Send a request to the scheduler and wait for the answer."""
         return self._answer_of(self.ask_scheduler(body, what), timeout_s)
 
     def _answer_of(self, call: Call, timeout_s: float | None = None) -> m.Body:
@@ -171,8 +171,8 @@ class Session:
 
         Raises:
             PeerDiedError: a member of the job died; the text names it.
-            DeadlineError: the answers did not come in time; the text names who is missing.
-            Exception: what a peer answered, or what ``on_answer`` raised; of several, the first.
+            DeadlineError: the answers did not arrive in time; the text names the missing processes.
+            Exception: the first error that a peer answered or that ``on_answer`` raised.
         """
         timeout_s = self.settings.timeout_s if timeout_s is None else timeout_s
         late = self._client.wait(calls, timeout_s)
@@ -222,9 +222,9 @@ class Session:
         Collective: all live workers call it, in the same order per name.
 
         Args:
-            name: its purpose. Calls with the same name are counted, so it need not be unique.
-            payload: of this worker; all workers together have at most 8 MiB.
-            timeout_s: until all have called; by default as for any request.
+            name: purpose of the call. It need not be unique: calls with the same name are counted.
+            payload: this worker's payload; those of all workers together have at most 8 MiB.
+            timeout_s: longest wait for all workers, in seconds; by default as for any request.
 
         Returns:
             One entry for each rank; empty for a worker that left the job without an error before it called.
@@ -233,11 +233,11 @@ class Session:
             ValueError: the payload alone is over the limit.
             RemoteError: all payloads together are over the limit; on every worker.
             PeerDiedError: a member of the job died; the text names it.
-            DeadlineError: not all came in time; the text names who is missing.
+            DeadlineError: not all workers called in time; the text names the missing ones.
         """
         if len(payload) > MAX_GATHER_BYTES:
             raise ValueError(
-                f"gather {name!r}: a payload of {len(payload)} bytes; all together have {MAX_GATHER_BYTES}"
+                f"gather {name!r}: the payload has {len(payload)} bytes; the limit of all is {MAX_GATHER_BYTES}"
             )
         self._gathers[name] += 1
         full = f"gather/{name}/{self._gathers[name]}"
@@ -248,19 +248,19 @@ class Session:
     # ---- leaving ---------------------------------------------------------------------------------------------------
 
     def on_close(self, closer: Callable[[], None]) -> None:
-        """Have a function called before the connections close."""
+        """Register a function that is called before the connections close."""
         self._closers.append(closer)
 
     @property
     def failure(self) -> PacelineError | None:
-        """Why the job has failed; None while it has not."""
+        """The error with which the job has failed; None while it has not failed."""
         return self._lifeline.failure
 
     def close(self, reason: str = "") -> None:
-        """Leave the job; with a reason it is a failure and ends the job for all. Idempotent.
+        """Leave the job. With a reason it is a failure, which ends the job for all members. Idempotent.
 
-        Everything under way is waited for. If that fails, leaving is a failure as well: the others would wait for ever
-        for what this worker has not finished.
+        It waits for all requests in flight. If one of them fails, leaving is a failure too: other workers would wait
+        forever for a push that this worker has not finished.
         """
         if self._closed:
             return
@@ -286,7 +286,7 @@ def _workers_of(status: m.Status, ranks: Sequence[int]) -> list[str]:
     for member, round, silent_s in zip(status.members, status.rounds, status.silent_s, strict=True):
         if member.role == "worker" and member.rank in ranks:
             where = f"worker {member.rank} on {member.host} (pid {member.pid})"
-            found.append(f"{where}, which is at round {round} and was heard {silent_s:.1f} s ago")
+            found.append(f"{where}, which is at round {round} and sent its last heartbeat {silent_s:.1f} s ago")
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def merge_stats(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Merge the reports of all servers: updates, masses and drops become means over all slots."""
+    """Merge the reports of all servers. Updates, masses and drops become means over all slots."""
     slots = max(1, sum(report["slots"] for report in reports))
     staleness: Counter[int] = Counter()
     data_mass: Counter[int] = Counter()

@@ -1,4 +1,4 @@
-"""From opening a store on the servers to leaving it.
+"""Lifecycle of a store on the servers: it opens the store, runs its barriers, and leaves it.
 
 | state  | event           | the servers get | next state |
 |--------|-----------------|-----------------|------------|
@@ -8,8 +8,8 @@
 | open   | ``close()``     | ``Leave``       | closed     |
 | open   | the worker ends | nothing: the scheduler tells them | closed |
 
-A new store has no keys, so its barriers are between workers alone. Before ``Leave`` a worker waits for its own requests
-and copies the values out of the servers' memory: after it the servers go on without this worker.
+A new store has no keys, so its barriers need no servers. Before ``Leave`` a worker waits for its own requests and copies
+the values out of the servers' memory. After ``Leave`` the servers continue without this worker.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from paceline.worker.traffic import Traffic
 
 
 class Lifecycle:
-    """Opens a store on all servers, holds its barriers, and leaves it.
+    """Opens a store on all servers, runs its barriers, and leaves it.
 
     Args:
-        session: this worker's part in the job.
+        session: this worker's connection to the job.
         name: namespace of the keys.
         policy: merge, bound, weighting and age limit.
         table: the store's keys.
@@ -39,7 +39,7 @@ class Lifecycle:
         self._is_closed = self._has_left = False
         self._unfinished: BaseException | None = None
         self.is_open = False
-        """The servers know the store; how it merges cannot change any more."""
+        """Whether the store is open on the servers. From then on its merging cannot change."""
         self.mean = False
         """Merge to the mean over samples instead of the sum."""
 
@@ -79,7 +79,7 @@ class Lifecycle:
         self._session.wait([sent.call for side in sides for sent in side.sending])
 
     def barrier(self) -> None:
-        """Wait until all workers have called this. Meanwhile no server waits for pushes of a worker that has."""
+        """Wait until all workers have called this. Servers do not wait for pushes of a worker that has called it."""
         self._barriers += 1
         if self.is_open:
             self.ask_all_servers(m.Pause(self._name), "entering a barrier")
@@ -103,7 +103,7 @@ class Lifecycle:
         """Wait for this worker's own requests, and copy the values out of the servers' memory.
 
         Raises:
-            PacelineError: it failed, now or before.
+            PacelineError: a request failed, now or in an earlier call.
         """
         if self._has_left:
             return
@@ -116,4 +116,4 @@ class Lifecycle:
             self._unfinished = error
             raise
         for block in self._table.blocks.values():
-            block.detach()  # before the others are free to go on without this worker
+            block.detach()  # before servers and workers continue without this worker

@@ -1,4 +1,4 @@
-"""From a distributed store's type and options to its policy."""
+"""Makes the policy of a distributed store from its type and options."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.errors import ConfigError
 from paceline.worker.session import Session
 
 _COMMON_OPTIONS = frozenset({"mean", "namespace"})
-#: What may be said about each type of store.
+#: Options of each type of store.
 OPTIONS: Mapping[str, frozenset[str]] = {
     "dist_sync": _COMMON_OPTIONS,
     "dist_async": _COMMON_OPTIONS | {"weighting", "age"},
@@ -24,11 +24,11 @@ OPTIONS: Mapping[str, frozenset[str]] = {
 
 
 def resolve_policy(store_type: str, session: Session, options: Mapping[str, Any]) -> Policy:
-    """Return the policy of a store type with arguments over environment over defaults.
+    """Return the policy of a store type. Arguments override the environment, which overrides the defaults.
 
     Raises:
         ConfigError: the groups file cannot be read.
-        ValueError: a setting does not fit.
+        ValueError: a setting is wrong for the type.
     """
     settings = session.settings
     _warn_of_unused(store_type, session)
@@ -52,7 +52,7 @@ def resolve_policy(store_type: str, session: Session, options: Mapping[str, Any]
 
 
 def _warn_of_unused(store_type: str, session: Session) -> None:
-    """Say which settings of the job this type of store does not have."""
+    """Warn of settings of the job that this type of store does not have."""
     for name in ("staleness", "weighting", "age", "groups"):
         if getattr(session.settings, name) not in (None, "") and name not in OPTIONS[store_type]:
             text = (

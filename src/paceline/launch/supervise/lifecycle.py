@@ -18,7 +18,7 @@
 | ``STARTING``, ``RUNNING``, ``LEAVING`` | ``FAILING`` | an exit code is not 0, no start, or ``Lost`` |
 | ``STARTING`` | ``FAILING`` | the scheduler exits with 0, or ``start_s`` has passed |
 | ``RUNNING`` | ``FAILING`` | a server or the scheduler left before the others, ``leave_s`` ago, and workers still run |
-| ``RUNNING`` | ``TERMINATING`` | all that runs has been stopped (SIGSTOP) for ``leave_s`` |
+| ``RUNNING`` | ``FAILING`` | all workers that still run have been stopped (SIGSTOP) for ``leave_s`` |
 | ``STARTING``, ``RUNNING``, ``LEAVING`` | ``INTERRUPTED`` | a signal |
 | ``LEAVING`` | ``TERMINATING`` | ``leave_s`` has passed |
 | ``FAILING``, ``INTERRUPTED`` | ``TERMINATING`` | ``survivors_s`` has passed |
