@@ -39,7 +39,7 @@ test: $(READY)
 	$(BIN)/python -m pytest --cov=paceline --cov-branch --cov-report= --cov-append $(SIDE_BY_SIDE:%=--ignore=%)
 	$(BIN)/python -m coverage report --skip-covered --sort=cover
 	$(BIN)/python -m coverage report --fail-under=100 \
-	  --include='*/paceline/consistency/*,*/paceline/placement.py,*/paceline/membership.py,*/paceline/wire/*'
+	  --include='*/paceline/consistency/*,*/paceline/placement.py,*/paceline/membership/*,*/paceline/interval_map.py,*/paceline/local_merge.py,*/paceline/wire/*'
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -652,3 +652,20 @@ def test_cause_of_a_failed_start_is_who_is_missing() -> None:
     members.tick(60.5)
     assert members.cause is not None
     assert (members.cause.role, members.cause.rank) == ("worker", 1)
+
+
+def test_exit_code_of_a_dead_member_is_no_second_death() -> None:
+    members = supervised()
+    members.handle(b"worker-1", 2, m.Bye("it raised ValueError"), 1.0)
+    assert members.ended("worker", 1, 1, 1.2) == []
+    assert deaths_of(members) == [("worker", 1, "it raised ValueError")]
+
+
+def test_who_ends_after_a_failed_start_is_not_its_cause() -> None:
+    members = machine()
+    members.handle(b"worker-0", 1, hello("worker", 0), 0.0)
+    members.ended("worker", 1, 7, 1.0)
+    cause = members.cause
+    assert members.ended("server", 0, 9, 1.1) == []
+    assert members.cause == cause
+    assert len(members.deaths) == 1

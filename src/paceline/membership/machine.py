@@ -54,40 +54,17 @@ What breaks the guarantees:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from paceline.config import Settings
 from paceline.exitcodes import PEER_FAILED, describe_code
 from paceline.membership.actions import Action, Answer, Finish, MemberKey, Waiting, describe, refuse
 from paceline.membership.barriers import Barriers
 from paceline.membership.directory import Directory
+from paceline.membership.seat import Seat, without_token
 from paceline.wire import messages as m
 
 #: How long the scheduler waits for the others to exit before it does.
 LEAVE_TIMEOUT_S = 5.0
-
-
-@dataclass
-class _Seat:
-    member: m.Member
-    peer: bytes
-    heard: float
-    seq: int
-    round: int = 0
-    closed_since: float | None = None
-    left: bool = False
-    dead: bool = False
-    goodbye_since: float | None = None
-    """When it said goodbye, where its exit code is still to come."""
-    code: int | None = None
-    """Its exit code, where the launcher has told it."""
-
-    @property
-    def live(self) -> bool:
-        return not self.left and not self.dead
-
-    def __str__(self) -> str:
-        return f"{self.member.role} {self.member.rank} on {self.member.host} (pid {self.member.pid})"
 
 
 class Membership:
@@ -107,7 +84,7 @@ class Membership:
         self._settings = settings
         self._started = now
         self._new_token = new_token
-        self._seats: dict[MemberKey, _Seat] = {}
+        self._seats: dict[MemberKey, Seat] = {}
         self._peers: dict[bytes, MemberKey] = {}
         self._barriers = Barriers(settings.num_workers)
         self._directory = Directory()
@@ -170,7 +147,7 @@ class Membership:
         member = m.Member(
             hello.role, rank, hello.local_rank, hello.host, hello.host_id, hello.pid, hello.address, self._new_token()
         )
-        self._seats[hello.role, rank] = _Seat(member, peer, now, seq)
+        self._seats[hello.role, rank] = Seat(member, peer, now, seq)
         self._peers[peer] = (hello.role, rank)
         if self._gone and self._has_workers():
             return self._miss(now)
@@ -222,7 +199,7 @@ class Membership:
     def _welcome(self, key: MemberKey) -> m.Welcome:
         """Servers learn every member's token, workers only their own."""
         members = [
-            seat.member if key[0] == "server" or key == other else _without_token(seat.member)
+            seat.member if key[0] == "server" or key == other else without_token(seat.member)
             for other, seat in sorted(self._seats.items())
         ]
         return m.Welcome(key[1], members)
@@ -267,7 +244,7 @@ class Membership:
         """Note that time has passed."""
         actions: list[Action] = []
         for key, seat in sorted(self._seats.items(), key=lambda one: one[1].closed_since or one[1].heard):
-            reason = self._dead_because(seat, now)
+            reason = seat.why_dead(self._settings, self.complete, now)
             if reason:
                 actions += self._die(key, reason, now)
             elif seat.live and seat.goodbye_since is not None and self._counts_as_left(seat, now):
@@ -279,20 +256,6 @@ class Membership:
             if all_gone or now - self._ending > LEAVE_TIMEOUT_S:
                 actions.append(Finish(self._code))
         return actions
-
-    def _dead_because(self, seat: _Seat, now: float) -> str:
-        if not seat.live or seat.goodbye_since is not None:
-            return ""
-        if seat.closed_since is not None and seat.code is not None:
-            closed_s = now - seat.closed_since
-            how = f"its process ended with exit code {seat.code} and did not leave the job before"
-            return how if closed_s > self._settings.disconnect_grace_s else ""
-        if seat.closed_since is not None and now - seat.closed_since > self._settings.disconnect_grace_s:
-            return f"its connection closed {now - seat.closed_since:.1f} s ago and it did not come back"
-        # A member that waits for others to join sends no heartbeats: that wait has a deadline of its own.
-        if self.complete and now - seat.heard > self._settings.heartbeat_timeout_s:
-            return f"it was not heard for {now - seat.heard:.1f} s"
-        return ""
 
     def _die(self, key: MemberKey, reason: str, now: float) -> list[Action]:
         seat = self._seats[key]
@@ -378,17 +341,10 @@ class Membership:
         seat.goodbye_since = now
         return self._left(seat, now) if self._counts_as_left(seat, now) else []
 
-    def _counts_as_left(self, seat: _Seat, now: float) -> bool:
-        """Tell whether a member that has said goodbye has left.
+    def _counts_as_left(self, seat: Seat, now: float) -> bool:
+        return seat.counts_as_left(self.is_supervised, self._settings.disconnect_grace_s, now)
 
-        Only its exit code tells whether it left in peace. Where the code is to come, it is waited for; not for long,
-        because a process may take its time to end.
-        """
-        if not self.is_supervised or seat.member.role != "worker" or seat.code is not None:
-            return True
-        return seat.goodbye_since is not None and now - seat.goodbye_since > self._settings.disconnect_grace_s
-
-    def _left(self, seat: _Seat, now: float) -> list[Action]:
+    def _left(self, seat: Seat, now: float) -> list[Action]:
         seat.left = True
         workers = [one for (role, _), one in self._seats.items() if role == "worker"]
         if self.complete and all(not one.live for one in workers) and self._ending is None:
@@ -408,7 +364,7 @@ class Membership:
         """Return who is there, how far, and since when not heard."""
         seats = [self._seats[key] for key in sorted(self._seats)]
         return m.Status(
-            [_without_token(seat.member) for seat in seats],
+            [without_token(seat.member) for seat in seats],
             [seat.round for seat in seats],
             [now - seat.heard for seat in seats],
             self.deaths,
@@ -422,7 +378,3 @@ class Membership:
         waiting = self._barriers.members()
         assert waiting <= set(self._seats), "a process that is no member waits at a barrier"
         assert not (self.deaths and (waiting or self._directory.has_lookups)), "a request waits for a dead member"
-
-
-def _without_token(one: m.Member) -> m.Member:
-    return m.Member(one.role, one.rank, one.local_rank, one.host, one.host_id, one.pid, one.address, b"")

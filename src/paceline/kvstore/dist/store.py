@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -101,10 +100,10 @@ class DistStore(KVStore):
         """
         ours = self.lifecycle
         wanted = ours.mean if mean is None else mean, clip_norm
-        unused = not (self._is_claimed or self.table.keys) and self._optimizer.replaces
-        if unused and not ours.is_open:
+        is_unused = not (self._is_claimed or self.table.keys) and self._optimizer.replaces
+        if is_unused and not ours.is_open:
             self._set_merging(*wanted)
-        if unused and wanted == (ours.mean, ours.clip_norm):
+        if is_unused and wanted == (ours.mean, ours.clip_norm):
             self._is_claimed = True
             return self
         other = self.sibling("optimizer", *wanted)
@@ -124,13 +123,14 @@ class DistStore(KVStore):
 
     def init(self, key: Keys, value: Values) -> None:
         """Initialise keys, once each, with rank 0's values. Only shape and dtype of other workers' values are used."""
-        keys, values = normalise(key, value)
-        check_initialised([(one, devices[0]) for one, devices in zip(keys, values, strict=True)])
-        for one, devices in zip(keys, values, strict=True):
+        keys, per_key = normalise(key, value)
+        values = [devices[0] for devices in per_key]
+        check_initialised(list(zip(keys, values, strict=True)))
+        for one, devices in zip(keys, per_key, strict=True):
             if len(devices) > 1:
                 raise KeyMismatchError(f"init takes one value per key; {one!r} has {len(devices)}")
             self.table.check_new(one, devices[0])
-        self.add_keys(keys, [devices[0] for devices in values])
+        self.add_keys(keys, values)
 
     def add_keys(
         self, keys: Sequence[Key], values: Sequence[torch.Tensor], tags: Sequence[int] = ()
@@ -387,12 +387,7 @@ class DistStore(KVStore):
         one round of all keys counts as one.
         """
         self.lifecycle.open()
-        reports = [
-            json.loads(answer.body)
-            for answer in self.lifecycle.ask_all_servers(m.AskStats(self.name), "counters")
-            if isinstance(answer, m.StatsAre)
-        ]
-        return merge_stats(reports)
+        return merge_stats(self.lifecycle.ask_all_servers(m.AskStats(self.name), "counters"))
 
     def close(self) -> None:
         """Leave the store: servers and workers do not wait for this worker any more. Idempotent.
