@@ -10,7 +10,7 @@ ALONE = tests/integration tests/launch tests/testing tests/gluon
 SIDE_BY_SIDE = $(filter-out $(ALONE),$(sort $(patsubst %/,%,$(dir $(wildcard tests/*/*.py))))) \
   $(filter-out $(TIMED),$(wildcard tests/gluon/test_*.py)) $(wildcard tests/test_*.py)
 
-.PHONY: help demo test check format fuzz mutations oracle bench clean
+.PHONY: help demo test check format fuzz mutations oracle blame bench clean
 
 help:
 	@echo "make demo   train LeNet on handwritten digits with 2 workers and 2 servers"
@@ -20,6 +20,7 @@ help:
 	@echo "make fuzz   one million mutated messages against a server, and 10,000 half-open connections"
 	@echo "make mutations  change lines of the core, one at a time: a test must fail for each (about 5 minutes)"
 	@echo "make oracle training loops against one process, 10 times each under faults (hours); ORACLE='--repeat 1' for less"
+	@echo "make blame  200 jobs with a random fault each: is the right process named? (about an hour) BLAME='--jobs 20' for less"
 	@echo "make clean  remove what the targets above have made"
 
 $(READY): pyproject.toml constraints.txt
@@ -38,7 +39,7 @@ test: $(READY)
 	$(BIN)/python -m pytest --cov=paceline --cov-branch --cov-report= --cov-append $(SIDE_BY_SIDE:%=--ignore=%)
 	$(BIN)/python -m coverage report --skip-covered --sort=cover
 	$(BIN)/python -m coverage report --fail-under=100 \
-	  --include='*/paceline/consistency/*,*/paceline/placement.py,*/paceline/membership.py,*/paceline/wire/*'
+	  --include='*/paceline/consistency/*,*/paceline/placement.py,*/paceline/membership/*,*/paceline/interval_map.py,*/paceline/local_merge.py,*/paceline/wire/*'
 
 check: $(READY)
 	$(BIN)/ruff check .
@@ -58,6 +59,9 @@ mutations: $(READY)
 
 oracle: $(READY)
 	$(BIN)/python -m tests.oracle $(ORACLE)
+
+blame: $(READY)
+	$(BIN)/python -m tests.blame --load 10 $(BLAME)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks --report docs/benchmarks.md

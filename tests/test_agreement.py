@@ -36,7 +36,7 @@ def error_of(by_rank: Sequence[Sequence[Fact] | None], what: str = "the optimize
 def lines_of(error: PacelineError) -> list[str]:
     first, *lines, last = str(error).splitlines()
     assert first == "the optimizer differs between the workers:"
-    assert last == "All workers must make the same."
+    assert last == "All workers must use the same."
     return [line.removeprefix("  ") for line in lines]
 
 

@@ -23,6 +23,31 @@ def test_argument_beats_environment_beats_file_beats_default(tmp_path: Path) -> 
     assert (got.encrypt, got.job_id, got.timeout_s) == (False, "lab", 10.0)
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("PACELINE_NUM_WORKER", "PACELINE_NUM_WORKERS"),
+        ("PACELINE_TIMEOUT", "PACELINE_TIMEOUT_S"),
+        ("PACELINE_STALENES", "PACELINE_STALENESS"),
+        ("PACELINE_INSECUR", "PACELINE_INSECURE"),
+    ],
+)
+def test_misspelt_variable_is_refused_with_what_was_meant(name: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"the variable {name} is unknown; did you mean {meant}"):
+        from_environment({name: "1"})
+
+
+def test_variable_that_means_nothing_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match="PACELINE_FAVOURITE_COLOUR is unknown and changes nothing"):
+        from_environment({"PACELINE_FAVOURITE_COLOUR": "blue"})
+
+
+@pytest.mark.filterwarnings("error")
+def test_variables_of_the_launcher_and_of_tests_are_known() -> None:
+    names = ("CONFIG", "READY_FD", "ENDED_FD", "TEST_MARKER", "TESTING_FAULTS", "FUZZ_MESSAGES", "UPDATE_ON_KVSTORE")
+    from_environment({f"PACELINE_{name}": "" for name in names})
+
+
 def test_names_of_mxnet_are_accepted_and_weaker_than_ours() -> None:
     env = {
         "DMLC_ROLE": "server", "DMLC_NUM_WORKER": "4", "DMLC_PS_ROOT_URI": "10.0.0.1", "DMLC_PS_ROOT_PORT": "9091",

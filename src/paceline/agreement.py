@@ -1,4 +1,4 @@
-"""What must be the same on every worker, as facts that can be compared: what differs, and between whom. Pure."""
+"""Compares facts that must be the same on every worker, and describes the differences. Pure."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import msgspec
 from paceline.errors import ConfigError, KeyMismatchError, PacelineError, ProtocolError
 from paceline.wire.limits import MAX_GATHER_BYTES
 
-#: Differences that an error tells in full.
-MAX_TOLD = 10
-#: Different documents that are compared; further ones are only counted.
+#: Largest number of differences that an error lists.
+MAX_LISTED = 10
+#: Largest number of different documents that are compared; further ones are only counted.
 MAX_VARIANTS = 8
 _MAX_UNPACKED_BYTES = 64 * 1024 * 1024
 
 
 class Fact(NamedTuple):
-    """One thing that has to be the same everywhere.
+    """A fact that must be the same on all workers.
 
     A subject occurs once in a document: ``lr of param group 0``, ``parameter 'fc1.weight'``. The value is text.
     """
@@ -28,18 +28,18 @@ class Fact(NamedTuple):
     subject: str
     value: str
     is_key: bool = False
-    """It is about a key, whose place among the others counts too."""
+    """The fact is about a key; its position among the keys must be the same too."""
 
 
 Facts: TypeAlias = Sequence[Fact]
 
 
 class Document(msgspec.Struct, frozen=True):
-    """What one worker has to say.
+    """The facts of one worker.
 
     Attributes:
-        what: is set up here.
-        facts: about it, in order.
+        what: name of the thing that is set up.
+        facts: facts about it, in order.
     """
 
     what: str
@@ -52,12 +52,12 @@ def pack(document: Document) -> bytes:
 
 
 def digest(packed: bytes) -> bytes:
-    """Return 32 bytes that differ when documents do."""
+    """Return 32 bytes that differ for different documents."""
     return hashlib.sha256(packed).digest()
 
 
 def representatives(digests: Sequence[bytes]) -> dict[int, list[int]]:
-    """Return the ranks that say the same, by the lowest of them; workers that have left (no digest) are left out."""
+    """Return the ranks with the same digest, by the lowest of them, without workers that have left (no digest)."""
     ranks: dict[bytes, list[int]] = {}
     for rank, one in enumerate(digests):
         if one:
@@ -66,7 +66,7 @@ def representatives(digests: Sequence[bytes]) -> dict[int, list[int]]:
 
 
 def squeeze(packed: bytes) -> bytes:
-    """Compress a document for the way; empty when it is too large to travel beside the others."""
+    """Compress a document for sending; empty if it is too large to be sent with the others."""
     small = zlib.compress(packed)
     return small if len(small) <= MAX_GATHER_BYTES // MAX_VARIANTS else b""
 
@@ -75,42 +75,42 @@ def unsqueeze(data: bytes) -> Document:
     """Return a document that another worker has sent.
 
     Raises:
-        ProtocolError: it is none.
+        ProtocolError: the bytes are not a document.
     """
     try:
         packed = zlib.decompressobj().decompress(data, _MAX_UNPACKED_BYTES)
         return msgspec.msgpack.decode(packed, type=Document)
     except (zlib.error, msgspec.DecodeError) as error:
-        raise ProtocolError(f"what a worker said about its model cannot be read: {error}") from error
+        raise ProtocolError(f"a worker's description of its model cannot be read: {error}") from error
 
 
 def disagreement(documents: Mapping[int, Document], ranks: Mapping[int, Sequence[int]]) -> PacelineError:
-    """Return the error that says what differs between which workers; the same on every worker.
+    """Return the error that lists the differences and their workers; the same on every worker.
 
     Args:
-        documents: different ones, by the lowest rank that has each; those too large to travel are not there.
+        documents: different documents, by the lowest rank that has each, without those that are too large to send.
         ranks: all ranks that have the same document, by the lowest of them.
     """
-    told = {rank: ranks[rank] for rank in documents}
-    whats = _by_value({rank: document.what for rank, document in documents.items()}, told)
+    sent = {rank: ranks[rank] for rank in documents}
+    whats = _by_value({rank: document.what for rank, document in documents.items()}, sent)
     if len(whats) > 1:
         lines, is_key = [f"{_workers(who)} set up {what}" for what, who in whats.items()], False
-        return _error("what the workers do", lines, is_key)
+        return _error("the setup", lines, is_key)
     tables = {rank: {fact.subject: fact for fact in document.facts} for rank, document in documents.items()}
-    lines, is_key = _differences(tables, told)
-    untold = sorted(rank for first, same in ranks.items() if first not in documents for rank in same)
-    if untold:
-        lines.append(f"{_workers(untold)} differ too, in ways that are not compared here")
-    what = next(iter(whats), "what the workers set up")
+    lines, is_key = _differences(tables, sent)
+    unsent = sorted(rank for first, same in ranks.items() if first not in documents for rank in same)
+    if unsent:
+        lines.append(f"{_workers(unsent)} differ too, in ways that are not compared here")
+    what = next(iter(whats), "the setup")
     return _error(what, lines, is_key)
 
 
 def _error(what: str, lines: Sequence[str], is_key: bool) -> PacelineError:
-    shown = list(lines[:MAX_TOLD])
-    if len(lines) > MAX_TOLD:
-        shown.append(f"and {len(lines) - MAX_TOLD} more differences")
+    shown = list(lines[:MAX_LISTED])
+    if len(lines) > MAX_LISTED:
+        shown.append(f"and {len(lines) - MAX_LISTED} more differences")
     text = "\n".join(
-        [f"{what} differs between the workers:", *(f"  {line}" for line in shown), "All workers must make the same."]
+        [f"{what} differs between the workers:", *(f"  {line}" for line in shown), "All workers must use the same."]
     )
     return KeyMismatchError(text) if is_key else ConfigError(text)
 
@@ -131,7 +131,7 @@ def _differences(
 
 
 def _difference(subject: str, found: Mapping[int, Fact], ranks: Mapping[int, Sequence[int]]) -> str:
-    """Return how the workers differ about one subject; empty when they do not."""
+    """Return the differences of one subject between workers; empty if there are none."""
     values = _by_value({rank: fact.value for rank, fact in found.items()}, ranks)
     without = sorted(rank for first, same in ranks.items() if first not in found for rank in same)
     if len(values) == 1 and without:
@@ -147,7 +147,7 @@ def _difference(subject: str, found: Mapping[int, Fact], ranks: Mapping[int, Seq
 
 
 def _order(tables: Mapping[int, Mapping[str, Fact]], ranks: Mapping[int, Sequence[int]]) -> list[str]:
-    """Return where the order of the keys that all have begins to differ, if it does."""
+    """Return the first difference in the order of the common keys, if there is one."""
     has_key = [{subject for subject, fact in table.items() if fact.is_key} for table in tables.values()]
     common = set.intersection(*has_key) if has_key else set()
     orders = {rank: [subject for subject in table if subject in common] for rank, table in tables.items()}
@@ -160,7 +160,7 @@ def _order(tables: Mapping[int, Mapping[str, Fact]], ranks: Mapping[int, Sequenc
 
 
 def _by_value(values: Mapping[int, str], ranks: Mapping[int, Sequence[int]]) -> dict[str, list[int]]:
-    """Return the ranks that have each value, of all ranks that a document stands for."""
+    """Return the ranks that have each value, including all ranks with the same document."""
     found: dict[str, list[int]] = {}
     for rank, value in values.items():
         found.setdefault(value, []).extend(ranks[rank])

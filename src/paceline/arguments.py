@@ -1,4 +1,4 @@
-"""Checks of what callers pass to a store. Every message names the key."""
+"""Checks the arguments of a store's methods. Every error names the key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def known_keys(keys: Collection[Key], values: Mapping[Key, torch.Tensor]) -> None:
-    """Refuse keys that were not initialised.
+    """Raise for keys that were not initialised.
 
     Raises:
         KeyMismatchError: names the key and the nearest known one.
@@ -35,21 +35,21 @@ def _hint(key: Key, known: Collection[Key]) -> str:
 
 
 def note_ignored(key: Key, noted: set[Key]) -> None:
-    """Say once per key that a pull leaves a row-sparse target alone."""
+    """Log once per key that a pull does not change a row-sparse target."""
     if key not in noted:
         noted.add(key)
         logger.warning(
-            "pull of key %r leaves its row-sparse out as it is; use row_sparse_pull for some rows, or "
+            "pull of key %r does not change its row-sparse out; use row_sparse_pull for some rows, or "
             "ignore_sparse=False for all of them", key,
         )  # fmt: skip
 
 
 def pushes(values: Mapping[Key, torch.Tensor], pushed: Mapping[Key, Sequence[torch.Tensor]]) -> None:
-    """Refuse pushes of unknown keys, other shapes or other dtypes.
+    """Raise for pushes of unknown keys, wrong shapes or wrong dtypes.
 
     Raises:
         KeyMismatchError: unknown key.
-        ValueError: other shape, dtype or kind of sparsity.
+        ValueError: wrong shape, dtype or kind of sparsity.
     """
     known_keys(pushed, values)
     for key, devices in pushed.items():
@@ -62,11 +62,11 @@ def pushes(values: Mapping[Key, torch.Tensor], pushed: Mapping[Key, Sequence[tor
 
 
 def outputs(values: Mapping[Key, torch.Tensor], outs: Mapping[Key, Sequence[torch.Tensor]]) -> None:
-    """Refuse targets of unknown keys or other shapes.
+    """Raise for targets of unknown keys or wrong shapes.
 
     Raises:
         KeyMismatchError: unknown key.
-        ValueError: other shape.
+        ValueError: wrong shape.
     """
     known_keys(outs, values)
     for key, targets in outs.items():
@@ -78,7 +78,7 @@ def row_ids(key: Key, value: torch.Tensor, ids: Sequence[torch.Tensor], count: i
     """Return sorted distinct row numbers for each of ``count`` targets.
 
     Raises:
-        ValueError: not integers, out of range, or neither one tensor nor one per target.
+        ValueError: row numbers are not integers or out of range, or there is neither one tensor nor one per target.
     """
     if len(ids) not in (1, count):
         raise ValueError(f"key {key!r} has {len(ids)} row_ids for {count} targets; give one, or one per target")
@@ -94,7 +94,7 @@ def row_ids(key: Key, value: torch.Tensor, ids: Sequence[torch.Tensor], count: i
 
 
 def float32_for_pulls(keys: Iterable[Key], dtypes: Iterable[torch.dtype]) -> None:
-    """Refuse values that pulls cannot be compressed of.
+    """Raise for dtypes that compressed pulls do not support.
 
     Raises:
         TypeError: names the key and its dtype.
@@ -102,7 +102,7 @@ def float32_for_pulls(keys: Iterable[Key], dtypes: Iterable[torch.dtype]) -> Non
     for key, dtype in zip(keys, dtypes, strict=True):
         if dtype != torch.float32:
             raise TypeError(
-                f"key {key!r} is {dtype}, but pulls are compressed, which takes float32; compress pushes only "
+                f"key {key!r} is {dtype}, but compressed pulls need float32; compress pushes only "
                 "(leg='push'), or keep this key in a store of its own"
             )
 

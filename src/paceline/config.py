@@ -10,14 +10,19 @@ from __future__ import annotations
 import dataclasses
 import os
 import tomllib
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import ConfigError
+from paceline.naming import nearest
 
 PREFIX = "PACELINE_"
+
+#: Variables with our prefix that are no settings.
+_OTHER_VARIABLES = ("PACELINE_CONFIG", "PACELINE_READY_FD", "PACELINE_ENDED_FD", "PACELINE_UPDATE_ON_KVSTORE")
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off", ""})
@@ -165,6 +170,7 @@ def from_environment(env: Mapping[str, str] | None = None, **arguments: Any) -> 
         ConfigError: a value cannot be read, or the combination makes no sense.
     """
     env = os.environ if env is None else env
+    check_names(env)
     values: dict[str, Any] = _from_file(env[variable("config")]) if env.get(variable("config")) else {}
     values |= _scheduler_alias(env)
     values |= {name: parse(name, env[alias], alias) for alias, name in ALIASES.items() if env.get(alias)}
@@ -175,6 +181,21 @@ def from_environment(env: Mapping[str, str] | None = None, **arguments: Any) -> 
     settings = Settings(**values)
     check(settings)
     return settings
+
+
+def check_names(env: Mapping[str, str]) -> None:
+    """Refuse variables that look like a misspelt setting, and warn of others with our prefix that mean nothing to us.
+
+    Raises:
+        ConfigError: with the name that was probably meant.
+    """
+    known = {*map(variable, _TYPES), *_OTHER_VARIABLES}
+    for name in sorted(name for name in env if name.startswith(PREFIX) and name not in known):
+        meant = nearest(name.removeprefix(PREFIX), (one.removeprefix(PREFIX) for one in known))
+        if meant:
+            raise ConfigError(f"the variable {name} is unknown; did you mean {PREFIX}{meant}?")
+        if not name.startswith(("PACELINE_TEST", "PACELINE_FUZZ")):
+            warnings.warn(f"the variable {name} is unknown and changes nothing", stacklevel=3)
 
 
 def check(settings: Settings) -> None:

@@ -31,6 +31,10 @@ class PeerDiedError(PacelineError):
     """Another member of the job died. The text names its role, rank and host."""
 
 
+class JoinTimeoutError(RendezvousError, PeerDiedError):
+    """Another process of the job did not join in time, or the scheduler did not answer. The text names it."""
+
+
 class RemoteError(PacelineError):
     """A server or the scheduler refused a request, or failed while it worked on it."""
 

@@ -2,5 +2,17 @@
 
 from __future__ import annotations
 
+import signal
+
 PEER_FAILED = 76
 """This process ended because another one of the job did; the launcher looks for that one."""
+
+
+def describe_code(code: int) -> str:
+    """Return how a process ended, in words; ``code`` is 128 + n after signal n."""
+    if code <= 128:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(code - 128).name} (exit code {code})"
+    except ValueError:
+        return f"exit code {code}"

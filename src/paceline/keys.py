@@ -1,4 +1,4 @@
-"""Keys and values as callers give them, brought to one form. All checks of keys are here."""
+"""Normalises the keys and values of calls. All checks of keys are here."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ T = TypeVar("T")
 
 
 def normalise(key: Keys, values: Values) -> tuple[list[Key], list[list[torch.Tensor]]]:
-    """Bring any accepted form of (keys, values) to a list of keys and a list of device values per key.
+    """Convert any accepted form of (keys, values) to a list of keys and a list of device values per key.
 
-    A key that occurs more than once gets its values joined, in order of first occurrence.
+    The values of a key that occurs more than once are joined. Keys are in the order of their first occurrence.
 
     Raises:
         TypeError: a key is not int or str, or a value is not a tensor.
@@ -41,7 +41,7 @@ def checked_key(key: Any) -> Key:
     """Return a key as a plain int or str: ``np.int64(3)`` is 3.
 
     Raises:
-        TypeError: something else.
+        TypeError: the key is neither int nor str.
     """
     if isinstance(key, str):
         return str(key)

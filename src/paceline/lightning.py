@@ -1,6 +1,6 @@
 """PyTorch Lightning (``lightning`` ≥ 2.5, the extra ``lightning``): ``Trainer(strategy=PacelineStrategy())``.
 
-Lightning's loops stay as they are; a job's workers are started by ``paceline launch``, not by Lightning.
+Lightning's loops need no change. ``paceline launch`` starts a job's workers, not Lightning.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from paceline.kvstore.dist import DistStore
 from paceline.optim import DistributedOptimizer
 from paceline.worker.session import current_session
 
-#: Modules whose parameters push; copies of them do not.
+#: Modules whose parameters push. Copies of them do not push.
 _trained: weakref.WeakSet[pl.LightningModule] = weakref.WeakSet()
 
 _REDUCTIONS = {
@@ -43,29 +43,29 @@ _REDUCTIONS = {
 
 
 class PacelineEnvironment(ClusterEnvironment):
-    """Tells Lightning who this process is: rank and number of workers are those of the paceline job."""
+    """Gives Lightning this process's rank and the number of workers: those of the paceline job."""
 
     def __init__(self) -> None:
         self._settings = config.from_environment()
 
     @property
     def creates_processes_externally(self) -> bool:
-        """True: ``paceline launch`` has made them."""
+        """True: ``paceline launch`` has started them."""
         return True
 
     @property
     def main_address(self) -> str:
-        """Where ``torch.distributed`` would meet; paceline does not need it."""
+        """Address of the rendezvous of ``torch.distributed``; paceline does not use it."""
         return "127.0.0.1"
 
     @property
     def main_port(self) -> int:
-        """Of :attr:`main_address`."""
+        """Port of :attr:`main_address`."""
         return 0
 
     @staticmethod
     def detect() -> bool:
-        """Tell whether this process is a worker of a job."""
+        """Return whether this process is a worker of a job."""
         settings = config.from_environment()
         return bool(settings.scheduler) and settings.role == "worker"
 
@@ -74,44 +74,44 @@ class PacelineEnvironment(ClusterEnvironment):
         return self._settings.num_workers if self.detect() else 1
 
     def set_world_size(self, size: int) -> None:
-        """Do nothing: the job's size is given."""
+        """Do nothing: the job sets the size."""
 
     def global_rank(self) -> int:
-        """Return this worker's rank, joining the job where only the scheduler knows it."""
+        """Return this worker's rank. Joins the job if only the scheduler knows the rank."""
         if not self.detect():
             return 0
         return self._settings.rank if self._settings.rank >= 0 else current_session().rank
 
     def set_global_rank(self, rank: int) -> None:
-        """Do nothing: the rank is given."""
+        """Do nothing: the job sets the rank."""
 
     def local_rank(self) -> int:
-        """Return this worker's index among those of its host."""
+        """Return this worker's index among the workers of its host."""
         return self._settings.local_rank
 
     def node_rank(self) -> int:
-        """Return 0: hosts have no numbers."""
+        """Return 0: paceline does not number hosts."""
         return 0
 
 
 class PacelineStrategy(ParallelStrategy):
     """Trains a LightningModule on all workers of a job: its optimizers become :class:`DistributedOptimizer`.
 
-    Ranks are those of the job, so logging and checkpoints are rank 0's, and Lightning gives every worker its share of
-    the samples (``DistributedSampler``). What is said with ``sync_dist=True``, ``all_gather``, early stopping and the
-    choice of checkpoints goes through the scheduler: a few numbers, not tensors of the size of a model. Metrics of
-    ``torchmetrics`` synchronise themselves through ``torch.distributed`` only, so here they are each worker's own.
+    Ranks are those of the job, so rank 0 logs and writes checkpoints, and Lightning gives every worker its part of the
+    samples (``DistributedSampler``). ``sync_dist=True``, ``all_gather``, early stopping and the choice of checkpoints
+    exchange values through the scheduler. These may be a few numbers, not tensors of the size of a model. Metrics of
+    ``torchmetrics`` only synchronise through ``torch.distributed``, so here each worker has its own.
 
-    Where ``Trainer(devices=...)`` names several devices, a worker takes the one of its local rank. In a loop with
-    ``dist_sync`` everything Lightning does between backward and step (clipping, accumulation, manual optimization) has
-    the meaning it has with ``strategy="ddp"``. With other store types clipping is each worker's own.
+    If ``Trainer(devices=...)`` names several devices, a worker uses the device of its local rank. In a loop with
+    ``dist_sync`` everything that Lightning does between backward and step (clipping, accumulation, manual optimization)
+    means the same as with ``strategy="ddp"``. With other store types each worker clips its own gradients.
 
     Args:
-        kvstore: a store, or the type of one. Stores of one process (``local``) train alone.
+        kvstore: a store, or the type of one. A store of one process (``local``) has a single worker.
         accelerator: as for Lightning's own strategies.
-        checkpoint_io: likewise.
-        precision_plugin: likewise.
-        **options: for every :class:`DistributedOptimizer`: ``update``, ``compression``, ``on_nan`` and the like.
+        checkpoint_io: as for Lightning's own strategies.
+        precision_plugin: as for Lightning's own strategies.
+        **options: options of every :class:`DistributedOptimizer`: ``update``, ``compression``, ``on_nan`` and others.
     """
 
     strategy_name = "paceline"
@@ -127,16 +127,16 @@ class PacelineStrategy(ParallelStrategy):
     ) -> None:
         super().__init__(accelerator, None, PacelineEnvironment(), checkpoint_io, precision_plugin)
         for name in {"model", "named_parameters", "samples"} & set(options):
-            raise ValueError(f"{name} is the strategy's to give")
+            raise ValueError(f"the strategy sets {name}; leave it out")
         self._kvstore, self._options = kvstore, options
         self._store: KVStoreBase | None = kvstore if isinstance(kvstore, KVStoreBase) else None
         self.set_world_ranks()
 
-    # ---- who and where ---------------------------------------------------------------------------------------------
+    # ---- properties ------------------------------------------------------------------------------------------------
 
     @property
     def is_distributed(self) -> bool:
-        """Whether Lightning is to share out the samples."""
+        """Whether Lightning must distribute the samples over the workers."""
         return self.world_size > 1
 
     @property
@@ -147,11 +147,11 @@ class PacelineStrategy(ParallelStrategy):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """Which share of the samples is this worker's."""
+        """Arguments that select this worker's part of the samples."""
         return {"num_replicas": self.world_size, "rank": self.global_rank}
 
     def set_world_ranks(self) -> None:
-        """Let Lightning's ``rank_zero_only`` know the rank."""
+        """Set the rank in Lightning's ``rank_zero_only``."""
         rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined]
 
     @property
@@ -172,7 +172,7 @@ class PacelineStrategy(ParallelStrategy):
     def setup_environment(self) -> None:
         """Join the job."""
         super().setup_environment()
-        self.store  # noqa: B018 - an error about the job is to come before the data is prepared
+        self.store  # noqa: B018 - an error about the job must be raised before the data is prepared
 
     def model_to_device(self) -> None:
         """Move the module to this worker's device."""
@@ -180,7 +180,7 @@ class PacelineStrategy(ParallelStrategy):
         self.model.to(self.root_device)
 
     def setup_optimizers(self, trainer: pl.Trainer) -> None:
-        """Have the module make its optimizers, and wrap them.
+        """Create the module's optimizers, and wrap them.
 
         Raises:
             PacelineError: the module was trained by another ``fit`` in this process, whose hooks it still has.
@@ -190,15 +190,15 @@ class PacelineStrategy(ParallelStrategy):
         assert module is not None
         if module in _trained:
             raise PacelineError(
-                "this module was trained by fit already, and its parameters still push to the store of that time; "
-                "make a new module, load its weights from the checkpoint, and fit that"
+                "this module was trained by fit already, and its parameters still push to the store of that fit; "
+                "create a new module, load its weights from the checkpoint, and fit that"
             )
         _trained.add(module)
         self.optimizers = [
             DistributedOptimizer(one, self.store, model=module, **self._options) for one in self.optimizers
         ]
         for one in self.optimizers:
-            # Schedulers watch the optimizer of the module, which never steps where the servers do.
+            # Schedulers watch the module's optimizer, which never steps if the servers step.
             one.inner._opt_called = True  # type: ignore[attr-defined]
 
     # ---- a step ----------------------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ class PacelineStrategy(ParallelStrategy):
     # ---- between workers -------------------------------------------------------------------------------------------
 
     def barrier(self, name: str | None = None) -> None:
-        """Wait for all workers. Until they come nobody waits for the pushes of this one."""
+        """Wait for all workers. Meanwhile no process waits for pushes of this worker."""
         stores = {id(one): one for one in (getattr(two, "kvstore", None) for two in self.optimizers)}
         for store in stores.values():
             if isinstance(store, DistStore):
@@ -223,10 +223,10 @@ class PacelineStrategy(ParallelStrategy):
             current_session().gather(f"lightning/barrier/{name or ''}", b"")
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """Return what worker ``src`` has: plain data (numbers, text, lists and dictionaries of them).
+        """Return the object of worker ``src``: plain data (numbers, text, lists and dictionaries of them).
 
         Raises:
-            TypeError: something else; nothing is ever unpickled.
+            TypeError: other data; nothing is ever unpickled.
         """
         if not self.is_distributed:
             return obj
@@ -239,10 +239,10 @@ class PacelineStrategy(ParallelStrategy):
         return msgspec.msgpack.decode(current_session().gather("lightning/broadcast", payload)[src])
 
     def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
-        """Return the tensors of all workers, stacked by rank. No gradient flows through it.
+        """Return the tensors of all workers, stacked by rank. It has no gradient.
 
         Raises:
-            ValueError: gradients were asked for.
+            ValueError: ``sync_grads`` is True.
         """
         if sync_grads:
             raise ValueError("PacelineStrategy gathers values, not gradients; sync_grads=True is not possible")
@@ -253,7 +253,7 @@ class PacelineStrategy(ParallelStrategy):
         return torch.stack(found).to(tensor.device)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Return the mean, sum, minimum or maximum over the workers, each counting alike.
+        """Return the mean, sum, minimum or maximum over the workers; all have the same weight.
 
         Raises:
             ValueError: another operation.
@@ -277,8 +277,8 @@ class PacelineStrategy(ParallelStrategy):
 
 
 def _samples_of(batch: Any) -> int | None:
-    """Return the size of a batch; None where it cannot be seen, so that the inputs of ``forward`` are counted."""
-    if batch is None or isinstance(batch, Iterator):  # looking into an iterator would use it up
+    """Return the size of a batch; None if it is unknown: then the inputs of ``forward`` are counted."""
+    if batch is None or isinstance(batch, Iterator):  # reading an iterator would consume it
         return None
     try:
         return extract_batch_size(batch)

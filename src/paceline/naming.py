@@ -13,5 +13,10 @@ _CUTOFF = 0.75
 def suggestion(name: str, known: Iterable[str]) -> str:
     """Return ``; did you mean 'x'?`` for the nearest known name, or the list of all known names."""
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=_CUTOFF)
-    return f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(names)}"
+    near = nearest(name, names)
+    return f"; did you mean {near!r}?" if near else f"; known are {', '.join(names)}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the known name that was probably meant, or an empty string."""
+    return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=_CUTOFF)), "")

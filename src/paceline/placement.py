@@ -222,22 +222,3 @@ def _layout(pieces: list[_Piece], owners: list[int], num_keys: int) -> Layout:
         buckets.append(Bucket(server, position, start, tuple(parts)))
         position += start
     return Layout(position, tuple(buckets), tuple(key_starts))
-
-
-def check_layout(layout: Layout, keys: Sequence[KeySize]) -> None:
-    """Assert that a layout covers every element of every key exactly once, in place, and that buckets are disjoint."""
-    covered = [0] * len(keys)
-    end = 0
-    for bucket in layout.buckets:
-        assert bucket.start >= end, "buckets overlap"
-        end = bucket.start + bucket.length
-        inner = 0
-        for part in bucket.parts:
-            assert part.start == inner, "a bucket has a hole"
-            assert part.key_start == covered[part.key], "a key is covered out of order"
-            assert bucket.start + part.start == layout.key_starts[part.key] + part.key_start, "a key is not contiguous"
-            covered[part.key] += part.length
-            inner += part.length
-        assert inner == bucket.length
-    assert end == layout.numel
-    assert covered == [key.numel for key in keys], "a key is not covered exactly once"

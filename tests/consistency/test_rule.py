@@ -11,11 +11,23 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from paceline.consistency import Action, Apply, Drop, Merge, Policy, Pushed, Refuse, Release, Repeat, Stats
+from paceline.consistency import (
+    Action,
+    Apply,
+    Drop,
+    Merge,
+    Policy,
+    Pushed,
+    Refuse,
+    Release,
+    Repeat,
+    Stats,
+    weighting_names,
+)
 from paceline.testing import CheckedRule
 
 QUICK = settings(max_examples=25, stateful_step_count=30, deadline=None)
-WEIGHTINGS = st.sampled_from(["none", "inverse", "normalised"])
+WEIGHTINGS = st.sampled_from(weighting_names())
 BOUNDS = st.none() | st.integers(0, 3)
 AGES = st.none() | st.integers(0, 3)
 
@@ -229,7 +241,9 @@ class Model(RuleBasedStateMachine):
                 return 1.0
             case "inverse":
                 return 1 / age
-        return len(self.ages) / (age * sum(1 / one for one in self.ages))
+            case "normalised":
+                return len(self.ages) / (age * sum(1 / one for one in self.ages))
+        raise AssertionError(f"what a weighting {self.settings.weighting!r} should make is not known here")
 
     def take_release(self, release: Release) -> None:
         assert release.version == self.version

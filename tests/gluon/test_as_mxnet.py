@@ -190,8 +190,8 @@ def test_shared_parameters_stay_shared():
         ("dist_sync", False, True, False, "update_on_kvstore=False is impossible: row-sparse gradients"),
         ("dist_sync", True, False, False, "update_on_kvstore=False is impossible: row-sparse parameters"),
         ("dist_sync", False, False, False, False),
-        ("third", False, True, None, "knows nothing of rows"),
-        ("third", True, False, None, "knows nothing of rows"),
+        ("third", False, True, None, "does not support rows"),
+        ("third", True, False, None, "does not support rows"),
     ],
 )
 def test_where_rows_are_updated_is_mxnets_table(store, weights, gradients, wanted, answer):

@@ -139,7 +139,7 @@ def test_states_of_another_save_are_refused(data, tmp_path):
     module.trainer.set_learning_rate(0.5)
     module.save_checkpoint(tmp_path / "other", 1, save_optimizer_states=True)
     (tmp_path / "other-0001.states").replace(tmp_path / "m-0001.states")
-    with pytest.raises(CheckpointError, match="one of them is of another save"):
+    with pytest.raises(CheckpointError, match="they belong to different saves"):
         Module.load(tmp_path / "m", 1, classifier(), load_optimizer_states=True)
 
 

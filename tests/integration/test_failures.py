@@ -37,15 +37,16 @@ def one_round(store):
 
 
 def train_until_failure():
-    """Train for ever; return [error type, text, when] of what ends it."""
+    """Train for ever; return [error type, text, when, dead members] of what ends it."""
     store = new_store()
     one_round(store)
+    assert store.num_dead_nodes() == 0
     tell("training")
     try:
         while True:
             one_round(store)
     except PacelineError as error:
-        return [type(error).__name__, str(error), time.monotonic()]
+        return [type(error).__name__, str(error), time.monotonic(), store.num_dead_nodes()]
 
 
 def raise_in_round_two():
@@ -178,11 +179,13 @@ def test_survivors_of_kill_9_name_the_dead_within_seconds(victim):
         killed = time.monotonic()
         dead.kill(signal.SIGKILL)
         survivors = [worker for worker in workers if worker is not dead]
-        for kind, text, when in [worker.result(30) for worker in survivors]:
+        for kind, text, when, dead_nodes in [worker.result(30) for worker in survivors]:
             assert kind == PeerDiedError.__name__
             assert f"{victim} on 127.0.0.1" in text
             assert when - killed < NOTICED_WITHIN_S
-        # Servers and scheduler go home too, and say that it was somebody else's fault.
+            # A dead scheduler is in no list of the dead: it is the one that makes the list.
+            assert dead_nodes == (0 if role == "scheduler" else 1)
+        # Servers and scheduler end too, with an exit code that says that the cause was another member.
         others = [one for one in (*job.servers, job.scheduler) if one is not dead]
         assert all(one.wait(30) != 0 for one in others)
 
@@ -358,3 +361,8 @@ def test_a_deadline_names_who_is_missing():
         assert "was not answered within 3 s" in text
         assert "it waits for worker 1 on 127.0.0.1" in text
         assert "PACELINE_TIMEOUT_S" in text
+    story = in_push.partition("\n")[2]
+    assert story.startswith("what happened to 'w':\n")
+    assert "worker 0 pushed round 1" in story
+    assert "waits for worker 1; unanswered: worker 0" in story
+    assert "\n" not in in_barrier, "nothing was pushed for a barrier"

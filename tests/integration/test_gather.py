@@ -27,7 +27,7 @@ def say_too_much():
     try:
         session.gather("too much", bytes(share + 1))
     except RemoteError as error:
-        with pytest.raises(ValueError, match="a payload of"):
+        with pytest.raises(ValueError, match="the payload has"):
             session.gather("alone", bytes(MAX_GATHER_BYTES + 1))
         return [len(one) for one in whole], str(error)
     return None

@@ -41,8 +41,8 @@ class Counting:
 
     def __init__(self):
         self.coded = self.plain = 0
-        self._store = answers.store_told
-        answers.store_told = self
+        self._store = answers.store_known
+        answers.store_known = self
 
     def __call__(self, blocks, entries, shared, codec, told, frames):
         self.coded += 0 if shared else sum(one.coded for one in told)

@@ -307,7 +307,7 @@ def test_a_save_that_fails_on_one_worker_fails_on_all_and_changes_nothing(tmp_pa
     assert "there is no folder" in others[0]
     assert "there is no folder" in second
     assert "worker 0 failed at the common file" in others[1]
-    assert unlike == others[2] == "the workers are at unlike steps: 2, 3; save at the same one"
+    assert unlike == others[2] == "the workers are at different steps: 2, 3; save at the same one"
     assert len(list(tmp_path.iterdir())) == 2
     with LocalJob(WORKERS, 1, timeout_s=60) as job:
         assert job.run(load_only, str(good)) == [[1, True]] * 2

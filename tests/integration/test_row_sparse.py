@@ -154,7 +154,7 @@ def test_workers_update_rows_as_one_process_does(found, scenario):
         ("another shape", "ValueError", "'embed' has shape (50, 4, 3)"),
         ("no row_ids", "ValueError", "needs row_ids"),
         ("beyond", "ValueError", "it has rows 0 to 49"),
-        ("rows of a vector", "ValueError", "no place of its own for rows"),
+        ("rows of a vector", "ValueError", "no bucket of its own for rows"),
     ],
 )
 def test_wrong_calls_are_refused_with_the_remedy_and_change_nothing(found, what, kind, words):

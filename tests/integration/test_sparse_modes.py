@@ -242,14 +242,14 @@ def test_merged_rows_that_are_not_finite_are_noticed_by_all_and_traced(found):
         ("merged without rounds", "ValueError: a dist_async store has no merged gradient; that needs dist_sync"),
         (
             "momentum",
-            "momentum in 'sgd' is about all rows: use update=\"worker\" (dist_sync), momentum=0 or sparse=False",
+            "momentum of 'sgd' changes all rows: use update=\"worker\" (dist_sync), momentum=0 or sparse=False",
         ),
-        ("weight decay", "weight_decay in 'adagrad' is about all rows"),
-        ("adam", "torch's 'adam' does not take; use SparseAdam, SGD or Adagrad"),
+        ("weight decay", "weight_decay of 'adagrad' changes all rows"),
+        ("adam", "torch's 'adam' does not support; use SparseAdam, SGD or Adagrad"),
         ("penalised", "PacelineError: the gradient of 'table' is dense"),
         ("pushed twice", "PacelineError: the gradient of 'table' was pushed already"),
         ("weights changed", "parameter 'table' was changed after the last step"),
-        ("by hand", "ValueError: the rows of key 'table' are the business of the optimizer"),
+        ("by hand", "ValueError: only the optimizer that initialised key 'table' may push or pull its rows"),
     ],
 )
 def test_what_cannot_train_as_written_is_refused(found, what, words):

@@ -258,7 +258,7 @@ def test_ignored_targets_are_named_once_per_key(found):
 @pytest.mark.parametrize(
     ("what", "kind", "words"),
     [
-        ("options", "ValueError", "no optimizer whose options"),
+        ("options", "ValueError", "no optimizer, so it has no options"),
         ("rate", "ValueError", "not a finite number of 0 or more"),
         ("unknown", "KeyMismatchError", "key 3 is not initialised"),
         ("shape of rows", "ValueError", "(4, 2)"),
@@ -318,3 +318,8 @@ def test_a_store_in_use_gives_each_optimizer_another_one():
     used.init("w", torch.zeros(2))
     assert used.for_optimizer() is not used
     assert used.for_optimizer().type == "local_update_cpu"
+
+
+def test_a_store_in_one_process_has_nothing_to_clip():
+    with pytest.raises(ValueError, match="a device store has no merged gradient to clip; clip in the worker"):
+        kvstore.create("device").for_optimizer(clip_norm=1.0)

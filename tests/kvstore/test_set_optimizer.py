@@ -196,7 +196,7 @@ def test_schedule_of_torch_is_refused_with_the_way_out(store: Any) -> None:
 
 @pytest.mark.parametrize("rate", [-1.0, float("nan"), float("inf")])
 def test_schedule_that_returns_no_rate_is_an_error(rate: float) -> None:
-    with pytest.raises(ValueError, match="for update 1, which is no learning rate"):
+    with pytest.raises(ValueError, match="for update 1, which is not a learning rate"):
         Schedule(lambda num_update: rate).rate("w")
 
 

@@ -225,6 +225,7 @@ def test_barrier_does_not_wait_for_who_has_left() -> None:
     members.handle(b"worker-0", 2, m.Enter("b"), 1.0)
     assert answers(members.handle(b"worker-1", 2, m.Bye(""), 1.0)) == [
         (b"worker-1", 2, m.Done()),
+        (b"server-0", 0, m.News([], False, [1])),
         (b"worker-0", 2, m.Done()),
     ]
 
@@ -247,7 +248,11 @@ def test_gather_does_not_wait_for_who_has_left_and_says_nothing_in_its_place() -
     members = joined()
     members.handle(b"worker-1", 2, m.Gather("g", b"one"), 1.0)
     told = answers(members.handle(b"worker-0", 2, m.Bye(""), 1.0))
-    assert told == [(b"worker-0", 2, m.Done()), (b"worker-1", 2, m.Gathered([b"", b"one"]))]
+    assert told == [
+        (b"worker-0", 2, m.Done()),
+        (b"server-0", 0, m.News([], False, [0])),
+        (b"worker-1", 2, m.Gathered([b"", b"one"])),
+    ]
 
 
 def test_gather_fails_for_all_when_a_worker_dies_or_is_dead() -> None:
@@ -389,7 +394,7 @@ def test_servers_go_home_when_all_workers_have_left() -> None:
     members = joined()
     members.handle(b"worker-0", 2, m.Bye(""), 1.0)
     told = answers(members.handle(b"worker-1", 2, m.Bye(""), 2.0))
-    assert told == [(b"worker-1", 2, m.Done()), (b"server-0", 0, m.News([], True))]
+    assert told == [(b"worker-1", 2, m.Done()), (b"server-0", 0, m.News([], True, [0, 1]))]
     assert members.tick(2.5) == []
     members.handle(b"server-0", 2, m.Bye(""), 3.0)
     assert members.tick(3.1) == [Finish(0)]
@@ -550,3 +555,117 @@ def test_everybody_joins_over_a_network_that_loses_messages(seed: int) -> None:
         for client in clients:
             client.poll()
     assert all(isinstance(call.body, m.Welcome) for call in calls)
+
+
+# ---- exit codes, as a launcher tells them ----------------------------------------------------------------------------
+
+
+def supervised() -> Membership:
+    members = joined()
+    members.is_supervised = True
+    return members
+
+
+def deaths_of(members: Membership) -> list[tuple[str, int, str]]:
+    return [(one.role, one.rank, one.reason) for one in members.deaths]
+
+
+def test_goodbye_counts_when_the_exit_code_is_0() -> None:
+    members = supervised()
+    members.handle(b"worker-0", 2, m.Enter("b"), 1.0)
+    assert answers(members.handle(b"worker-1", 2, m.Bye(""), 1.0)) == [(b"worker-1", 2, m.Done())]
+    assert members.tick(1.2) == []
+    assert members.ended("worker", 1, 0, 1.3) == []
+    told = answers(members.tick(1.4))
+    assert told == [(b"server-0", 0, m.News([], False, [1])), (b"worker-0", 2, m.Done())]
+    members.check()
+
+
+def test_goodbye_counts_after_a_moment_without_an_exit_code() -> None:
+    members = supervised()
+    members.handle(b"worker-1", 2, m.Bye(""), 1.0)
+    members.lost(b"worker-1", 1.1)
+    assert members.tick(2.4) == []
+    assert answers(members.tick(2.6)) == [(b"server-0", 0, m.News([], False, [1]))]
+
+
+@pytest.mark.parametrize("has_left", [False, True])
+def test_goodbye_with_another_exit_code_is_a_failure(has_left: bool) -> None:
+    members = supervised()
+    members.handle(b"worker-1", 2, m.Bye(""), 1.0)
+    if has_left:
+        members.tick(9.0)
+    told = answers(members.ended("worker", 1, 3, 9.0))
+    assert deaths_of(members) == [("worker", 1, "its process ended: exit code 3")]
+    assert members.cause == members.deaths[0]
+    assert {peer for peer, _, _ in told} == {b"worker-0", b"server-0"}
+
+
+def test_end_without_a_goodbye_is_a_failure_once_the_goodbye_can_no_more_come() -> None:
+    members = supervised()
+    members.ended("worker", 1, 0, 1.0)
+    members.handle(b"worker-1", 2, m.Heartbeat(3), 1.1)
+    assert members.tick(2.4) == []
+    members.tick(2.6)
+    assert deaths_of(members) == [("worker", 1, "its process ended with exit code 0 and did not leave the job before")]
+
+
+def test_who_lost_another_is_not_the_cause_if_that_one_is_known() -> None:
+    members = supervised()
+    members.handle(b"worker-1", 2, m.Bye("it raised ValueError"), 1.0)
+    members.ended("worker", 0, PEER_FAILED, 1.1)
+    assert [one.rank for one in members.deaths] == [1]
+    alone = supervised()
+    alone.ended("worker", 0, PEER_FAILED, 1.1)
+    assert [one.rank for one in alone.deaths] == [0]
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_end_before_joining_fails_who_waits(code: int) -> None:
+    members = machine()
+    members.handle(b"worker-0", 1, hello("worker", 0), 0.0)
+    ((_, _, body),) = [one for one in answers(members.ended("worker", 1, code, 1.0)) if one[1] == 1]
+    assert isinstance(body, m.Failed)
+    assert f"worker 1 died: its process ended before it joined: exit code {code}" in body.text
+
+
+def test_workers_that_never_join_fail_nobody() -> None:
+    members = machine()
+    members.ended("worker", 1, 0, 1.0)
+    assert members.handle(b"server-0", 1, hello("server", 0), 2.0) == []
+    assert members.ended("worker", 0, 0, 3.0) == []
+    assert members.cause is None
+
+
+def test_worker_that_joins_after_another_has_ended_is_told_at_once() -> None:
+    members = machine()
+    members.ended("worker", 1, 0, 1.0)
+    told = answers(members.handle(b"worker-0", 1, hello("worker", 0), 2.0))
+    assert any(isinstance(body, m.Failed) and "worker 1 died" in body.text for _, _, body in told)
+    assert "worker 1 died" in refusal(members.handle(b"server-0", 1, hello("server", 0), 2.0))
+
+
+def test_cause_of_a_failed_start_is_who_is_missing() -> None:
+    members = machine()
+    members.handle(b"worker-0", 1, hello("worker", 0), 0.0)
+    members.handle(b"server-0", 1, hello("server", 0), 0.0)
+    members.tick(60.5)
+    assert members.cause is not None
+    assert (members.cause.role, members.cause.rank) == ("worker", 1)
+
+
+def test_exit_code_of_a_dead_member_is_no_second_death() -> None:
+    members = supervised()
+    members.handle(b"worker-1", 2, m.Bye("it raised ValueError"), 1.0)
+    assert members.ended("worker", 1, 1, 1.2) == []
+    assert deaths_of(members) == [("worker", 1, "it raised ValueError")]
+
+
+def test_who_ends_after_a_failed_start_is_not_its_cause() -> None:
+    members = machine()
+    members.handle(b"worker-0", 1, hello("worker", 0), 0.0)
+    members.ended("worker", 1, 7, 1.0)
+    cause = members.cause
+    assert members.ended("server", 0, 9, 1.1) == []
+    assert members.cause == cause
+    assert len(members.deaths) == 1

@@ -27,7 +27,9 @@ def test_copy_that_does_not_end_is_an_error_that_names_it() -> None:
     pusher, pushed = Pusher(0.05), []
     pusher.after(lambda: False, lambda: pushed.append(1), "worker 1: the gradients of 'conv.weight'")
     pusher.after(lambda: True, lambda: pushed.append(2), "second")
-    with pytest.raises(DeadlineError, match=r"gradients of 'conv.weight' did not leave their device within 0.05 s"):
+    with pytest.raises(
+        DeadlineError, match=r"gradients of 'conv.weight' were not copied from their device within 0.05 s"
+    ):
         pusher.drain()
     assert pushed == []
 

@@ -13,6 +13,7 @@ from paceline import DistributedOptimizer
 from paceline.context import cpu
 from paceline.errors import CheckpointError, CheckpointNotFoundError
 from paceline.gluon import Trainer, backward, replicate
+from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.checkpoint import tensor_file
 
 TWO_BIT = {"type": "2bit", "threshold": 0.02}
@@ -211,3 +212,42 @@ def test_a_trainer_goes_on_with_its_rates_and_steps(tmp_path):
     backward([other(torch.ones(1, 2)).sum()])
     resumed.step(1)
     assert resumed.learning_rate == pytest.approx(1 / 4)
+
+
+class OwnCodec(KVStoreBase):
+    """A third party's store with a codec of its own, which holds back all that it gets."""
+
+    def __init__(self):
+        self.held = {}
+
+    keeps_residuals = True
+
+    def broadcast(self, key, value, out, priority=0):
+        pass
+
+    def pushpull(self, key, value, out=None, priority=0):
+        for one, devices in zip(key, value, strict=True):
+            self.held[one] = self.held.get(one, 0) + devices[0]
+
+    def codec_states(self):
+        return {key: {"residual": one.clone()} for key, one in self.held.items()}
+
+    def set_codec_states(self, states):
+        self.held = {key: state["residual"].clone() for key, state in states.items()}
+
+
+def test_residuals_of_a_third_partys_store_are_saved_too(tmp_path):
+    def made():
+        model = replicate(nn.Linear(3, 2), [cpu(0)])
+        return model, Trainer(model, "sgd", {"learning_rate": 0.1}, OwnCodec())
+
+    model, trainer = made()
+    backward([model.replicas[0](torch.ones(4, 3)).sum()])
+    trainer.step(4)
+    paceline.save(tmp_path / "job", model, trainer, step=1)
+    other_model, other = made()
+    paceline.load(tmp_path / "job", other_model, other)
+    assert trainer.kvstore.held.keys() == {"weight", "bias"}
+    for key, residual in trainer.kvstore.held.items():
+        assert torch.equal(other.kvstore.held[key], residual)
+        assert residual.any()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from collections.abc import Sequence
@@ -335,10 +336,24 @@ def test_missing_are_those_who_have_not_pushed_a_range() -> None:
     server = OneServer(POLICIES["all"], None)
     server.push(0, [(0, NUMEL, 1)], torch.ones(NUMEL))
     server.push(1, [(0, 4, 1)], torch.ones(NUMEL))
-    asked = server.ask(0, m.AskMissing("s", m.Entry(0, 0, 0, NUMEL, 0)))
-    assert server.answer(0, asked) == m.Missing([1, 2])
-    asked = server.ask(0, m.AskMissing("s", m.Entry(0, 0, 0, 4, 0)))
-    assert server.answer(0, asked) == m.Missing([2])
+    for entry, missing in ((m.Entry(0, 0, 0, NUMEL, 0), [1, 2]), (m.Entry(0, 0, 0, 4, 0), [2])):
+        answer = server.answer(0, server.ask(0, m.AskMissing("s", entry)))
+        assert isinstance(answer, m.Missing)
+        assert answer.workers == missing
+        assert "worker 1 pushed round 1" in answer.story
+    answer = server.answer(2, server.ask(2, m.AskMissing("s", m.Entry(0, 0, 0, NUMEL, 0))))
+    assert answer == m.Missing([], ""), "worker 2 has pushed nothing, so it waits for nobody"
+
+
+def test_story_of_a_slot_that_waits_is_short_enough_to_be_sent() -> None:
+    server = OneServer(POLICIES["all"], None)
+    server.push(0, [(0, NUMEL, 1)], torch.ones(NUMEL))
+    for slot in server.bucket.slots:
+        slot.updater.pieces = tuple(dataclasses.replace(piece, key="\0" * 1024) for piece in slot.updater.pieces)
+    answer = server.answer(0, server.ask(0, m.AskMissing("s", m.Entry(0, 0, 0, NUMEL, 0))))
+    assert isinstance(answer, m.Missing)
+    assert answer.workers == [1, 2]
+    assert len(answer.story) == 4000
 
 
 # ---- ranges that are only asked for, and slots that are one again ----------------------------------------------------

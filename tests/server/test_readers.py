@@ -20,7 +20,7 @@ from paceline.tensors import to_frame
 from paceline.transport.shared import MappedArena
 from paceline.updaters import make_spec
 from paceline.wire import messages as m
-from paceline.worker.answers import store_told
+from paceline.worker.answers import store_known
 from paceline.worker.block import WorkerBlock
 
 NUMEL, WORKERS = 12, 3
@@ -81,7 +81,7 @@ class Job:
         body, frames = self.answers[rank, seq]
         assert isinstance(body, m.Values)
         entries, shared = self.asked[rank, seq]
-        store_told({0: self.blocks[rank]}, entries, shared, self.codec, body.known, [bytearray(f) for f in frames()])
+        store_known({0: self.blocks[rank]}, entries, shared, self.codec, body.known, [bytearray(f) for f in frames()])
 
     def ask(self, rank: int, body: m.Request, frames: Sequence[Any] = ()) -> int:
         self.seq += 1

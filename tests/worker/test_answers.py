@@ -12,7 +12,7 @@ from paceline import compression
 from paceline.compression import Codec
 from paceline.errors import ConfigError, PacelineError, ProtocolError
 from paceline.wire import messages as m
-from paceline.worker.answers import store_told
+from paceline.worker.answers import store_known
 from paceline.worker.block import WorkerBlock
 
 NUMEL = 10
@@ -45,7 +45,7 @@ def told(version: int, is_coded: bool, start: int = 0, length: int = NUMEL) -> m
 
 
 def tell(block: WorkerBlock, words: Sequence[m.KnownRange], frames: Sequence[Any], codec: Codec | None = None) -> None:
-    store_told({0: block}, [ALL], False, codec or fp16(), words, frames)
+    store_known({0: block}, [ALL], False, codec or fp16(), words, frames)
 
 
 def test_differences_add_up_and_values_replace() -> None:
@@ -78,7 +78,7 @@ def test_ranges_move_by_themselves() -> None:
 def test_what_a_server_wrote_in_place_counts_as_known() -> None:
     block = new_block()
     block.values.fill_(5.0)
-    store_told({0: block}, [ALL], True, None, [told(4, False)], ())
+    store_known({0: block}, [ALL], True, None, [told(4, False)], ())
     tell(block, [told(5, True)], [coded(1.0)])
     assert block.values.tolist() == [6.0] * NUMEL
 
@@ -90,8 +90,8 @@ def test_what_a_server_wrote_in_place_counts_as_known() -> None:
         ([told(1, True)], [coded(1.0)[:-1]], ProtocolError, "19 bytes where 20 are expected"),
         ([told(1, False)], [plain(1.0)[:-4]], ProtocolError, "36 bytes"),
         ([told(1, True)], [], ProtocolError, "1 ranges has 0 frames"),
-        ([told(1, True, 5, 6)], [coded(1.0, 6)], ProtocolError, "not asked for"),
-        ([m.KnownRange(0, 1, 0, 4, 1, True)], [coded(1.0, 4)], ProtocolError, "not asked for"),
+        ([told(1, True, 5, 6)], [coded(1.0, 6)], ProtocolError, "not requested"),
+        ([m.KnownRange(0, 1, 0, 4, 1, True)], [coded(1.0, 4)], ProtocolError, "not requested"),
     ],
 )
 def test_nonsense_is_refused_and_changes_nothing(
@@ -107,4 +107,4 @@ def test_nonsense_is_refused_and_changes_nothing(
 
 def test_a_worker_without_the_codec_is_told_what_to_do() -> None:
     with pytest.raises(ConfigError, match="every worker calls set_gradient_compression"):
-        store_told({0: new_block()}, [ALL], False, None, [told(1, True)], [coded(1.0)])
+        store_known({0: new_block()}, [ALL], False, None, [told(1, True)], [coded(1.0)])

@@ -77,4 +77,4 @@ def test_leaving_ends_the_waits_of_other_threads():
     with LocalJob(2, 1) as job:
         workers = job.start_all(leave_while_a_thread_waits)
         assert workers[0].heard() == "left"
-        assert "nothing can be asked any more" in workers[0].result()
+        assert "it can send no more requests" in workers[0].result()

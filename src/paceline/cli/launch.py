@@ -83,6 +83,7 @@ def run(name: str, words: Sequence[str]) -> int:
     """
     ours, command = split_command(words, OPTIONS)
     options = Parser(name, OPTIONS, USAGE, DESCRIPTION, EPILOG).parse(ours)
+    config.check_names(os.environ | dict(_variable(text) for text in options.env))
     try:
         chosen = backend(options.launcher)
         plan = make_plan(job_spec(options, command), Machine.here())

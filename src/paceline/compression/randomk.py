@@ -36,8 +36,6 @@ class RandomK(Codec):
     ratio: float = DEFAULT_RATIO
 
     name: ClassVar[str] = "randomk"
-    #: Where the summable values begin.
-    header_nbytes: ClassVar[int] = _HEADER_BYTES
 
     def __post_init__(self) -> None:
         check_number(self.name, "ratio", self.ratio, 1e-9, 1.0)

@@ -50,6 +50,7 @@ from collections.abc import Sequence
 
 from paceline.consistency.actions import Action, Apply, Drop, Merge, Pushed, Refuse, Release, Repeat
 from paceline.consistency.cohort import Cohort
+from paceline.consistency.objections import objection_to_sum
 from paceline.consistency.policy import Policy
 from paceline.consistency.stats import Stats
 from paceline.consistency.story import KEPT, joined_events, new_events, sentences, workers_text
@@ -105,7 +106,7 @@ class Rule:
 
     def push_sum(self, pushes: Sequence[Pushed]) -> list[Action]:
         """Take a sum of pushes of workers of one unit as one push; returns what to do, in order."""
-        reason = self.objection_to_sum(pushes)
+        reason = objection_to_sum(self, pushes)
         first = pushes[0]
         if reason:
             return [Refuse(first.worker, reason)]
@@ -139,34 +140,6 @@ class Rule:
         if self.policy.merge == "first":
             self.finished[first.worker] = first.round
         return Merge(cohort.number, first.worker)
-
-    def objection_to_sum(self, pushes: Sequence[Pushed]) -> str:
-        """Return why a sum of pushes would be refused, or an empty string."""
-        reasons = [self.objection(one.worker, one.round, one.samples) for one in pushes]
-        if any(reasons):
-            return next(filter(None, reasons))
-        workers = [one.worker for one in pushes]
-        if len(set(workers)) < len(workers):
-            return f"a sum over workers {workers} counts one of them twice"
-        if len({self.unit[worker] for worker in workers}) > 1:
-            return f"workers {workers} do not step together; their pushes cannot be summed"
-        if len({one.round <= self.pushed[one.worker] for one in pushes}) > 1:
-            return f"some but not all of the pushes of workers {workers} were seen before"
-        return ""
-
-    def objection(self, worker: int, round: int, samples: float) -> str:
-        """Return why a push would be refused, or an empty string."""
-        if not 0 <= worker < len(self.pushed):
-            return f"worker {worker} is not part of this job"
-        if worker not in self.live:
-            return f"worker {worker} has left"
-        if round < 1 or round > self.pushed[worker] + 1:
-            return f"round {round} of worker {worker} came after round {self.pushed[worker]}"
-        if round > self.pushed[worker] > self.answered[worker]:
-            return f"round {round} of worker {worker} came before round {round - 1} was answered"
-        if not 0 <= samples < float("inf"):
-            return f"a push of {samples} samples: the number must be finite and not negative"
-        return ""
 
     def leave(self, worker: int) -> list[Action]:
         """Note that a worker has left: nobody waits for it any more. What it has pushed still counts."""

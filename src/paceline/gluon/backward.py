@@ -13,19 +13,19 @@ _graphs_joined = False
 
 
 def join_graphs() -> None:
-    """Remember that graphs of different replicas hang together in this process (``SyncBatchNorm``).
+    """Note that graphs of different replicas share nodes in this process (``SyncBatchNorm``).
 
-    From then on :func:`backward` runs one joint pass: two passes at once over shared nodes would free them twice.
+    From then on :func:`backward` runs one joint pass. Two concurrent passes over shared nodes would free them twice.
     """
     global _graphs_joined
     _graphs_joined = True
 
 
 def backward(losses: torch.Tensor | Sequence[torch.Tensor], retain_graph: bool = False) -> None:
-    """Compute the gradients of the sum of all losses, the replicas side by side.
+    """Compute the gradients of the sum of all losses, all replicas in parallel.
 
-    It does what ``for loss in losses: loss.backward()`` does, but faster, and it also works where the graphs of the
-    replicas hang together.
+    The result is that of ``for loss in losses: loss.backward()``, but it is faster, and it also works when the graphs
+    of the replicas share nodes.
 
     Args:
         losses: one loss per replica; a loss that is not a scalar is summed.

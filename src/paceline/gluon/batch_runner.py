@@ -24,7 +24,7 @@ Loss: TypeAlias = Callable[[Any, Any], torch.Tensor]
 
 @dataclass(frozen=True)
 class _Done:
-    """What one replica did."""
+    """Result of one replica."""
 
     output: Any
     loss: torch.Tensor
@@ -33,7 +33,7 @@ class _Done:
 
 @dataclass(frozen=True)
 class BatchResult:
-    """What all replicas did with one batch."""
+    """Result of all replicas for one batch."""
 
     outputs: list[Any]
     mean_loss: torch.Tensor
@@ -41,12 +41,12 @@ class BatchResult:
 
 
 class BatchRunner:
-    """Runs forward and backward of one batch, the replicas side by side, and measures them if the split is automatic.
+    """Runs forward and backward of one batch on all replicas in parallel; measures times if the split is automatic.
 
     Args:
         net: the model.
         loss: ``loss(output, label)``: per sample, or a scalar that is the mean over the samples of its slice.
-        slicer: how batches are cut.
+        slicer: cuts batches.
     """
 
     def __init__(self, net: ReplicatedModule, loss: Loss, slicer: Slicer) -> None:
@@ -104,7 +104,7 @@ def total_loss(loss: torch.Tensor, size: int) -> torch.Tensor:
     """Return the sum over samples of a loss per sample, or of a scalar that is their mean.
 
     Raises:
-        TypeError: the loss is no tensor.
+        TypeError: the loss is not a tensor.
     """
     if not isinstance(loss, torch.Tensor):
         raise TypeError(f"loss(output, label) returned {type(loss).__name__}, not a tensor")

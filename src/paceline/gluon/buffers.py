@@ -6,19 +6,32 @@ the other workers pull them before they are read: when a network goes into evalu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
-from paceline.gluon.parameter import Network
+from paceline.gluon.parameter import Network, Parameter
+from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
 
 
-class SharedBuffers:
-    """Buffers of some networks, shared by all workers: rank 0's count. Collective: every worker makes it.
+def share_buffers(store: KVStoreBase | None, params: Iterable[Parameter]) -> SharedBuffers | None:
+    """Return the shared buffers of the networks that some parameters belong to; None without other workers.
 
     Args:
-        store: of the job.
+        store: of the trainer; only stores on servers can hold what rank 0 alone writes.
+        params: with known shapes.
+    """
+    if not isinstance(store, DistStore) or store.num_workers == 1:
+        return None
+    return SharedBuffers(store, list({id(one.net): one.net for one in params}.values()))
+
+
+class SharedBuffers:
+    """Gives all workers rank 0's buffers of some networks. Collective: every worker creates it.
+
+    Args:
+        store: a store of the job.
         nets: networks, distinct and with known shapes.
     """
 
@@ -46,7 +59,7 @@ class SharedBuffers:
 
     @torch.no_grad()
     def take(self) -> None:
-        """Pull rank 0's buffers of its last step, unless they are here already."""
+        """Pull rank 0's buffers of its last step, unless this worker has them."""
         if self._store is None or self._rank == 0 or not self._stale:
             return
         self._stale = False
@@ -58,7 +71,7 @@ class SharedBuffers:
                     one.copy_(values[f"{number} {name}"])
 
     def _current(self) -> dict[str, torch.Tensor]:
-        """Return the buffers as ``state_dict`` has them, in types that servers hold; integers up to 2**53 are exact."""
+        """Return the buffers as ``state_dict`` does, in dtypes that servers hold; integers up to 2**53 are exact."""
         return {
             f"{number} {name}": _joined(copies)
             for number, net in enumerate(self._nets)

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class Trained(Protocol):
-    """What callbacks see of a ``Module``."""
+    """The part of a ``Module`` that callbacks use."""
 
     net: ReplicatedModule
 
@@ -30,7 +30,7 @@ class Trained(Protocol):
         """This worker's rank; 0 without a distributed store."""
 
     def save_checkpoint(self, prefix: str | os.PathLike[str], epoch: int, save_optimizer_states: bool = False) -> None:
-        """Write the model, and the optimizer's state if asked for."""
+        """Write the model, and with ``save_optimizer_states`` the optimizer's state."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,11 @@ class Speedometer:
     """Logs samples per second of this worker, and the metrics, every ``frequent`` batches.
 
     Args:
-        batch_size: samples per batch; None takes the size of the batches themselves.
+        batch_size: samples per batch; None uses the real size of each batch.
         frequent: batches between two lines.
-        auto_reset: start the metrics anew after every line, as MXNet does. What ``fit`` returns for the epoch then
-            covers only the batches after the last line.
-        clock: where the time comes from, in seconds.
+        auto_reset: reset the metrics after every line, as MXNet does. Then the metrics that ``fit`` returns for the
+            epoch cover only the batches after the last line.
+        clock: returns the time in seconds.
     """
 
     def __init__(

@@ -16,12 +16,12 @@ _KIND = "model"
 
 
 def model_path(prefix: str | os.PathLike[str], epoch: int) -> Path:
-    """Return where the model of an epoch lies: ``<prefix>-0007.safetensors``."""
+    """Return the path of an epoch's model: ``<prefix>-0007.safetensors``."""
     return Path(f"{os.fspath(prefix)}-{epoch:04d}.safetensors")
 
 
 def states_path(prefix: str | os.PathLike[str], epoch: int) -> Path:
-    """Return where the optimizer's state of an epoch lies: ``<prefix>-0007.states``."""
+    """Return the path of an epoch's optimizer state: ``<prefix>-0007.states``."""
     return Path(f"{os.fspath(prefix)}-{epoch:04d}.states")
 
 
@@ -35,22 +35,22 @@ def save_model(path: Path, state: Mapping[str, torch.Tensor], epoch: int, states
         states: the file with the optimizer's state that belongs to it.
 
     Raises:
-        CheckpointError: it cannot be written there; what was there before is unchanged.
+        CheckpointError: the file cannot be written; an old file is unchanged.
     """
     digest = None if states is None else _digest_of(states)
     tensor_file.write(path, _KIND, state, {"epoch": epoch, "states": digest})
 
 
 def load_model(path: Path, states: Path | None = None) -> dict[str, torch.Tensor]:
-    """Read what :func:`save_model` wrote.
+    """Read a file of :func:`save_model`.
 
     Args:
         path: the file.
         states: the file with the optimizer's state that must belong to it.
 
     Raises:
-        CheckpointNotFoundError: no such checkpoint; the message names those there are.
-        CheckpointError: damaged, something else, or of another save than ``states``.
+        CheckpointNotFoundError: no such checkpoint; the message names the existing ones.
+        CheckpointError: the file is damaged, is not a checkpoint, or belongs to another save than ``states``.
     """
     if not path.is_file():
         stem = path.name.rsplit("-", 1)[0]
@@ -62,7 +62,7 @@ def load_model(path: Path, states: Path | None = None) -> dict[str, torch.Tensor
         raise CheckpointNotFoundError(f"there is no {states}; save with save_optimizer_states=True")
     found = tensor_file.read(path, _KIND)
     if states is not None and found.manifest["states"] != _digest_of(states):
-        raise CheckpointError(f"{states} was not saved together with {path}: one of them is of another save")
+        raise CheckpointError(f"{states} was not saved together with {path}: they belong to different saves")
     return found.tensors
 
 

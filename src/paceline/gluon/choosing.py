@@ -1,4 +1,4 @@
-"""Where a trainer's optimizer runs.
+"""Chooses where a trainer's optimizer runs.
 
 | store             | the store runs the optimizer | every device runs it    |
 |-------------------|------------------------------|-------------------------|
@@ -32,15 +32,15 @@ def choose_updates(
     clip: GradientClip,
     prefix: str,
 ) -> Updates:
-    """Return what updates the values.
+    """Return the object that updates the values.
 
     Args:
         on_store: the store runs the optimizer.
         plan: the optimizer.
-        store: of the trainer, or None.
+        store: the trainer's store, or None.
         contexts: the devices.
         clip: bounds of the gradients.
-        prefix: of the keys in a third party's store.
+        prefix: prefix of the keys in a third party's store.
     """
     return _in_store(plan, store, clip) if on_store else _on_devices(plan, store, contexts, clip, prefix)
 

@@ -14,12 +14,12 @@ import torch
 def clip_global_norm(arrays: Sequence[torch.Tensor], max_norm: float, check_isfinite: bool = True) -> float:
     """Scale tensors in place so that the 2-norm of all of them together is at most ``max_norm``.
 
-    With a ``Trainer`` it belongs between ``allreduce_grads`` and ``update``, once per device.
+    With a ``Trainer``, call it between ``allreduce_grads`` and ``update``, once per device.
 
     Args:
         arrays: tensors, on any devices.
         max_norm: the largest allowed norm.
-        check_isfinite: warn when the norm is NaN or infinite. The tensors are then left as they are.
+        check_isfinite: warn when the norm is NaN or infinite. Then the tensors are not changed.
 
     Returns:
         The norm before clipping.
@@ -45,7 +45,7 @@ def clip_global_norm(arrays: Sequence[torch.Tensor], max_norm: float, check_isfi
 
 @torch.no_grad()
 def global_norm(arrays: Sequence[torch.Tensor]) -> float:
-    """Return the 2-norm of all tensors together; of row-sparse ones repeated rows count as their sum."""
+    """Return the 2-norm of all tensors together. Repeated rows of row-sparse tensors are summed first."""
     by_device: dict[torch.device, list[torch.Tensor]] = {}
     for one in arrays:
         by_device.setdefault(one.device, []).append(_elements(one))
@@ -58,8 +58,8 @@ class GradientClip:
     """Clips merged gradients as ``torch.nn.utils`` does: first every element, then the norm of all together.
 
     Attributes:
-        norm: the largest norm of all parameters' gradients together.
-        value: the largest absolute value of an element.
+        norm: largest norm of all parameters' gradients together.
+        value: largest absolute value of an element.
 
     Raises:
         ValueError: a bound that is not above 0.
@@ -99,5 +99,5 @@ class GradientClip:
 
 
 def _elements(one: torch.Tensor) -> torch.Tensor:
-    """Return the elements that are stored; those of row-sparse tensors without repeats share its memory."""
+    """Return the stored elements. Those of a row-sparse tensor without repeated rows share its memory."""
     return one.detach().coalesce().values() if one.is_sparse else one.detach()

@@ -1,4 +1,4 @@
-"""The optimizer runs on every device, on the same summed gradients."""
+"""Updates by an optimizer on every device, from the same summed gradients."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class DeviceUpdates:
         plan: the optimizer.
         contexts: the devices.
         clip: bounds of the summed gradients.
-        store: that sums; None: there is one device.
-        prefix: of the keys in the store.
-        takes_rows: the store knows row-sparse gradients.
+        store: sums the gradients; None: there is one device.
+        prefix: prefix of the keys in the store.
+        takes_rows: the store supports row-sparse gradients.
     """
 
     on_store = False
@@ -46,7 +46,7 @@ class DeviceUpdates:
         self._optimizers: list[KeyedOptimizer] = [plan.build(plan.key_options()) for _ in contexts]
 
     def start(self, everything: Mapping[str, Parameter], trained: Mapping[str, Parameter]) -> None:
-        """Broadcast rank 0's values, and give the devices' values to the optimizers."""
+        """Broadcast rank 0's values, and set up the optimizers with the devices' values."""
         if self._store is not None:
             broadcast(self._store, everything, by_rows=False, prefix=self._prefix)
         for key, one in trained.items():
@@ -87,23 +87,23 @@ class DeviceUpdates:
             optimizer.update(merged, self._clip(list(merged.values()), scale) if self._clip else scale)
 
     def _private(self, parameter: Parameter, grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return gradients that may be overwritten; rows come once each."""
+        """Return gradients that may be overwritten, without repeated rows."""
         unique = [one.coalesce() if one.is_sparse else one for one in grads]
         return [one.clone() for one in unique] if parameter.grad_req == "add" else unique
 
     def assign(self, key: str, value: torch.Tensor) -> None:
-        """Set a value in the optimizers too, which may keep a float32 copy."""
+        """Set a value in the optimizers too: they may keep a float32 copy."""
         for optimizer in self._optimizers:
             optimizer.set_value(key, value)
 
     def take(self, everything: Mapping[str, Parameter]) -> None:
-        """Read values anew that were set on the devices."""
+        """Read the values that were set on the devices."""
         for key, one in everything.items():
             if key in self._optimizers[0].keys:
                 self.assign(key, one.data())
 
     def states(self) -> States:
-        """Return the optimizer's state by key: that of the first device, as all have the same."""
+        """Return the optimizer's state by key: that of the first device, because all devices have the same."""
         first = self._optimizers[0]
         return {key: first.state(key) for key in first.keys}
 
@@ -111,7 +111,7 @@ class DeviceUpdates:
         """Set the state of every device's optimizer.
 
         Raises:
-            ValueError: states of another model. Nothing is changed then.
+            ValueError: the states are of another model. Then nothing is changed.
         """
         self._check(states, "the state")
         for optimizer in self._optimizers:
@@ -121,12 +121,12 @@ class DeviceUpdates:
     def _check(self, states: States, where: str) -> None:
         unknown = [key for key in states if key not in self._optimizers[0].keys]
         if unknown:
-            raise ValueError(f"{where} has parameters that there are not here: {', '.join(map(str, unknown))}")
+            raise ValueError(f"{where} has parameters that this trainer does not have: {', '.join(map(str, unknown))}")
         for key, state in states.items():
             check_state(key, self._optimizers[0].value(key), state)
 
     def save(self, fname: str) -> None:
-        """Write the state, and the residuals of the store with it."""
+        """Write the optimizer's state and the store's residuals."""
         state_files.save(self._store, fname, self.states, optimizer=self._plan.spec.name, groups=self._plan.groups())
 
     def load(self, fname: str) -> None:
@@ -145,7 +145,7 @@ class WorkerUpdates(DeviceUpdates):
         plan: the optimizer.
         contexts: the devices.
         clip: bounds of the summed gradients.
-        store: that sums.
+        store: sums the gradients.
     """
 
     def __init__(self, plan: OptimizerPlan, contexts: Sequence[Context], clip: GradientClip, store: KVStore) -> None:
@@ -155,7 +155,7 @@ class WorkerUpdates(DeviceUpdates):
     def step(self, trained: Mapping[str, Parameter], scale: float, step: int, samples: float) -> None:
         """Sum the gradients, then update.
 
-        Workers scale before the sum, as each has its own batch size: all get the same gradient.
+        Workers scale before the sum, because each has its own batch size. So all get the same gradient.
         """
         self._options_of.samples = samples
         # The servers compare the options between workers.

@@ -1,4 +1,4 @@
-"""Gradients of parameters that live on several devices: fresh or stale, dense or sparse."""
+"""Gradients of parameters on several devices: fresh or stale, dense or sparse."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NAMED = 3
 
 
 def check_fresh(parameters: Mapping[str, Parameter]) -> None:
-    """Refuse to go on when backward has not reached a parameter on some device.
+    """Raise when backward has not reached a parameter on some device.
 
     Raises:
         StaleGradientError: names parameters and devices.
@@ -26,7 +26,7 @@ def check_fresh(parameters: Mapping[str, Parameter]) -> None:
     raise StaleGradientError(
         f"backward has put no gradient since the last step into {named}{more}. Call backward on the loss of every "
         "device before step. A slice that was changed after split_and_load runs on the first device: change the batch "
-        "before, or say as_in_context(slice, device). If these parameters are not used in this batch, pass "
+        "before, or use as_in_context(slice, device). If these parameters are not used in this batch, pass "
         "ignore_stale_grad=True"
     )
 
@@ -34,8 +34,8 @@ def check_fresh(parameters: Mapping[str, Parameter]) -> None:
 def collect(parameters: Mapping[str, Parameter], everywhere: bool) -> dict[str, list[torch.Tensor]]:
     """Return the gradients per device of every parameter that has one.
 
-    A device without a gradient counts as zero, and so does, with ``everywhere``, a parameter without any: in a
-    distributed store all workers have to push the same keys. Gradients of row-sparse parameters are rows then.
+    A device without a gradient counts as zero. With ``everywhere`` a parameter without any gradient counts as zero too,
+    because all workers must push the same keys to a distributed store, and gradients of row-sparse parameters are rows.
     """
     table: dict[str, list[torch.Tensor]] = {}
     for key, one in parameters.items():
@@ -52,7 +52,7 @@ def collect(parameters: Mapping[str, Parameter], everywhere: bool) -> dict[str, 
 
 
 def densify(parameters: Mapping[str, Parameter]) -> None:
-    """Turn sparse gradients into dense ones, for stores that know nothing of rows."""
+    """Turn sparse gradients into dense ones, for stores that do not support rows."""
     for one in parameters.values():
         for param in one.on_devices():
             if param.grad is not None and param.grad.is_sparse:
@@ -65,13 +65,13 @@ def _no_rows(like: torch.Tensor) -> torch.Tensor:
 
 
 def _all_rows(grad: torch.Tensor) -> torch.Tensor:
-    """Return a dense gradient as rows, those of zeros too: the update touches all of them."""
+    """Return a dense gradient as rows, including zero rows: the update changes all of them."""
     indices = torch.arange(len(grad), device=grad.device)[None]
     return torch.sparse_coo_tensor(indices, grad, grad.shape, is_coalesced=True, check_invariants=False)
 
 
 def use_up(parameters: Mapping[str, Parameter]) -> None:
-    """Forget gradients that a step has used, unless they are to add up."""
+    """Clear gradients that a step has used, except where ``grad_req`` is ``add``."""
     for one in parameters.values():
         if one.grad_req == "write":
             one.zero_grad()

@@ -19,7 +19,7 @@ _NAMES = ("accuracy", "acc", "mse", "mae", "loss")
 
 
 class MetricSet:
-    """Some metrics that are updated together.
+    """Metrics that are updated together.
 
     Args:
         metrics: a name (``acc`` or ``accuracy``, ``mse``, ``mae``, ``loss``), a metric of torchmetrics, or a list of
@@ -27,7 +27,7 @@ class MetricSet:
 
     Raises:
         ValueError: unknown name.
-        TypeError: something else.
+        TypeError: neither a name nor a metric.
         ImportError: torchmetrics is not installed.
     """
 
@@ -37,15 +37,15 @@ class MetricSet:
         for one in listed:
             name = _name(one)
             self._metrics[name] = None if isinstance(one, str) else one
-        # Now rather than at the first batch: the import takes seconds, and it may be missing.
+        # Import now and not at the first batch: it takes seconds, and the package may be missing.
         self._torchmetrics = _import() if None in self._metrics.values() else None
 
     def update(self, output: torch.Tensor, label: torch.Tensor, mean_loss: torch.Tensor | None = None) -> None:
         """Add one batch.
 
         Args:
-            output: what the model returned for the batch.
-            label: what it should have returned.
+            output: the model's output for the batch.
+            label: the expected output.
             mean_loss: mean loss of the batch, for the metric ``loss``.
         """
         for name in self._metrics:
@@ -63,7 +63,7 @@ class MetricSet:
         return [(name, _value(one)) for name, one in self._metrics.items()]
 
     def reset(self) -> None:
-        """Start anew."""
+        """Remove all batches."""
         for one in self._metrics.values():
             if one is not None:
                 one.reset()
@@ -72,7 +72,7 @@ class MetricSet:
 def _name(metric: Any) -> str:
     if not isinstance(metric, str):
         if not (hasattr(metric, "update") and hasattr(metric, "compute") and hasattr(metric, "reset")):
-            raise TypeError(f"{metric!r} is no metric: give a name ({', '.join(_NAMES)}) or a torchmetrics metric")
+            raise TypeError(f"{metric!r} is not a metric: give a name ({', '.join(_NAMES)}) or a torchmetrics metric")
         return type(metric).__name__
     lower = metric.lower()
     if lower not in _NAMES:

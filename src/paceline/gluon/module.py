@@ -35,7 +35,7 @@ Batches = Iterable[Any]
 
 
 def cross_entropy(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-    """Return the cross-entropy of every sample: the loss of a ``Module`` unless told otherwise."""
+    """Return the cross-entropy of every sample: the default loss of a ``Module``."""
     return torch.nn.functional.cross_entropy(output, label, reduction="none")
 
 
@@ -45,16 +45,16 @@ class Module:
     Batches are tuples ``(data, label)`` from any iterable, such as a ``DataLoader``; data may be a tuple of inputs.
 
     Args:
-        net: any module, lazy ones included; it becomes the replica of the first device.
+        net: any module, also a lazy one; it becomes the replica of the first device.
         context: one device or several.
-        work_load_list: how much each device gets: weights (``[3, 1]``), ``"auto"`` to measure the devices during the
-            first batches and keep adjusting, or None for equal parts.
+        work_load_list: how to split batches over the devices: weights (``[3, 1]``); ``"auto"`` to measure the devices
+            from the first batches on and keep adjusting; or None for equal parts.
         loss: ``loss(output, label)``: one value per sample, or a scalar that is the mean over samples.
         fixed_param_names: names, or regular expressions of names, of parameters that are not trained.
         compression_params: gradient compression, see :class:`Trainer`.
 
     Raises:
-        ValueError: devices, weights or names that do not exist or do not fit.
+        ValueError: a device or name does not exist, or the weights do not match the devices.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Module:
 
     @property
     def shares(self) -> tuple[float, ...] | None:
-        """The present share of each device with ``work_load_list="auto"``, else None."""
+        """The current share of each device with ``work_load_list="auto"``, else None."""
         return None if self._slicer.planner is None else self._slicer.planner.shares
 
     @property
@@ -110,7 +110,7 @@ class Module:
             kvstore: a store type, a store, or None.
             optimizer: a name, a class, or an instance made from the parameters of the net.
             optimizer_params: options; by default a learning rate of 0.01 for names and classes.
-            force_init: start over.
+            force_init: replace an existing store and optimizer.
         """
         if self._trainer is not None and not force_init:
             return
@@ -147,7 +147,7 @@ class Module:
         """Train.
 
         Args:
-            train_data: batches of one epoch; iterated anew in every epoch.
+            train_data: batches of one epoch; iterated once per epoch.
             eval_data: batches for :meth:`score` after every epoch.
             eval_metric: metrics on the training batches (see :class:`MetricSet`).
             epoch_end_callback: called with an :class:`EpochEnd` after every epoch.
@@ -155,13 +155,13 @@ class Module:
             kvstore: see :meth:`init_optimizer`.
             optimizer: see :meth:`init_optimizer`.
             optimizer_params: see :meth:`init_optimizer`.
-            begin_epoch: number of the first epoch, for training that goes on from a checkpoint.
-            num_epoch: number after the last epoch.
-            validation_metric: metrics on ``eval_data``; by default fresh ones of the names in ``eval_metric``.
-            force_init: forget optimizer and store of an earlier ``fit``.
+            begin_epoch: number of the first epoch; above 0 when training resumes from a checkpoint.
+            num_epoch: number of the last epoch, plus 1.
+            validation_metric: metrics on ``eval_data``; by default new metrics with the names in ``eval_metric``.
+            force_init: replace the optimizer and store of an earlier ``fit``.
 
         Returns:
-            What happened in every epoch.
+            One result per epoch.
 
         Raises:
             ValueError: a wrong argument, or a batch too small for the devices.
@@ -192,7 +192,7 @@ class Module:
         Args:
             eval_data: batches ``(data, label)``.
             eval_metric: see :class:`MetricSet`.
-            num_batch: stop after so many batches.
+            num_batch: stop after this many batches.
         """
         metric = MetricSet(eval_metric)
         metric.reset()
@@ -208,11 +208,11 @@ class Module:
         """Return the model's outputs in evaluation mode, on the CPU.
 
         Args:
-            eval_data: batches ``(data, ...)`` whose labels are left aside, or of data alone.
-            num_batch: stop after so many batches.
+            eval_data: batches ``(data, ...)``, of which only data is used, or batches of data alone.
+            num_batch: stop after this many batches.
 
         Returns:
-            The outputs of all batches, one after the other.
+            The outputs of all batches, concatenated.
         """
         outputs = [
             self._evaluate(batch[0] if isinstance(batch, tuple | list) else batch).cpu()
@@ -223,8 +223,8 @@ class Module:
     def save_checkpoint(self, prefix: str | os.PathLike[str], epoch: int, save_optimizer_states: bool = False) -> None:
         """Write ``<prefix>-0007.safetensors`` (and ``.states``) for epoch 7.
 
-        Of several workers let one do it; all of them with ``save_optimizer_states`` and compressed gradients, whose
-        residuals lie in each worker (see :meth:`Trainer.save_states`).
+        With several workers, call it on one of them. With ``save_optimizer_states`` and compressed gradients call it on
+        all workers, because each holds residuals (see :meth:`Trainer.save_states`).
         """
         states = states_path(prefix, epoch) if save_optimizer_states else None
         if states is not None:
@@ -246,7 +246,7 @@ class Module:
             prefix: as given to :meth:`save_checkpoint`.
             epoch: the checkpoint's epoch.
             net: a module of the same architecture; its values are replaced.
-            load_optimizer_states: go on with the optimizer's state too, once ``init_optimizer`` or ``fit`` is called.
+            load_optimizer_states: load the optimizer's state too, when ``init_optimizer`` or ``fit`` is called.
             **options: the other arguments of :class:`Module`.
 
         Raises:
@@ -269,7 +269,7 @@ class Module:
                 param.grad_req = "null"
 
     def _workers_per_update(self) -> int:
-        """How many workers' batches make one update: all in lock-step stores, else one."""
+        """Return the number of workers whose batches make one update: all in lock-step stores, else one."""
         store = self.trainer.kvstore
         return 1 if store is None or needs_optimizer(store.type) else store.num_workers
 
@@ -311,7 +311,7 @@ class Module:
 
 @contextlib.contextmanager
 def _noting(where: str) -> Iterator[None]:
-    """Add a note to errors of the user's model and loss: this is the border to code that may raise anything."""
+    """Add a note to errors of the user's model and loss. This is the border to code that may raise anything."""
     try:
         yield
     except Exception as error:
@@ -320,7 +320,7 @@ def _noting(where: str) -> Iterator[None]:
 
 
 def _join(outputs: Sequence[Any]) -> torch.Tensor:
-    """Put outputs of all devices together on the first one; of several outputs the first counts."""
+    """Concatenate the outputs of all devices on the first device. If a model has several outputs, use the first."""
     firsts = [one[0] if isinstance(one, tuple | list) else one for one in outputs]
     return firsts[0].detach() if len(firsts) == 1 else torch.cat([one.detach().to(firsts[0].device) for one in firsts])
 

@@ -1,4 +1,4 @@
-"""What a trainer knows about its optimizer."""
+"""Class and options of a trainer's optimizer."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ OptimizerLike: TypeAlias = str | type[torch.optim.Optimizer] | torch.optim.Optim
 
 
 class OptimizerPlan:
-    """Class, options per param group and multipliers per parameter, read anew at every step.
+    """Class, options per param group and multipliers per parameter, read again at every step.
 
     Args:
-        optimizer: a name, a class or an instance of ``torch.optim``. Of an instance only class and options are used;
-            changes of its ``param_groups`` (by a scheduler, say) count from the next step on.
-        options: options of the class. ``learning_rate`` is accepted for ``lr`` and ``wd`` for ``weight_decay``; beside
-            them ``lr_scheduler`` (a function of the number of the step, from 1 on, that returns the learning rate),
-            ``rescale_grad`` (a factor on all gradients), ``clip_gradient`` (the largest absolute value that an element
-            may have after that), ``multi_precision`` and ``momentum_form`` (see :func:`paceline.updaters.make_spec`).
-        parameters: what is trained, by key.
+        optimizer: a name, a class or an instance of ``torch.optim``. Only the class and the options of an instance are
+            used; changes of its ``param_groups`` (by a scheduler, for example) apply from the next step on.
+        options: options of the class. ``learning_rate`` is accepted for ``lr`` and ``wd`` for ``weight_decay``. Further
+            options are ``lr_scheduler`` (a function of the number of the step, from 1 on, that returns the learning
+            rate), ``rescale_grad`` (a factor on all gradients), ``clip_gradient`` (largest absolute value of an element
+            after that), ``multi_precision`` and ``momentum_form`` (see :func:`paceline.updaters.make_spec`).
+        parameters: the trained parameters, by key.
     """
 
     def __init__(
@@ -82,12 +82,12 @@ class OptimizerPlan:
         if self.scheduler is not None:
             self._set_rate(float(self.scheduler(step + 1)))
         if self._instance is not None:
-            # Learning-rate schedulers of torch warn unless the optimizer they watch makes steps.
+            # torch's learning-rate schedulers warn if the optimizer that they watch makes no steps.
             self._instance._opt_called = True  # type: ignore[attr-defined]
         return self.groups()
 
     def groups(self) -> list[Options]:
-        """Return the options per param group that are in force."""
+        """Return the current options per param group."""
         groups = option_groups(self._instance) if self._instance is not None else self._groups
         return [group | self._of_gradient for group in groups]
 
@@ -112,7 +112,7 @@ class OptimizerPlan:
         return {key: one for key, one in table.items() if one != KeyOptions()}
 
     def facts(self) -> list[Fact]:
-        """Return what must be the same on all workers: name, options and multipliers."""
+        """Return the facts that must be the same on all workers: name, options and multipliers."""
         facts = [Fact("the optimizer", self.spec.name)]
         for index, group in enumerate(self.groups()):
             facts += option_facts(f"param group {index}", group)

@@ -1,4 +1,4 @@
-"""Threads that run replicas side by side, and the place where replicas of one call meet."""
+"""Threads that run replicas in parallel, and exchange of values between the replicas of one call."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _local = threading.local()
 
 
 class _MeetingBrokenError(PacelineError):
-    """Another replica failed, so this one could not go on. The other one's error is the one to report."""
+    """Another replica failed, so this one stopped. The other replica's error is reported."""
 
 
 class Meeting:
     """Lets the replicas of one call exchange values, as an all-gather does between processes.
 
     Args:
-        contexts: who takes part, in order.
-        timeout_s: how long a replica waits for the others.
+        contexts: devices of the replicas, in order.
+        timeout_s: longest wait of a replica for the others, in seconds.
     """
 
     def __init__(self, contexts: Sequence[Context], timeout_s: float = MEETING_TIMEOUT_S) -> None:
@@ -43,10 +43,10 @@ class Meeting:
         self._failed = False
 
     def gather(self, index: int, label: str, value: T) -> list[T]:
-        """Give a value and get those of all replicas, in order. Every replica must come, with the same label.
+        """Exchange values: returns those of all replicas, in order. Every replica must call it with the same label.
 
         Raises:
-            DeadlineError: some replica did not come in time.
+            DeadlineError: a replica did not call in time.
             PacelineError: the replicas are at different places, or one of them failed.
         """
         with self._changed:
@@ -60,7 +60,7 @@ class Meeting:
         return [given[one][1] for one in range(len(self._contexts))]
 
     def leave(self, index: int, failed: bool) -> None:
-        """Say that a replica comes no more, so that nobody waits for it."""
+        """Note that a replica has ended, so that no other replica waits for it."""
         with self._changed:
             self._left.add(index)
             self._failed = self._failed or failed
@@ -88,7 +88,7 @@ class Meeting:
 
 @dataclass(frozen=True)
 class ReplicaCall:
-    """What a replica knows about the call that it is part of."""
+    """One replica's part in a call of all replicas."""
 
     index: int
     context: Context
@@ -96,13 +96,13 @@ class ReplicaCall:
 
 
 def current_call() -> ReplicaCall | None:
-    """Return the call that this thread works on as one of several replicas, or None."""
+    """Return the call that this thread runs as one of several replicas, or None."""
     return getattr(_local, "call", None)
 
 
 @dataclass(frozen=True)
 class _Modes:
-    """Autograd and autocast modes, which belong to threads and must follow the work."""
+    """Autograd and autocast modes of a thread. They are set in the threads that run its replicas."""
 
     grad: bool
     inference: bool
@@ -127,7 +127,7 @@ class _Modes:
 
 
 class ReplicaPool:
-    """One lasting thread per replica, so that thread-local state of torch stays with its replica.
+    """One permanent thread per replica, so that each replica keeps its thread-local state of torch.
 
     Args:
         size: number of replicas.
@@ -143,10 +143,10 @@ class ReplicaPool:
         torch.set_num_threads(threads)
 
     def run(self, contexts: Sequence[Context], jobs: Sequence[Callable[[], T]]) -> list[T]:
-        """Run one job per replica side by side and return the results in order.
+        """Run one job per replica in parallel, and return the results in order.
 
         Raises:
-            BaseException: what the first failing job raised, with a note that names its replica.
+            BaseException: the error of the first failing job, with a note that names its replica.
         """
         modes, meeting = _Modes.of_this_thread(), Meeting(contexts)
         calls = [ReplicaCall(index, context, meeting) for index, context in enumerate(contexts)]
@@ -158,7 +158,7 @@ class ReplicaPool:
 
 
 def run_replicas(contexts: Sequence[Context], jobs: Sequence[Callable[[], T]]) -> list[T]:
-    """Run one job per replica side by side, or here when there is only one or this already is a replica's thread."""
+    """Run one job per replica in parallel; a single job, or jobs of a replica's thread, run in the calling thread."""
     if len(jobs) == 1 or current_call() is not None:
         return [job() for job in jobs]
     return _shared_pool(len(jobs)).run(contexts, jobs)
@@ -170,7 +170,7 @@ def _shared_pool(size: int) -> ReplicaPool:
 
 
 def _use_threads(count: int) -> None:
-    # Reading first: at its first use in a thread torch takes over the process's default, undoing what was set before.
+    # Read first: at its first use in a thread torch sets the process's default, which would overwrite our setting.
     torch.get_num_threads()
     torch.set_num_threads(count)
 

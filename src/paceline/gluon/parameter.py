@@ -1,4 +1,4 @@
-"""Parameters that live on several devices."""
+"""Parameters of a model that is replicated on several devices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STYPES = ("default", "row_sparse")
 
 
 class Network(Protocol):
-    """What a parameter needs of the replicated network that it belongs to."""
+    """The part of a replicated network that its parameters use."""
 
     contexts: tuple[Context, ...]
 
@@ -29,28 +29,28 @@ class Network(Protocol):
         """Return a parameter of every replica, in device order."""
 
     def set_requires_grad(self, name: str, wanted: bool) -> None:
-        """Switch the gradient of a parameter on all replicas."""
+        """Switch the gradient of a parameter on or off on all replicas."""
 
     def has_sparse_gradient(self, name: str) -> bool:
-        """Tell whether a parameter is the table of an embedding with ``sparse=True``."""
+        """Return whether a parameter is the table of an embedding with ``sparse=True``."""
 
     def on_shapes(self, callback: Callable[[], None]) -> None:
-        """Call back once all shapes are known."""
+        """Call ``callback()`` once all shapes are known."""
 
     def buffers_by_name(self) -> dict[str, list[torch.Tensor]]:
         """Return the tensors of every buffer, in device order."""
 
     def before_reading(self, callback: Callable[[], None]) -> None:
-        """Call back before buffers are read."""
+        """Call ``callback()`` before buffers are read."""
 
 
 class Parameter:
-    """One parameter of a replicated model: a tensor per device, equal at all times between two steps.
+    """One parameter of a replicated model: a tensor per device. Between steps all of them are equal.
 
     Made by ``ReplicatedModule.collect_params``.
 
     Attributes:
-        name: its name in the model; of tied parameters the first one.
+        name: its name in the model; the first name if parameters are tied.
         lr_mult: factor on the learning rate.
         wd_mult: factor on the weight decay.
     """
@@ -82,8 +82,8 @@ class Parameter:
     def grad_req(self) -> str:
         """What happens to gradients.
 
-        ``write``: ``Trainer.step`` uses them up, so that the next backward starts from nothing; passes before the step
-        add up. ``add``: they add up until ``zero_grad``. ``null``: there are none.
+        ``write``: ``Trainer.step`` clears them after use; backward passes before the step accumulate. ``add``: they
+        accumulate until ``zero_grad``. ``null``: there are none.
         """
         return self._grad_req
 
@@ -96,9 +96,9 @@ class Parameter:
 
     @property
     def stype(self) -> str:
-        """How a store keeps it: ``default``, or ``row_sparse``: by rows, which it also updates.
+        """How a store keeps it: ``default``, or ``row_sparse``: as rows, which the store also updates.
 
-        Set it before the trainer is made.
+        Set it before the trainer is created.
         """
         return self._stype
 
@@ -110,7 +110,7 @@ class Parameter:
     def grad_stype(self) -> str:
         """The form of its gradients: ``row_sparse`` for embeddings with ``sparse=True``, else ``default``.
 
-        Set it, before the trainer is made, where a model makes sparse gradients by other means.
+        Set it before the trainer is created if a model computes sparse gradients in another way.
         """
         return self._grad_stype or ("row_sparse" if self._net.has_sparse_gradient(self.name) else "default")
 
@@ -120,7 +120,7 @@ class Parameter:
 
     @property
     def is_row_sparse(self) -> bool:
-        """Whether a store that updates it is to know it by rows."""
+        """Whether a store that updates it keeps it as rows."""
         return "row_sparse" in (self.stype, self.grad_stype)
 
     def on_devices(self) -> list[nn.Parameter]:
@@ -138,7 +138,7 @@ class Parameter:
         return params
 
     def tensors(self) -> list[nn.Parameter]:
-        """Return the torch parameters there are so far, with or without a shape."""
+        """Return the existing torch parameters, with or without a shape."""
         return self._net.parameters_named(self.name)
 
     @property
@@ -147,7 +147,7 @@ class Parameter:
         return not is_lazy(self.tensors()[0]) and len(self.tensors()) == len(self.list_ctx())
 
     def on_shape(self, callback: Callable[[], None]) -> None:
-        """Call ``callback()`` when the model gets its shapes."""
+        """Call ``callback()`` when the shapes of the model are known."""
         self._net.on_shapes(callback)
 
     def list_ctx(self) -> list[Context]:
@@ -155,11 +155,11 @@ class Parameter:
         return list(self._net.contexts)
 
     def list_data(self) -> list[torch.Tensor]:
-        """Return its value on every device. The tensors are the ones the model uses."""
+        """Return its value on every device: the tensors that the model uses, no copies."""
         return [one.detach() for one in self.on_devices()]
 
     def list_grad(self) -> list[torch.Tensor]:
-        """Return its gradient on every device, zeros where backward has not put one.
+        """Return its gradient on every device; zeros where backward has not computed one.
 
         Raises:
             PacelineError: ``grad_req`` is ``null``.
@@ -186,7 +186,7 @@ class Parameter:
 
     @torch.no_grad()
     def set_data(self, data: torch.Tensor) -> None:
-        """Set its value on every device, and in the store of a trainer that updates it there.
+        """Set its value on every device, and in the store if a trainer updates it there.
 
         Raises:
             ValueError: another shape.
@@ -204,7 +204,7 @@ class Parameter:
         self._on_set.append(callback)
 
     def zero_grad(self) -> None:
-        """Forget the gradients on all devices."""
+        """Clear the gradients on all devices."""
         for param in self.tensors():
             param.grad = None
 
@@ -260,7 +260,7 @@ class ParameterDict(Mapping[str, Parameter]):
             setattr(one, name, value)
 
     def zero_grad(self) -> None:
-        """Forget all gradients."""
+        """Clear all gradients."""
         for one in self._parameters.values():
             one.zero_grad()
 

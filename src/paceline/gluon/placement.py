@@ -1,4 +1,4 @@
-"""Which replica a tensor is meant for. Logical CPUs share one ``torch.device``, so the tensor itself cannot tell."""
+"""Marks tensors with the replica that they belong to. Logical CPUs share one ``torch.device``, so it does not tell."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from paceline.context import Context, ContextLike, as_context
 
 T = TypeVar("T")
 
-# Beside the tensors, not in them: what is saved or copied stays an ordinary tensor.
+# A table beside the tensors: saved or copied tensors have no extra attributes.
 _contexts = WeakTensorKeyDictionary()
 
 
 def as_in_context(tensor: torch.Tensor, ctx: ContextLike) -> torch.Tensor:
-    """Return a tensor on a device, so that a replicated network sends it to the replica of that device.
+    """Return a tensor on a device; a replicated network runs it on the replica of that device.
 
-    What torch makes of it (``x.float()``, ``x.view(...)``) is a new tensor that belongs to no replica; say it again.
+    Tensors that torch makes from it (``x.float()``, ``x.view(...)``) belong to no replica; call this again on them.
 
     Args:
-        tensor: any tensor; it is not changed. Without a copy if it is on the device already.
+        tensor: any tensor; it is not changed. It is not copied if it is on the device already.
         ctx: the device.
     """
     context = as_context(ctx)
@@ -31,21 +31,21 @@ def as_in_context(tensor: torch.Tensor, ctx: ContextLike) -> torch.Tensor:
 
 
 def mark(value: T, context: Context) -> T:
-    """Note for which device all tensors in a value are; returns the value."""
+    """Mark all tensors in a value with their device; returns the value."""
     for one in _tensors(value):
         _contexts[one] = context
     return value
 
 
 def index_of(inputs: Sequence[Any], contexts: Sequence[Context]) -> int:
-    """Return which of some replicas inputs are meant for: the first one unless a mark or a GPU says otherwise.
+    """Return the index of the replica that inputs belong to: by mark or GPU, else the first replica.
 
     Args:
-        inputs: tensors, or tuples, lists and dictionaries of them; others are left aside.
+        inputs: tensors, or tuples, lists and dictionaries of them; other values are ignored.
         contexts: the replicas' devices.
 
     Raises:
-        ValueError: inputs of one call are meant for different replicas.
+        ValueError: inputs of one call belong to different replicas.
     """
     tensors = [tensor for one in inputs for tensor in _tensors(one)]
     marked = {_contexts[one]: None for one in tensors if one in _contexts and _contexts[one] in contexts}

@@ -21,8 +21,8 @@ from paceline.gluon.placement import index_of, mark
 def replicate(net: nn.Module, devices: ContextLike | Sequence[ContextLike]) -> ReplicatedModule:
     """Put a model on several devices, with identical values on all of them.
 
-    ``net`` itself becomes the replica of the first device (it is moved there), the others are copies. Lazy modules get
-    their shapes, and the other devices their copies, at the first batch.
+    ``net`` itself becomes the replica of the first device (it is moved there); the other replicas are copies. With lazy
+    modules the first batch sets the shapes, and then the copies are made.
 
     Args:
         net: any module. Tied parameters stay tied, buffers are copied.
@@ -42,8 +42,8 @@ def replicate(net: nn.Module, devices: ContextLike | Sequence[ContextLike]) -> R
 class ReplicatedModule:
     """A model with one replica per device. Made by :func:`replicate`.
 
-    Calling it with a list of slices (from ``split_and_load``) runs the replicas side by side and returns the list of
-    outputs; calling it with one slice runs the replica of its device, with any other tensor the first replica.
+    A call with a list of slices (from ``split_and_load``) runs the replicas in parallel and returns the list of
+    outputs. A call with one slice runs the replica of its device. A call with any other tensor runs the first replica.
 
     Attributes:
         contexts: the devices, one per replica.
@@ -78,8 +78,8 @@ class ReplicatedModule:
         """Run the model.
 
         Args:
-            *inputs: the model's positional arguments: either each a list with one slice per device, or each a single
-                value for one replica: that of the slice's device, also where devices are logical CPUs.
+            *inputs: the model's positional arguments. Either each is a list with one slice per device, or each is a
+                single value for one replica: that of the slice's device, also if devices are logical CPUs.
 
         Returns:
             A list with one output per device, or the output of one replica.
@@ -99,18 +99,18 @@ class ReplicatedModule:
         return [self._marked(index, output) for index, output in enumerate(run_replicas(self.contexts, jobs))]
 
     def _marked(self, index: int, output: Any) -> Any:
-        """Note which replica an output comes from, so that the next network goes on with the same one."""
+        """Mark an output with its replica, so that the next network runs the same one."""
         return mark(output, self.contexts[index]) if len(self.contexts) > 1 else output
 
     def backward(self, losses: torch.Tensor | Sequence[torch.Tensor]) -> None:
-        """Go backward from one loss per device, side by side; see :func:`paceline.gluon.backward`."""
+        """Run backward from one loss per device, in parallel; see :func:`paceline.gluon.backward`."""
         backward(losses)
 
     @torch.no_grad()
     def infer_shapes(self, *inputs: Any) -> None:
-        """Give lazy modules their shapes from one sample of the inputs, then copy the model to all devices.
+        """Set the shapes of lazy modules from one sample of the inputs, then copy the model to all devices.
 
-        Does nothing when all shapes are known. Running statistics are left as they were.
+        Does nothing when all shapes are known. Running statistics are not changed.
         """
         if self._complete:
             return
@@ -145,11 +145,11 @@ class ReplicatedModule:
         return self.train(False)
 
     def zero_grad(self) -> None:
-        """Forget all gradients."""
+        """Clear all gradients."""
         self._params.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the model's state, as of one device; floating-point buffers (running statistics) are averaged."""
+        """Return the model's state. Floating-point buffers (running statistics) are means over the devices."""
         self._about_to_read()
         states = [replica.state_dict() for replica in self._replicas]
         buffers = {name for name, one in self._replicas[0].named_buffers() if one.is_floating_point()}
@@ -159,7 +159,7 @@ class ReplicatedModule:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Set the state of all replicas, and the values in the store of a trainer that updates them there."""
+        """Set the state of all replicas, and the values in the store if a trainer updates them there."""
         for replica in self._replicas:
             replica.load_state_dict(state)
         if not self._complete and not _has_lazy(self._replicas[0]):
@@ -181,11 +181,11 @@ class ReplicatedModule:
         return {name: [table[name] for table in tables] for name in tables[0]}
 
     def first_parameter(self, name: str) -> nn.Parameter:
-        """Return a parameter of the first replica, which may still be without a shape."""
+        """Return a parameter of the first replica, with or without a shape."""
         return self._replicas[0].get_parameter(name)
 
     def has_sparse_gradient(self, name: str) -> bool:
-        """Tell whether a parameter is the table of an embedding with ``sparse=True``."""
+        """Return whether a parameter is the table of an embedding with ``sparse=True``."""
         param = self.first_parameter(name)
         return any(
             getattr(module, "sparse", False) is True and any(one is param for one in module.parameters(recurse=False))
@@ -193,13 +193,13 @@ class ReplicatedModule:
         )
 
     def parameters_named(self, name: str) -> list[nn.Parameter]:
-        """Return a parameter of every replica there is, in device order."""
+        """Return a parameter of every existing replica, in device order."""
         if name not in self._names:
             self._names[name] = [replica.get_parameter(name) for replica in self._replicas]
         return self._names[name]
 
     def set_requires_grad(self, name: str, wanted: bool) -> None:
-        """Switch the gradient of a parameter on all replicas."""
+        """Switch the gradient of a parameter on or off on all replicas."""
         for param in self.parameters_named(name):
             param.requires_grad_(wanted)
             if not wanted:
@@ -236,7 +236,7 @@ class ReplicatedModule:
 
 
 class _Buffers:
-    """Buffers as they are when their module first runs: for lazy modules, right after they got their shapes."""
+    """Copies of buffers, made when their module first runs: for lazy modules, right after their shapes were set."""
 
     def __init__(self) -> None:
         self._saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}

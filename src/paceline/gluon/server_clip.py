@@ -1,4 +1,4 @@
-"""Clipping where servers step: by them where they merge what workers push, else by every worker before its push."""
+"""Clipping when servers step: servers clip if they merge pushes, else every worker clips before its push."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Gradients: TypeAlias = Mapping[str, Sequence[torch.Tensor]]
 
 
 def norm_for_servers(clip: GradientClip, store: DistStore, rows: bool) -> float:
-    """Return the largest norm that a store's servers clip to; 0: none, or that is the workers' business.
+    """Return the largest norm that a store's servers clip to; 0: there is no limit, or the workers clip.
 
     Args:
-        clip: what is wanted.
-        store: whose servers step.
+        clip: bounds of the gradients.
+        store: a store whose servers step.
         rows: a parameter gets row-sparse gradients, or is kept as rows.
 
     Raises:
-        ValueError: servers cannot do that.
+        ValueError: servers cannot clip this way.
     """
     if clip.norm is None or not _merges(store):
         return 0.0
@@ -38,17 +38,17 @@ def norm_for_servers(clip: GradientClip, store: DistStore, rows: bool) -> float:
         )
     if rows and store.policy.merge == "groups":
         raise ValueError(
-            f"clip_grad_norm in a {store.type} store is for dense gradients: use sparse=False for embeddings"
+            f"clip_grad_norm in a {store.type} store needs dense gradients: use sparse=False for embeddings"
         )
     return clip.norm
 
 
 class ServerClip:
-    """A worker's part in clipping for servers that step.
+    """A worker's part of clipping when servers step.
 
     Args:
-        clip: what is wanted.
-        store: made with :func:`norm_for_servers`.
+        clip: bounds of the gradients.
+        store: made with the norm of :func:`norm_for_servers`.
     """
 
     def __init__(self, clip: GradientClip, store: DistStore) -> None:
@@ -57,14 +57,14 @@ class ServerClip:
         self._by_servers = self._by_norm and _merges(store)
 
     def options(self, groups: list[Options]) -> list[Options]:
-        """Return the options per param group, with the largest absolute value of an element if servers clamp."""
+        """Return the options per param group; if servers clamp elements, with the bound."""
         value = self._clip.value
         if value is None or self._by_norm:
             return groups
         return [group | {"clip_gradient": min(value, clip_of(group) or math.inf)} for group in groups]
 
     def own(self, grads: Gradients) -> Gradients:
-        """Return what to push: as it is where servers clip, else this worker's sums over its devices, clipped."""
+        """Return the gradients to push: unchanged if servers clip, else this worker's clipped sums over its devices."""
         if self._by_servers or not self._by_norm or not grads:
             return grads
         sums = {key: _sum(devices) for key, devices in grads.items()}
@@ -72,7 +72,7 @@ class ServerClip:
         return {key: [one.mul_(factor)] for key, one in sums.items()}
 
     def exchange(self, grads: Gradients, outs: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Push gradients, have the round clipped, and pull all values."""
+        """Push gradients, let the servers clip the round, and pull all values."""
         keys = list(grads)
         self._store.push(keys, list(grads.values()))
         if self._by_servers:
@@ -86,7 +86,7 @@ def _merges(store: DistStore) -> bool:
 
 @torch.no_grad()
 def _sum(devices: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the sum over devices, on the first one, in memory of its own."""
+    """Return the sum over devices as a new tensor on the first device."""
     first = devices[0]
     if first.is_sparse:
         return sum_rows(devices, first.device)

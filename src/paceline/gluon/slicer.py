@@ -1,4 +1,4 @@
-"""How a ``Module`` cuts its batches."""
+"""Cuts the batches of a ``Module``."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ WorkLoad: TypeAlias = Sequence[float] | Literal["auto"] | None
 
 
 class Slicer:
-    """Cuts batches by fixed weights, or by weights that it measures.
+    """Cuts batches by fixed weights, or by measured speed.
 
     Args:
         contexts: the devices.
         work_load: one weight per device, ``"auto"`` to measure, None for equal weights.
 
     Raises:
-        ValueError: the weights do not fit the devices.
+        ValueError: the weights do not match the devices.
     """
 
     def __init__(self, contexts: Sequence[Context], work_load: WorkLoad) -> None:
@@ -40,14 +40,14 @@ class Slicer:
         """Return samples per device.
 
         Raises:
-            ValueError: a device would get nothing.
+            ValueError: a device would get no sample.
         """
         if self.planner is not None:
             return self.planner.sizes(batch_size)
         return work_load_sizes(batch_size, self._weights)
 
     def cut(self, batch: Any, sizes: Sequence[int]) -> list[Any]:
-        """Return a tensor's slices on their devices; of a tuple or list, tuples of slices."""
+        """Return a tensor's slices on their devices; for a tuple or list, tuples of slices."""
         if isinstance(batch, tuple | list):
             return list(zip(*(self.cut(one, sizes) for one in batch), strict=True))
         parts = torch.split(torch.as_tensor(batch), list(sizes))
@@ -55,7 +55,7 @@ class Slicer:
 
 
 def clock(context: Context, exact: bool) -> float:
-    """Return the time in seconds, on a GPU after all work given to it so far if ``exact``."""
+    """Return the time in seconds; with ``exact``, after a GPU has finished all work given to it."""
     if exact and context.device_type == "gpu":
         torch.cuda.synchronize(context.device)
     return time.perf_counter()

@@ -11,15 +11,15 @@ import torch
 from paceline.context import Context, ContextLike, as_contexts
 from paceline.gluon.placement import as_in_context
 
-#: What can be split: a tensor, a numpy array, or whatever ``torch.as_tensor`` takes.
+#: Data that can be split: a tensor, a numpy array, or anything that ``torch.as_tensor`` accepts.
 ArrayLike: TypeAlias = torch.Tensor | np.ndarray[Any, Any] | Sequence[Any]
 
 
 def work_load_sizes(batch_size: int, work_load_list: Sequence[float]) -> list[int]:
-    """Share a batch in proportion to weights, as MXNet's ``work_load_list`` does.
+    """Split a batch in proportion to weights, as MXNet's ``work_load_list`` does.
 
-    Every device gets ``round(batch * weight / sum(weights))`` samples (halves go to the even number), what is then
-    missing goes to the last device, and what is too much is taken from the end.
+    Every device gets ``round(batch * weight / sum(weights))`` samples (halves are rounded to the even number). Missing
+    samples are added to the last device; surplus samples are removed from the end.
 
     Args:
         batch_size: samples in the batch.
@@ -29,7 +29,7 @@ def work_load_sizes(batch_size: int, work_load_list: Sequence[float]) -> list[in
         Samples per device; they sum to ``batch_size``.
 
     Raises:
-        ValueError: a weight is not above 0, or a device would get nothing.
+        ValueError: a weight is not above 0, or a device would get no sample.
     """
     weights = [float(one) for one in work_load_list]
     if not weights or not all(0 < one < float("inf") for one in weights):
@@ -48,14 +48,14 @@ def work_load_sizes(batch_size: int, work_load_list: Sequence[float]) -> list[in
 
 
 def split_data(data: ArrayLike, num_slice: int, batch_axis: int = 0, even_split: bool = True) -> list[torch.Tensor]:
-    """Cut a batch into ``num_slice`` slices along ``batch_axis``. Slices are views, nothing is copied.
+    """Cut a batch into ``num_slice`` slices along ``batch_axis``. Slices are views: nothing is copied.
 
     Args:
         data: a tensor or array.
         num_slice: number of slices.
         batch_axis: the axis that counts samples.
-        even_split: demand slices of one size. Otherwise the first ``size % num_slice`` slices get one sample more, and
-            the last ones of a batch with fewer samples than slices are empty.
+        even_split: require slices of one size. Otherwise the first ``size % num_slice`` slices get one sample more, and
+            if a batch has fewer samples than slices, the last slices are empty.
 
     Raises:
         ValueError: the batch is not divisible.
@@ -95,11 +95,11 @@ def split_and_load(
         work_load_list: weights of unequal devices (see :func:`work_load_sizes`); they replace ``even_split``.
 
     Returns:
-        One tensor per device. On a CPU it is a view of ``data``, elsewhere a copy. A replicated network knows them:
-        given one of several it runs the replica of its device.
+        One tensor per device. On a CPU it is a view of ``data``, elsewhere a copy. The slices are marked: a replicated
+        network that is called with one slice runs the replica of its device.
 
     Raises:
-        ValueError: the batch cannot be split so, or the number of weights is not the number of devices.
+        ValueError: the batch cannot be split this way, or the number of weights is not the number of devices.
     """
     contexts = as_contexts(devices)
     tensor = torch.as_tensor(data)

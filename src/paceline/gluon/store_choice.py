@@ -1,4 +1,4 @@
-"""Which store a trainer uses, and where the optimizer runs."""
+"""Chooses the store of a trainer, and where its optimizer runs."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from paceline.kvstore.inprocess.local import LocalStore
 if TYPE_CHECKING:
     from paceline.compression import Compression
 
-#: Above this many elements one key of a ``local`` store is cheaper to update on its devices (MXNet's bound).
+#: If a key of a ``local`` store has more elements, updating it on the devices is cheaper (MXNet's bound).
 LOCAL_BOUND = 16 * 1024 * 1024
 
 _NEED_OPTIMIZER = {"async", "ssync", "gsync", "ksync"}
 _VARIABLES = ("PACELINE_UPDATE_ON_KVSTORE", "MXNET_UPDATE_ON_KVSTORE")
 
-#: How many trainers use a store that has no others like it.
+#: Number of trainers of each store that cannot create further stores of its kind.
 _trainers: weakref.WeakKeyDictionary[KVStoreBase, int] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
 class Traits:
-    """What a trainer's parameters and wishes mean for its store.
+    """Properties of a trainer's parameters and options that matter for its store.
 
     Attributes:
         largest: elements of the largest parameter; 0 while shapes are unknown.
@@ -49,7 +49,7 @@ class Traits:
 def choose_store(
     kvstore: str | KVStoreBase | None, num_devices: int, compression: Compression | None, sparse_weights: bool = False
 ) -> KVStoreBase | None:
-    """Return the store to use: none when a single device has nobody to exchange gradients with.
+    """Return the store to use; None when a single device needs no exchange of gradients.
 
     Args:
         kvstore: a type for ``kvstore.create``, a store, or None.
@@ -58,8 +58,8 @@ def choose_store(
         sparse_weights: a parameter is kept as rows, which needs a store too.
 
     Raises:
-        TypeError: something else was given, or None where rows need a store.
-        ValueError: unknown type, or a choice that needs a store without one.
+        TypeError: ``kvstore`` has another type, or is None although rows need a store.
+        ValueError: unknown store type, or an option that needs a store although there is none.
     """
     if isinstance(kvstore, KVStoreBase):
         return kvstore
@@ -68,7 +68,7 @@ def choose_store(
     if kvstore is None and sparse_weights:
         raise TypeError("row-sparse parameters are kept in a store, and kvstore is None; use 'local' or 'device'")
     if kvstore is None and compression:
-        raise ValueError("compression_params need a kvstore; gradients that go nowhere cannot be compressed")
+        raise ValueError("compression_params need a kvstore; gradients that are not sent cannot be compressed")
     if kvstore is None and num_devices > 1:
         raise ValueError(f"kvstore=None would let {num_devices} replicas drift apart; use 'device' or 'local'")
     if kvstore is None or (num_devices == 1 and is_in_process(kvstore) and not compression and not sparse_weights):
@@ -77,22 +77,22 @@ def choose_store(
 
 
 def share_of(store: KVStoreBase | None, clip_norm: float = 0.0) -> tuple[KVStoreBase | None, str]:
-    """Return a trainer's own part of a store: another store like it, or else a prefix for its keys.
+    """Return a store for one trainer: a new store of the same kind, or the store itself and a prefix for its keys.
 
     Args:
         store: the store.
-        clip_norm: the largest norm that the servers of this part clip to; 0: no limit.
+        clip_norm: largest norm that the servers of the new store clip to; 0: no limit.
     """
-    if isinstance(store, DistStore):
+    if store is None:
+        return None, ""
+    if isinstance(store, KVStore):
         return store.for_optimizer(clip_norm=clip_norm), ""
-    if store is None or isinstance(store, KVStore):
-        return (None if store is None else store.for_optimizer()), ""
     number = _trainers[store] = _trainers.get(store, -1) + 1
     return store, f"trainer{number}/" if number else ""
 
 
 def needs_optimizer(store_type: str) -> bool:
-    """Tell whether a store type applies pushes one by one, which only makes sense with an optimizer."""
+    """Return whether a store type applies pushes one by one: only useful with an optimizer."""
     return store_type.startswith("dist") and bool(_NEED_OPTIMIZER & set(store_type.split("_")))
 
 
@@ -104,13 +104,13 @@ def update_on_store(
 ) -> bool:
     """Decide whether the store runs the optimizer, or every replica does.
 
-    The decisions are those of MXNet's ``Trainer``. Rows that come from several workers are only merged where the
-    optimizer runs, while in one process the optimizers of the replicas are faster.
+    The decisions are those of MXNet's ``Trainer``. Rows of several workers are only merged where the optimizer runs. In
+    one process the optimizers of the replicas are faster.
 
     Args:
         wanted: the caller's choice, or None.
         store: the store, or None.
-        traits: what is to be trained, and how.
+        traits: properties of the parameters and options.
         env: the environment, ``os.environ`` by default.
 
     Raises:
@@ -125,7 +125,7 @@ def update_on_store(
     if wanted and not capable:
         raise ValueError(f"update_on_kvstore=True is impossible: a {kind} store cannot run an optimizer")
     if (traits.sparse_weights or traits.sparse_gradients) and not isinstance(store, KVStore):
-        raise ValueError(f"a {kind} store knows nothing of rows: use sparse=False for embeddings, or another store")
+        raise ValueError(f"a {kind} store does not support rows: use sparse=False for embeddings, or another store")
     why = _why_on_store(store, traits)
     if why and wanted is False:
         raise ValueError(f"update_on_kvstore=False is impossible: {why}")
@@ -136,22 +136,22 @@ def update_on_store(
 
 
 def servers_norm(store: KVStoreBase | None, traits: Traits, clip: GradientClip) -> float:
-    """Return the largest norm that the servers which run an optimizer clip to; 0: they do not.
+    """Return the largest norm that servers with an optimizer clip to; 0: they do not clip.
 
     Raises:
-        ValueError: servers cannot do that.
+        ValueError: servers cannot clip this way.
     """
     rows = traits.sparse_weights or traits.sparse_gradients
     return norm_for_servers(clip, store, rows) if isinstance(store, DistStore) else 0.0
 
 
 def is_distributed(store: KVStoreBase) -> bool:
-    """Tell whether a store has servers."""
+    """Return whether a store has servers."""
     return store.type.startswith("dist")
 
 
 def _why_on_store(store: KVStoreBase, traits: Traits) -> str:
-    """Return why the optimizer must run in the store, or nothing."""
+    """Return why the optimizer must run in the store; an empty text if it need not."""
     if needs_optimizer(store.type):
         return f"a {store.type} store applies every push by an optimizer"
     if traits.sparse_weights:

@@ -1,4 +1,4 @@
-"""The optimizer runs in the store: gradients go in, new values come out."""
+"""Updates by an optimizer in the store: trainers push gradients and pull new values."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from paceline.updaters.rows import LAZY
 
 
 class StoreUpdates:
-    """Lets any store that is capable of an optimizer update the values.
+    """Lets any store that supports an optimizer update the values.
 
     Args:
         plan: the optimizer.
-        store: that runs it.
+        store: runs the optimizer.
     """
 
     on_store = True
@@ -36,7 +36,7 @@ class StoreUpdates:
         self._sent: tuple[list[Options], dict[Key, KeyOptions]] | None = None
 
     def start(self, everything: Mapping[str, Parameter], trained: Mapping[str, Parameter]) -> None:
-        """Send the optimizer and the first values."""
+        """Send the optimizer and the initial values to the store."""
         keys, precision = self._plan.key_options(), self._plan.multi_precision
         self._store.set_optimizer(self._plan.optimizer, keys=keys, multi_precision=precision, **self._plan.options)
         broadcast(self._store, everything, by_rows=True)
@@ -57,7 +57,7 @@ class StoreUpdates:
         self._push_and_pull(trained, self._scaled(trained, scale))
 
     def _scaled(self, trained: Mapping[str, Parameter], scale: float) -> dict[str, list[torch.Tensor]]:
-        """Return gradients times ``scale``: in place where the step uses them up, else copies."""
+        """Return gradients times ``scale``: scaled in place if the step clears them, else copies."""
         densify({key: one for key, one in trained.items() if not one.is_row_sparse})
         grads = collect(trained, everywhere=self._store.num_workers > 1)
         return {
@@ -70,17 +70,17 @@ class StoreUpdates:
             self._store.pushpull(list(grads), list(grads.values()), out=[trained[key].list_data() for key in grads])
 
     def by_hand(self, verb: str) -> UpdatesByHand:
-        """Refuse: no device has merged gradients."""
+        """Raise an error: no device has merged gradients."""
         raise ValueError(
             f"{verb} is impossible: the {self._store.type} store runs the optimizer, so call step; or make the Trainer "
             "with update_on_kvstore=False"
         )
 
     def assign(self, key: str, value: torch.Tensor) -> None:
-        """Refuse to set a stored value.
+        """Raise an error: a stored value cannot be set.
 
         Raises:
-            PacelineError: always; stores of one process take values.
+            PacelineError: always; stores of one process override this.
         """
         raise PacelineError(
             f"parameter {key!r} cannot be set: a {self._store.type} store holds it for all workers. Set it before "
@@ -88,19 +88,19 @@ class StoreUpdates:
         )
 
     def take(self, everything: Mapping[str, Parameter]) -> None:
-        """Refuse to take the values of all parameters.
+        """Raise an error: values in the store cannot be set.
 
         Raises:
-            PacelineError: always; paceline's own stores take them.
+            PacelineError: always; paceline's own stores override this.
         """
-        raise PacelineError(f"a {self._store.type} store does not take values; set them before the Trainer is made")
+        raise PacelineError(f"values in a {self._store.type} store cannot be set; set them before the Trainer is made")
 
     def states(self) -> States:
         """Return the optimizer's state by key."""
         return self._store.optimizer_states()
 
     def set_states(self, states: States) -> None:
-        """Set the optimizer's state; every worker calls it, and rank 0's counts."""
+        """Set the optimizer's state. Every worker calls it; rank 0's state is used."""
         if self._store.rank == 0:
             self._store.set_optimizer_states(states)
         self._store.barrier()
@@ -119,7 +119,7 @@ class InProcessUpdates(StoreUpdates):
 
     Args:
         plan: the optimizer.
-        store: that runs it.
+        store: runs the optimizer.
         clip: bounds of the merged gradients.
     """
 
@@ -149,7 +149,7 @@ class InProcessUpdates(StoreUpdates):
             self._store.row_sparse_pull(key, trained[key].list_data(), row_ids=touched)
 
     def _changes_rows(self, parameter: Parameter, grads: Sequence[torch.Tensor]) -> bool:
-        """Tell whether only the pushed rows change, so that only they are pulled."""
+        """Return whether only the pushed rows change. Then only they are pulled."""
         return self._plan.cls in LAZY and parameter.is_row_sparse and all(one.is_sparse for one in grads)
 
     def assign(self, key: str, value: torch.Tensor) -> None:
@@ -167,7 +167,7 @@ class ServerUpdates(StoreUpdates):
 
     Args:
         plan: the optimizer.
-        store: whose servers run it.
+        store: a store whose servers run the optimizer.
         clip: bounds of the gradients.
     """
 
@@ -188,7 +188,7 @@ class ServerUpdates(StoreUpdates):
             self._clip.exchange(grads, [trained[key].list_data() for key in grads])
 
     def take(self, everything: Mapping[str, Parameter]) -> None:
-        """Put the values of all parameters on the servers; every worker calls it, and rank 0's count."""
+        """Set the values of all parameters on the servers. Every worker calls it; rank 0's values are used."""
         self._servers.barrier()
         if self._servers.rank == 0:
             self._servers.set_values(list(everything), [one.data() for one in everything.values()])

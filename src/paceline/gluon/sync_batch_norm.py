@@ -1,4 +1,4 @@
-"""Batch normalisation over the whole batch, however it is split."""
+"""Batch normalisation over the whole batch of all replicas."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from paceline.gluon.parallel import ReplicaCall, current_call
 class SyncBatchNorm(_BatchNorm):
     """Batch normalisation whose statistics are those of the whole batch, over all replicas of one process.
 
-    The replicas exchange their means and variances in the forward pass, and gradients flow through the exchange, so the
-    result is what one device would compute: exactly, but for rounding. Plain ``BatchNorm`` layers use the statistics of
-    their own slice, as they do in every data-parallel system.
+    The replicas exchange their means and variances in the forward pass, and gradients flow through the exchange. So the
+    result is that of one device, except for rounding. Plain ``BatchNorm`` layers use the statistics of their own slice,
+    as in every data-parallel system.
 
-    The graphs of the replicas hang together through the statistics: call ``gluon.backward(losses)`` (or go backward
-    from the sum of the losses), not ``loss.backward()`` one by one. Input: ``(N, C)`` or ``(N, C, *)``.
+    The graphs of the replicas share the statistics: call ``gluon.backward(losses)`` (or ``backward`` of the sum of the
+    losses), not ``loss.backward()`` one by one. Input: ``(N, C)`` or ``(N, C, *)``.
     """
 
     @classmethod

@@ -1,9 +1,10 @@
-"""Gluon's ``Trainer``: gradients of all devices and workers, one update."""
+"""Gluon's ``Trainer``: updates parameters with the gradients of all devices and workers."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +12,7 @@ import torch
 from paceline.agreement import Fact
 from paceline.context import Context
 from paceline.gluon import gradients
-from paceline.gluon.buffers import SharedBuffers
+from paceline.gluon.buffers import SharedBuffers, share_buffers
 from paceline.gluon.choosing import choose_updates
 from paceline.gluon.clip import GradientClip
 from paceline.gluon.optimizer_plan import OptimizerLike, OptimizerPlan
@@ -21,7 +22,6 @@ from paceline.gluon.store_choice import Traits, choose_store, servers_norm, shar
 from paceline.gluon.updates import Updates
 from paceline.kvstore.agreement import agree_on_store, option_facts, tensor_facts
 from paceline.kvstore.base import KVStoreBase
-from paceline.kvstore.dist import DistStore
 
 if TYPE_CHECKING:
     from paceline.compression import Compression
@@ -32,37 +32,38 @@ Parameters = ReplicatedModule | Mapping[str, Parameter] | Sequence[Parameter]
 class Trainer:
     """Updates replicated parameters from the gradients of all devices, and of all workers of a distributed store.
 
-    Gradients are **sums over samples** (Gluon's contract): go backward from the sum of the losses of each slice, and
-    give ``step`` the size of the whole batch, by which the total is divided. All replicas and workers start from rank
-    0's values: with a distributed store every worker makes its trainer, and waits there for the others (or, with lazy
-    modules, at the first batch, once shapes are known). Buffers, such as the running means of ``BatchNorm``, are rank
-    0's for all workers too, from ``net.eval()`` and in ``net.state_dict()``.
+    Gradients are **sums over samples** (as in Gluon). Call ``backward`` on the sum of the losses of each slice, and
+    pass ``step`` the size of the whole batch: the total is divided by it. All replicas and workers start from rank 0's
+    values. With a distributed store every worker creates a trainer, and waits there for the others (with lazy modules
+    it waits at the first batch, when shapes are known). All workers have rank 0's buffers too (running means of
+    ``BatchNorm``, for example), after ``net.eval()`` and in ``net.state_dict()``.
 
     Args:
         params: a replicated module, its ``collect_params()``, or a list or dictionary of parameters.
         optimizer: a name (``"sgd"``), or any class or instance of ``torch.optim``. An instance must be made from the
             parameters of the replicated module; its ``param_groups`` are read at every step, so schedulers work.
         optimizer_params: options for a name or a class (see :class:`OptimizerPlan`).
-        kvstore: a store type, a store, or None. ``local`` and ``device`` stores are left out for a single device.
-            Several trainers get along with one store: to all but the first it gives another store like itself, so
-            that keys and optimizers never meet.
-        compression_params: ``{"type": "2bit", "threshold": 0.5}``; needs a store. Distributed ones compress pulls too
-            (``"leg": "both"``, or a list of settings for different codecs). What is compressed, and so what the
-            threshold is measured against: in ``local`` and ``device`` stores every device's sum over samples as it is,
-            not yet divided by ``batch_size``, and so is the worker's sum that ``allreduce_grads`` pushes; by ``step``
-            in a distributed store this worker's sum over its devices divided by ``batch_size``, which is a mean if that
-            is the number of the worker's samples.
-        update_on_kvstore: run the optimizer in the store (True), on every device (False), or where it is best (None).
+        kvstore: a store type, a store, or None. ``local`` and ``device`` stores are not used for a single device.
+            Several trainers may use one store: every trainer but the first gets a new store of the same kind, so that
+            keys and optimizers are separate.
+        compression_params: ``{"type": "2bit", "threshold": 0.5}``; needs a store. Distributed stores can compress pulls
+            too (``"leg": "both"``, or a list of settings for different codecs). The threshold applies to the values
+            that are compressed. In ``local`` and ``device`` stores these are every device's sums over samples, not yet
+            divided by ``batch_size``; ``allreduce_grads`` pushes the worker's sums, not divided either. ``step`` with a
+            distributed store pushes this worker's sum over its devices, divided by ``batch_size``: a mean if that is
+            the number of the worker's samples.
+        update_on_kvstore: run the optimizer in the store (True), on every device (False), or in the better place of
+            the two (None).
         clip_grad_norm: scale the gradients, summed over devices and workers and divided by ``batch_size``, so that the
             2-norm of all of them together is at most this (``torch.nn.utils.clip_grad_norm_``).
-        clip_grad_value: clamp every element of these gradients to plus or minus this, before the norm is taken. With
-            either a ``dist_sync`` store leaves the optimizer to the devices by default; its servers clip by either,
-            not by both. In ``dist_gsync`` it is the group's gradient that counts, and where pushes are not merged every
-            worker's own.
+        clip_grad_value: clamp every element of these gradients to plus or minus this, before the norm is computed. With
+            either of the two bounds and a ``dist_sync`` store the devices run the optimizer by default; its servers can
+            clip by one bound, not by both. ``dist_gsync`` clips each group's gradient; stores that do not merge pushes
+            clip each worker's own gradient.
 
     Raises:
         TypeError: no parameters, or an unknown kind of optimizer, option or store.
-        ValueError: parameters of different devices or equal names, unknown names, impossible choices.
+        ValueError: parameters are on different devices or share a name, a name is unknown, or options conflict.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Trainer:
         self._plan = OptimizerPlan(optimizer, optimizer_params, self._trained())
         self._clip = GradientClip(clip_grad_norm, clip_grad_value)
         store = choose_store(kvstore, len(self._contexts), compression_params, self._traits().sparse_weights)
-        # Impossible choices are refused here; sizes, which only matter for the default, are known at the first step.
+        # Conflicting options raise here. Sizes only matter for the default, and are known at the first step.
         on_store = update_on_store(update_on_kvstore, store, self._traits())
         clip_norm = servers_norm(store, self._traits(), self._clip) if on_store else 0.0
         self._wanted = True if clip_norm else update_on_kvstore
@@ -92,7 +93,7 @@ class Trainer:
         self._updates: Updates | None = None
         self._buffers: SharedBuffers | None = None
         self._steps = 0
-        # Before the first forward pass: its gradients must be those of the values that all workers start from.
+        # Before the first forward pass: its gradients must belong to the values that all workers start from.
         if all(one.has_shape for one in self._all.values()):
             self._started()
         for one in self._all.values():
@@ -105,7 +106,7 @@ class Trainer:
 
     @property
     def optimizer(self) -> OptimizerLike:
-        """The optimizer as it was given."""
+        """The optimizer as the user gave it."""
         return self._plan.optimizer
 
     @property
@@ -123,7 +124,7 @@ class Trainer:
         self._plan.set_learning_rate(lr)
 
     def zero_grad(self) -> None:
-        """Forget all gradients."""
+        """Clear all gradients."""
         for one in self._all.values():
             one.zero_grad()
 
@@ -132,14 +133,14 @@ class Trainer:
     ) -> None:
         """Sum the gradients of all devices and workers, divide by ``batch_size`` and update all parameters.
 
-        The gradients are used up: the next backward starts from nothing (see ``Parameter.grad_req``).
+        The step clears the gradients after use (see ``Parameter.grad_req``).
 
         Args:
             batch_size: samples in the whole batch of this worker; it may change from step to step.
-            ignore_stale_grad: leave parameters alone that backward has not reached. With several workers they count
-                as zero instead, because all workers have to push the same keys.
-            scaler: a ``GradScaler`` that scaled the losses; it divides the gradients, skips the step when one of them
-                overflowed, and is updated.
+            ignore_stale_grad: skip parameters that backward has not reached. With several workers their gradients count
+                as zero instead, because all workers must push the same keys.
+            scaler: the ``GradScaler`` that scaled the losses. It divides the gradients, skips the step when a gradient
+                has overflowed, and is updated.
 
         Raises:
             StaleGradientError: backward has not reached a parameter since the last step. Nothing is changed.
@@ -178,27 +179,27 @@ class Trainer:
     def save_states(self, fname: str | os.PathLike[str]) -> None:
         """Write the optimizer's state (safetensors with a manifest), wherever the optimizer runs.
 
-        With compressed gradients every worker calls it: what a codec has not sent yet lies in each worker, which writes
-        it beside the state (see ``KVStore.save_optimizer_states``).
+        With compressed gradients every worker calls it: each worker holds residuals, and writes them to a file beside
+        the state (see ``KVStore.save_optimizer_states``).
 
         Raises:
-            CheckpointError: it cannot be written there; what was there before is unchanged.
+            CheckpointError: the file cannot be written; an old file is unchanged.
         """
         self._started().save(os.fspath(fname))
 
     def load_states(self, fname: str | os.PathLike[str]) -> None:
-        """Read what :meth:`save_states` wrote, with any store and any number of devices. Every worker calls it.
+        """Read a file of :meth:`save_states`, with any store and any number of devices. Every worker calls it.
 
         Raises:
-            CheckpointError: a file is missing, damaged, or of another save. Nothing is changed.
+            CheckpointError: a file is missing or damaged, or belongs to another save. Nothing is changed.
             ValueError: the states belong to another optimizer or model. Nothing is changed.
         """
         self._started().load(os.fspath(fname))
 
     def take_weights(self) -> None:
-        """Go on from values that were set in the replicas, the same ones on every worker. Every worker calls it.
+        """Use values that were set in the replicas, the same on every worker. Every worker calls it.
 
-        Where a distributed store holds the values, rank 0's become everybody's.
+        If a distributed store holds the values, all workers get rank 0's.
         """
         self._started().take(self._all)
 
@@ -210,7 +211,7 @@ class Trainer:
     def state_dict(self) -> dict[str, Any]:
         """Return the optimizer's state, its options and the number of steps, as plain data and tensors.
 
-        What codecs hold back is not in it; :func:`paceline.save` keeps that too.
+        Residuals of codecs are not included; :func:`paceline.save` saves them too.
         """
         states = self._started().states()
         return {
@@ -252,14 +253,15 @@ class Trainer:
         self._steps += 1
 
     def _publish(self) -> None:
-        """Make rank 0's buffers those of all workers, from when they are next read."""
+        """Send rank 0's buffers to the servers; other workers pull them before they are next read."""
         if self._buffers is not None:
             self._buffers.publish()
 
     def _scaled_step(self, scaler: torch.amp.GradScaler, batch_size: float) -> None:
         if self._store is not None and self._store.num_workers > 1:
             raise ValueError("a GradScaler may skip steps on one worker alone; use bfloat16 with several workers")
-        scaler.step(_ForScaler(self, batch_size))  # type: ignore[arg-type]
+        copies = [copy for one in self._trained().values() for copy in one.on_devices()]
+        scaler.step(_ForScaler(copies, partial(self._step, batch_size)))  # type: ignore[arg-type]
         scaler.update()
 
     def _set_compression(self, params: Compression) -> None:
@@ -270,22 +272,20 @@ class Trainer:
             raise ValueError(f"a {self._store.type} store cannot compress gradients") from error
 
     def _started(self) -> Updates:
-        """Set everything up, which needs shapes."""
+        """Set everything up; shapes must be known."""
         if self._updates is None:
             on_store = update_on_store(self._wanted, self._store, self._traits())
             self._updates = choose_updates(on_store, self._plan, self._store, self._contexts, self._clip, self._prefix)
             if self._store is not None:
                 agree_on_store(self._store, "the trainer", self._facts(on_store))
             self._updates.start(self._all, self._trained())
-            if isinstance(self._store, DistStore) and self._store.num_workers > 1:
-                nets = {id(one.net): one.net for one in self._all.values()}
-                self._buffers = SharedBuffers(self._store, list(nets.values()))
+            self._buffers = share_buffers(self._store, self._all.values())
             for one in self._all.values():
                 one.on_set(self._on_set)
         return self._updates
 
     def _facts(self, on_store: bool) -> list[Fact]:
-        """Return what must be the same on all workers."""
+        """Return the facts that must be the same on all workers."""
         trained = self._trained()
         values = tensor_facts([(key, one.on_devices()[0]) for key, one in self._all.items()])
         facts = [
@@ -300,7 +300,7 @@ class Trainer:
         return [*self._plan.facts(), *option_facts("the trainer", choices), *facts]
 
     def _traits(self) -> Traits:
-        """Return what matters for where the optimizer runs; sizes count only once shapes are known."""
+        """Return the properties that decide where the optimizer runs; sizes are 0 until shapes are known."""
         known = [one.on_devices()[0].numel() for one in self._all.values() if one.has_shape]
         weights = any(one.stype == "row_sparse" for one in self._all.values())
         gradients = any(one.grad_stype == "row_sparse" for one in self._trained().values())
@@ -316,15 +316,20 @@ class Trainer:
 
 
 class _ForScaler:
-    """Shows a ``GradScaler`` all replicas as one optimizer."""
+    """Shows a ``GradScaler`` all replicas as one optimizer.
 
-    def __init__(self, trainer: Trainer, batch_size: float) -> None:
-        self.param_groups = [{"params": [p for one in trainer._trained().values() for p in one.on_devices()]}]
-        self._trainer, self._batch_size = trainer, batch_size
+    Args:
+        params: of all replicas.
+        step: updates them.
+    """
+
+    def __init__(self, params: Sequence[torch.Tensor], step: Callable[[], None]) -> None:
+        self.param_groups = [{"params": params}]
+        self._step = step
 
     def step(self) -> None:
-        """Run the step that the scaler found to be sound."""
-        self._trainer._step(self._batch_size)
+        """Run the step: the scaler found no overflow."""
+        self._step()
 
 
 def _by_name(params: Parameters) -> dict[str, Parameter]:

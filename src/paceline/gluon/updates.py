@@ -1,4 +1,4 @@
-"""What a trainer needs of the place where its optimizer runs."""
+"""Interface between a trainer and the place where its optimizer runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ States: TypeAlias = dict[Key, dict[str, Any]]
 
 
 class UpdatesByHand(Protocol):
-    """The two halves of a step, between which a loop may change the gradients."""
+    """The two halves of a step. A loop may change the gradients between them."""
 
     def allreduce(self, trained: Mapping[str, Parameter], scale: float = 1.0) -> None:
         """Sum the gradients, times ``scale``, over devices and workers, in place."""
@@ -44,11 +44,11 @@ class Updates(Protocol):
             trained: parameters by key.
             scale: factor that turns sums into gradients.
             step: number of the step, from 0.
-            samples: behind this worker's gradients.
+            samples: samples behind this worker's gradients.
         """
 
     def by_hand(self, verb: str) -> UpdatesByHand:
-        """Return what runs the two halves of a step.
+        """Return the object that runs the two halves of a step.
 
         Args:
             verb: the caller's method, for the error.
@@ -61,13 +61,13 @@ class Updates(Protocol):
         """Set a value where the optimizer runs."""
 
     def take(self, everything: Mapping[str, Parameter]) -> None:
-        """Take the values of all parameters from the devices; every worker calls it."""
+        """Read the values of all parameters from the devices. Every worker calls it."""
 
     def states(self) -> States:
         """Return the optimizer's state by key."""
 
     def set_states(self, states: States) -> None:
-        """Set the optimizer's state; every worker calls it."""
+        """Set the optimizer's state. Every worker calls it."""
 
     def save(self, fname: str) -> None:
         """Write the optimizer's state."""
@@ -77,13 +77,13 @@ class Updates(Protocol):
 
 
 def broadcast(store: KVStoreBase, parameters: Mapping[str, Parameter], by_rows: bool, prefix: str = "") -> None:
-    """Give rank 0's values to all devices and workers, those of frozen parameters too.
+    """Copy rank 0's values to all devices and workers, those of frozen parameters too.
 
     Args:
-        store: of the parameters.
-        parameters: by key.
+        store: the parameters' store.
+        parameters: parameters by key.
         by_rows: keep row-sparse parameters as rows in the store.
-        prefix: of the keys in the store.
+        prefix: prefix of the keys in the store.
     """
     outs = [one.list_data() for one in parameters.values()]
     values = [

@@ -1,4 +1,4 @@
-"""Planning the split of batches over devices of unequal speed, from measured times. Pure: times are arguments."""
+"""Plans the split of batches over devices of unequal speed, from measured times. Pure: times are arguments."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _WORTH_IT = 0.03
 
 
 def shares_to_sizes(batch_size: int, shares: Sequence[float]) -> list[int]:
-    """Share a batch by largest remainders, with at least one sample for every device.
+    """Split a batch by largest remainders, with at least one sample for every device.
 
     Args:
         batch_size: samples in the batch.
-        shares: numbers above 0; only their ratios count.
+        shares: numbers above 0; only their ratios matter.
 
     Raises:
         ValueError: fewer samples than devices.
@@ -27,7 +27,7 @@ def shares_to_sizes(batch_size: int, shares: Sequence[float]) -> list[int]:
             "use a larger batch or fewer devices (or drop_last=True in the loader)"
         )
     spare, total = batch_size - len(shares), sum(shares)
-    # Every device has one sample for certain; what it should have beyond that is shared out.
+    # Every device gets one sample; the rest is split by the shares.
     wanted = [max(0.0, batch_size * one / total - 1) for one in shares]
     scale = spare / sum(wanted) if sum(wanted) else 0.0
     exact = [one * scale for one in wanted]
@@ -39,15 +39,15 @@ def shares_to_sizes(batch_size: int, shares: Sequence[float]) -> list[int]:
 
 
 class WorkLoadPlanner:
-    """Gives every device as many samples as makes all of them finish together, and keeps adjusting.
+    """Splits batches so that all devices finish together, and keeps adjusting.
 
-    The speed of a device is the median of its last few samples per second, so a single hiccup changes nothing. A share
-    in proportion to speed has its fixed point where all devices take equally long, even if every batch has a fixed cost
-    beside the cost per sample. The split changes only when that makes a batch noticeably shorter, because devices like
-    batches of constant shape. (LB-BSP, Chen et al. 2020, balances workers the same way.)
+    The speed of a device is the median of its last few measurements of samples per second, so a single slow batch
+    changes nothing. A share in proportion to speed has its fixed point where all devices take equally long, even if
+    every batch has a fixed cost beside the cost per sample. The split changes only when that makes a batch noticeably
+    shorter, because batches of constant shape are faster. (LB-BSP, Chen et al. 2020, balances workers the same way.)
 
     Args:
-        num_devices: how many devices.
+        num_devices: number of devices.
     """
 
     def __init__(self, num_devices: int) -> None:
@@ -59,7 +59,7 @@ class WorkLoadPlanner:
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """The present share of each device; they sum to 1."""
+        """The current share of each device; they sum to 1."""
         return tuple(self._shares)
 
     def sizes(self, batch_size: int) -> list[int]:
@@ -71,11 +71,11 @@ class WorkLoadPlanner:
         return shares_to_sizes(batch_size, self._shares)
 
     def observe(self, sizes: Sequence[int], seconds: Sequence[float]) -> None:
-        """Take note of one batch.
+        """Record the times of one batch.
 
         Args:
             sizes: samples per device.
-            seconds: how long each device computed. The first batch is left out: it pays for allocations and the like.
+            seconds: time that each device computed. The first batch is not used: its time includes allocations.
 
         Raises:
             ValueError: a number per device is missing, or one is not above 0.

@@ -1,4 +1,4 @@
-"""Make sure at the start that all workers train the same model in the same way.
+"""Checks at the start that all workers train the same model in the same way.
 
 Collective. Workers that agree exchange 32 bytes; only when they do not, they exchange what they have, so that each of
 them can raise the same error.
@@ -29,25 +29,25 @@ from paceline.kvstore.dist import DistStore
 from paceline.tensors import check_initialised
 from paceline.worker.session import Session
 
-#: Options that say how torch computes, not what; workers on unlike machines may choose otherwise.
+#: Options of how torch computes. They do not change the result, so workers on different machines may differ here.
 _IMPLEMENTATION = frozenset({"params", "param_names", "foreach", "fused", "capturable", "differentiable"})
 _LARGEST_LISTED = 16
 
 
 def agree(session: Session, what: str, facts: Facts, timeout_s: float | None = None) -> None:
-    """Compare facts with all other workers; every worker calls it at the same point of its script.
+    """Compare facts with all other workers. Every worker calls it at the same point of its script.
 
     Args:
         session: this worker's part in the job.
-        what: is set up here, for the error: ``the optimizer``.
-        facts: what has to be the same, in order; each subject once.
-        timeout_s: for all workers to come here; by default as for any request.
+        what: name of the thing that is set up, for the error: ``the optimizer``.
+        facts: facts that must be the same, in order; each subject once.
+        timeout_s: longest wait for all workers, in seconds; by default as for any request.
 
     Raises:
         KeyMismatchError: keys, their shapes, types or order differ. On every worker, with the same text.
         ConfigError: options differ. On every worker, with the same text.
         PeerDiedError: a worker died; the text names it.
-        DeadlineError: not all workers came here in time; the text names who is missing.
+        DeadlineError: not all workers called this in time; the text names the missing ones.
     """
     if session.settings.num_workers == 1:
         return
@@ -62,7 +62,7 @@ def agree(session: Session, what: str, facts: Facts, timeout_s: float | None = N
 
 
 def agree_on_store(store: KVStoreBase, what: str, facts: Facts) -> None:
-    """Compare facts with all workers of a distributed store, and the store's own; other stores have one worker."""
+    """Compare facts and the store's settings with all workers of a distributed store; other stores have one worker."""
     if isinstance(store, DistStore):
         agree(store.session, what, [*facts, *store_facts(store)])
 
@@ -85,7 +85,7 @@ def optimizer_facts(optimizer: torch.optim.Optimizer, named: Sequence[tuple[obje
     """Describe an optimizer: its class, its parameters with their groups, and the options of every group.
 
     Args:
-        optimizer: any; options that are neither numbers, text nor lists of them are left out.
+        optimizer: any optimizer. Options other than numbers, text and lists of them are left out.
         named: name, parameter and index of the param group, in the order of the keys.
 
     Raises:
@@ -103,13 +103,13 @@ def optimizer_facts(optimizer: torch.optim.Optimizer, named: Sequence[tuple[obje
 
 
 def option_facts(owner: str, options: Mapping[str, Any]) -> list[Fact]:
-    """Describe options of something by name; those that are neither numbers, text nor lists of them are left out."""
+    """Describe options by name. Options other than numbers, text and lists of them are left out."""
     texts = {name: _text(value) for name, value in options.items() if name not in _IMPLEMENTATION}
     return [Fact(f"{name} of {owner}", texts[name] or "") for name in sorted(texts) if texts[name] is not None]
 
 
 def store_facts(store: DistStore) -> list[Fact]:
-    """Describe what a distributed store does with pushes."""
+    """Describe how a distributed store handles pushes."""
     policy = store.policy
     options = {name: getattr(policy, name) for name in policy.__dataclass_fields__}
     return [Fact("the store's type", store.type), *option_facts("the store", options)]
@@ -121,7 +121,7 @@ def _kind(tensor: torch.Tensor) -> str:
 
 
 def _text(value: Any) -> str | None:
-    """Return a value as text, equal for equal values; None for what is not plain data."""
+    """Return a value as text, equal for equal values; None if it is not plain data."""
     if isinstance(value, torch.Tensor):
         value = value.tolist() if value.numel() <= _LARGEST_LISTED else _kind(value)
     if value is None or isinstance(value, bool | str):

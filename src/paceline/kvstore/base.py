@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 #: A registered name, an instance or a class.
 OptimizerLike: TypeAlias = str | torch.optim.Optimizer | type[torch.optim.Optimizer]
 Updater: TypeAlias = Callable[[Key, torch.Tensor, torch.Tensor], None]
-#: What an optimizer keeps of one key: tensors by name, in the key's shape or with a single element.
+#: An optimizer's state of one key: tensors by name, in the key's shape or with a single element.
 KeyState: TypeAlias = Mapping[str, torch.Tensor]
 
 StoreClass = TypeVar("StoreClass", bound="type[KVStoreBase]")
@@ -27,8 +27,8 @@ class KVStoreBase:
 
     A third-party store needs ``broadcast`` and ``pushpull`` (and ``is_capable``, ``type``, ``rank``,
     ``num_workers``, which have defaults) and works with ``Trainer`` and ``Module``. Register it with
-    :meth:`register` and create it by its class name in lower case. What it leaves out raises ``NotImplementedError``
-    with the store's type and the method's name.
+    :meth:`register` and create it by its class name in lower case. Methods that it does not define raise
+    ``NotImplementedError`` with the store's type and the method's name.
     """
 
     OPTIMIZER: ClassVar[str] = "optimizer"
@@ -59,29 +59,29 @@ class KVStoreBase:
         raise self._lacks("pushpull")
 
     def set_optimizer(self, optimizer: OptimizerLike, **options: Any) -> None:
-        """Run an optimizer where the values are stored.
+        """Set the optimizer that runs in the store.
 
         Args:
             optimizer: a registered name, a class or an instance.
             **options: options of the class, and of :func:`paceline.updaters.make_spec`: ``keys``, ``multi_precision``,
-                ``momentum_form``. As in MXNet also ``rescale_grad`` (a factor on the merged gradient),
-                ``clip_gradient`` (the largest absolute value of its elements after that, before weight decay), and
-                ``lr_scheduler``: a function ``num_update -> rate`` that sets the rate of every push, where
-                ``num_update`` counts this worker's pushes of the key that it has pushed most often, from 1 on
-                (``begin_num_update`` is added).
+                ``momentum_form``. MXNet's options are accepted too: ``rescale_grad`` (a factor on the merged gradient),
+                ``clip_gradient`` (largest absolute value of its elements after that, before weight decay), and
+                ``lr_scheduler``: a function ``num_update -> rate`` that sets the rate of every push. ``num_update``
+                counts this worker's pushes of the key that it has pushed most often, from 1 on (``begin_num_update``
+                is added).
 
         Raises:
-            ValueError: unknown name, or options that the optimizer refuses.
-            TypeError: not an optimizer, options it does not have, or a scheduler of torch.
+            ValueError: the name is unknown, or the optimizer rejects an option's value.
+            TypeError: not an optimizer, an unknown option, or a scheduler of torch.
         """
         raise self._lacks("set_optimizer")
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        """Write the optimizer's state (safetensors with a manifest), and each worker's residuals with it."""
+        """Write the optimizer's state (safetensors with a manifest) and each worker's residuals."""
         raise self._lacks("save_optimizer_states")
 
     def load_optimizer_states(self, fname: str) -> None:
-        """Read what ``save_optimizer_states`` wrote, with any number of servers."""
+        """Read files of ``save_optimizer_states``, with any number of servers."""
         raise self._lacks("load_optimizer_states")
 
     def set_gradient_compression(self, compression_params: Compression) -> None:
@@ -93,24 +93,24 @@ class KVStoreBase:
 
     @property
     def keeps_residuals(self) -> bool:
-        """Whether the codec of pushes adds what it did not send to the next push."""
+        """Whether the codec of pushes keeps residuals: it adds what it did not send to the next push."""
         return False
 
     def codec_states(self) -> dict[Key, dict[str, torch.Tensor]]:
-        """Return the state of this worker's codec of pushes, by key: residuals, and what else the codec keeps."""
+        """Return the state of this worker's codec of pushes, by key: residuals and other state of the codec."""
         return {}
 
     def set_codec_states(self, states: Mapping[Key, Mapping[str, torch.Tensor]]) -> None:
-        """Set what :meth:`codec_states` returned; keys that are not in it start afresh.
+        """Set states that :meth:`codec_states` returned. The state of other keys is reset.
 
         Raises:
-            ValueError: states of another codec or model.
+            ValueError: the states are of another codec or model.
         """
         if states:
             raise ValueError(f"a {self.type} store keeps no residuals")
 
     def is_capable(self, capability: str) -> bool:
-        """Tell whether the store has a capability; the only one is ``optimizer`` (it can run the optimizer).
+        """Return whether the store has a capability. The only one is ``optimizer``: it can run the optimizer.
 
         Raises:
             ValueError: unknown capability.
@@ -131,11 +131,11 @@ class KVStoreBase:
 
     @property
     def num_workers(self) -> int:
-        """How many workers share the store."""
+        """Number of workers that share the store."""
         return 1
 
     def close(self) -> None:
-        """Release what the store holds. Idempotent."""
+        """Release the store's resources. Idempotent."""
 
     def _lacks(self, method: str) -> NotImplementedError:
         return NotImplementedError(f"a {self.type} store has no {method}: {type(self).__name__} does not define it")
@@ -144,15 +144,15 @@ class KVStoreBase:
 class KVStore(KVStoreBase):
     """The whole interface of paceline's own stores.
 
-    ``push`` **sums** what the devices and workers push; with an optimizer or updater the sum is its gradient, without
-    one the sum replaces the stored value. Keys are int (numpy's too) or str, values are tensors, lists of tensors (one
-    per key), or lists of lists (device values of each key). The caller's tensors are never kept.
+    ``push`` **sums** the values of all devices and workers. With an optimizer or updater the sum is its gradient;
+    without one the sum replaces the stored value. Keys are int (numpy's too) or str. Values are tensors, lists of
+    tensors (one per key), or lists of lists (device values of each key). The store does not keep the caller's tensors.
 
-    A key that was initialised with a row-sparse value is *row-sparse*: what is pushed to it by rows updates those rows
-    alone where the optimizer has such a form. Rows that are pushed to any other key are added as a dense value.
+    A key that was initialised with a row-sparse value is *row-sparse*: a push of rows updates only those rows, if the
+    optimizer has such a form. Rows that are pushed to any other key are added as a dense value.
 
     Attributes:
-        samples: how many samples are behind the next pushes; what it weighs is the store's business.
+        samples: number of samples behind the next pushes; each type of store decides how this weighs them.
     """
 
     samples: float = 1.0
@@ -172,23 +172,23 @@ class KVStore(KVStoreBase):
     def pull(self, key: Keys, out: Values, priority: int = 0, ignore_sparse: bool = True) -> None:
         """Copy stored values into ``out``, after this worker's own pushes of those keys are applied.
 
-        A row-sparse ``out`` is left alone (and the log says so once per key) unless ``ignore_sparse`` is False; it
-        then holds all rows that are not 0.
+        A row-sparse ``out`` is not changed (this is logged once per key), unless ``ignore_sparse`` is False: then it
+        gets all rows that are not 0.
         """
         raise self._lacks("pull")
 
     def set_updater(self, updater: str | Updater, **options: Any) -> None:
         """Set what a push does to the stored value: a registered name (``assign``, ``add``, ``test``) or a callable
-        ``updater(key, merged, stored)`` that works in place (callables only where the store is in this process).
+        ``updater(key, merged, stored)`` that works in place (callables only if the store is in this process).
         """
         raise self._lacks("set_updater")
 
     def set_options(self, groups: Sequence[Options] = (), keys: Mapping[Key, KeyOptions] | None = None) -> None:
-        """Change options of the optimizer, such as learning rates, from the next push on; its state stays.
+        """Change options of the optimizer, such as learning rates, from the next push on. Its state is not changed.
 
         Args:
-            groups: options per param group; empty: those in force.
-            keys: param group and multipliers of keys that differ from group 0 and 1.0; None: those in force.
+            groups: options per param group; empty: no change.
+            keys: param group and multipliers of keys that differ from group 0 and 1.0; None: no change.
 
         Raises:
             ValueError: the store runs no optimizer.
@@ -196,7 +196,9 @@ class KVStore(KVStoreBase):
         raise self._lacks("set_options")
 
     def options(self) -> list[Options]:
-        """Return the optimizer's options per param group that are in force, as far as they were set.
+        """Return the optimizer's current options per param group.
+
+        Options that were not set have the defaults of the optimizer's class, if this process knows the class.
 
         Raises:
             ValueError: the store runs no optimizer.
@@ -216,10 +218,10 @@ class KVStore(KVStoreBase):
         return float(rate)  # type: ignore[arg-type]
 
     def set_learning_rate(self, lr: float) -> None:
-        """Set the learning rate of all param groups from the next push on; the optimizer's state stays.
+        """Set the learning rate of all param groups from the next push on. The optimizer's state is not changed.
 
         Raises:
-            ValueError: not a rate, or the store runs no optimizer.
+            ValueError: ``lr`` is not a valid rate, or the store runs no optimizer.
         """
         if not 0 <= lr < float("inf"):
             raise ValueError(f"learning rate {lr} is not a finite number of 0 or more")
@@ -233,18 +235,22 @@ class KVStore(KVStoreBase):
         """Replace the optimizer's state of some keys, after this worker's own pushes are applied.
 
         Raises:
-            ValueError: a tensor does not fit its key.
+            ValueError: a tensor does not have its key's shape.
         """
         raise self._lacks("set_optimizer_states")
 
-    def for_optimizer(self, mean: bool | None = None) -> KVStore:
-        """Return a store for the keys of one optimizer or trainer: this one if it is unused, else another like it.
+    def for_optimizer(self, mean: bool | None = None, clip_norm: float = 0.0) -> KVStore:
+        """Return a store for one optimizer or trainer: this one if it is unused, else a new one of the same kind.
 
-        So several of them, with optimizers of their own, get along with one store, and with what is pushed to it.
-        Every worker asks in the same order.
+        So several optimizers or trainers can share one store without mixing their keys and updates. Every worker calls
+        it in the same order.
 
         Args:
             mean: merge to the mean over samples instead of the sum; None: as this store does.
+            clip_norm: the largest norm of a merged gradient over all keys; 0: no limit.
+
+        Raises:
+            ValueError: a largest norm, and the store cannot clip.
         """
         raise self._lacks("for_optimizer")
 
@@ -253,15 +259,15 @@ class KVStore(KVStoreBase):
         raise self._lacks("row_sparse_pull")
 
     def is_capable(self, capability: str) -> bool:
-        """Tell whether the store has a capability; all of paceline's own can run the optimizer."""
+        """Return whether the store has a capability. All of paceline's own stores can run the optimizer."""
         super().is_capable(capability)
         return True
 
     def barrier(self) -> None:
-        """Wait until all workers have come here."""
+        """Wait until all workers have called this."""
 
     def num_dead_nodes(self) -> int:
-        """How many members of the job are known to be dead."""
+        """Return the number of members of the job that are known to be dead."""
         return 0
 
     def send_command_to_servers(self, head: str, body: str = "") -> list[str]:

@@ -1,4 +1,4 @@
-"""From a store type to a store."""
+"""Creates a store from its type."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def store_types() -> list[str]:
 
 
 def is_in_process(name: str) -> bool:
-    """Tell whether a type names a store inside one process."""
+    """Return whether a type names a store inside one process."""
     return name.lower() in _ALIASES
 
 
@@ -42,10 +42,10 @@ def create(name: str = "local", **options: Any) -> KVStoreBase:
     Args:
         name: ``local``, ``device``, ``dist_sync``, ``dist_async``, ``dist_ssync``, ``dist_gsync``, ``dist_ksync``,
             the ``_device`` forms in both spellings, or a registered class's name; upper or lower case.
-        **options: of distributed stores: ``staleness``, ``groups`` (lists of members, or a path), ``weighting``,
-            ``age`` (missed updates beyond which a push is dropped), ``k`` (of ``dist_ksync``), ``mean`` (merge to the
-            mean over samples instead of the sum), ``namespace`` (default: stores match by the order in which they are
-            created).
+        **options: options of distributed stores: ``staleness``, ``groups`` (lists of members, or a path),
+            ``weighting``, ``age`` (missed updates beyond which a push is dropped), ``k`` (for ``dist_ksync``), ``mean``
+            (merge to the mean over samples instead of the sum), ``namespace`` (default: stores of different workers
+            match by the order in which they are created).
 
     Raises:
         TypeError: the name is not a string, or the type does not have an option.
@@ -73,22 +73,12 @@ def _create_local(kind: str, options: dict[str, Any]) -> KVStoreBase:
     return LocalStore(kind) if _ALIASES[kind] == "local" else DeviceStore(kind)
 
 
-_COMMON_OPTIONS = frozenset({"mean", "namespace"})
-_OPTIONS = {
-    "dist_sync": _COMMON_OPTIONS,
-    "dist_async": _COMMON_OPTIONS | {"weighting", "age"},
-    "dist_ssync": _COMMON_OPTIONS | {"weighting", "age", "staleness"},
-    "dist_gsync": _COMMON_OPTIONS | {"weighting", "staleness", "groups"},
-    "dist_ksync": _COMMON_OPTIONS | {"weighting", "age", "staleness", "k"},
-}
-
-
 def _create_dist(store_type: str, alias: str, options: dict[str, Any]) -> KVStoreBase:
     from paceline.kvstore.dist import DistStore
-    from paceline.kvstore.dist.policy import resolve_policy
+    from paceline.kvstore.dist.policy import OPTIONS, resolve_policy
     from paceline.worker.session import current_session
 
-    known = _OPTIONS[store_type]
+    known = OPTIONS[store_type]
     unknown = sorted(set(options) - known)
     if unknown:
         raise TypeError(f"a {alias} store has no option {', '.join(unknown)}; it has {', '.join(sorted(known))}")

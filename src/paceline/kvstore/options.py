@@ -1,4 +1,4 @@
-"""Options of the optimizer that a store runs: as callers give them, and as they are in force."""
+"""Options of the optimizer that a store runs."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ def plain_keys(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refuse_changes(spec: UpdaterSpec, groups: Sequence[Options]) -> None:
-    """Refuse options for what has none that could change.
+    """Raise if an updater has no options.
 
     Raises:
-        ValueError: the store replaces or adds what is pushed.
+        ValueError: the store replaces stored values by pushes, or adds pushes to them.
     """
     if groups and spec.name in SIMPLE:
-        raise ValueError(f"updater {spec.name!r} has no options that could be changed; call set_optimizer")
+        raise ValueError(f"updater {spec.name!r} has no options to change; call set_optimizer")
 
 
 def in_force(groups: Sequence[Options], cls: type[torch.optim.Optimizer] | None) -> list[Options]:
-    """Return the options of every param group, those that were not given at the class's defaults.
+    """Return the options of every param group; options that were not given have the class's defaults.
 
     Args:
-        groups: what was given.
+        groups: the given options per param group.
         cls: the optimizer's class; None: it has no defaults.
     """
     defaults = {} if cls is None else _defaults(cls)  # type: ignore[arg-type]  # mypy thinks classes not hashable
@@ -43,7 +43,7 @@ def in_force(groups: Sequence[Options], cls: type[torch.optim.Optimizer] | None)
 
 
 def class_of(spec: UpdaterSpec) -> type[torch.optim.Optimizer] | None:
-    """Return the class that a spec names, None for updaters that are no optimizers and for what only servers load."""
+    """Return the class that a spec names; None for updaters that are not optimizers, or that only servers load."""
     if spec.name in SIMPLE:
         return None
     try:
@@ -56,5 +56,5 @@ def class_of(spec: UpdaterSpec) -> type[torch.optim.Optimizer] | None:
 def _defaults(cls: type[torch.optim.Optimizer]) -> Options:
     try:
         return option_groups(cls([torch.nn.Parameter(torch.zeros(1, 1))]))[0]  # type: ignore[call-arg]
-    except TypeError:  # an option without a default, or one that is not plain
+    except TypeError:  # an option without a default, or with one that is not plain data
         return {}

@@ -15,25 +15,25 @@ Scheduler = Callable[[int], float]
 
 
 class Schedule:
-    """Says which learning rate the next push has.
+    """Computes the learning rate of the next push.
 
-    As in MXNet the function gets ``num_update``: how often the key that was pushed most often has been pushed, this
-    time included, so it is 1 at first. A worker counts its own pushes: with ``dist_sync`` these are the updates, with
-    the other types the updates that it made itself.
+    As in MXNet the function gets ``num_update``: the number of pushes of the key that was pushed most often, this push
+    included, so it starts at 1. A worker counts its own pushes: with ``dist_sync`` these are all updates, with the
+    other types the updates that the worker made itself.
 
     Args:
         scheduler: function of ``num_update``.
-        begin_num_update: pushes that were made before, by an earlier run.
+        begin_num_update: number of pushes of an earlier run.
 
     Raises:
-        TypeError: not a function of a number.
+        TypeError: the scheduler is not a function of a number.
     """
 
     def __init__(self, scheduler: Scheduler, begin_num_update: int = 0) -> None:
         if isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler):
             raise TypeError(
                 f"lr_scheduler is torch's {type(scheduler).__name__}, which changes the rates of an optimizer in this "
-                "process; a store wants a function num_update -> rate. Give it one, for example "
+                "process; a store needs a function num_update -> rate. Give it one, for example "
                 "lr_scheduler=lambda num_update: 0.1 * 0.5 ** (num_update // 1000), or use torch's with "
                 "paceline.DistributedOptimizer"
             )
@@ -44,12 +44,12 @@ class Schedule:
         self._begin = self.num_update = begin_num_update
 
     def start_at(self, rate: float) -> None:
-        """Start MXNet's schedulers, which have a ``base_lr``, at the rate of the optimizer, as MXNet does."""
+        """Set the ``base_lr`` of MXNet's schedulers to the optimizer's rate, as MXNet does."""
         if hasattr(self._scheduler, "base_lr"):
             self._scheduler.base_lr = rate
 
     def groups(self, key: Keys, groups: Sequence[Options]) -> list[Options]:
-        """Count a push of keys; returns options per param group with the rate that it has."""
+        """Count a push of keys; returns options per param group with the rate of the push."""
         rate = self.rate(key)
         return [group | {"lr": rate} for group in groups]
 
@@ -57,7 +57,7 @@ class Schedule:
         """Count a push of keys; returns its rate.
 
         Raises:
-            ValueError: the function returned something that is no rate.
+            ValueError: the function did not return a valid rate.
         """
         keys: set[Any] = set(key) if isinstance(key, list | tuple) else {key}
         for one in keys:
@@ -65,15 +65,15 @@ class Schedule:
             self.num_update = max(self.num_update, self._begin + self._pushes[one])
         rate = float(self._scheduler(self.num_update))
         if not 0 <= rate < float("inf"):
-            raise ValueError(f"lr_scheduler returned {rate} for update {self.num_update}, which is no learning rate")
+            raise ValueError(f"lr_scheduler returned {rate} for update {self.num_update}, which is not a learning rate")
         return rate
 
 
 def schedule_of(options: dict[str, Any]) -> Schedule | None:
-    """Take ``lr_scheduler`` and ``begin_num_update`` out of the options of an optimizer.
+    """Remove ``lr_scheduler`` and ``begin_num_update`` from the options of an optimizer; returns their schedule.
 
     Raises:
-        TypeError: not a function.
+        TypeError: the scheduler is not a function.
     """
     scheduler, begin = options.pop("lr_scheduler", None), int(options.pop("begin_num_update", 0))
     if scheduler is None:

@@ -12,7 +12,7 @@ from paceline.launch.spec import JobSpec
 OWNED = frozenset(
     config.variable(field)
     for field in ("role", "job_id", "job_key", "scheduler", "num_workers", "num_servers", "rank", "local_rank")
-) | {"PACELINE_READY_FD", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}
+) | {"PACELINE_READY_FD", "PACELINE_ENDED_FD", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}
 
 
 def identity(spec: JobSpec, role: str, rank: int, local_rank: int) -> dict[str, Value]:
@@ -28,7 +28,8 @@ def identity(spec: JobSpec, role: str, rank: int, local_rank: int) -> dict[str, 
         if not spec.insecure:
             fields["job_key"] = Late.JOB_KEY
     env = {config.variable(name): value for name, value in fields.items()}
-    return env | {"PACELINE_READY_FD": Late.READY_FD} if role == "scheduler" else env
+    pipes: dict[str, Value] = {"PACELINE_READY_FD": Late.READY_FD, "PACELINE_ENDED_FD": Late.ENDED_FD}
+    return env | pipes if role == "scheduler" else env
 
 
 def settings(spec: JobSpec) -> dict[str, Value]:

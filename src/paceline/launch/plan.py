@@ -16,7 +16,8 @@ class Late(enum.Enum):
 
     JOB_KEY = "***"
     BIND = "<where the scheduler binds>"
-    READY_FD = "<pipe on which the scheduler says where it listens>"
+    READY_FD = "<pipe on which the scheduler says where it listens, and which process failed first>"
+    ENDED_FD = "<pipe on which the launcher says which processes have ended>"
     SCHEDULER = "<where the scheduler listens>"
     SCHEDULER_HOST = "<host of the scheduler>"
     SCHEDULER_PORT = "<port of the scheduler>"

@@ -54,36 +54,17 @@ What breaks the guarantees:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from paceline.config import Settings
-from paceline.exitcodes import PEER_FAILED
+from paceline.exitcodes import PEER_FAILED, describe_code
 from paceline.membership.actions import Action, Answer, Finish, MemberKey, Waiting, describe, refuse
 from paceline.membership.barriers import Barriers
 from paceline.membership.directory import Directory
+from paceline.membership.seat import Seat, without_token
 from paceline.wire import messages as m
 
 #: How long the scheduler waits for the others to exit before it does.
 LEAVE_TIMEOUT_S = 5.0
-
-
-@dataclass
-class _Seat:
-    member: m.Member
-    peer: bytes
-    heard: float
-    seq: int
-    round: int = 0
-    closed_since: float | None = None
-    left: bool = False
-    dead: bool = False
-
-    @property
-    def live(self) -> bool:
-        return not self.left and not self.dead
-
-    def __str__(self) -> str:
-        return f"{self.member.role} {self.member.rank} on {self.member.host} (pid {self.member.pid})"
 
 
 class Membership:
@@ -93,17 +74,25 @@ class Membership:
         settings: numbers of workers and servers, and the time limits.
         now: seconds on the caller's clock.
         new_token: makes the secret by which a member claims its further connections.
+
+    Attributes:
+        cause: the member that failed first, and how.
+        is_supervised: a launcher reports the exit code of every process with :meth:`ended`.
     """
 
     def __init__(self, settings: Settings, now: float, new_token: Callable[[], bytes]) -> None:
         self._settings = settings
         self._started = now
         self._new_token = new_token
-        self._seats: dict[MemberKey, _Seat] = {}
+        self._seats: dict[MemberKey, Seat] = {}
         self._peers: dict[bytes, MemberKey] = {}
         self._barriers = Barriers(settings.num_workers)
         self._directory = Directory()
+        self._gone: dict[MemberKey, int] = {}
+        """Exit codes of those who ended before they joined."""
         self.deaths: list[m.Death] = []
+        self.cause: m.Death | None = None
+        self.is_supervised = False
         self.complete = False
         self._ending: float | None = None
         self._code = 0
@@ -123,7 +112,8 @@ class Membership:
         seat.heard = now
         match body:
             case m.Heartbeat():
-                seat.closed_since, seat.round = None, body.round
+                seat.closed_since = seat.closed_since if seat.code is not None else None
+                seat.round = body.round
                 return [Answer(peer, seq, self._news())]
             case m.Bye():
                 return [Answer(peer, seq, m.Done()), *self._bye(key, body.reason, now)]
@@ -157,8 +147,10 @@ class Membership:
         member = m.Member(
             hello.role, rank, hello.local_rank, hello.host, hello.host_id, hello.pid, hello.address, self._new_token()
         )
-        self._seats[hello.role, rank] = _Seat(member, peer, now, seq)
+        self._seats[hello.role, rank] = Seat(member, peer, now, seq)
         self._peers[peer] = (hello.role, rank)
+        if self._gone and self._has_workers():
+            return self._miss(now)
         if len(self._seats) < self._settings.num_workers + self._settings.num_servers:
             return []
         self.complete = True
@@ -187,7 +179,7 @@ class Membership:
         if hello.job_id != settings.job_id:
             return f"{who} belongs to job {hello.job_id!r}, this is job {settings.job_id!r}"
         if self.deaths or self._ending is not None:
-            return f"{who} came when the job was ending"
+            return f"{who} came when the job was ending" + "".join(f"; {describe(one)}" for one in self.deaths)
         if (hello.num_workers, hello.num_servers) != sizes:
             return f"{who} expects {hello.num_workers} workers and {hello.num_servers} servers, this job has {sizes}"
         size = {"worker": sizes[0], "server": sizes[1]}.get(hello.role, 0)
@@ -207,7 +199,7 @@ class Membership:
     def _welcome(self, key: MemberKey) -> m.Welcome:
         """Servers learn every member's token, workers only their own."""
         members = [
-            seat.member if key[0] == "server" or key == other else _without_token(seat.member)
+            seat.member if key[0] == "server" or key == other else without_token(seat.member)
             for other, seat in sorted(self._seats.items())
         ]
         return m.Welcome(key[1], members)
@@ -251,10 +243,12 @@ class Membership:
     def tick(self, now: float) -> list[Action]:
         """Note that time has passed."""
         actions: list[Action] = []
-        for key, seat in self._seats.items():
-            reason = self._dead_because(seat, now)
+        for key, seat in sorted(self._seats.items(), key=lambda one: one[1].closed_since or one[1].heard):
+            reason = seat.why_dead(self._settings, self.complete, now)
             if reason:
                 actions += self._die(key, reason, now)
+            elif seat.live and seat.goodbye_since is not None and self._counts_as_left(seat, now):
+                actions += self._left(seat, now)
         if not self.complete and not self.deaths and now - self._started > self._settings.start_timeout_s:
             actions += self._nobody_came(now)
         if self._ending is not None:
@@ -263,21 +257,48 @@ class Membership:
                 actions.append(Finish(self._code))
         return actions
 
-    def _dead_because(self, seat: _Seat, now: float) -> str:
-        if not seat.live:
-            return ""
-        if seat.closed_since is not None and now - seat.closed_since > self._settings.disconnect_grace_s:
-            return f"its connection closed {now - seat.closed_since:.1f} s ago and it did not come back"
-        # A member that waits for others to join sends no heartbeats: that wait has a deadline of its own.
-        if self.complete and now - seat.heard > self._settings.heartbeat_timeout_s:
-            return f"it was not heard for {now - seat.heard:.1f} s"
-        return ""
-
     def _die(self, key: MemberKey, reason: str, now: float) -> list[Action]:
         seat = self._seats[key]
         seat.dead = True
-        self.deaths.append(m.Death(key[0], key[1], seat.member.host, reason))
+        return self._mourn(m.Death(key[0], key[1], seat.member.host, reason), now)
+
+    def _mourn(self, death: m.Death, now: float) -> list[Action]:
+        self.deaths.append(death)
+        self.cause = self.cause or death
         return self._fail(now)
+
+    def ended(self, role: str, rank: int, code: int, now: float) -> list[Action]:
+        """Note that a process has ended, as its launcher says.
+
+        An exit code other than 0 is a failure, also of a member that has said goodbye. ``PEER_FAILED`` says that the
+        process lost another one, which is the failure if it is known.
+        """
+        seat = self._seats.get((role, rank))
+        if seat is None:
+            self._gone[role, rank] = code
+            return self._miss(now) if not self.complete and (code != 0 or self._has_workers()) else []
+        seat.code = code
+        if seat.dead or (seat.left and code == 0):
+            return []
+        if code not in (0, PEER_FAILED):
+            return self._die((role, rank), f"its process ended: {describe_code(code)}", now)
+        if code == PEER_FAILED and not self.deaths:
+            return self._die(
+                (role, rank), f"its process ended because it had lost another one ({describe_code(code)})", now
+            )
+        if seat.goodbye_since is None and seat.closed_since is None:
+            seat.closed_since = now
+        return []
+
+    def _has_workers(self) -> bool:
+        return any(role == "worker" for role, _ in self._seats)
+
+    def _miss(self, now: float) -> list[Action]:
+        """Give the start up: a process has ended before it joined."""
+        if self._ending is not None:
+            return []
+        (role, rank), code = next(iter(self._gone.items()))
+        return self._mourn(m.Death(role, rank, "", f"its process ended before it joined: {describe_code(code)}"), now)
 
     def _fail(self, now: float) -> list[Action]:
         """Tell all members that the job has failed, and answer all who wait."""
@@ -307,7 +328,9 @@ class Membership:
         )
         self._ending, self._code = now, 1
         self.deaths.append(m.Death("scheduler", 0, "", text))
-        return [Answer(seat.peer, seat.seq, m.Failed("RendezvousError", text)) for seat in self._seats.values()]
+        role, rank = next(seat for seat in seats if seat not in self._seats)
+        self.cause = self.cause or m.Death(role, rank, "", text)
+        return [Answer(seat.peer, seat.seq, m.Failed("JoinTimeoutError", text)) for seat in self._seats.values()]
 
     def _bye(self, key: MemberKey, reason: str, now: float) -> list[Action]:
         seat = self._seats[key]
@@ -315,22 +338,33 @@ class Membership:
             return []
         if reason:
             return self._die(key, reason, now)
+        seat.goodbye_since = now
+        return self._left(seat, now) if self._counts_as_left(seat, now) else []
+
+    def _counts_as_left(self, seat: Seat, now: float) -> bool:
+        return seat.counts_as_left(self.is_supervised, self._settings.disconnect_grace_s, now)
+
+    def _left(self, seat: Seat, now: float) -> list[Action]:
         seat.left = True
         workers = [one for (role, _), one in self._seats.items() if role == "worker"]
         if self.complete and all(not one.live for one in workers) and self._ending is None:
             self._ending = now
-            servers = [one for (role, _), one in self._seats.items() if role == "server" and one.live]
-            return [Answer(one.peer, 0, m.News(self.deaths, True)) for one in servers]
-        return self._opened()
+            return self._tell_servers()
+        return [*self._tell_servers(), *self._opened()] if self.complete else []
+
+    def _tell_servers(self) -> list[Action]:
+        servers = [one for (role, _), one in self._seats.items() if role == "server" and one.live]
+        return [Answer(one.peer, 0, self._news()) for one in servers]
 
     def _news(self) -> m.News:
-        return m.News(self.deaths, self._ending is not None)
+        left = [rank for (role, rank), seat in sorted(self._seats.items()) if role == "worker" and seat.left]
+        return m.News(self.deaths, self._ending is not None, left)
 
     def status(self, now: float) -> m.Status:
         """Return who is there, how far, and since when not heard."""
         seats = [self._seats[key] for key in sorted(self._seats)]
         return m.Status(
-            [_without_token(seat.member) for seat in seats],
+            [without_token(seat.member) for seat in seats],
             [seat.round for seat in seats],
             [now - seat.heard for seat in seats],
             self.deaths,
@@ -344,7 +378,3 @@ class Membership:
         waiting = self._barriers.members()
         assert waiting <= set(self._seats), "a process that is no member waits at a barrier"
         assert not (self.deaths and (waiting or self._directory.has_lookups)), "a request waits for a dead member"
-
-
-def _without_token(one: m.Member) -> m.Member:
-    return m.Member(one.role, one.rank, one.local_rank, one.host, one.host_id, one.pid, one.address, b"")

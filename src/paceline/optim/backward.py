@@ -1,4 +1,4 @@
-"""Watching backward passes: which gradient is complete, and when the outermost pass ends.
+"""Watches backward passes: which gradient is complete, and when the outermost pass ends.
 
 | event of autograd                              | a pass inside another one? | callback                             |
 |------------------------------------------------|----------------------------|--------------------------------------|
@@ -24,18 +24,18 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-#: The watch of a parameter: one at a time, so that the first optimizer stops pushing when a model is wrapped again. The
-#: parameter's hooks keep the watch; this table keeps neither.
+#: The watch of each parameter: one at a time, so that the first optimizer stops pushing when a model is wrapped again.
+#: The parameter's hooks keep the watch alive; this table holds both weakly.
 _watches: MutableMapping[torch.nn.Parameter, weakref.ref[BackwardWatch]] = WeakIdKeyDictionary()
 
 engine = torch.autograd.Variable._execution_engine
 
 
 class BackwardWatch:
-    """Calls back for every gradient that backward has completed, and once at the end of each backward pass.
+    """Calls functions for every gradient that backward has completed, and at the end of each backward pass.
 
-    Both run inside ``backward()``: what they raise is raised by it, and it returns after them. A pass inside another
-    one (``torch.utils.checkpoint`` with ``use_reentrant=True``) is part of the outer one.
+    They run inside ``backward()``: it raises their errors, and returns after them. A pass inside another one
+    (``torch.utils.checkpoint`` with ``use_reentrant=True``) is part of the outer one.
 
     Args:
         arrived: called with a parameter whose ``grad`` is complete, in the thread that computed it.
@@ -50,20 +50,20 @@ class BackwardWatch:
         starting: Callable[[torch.nn.Parameter], None] | None = None,
     ) -> None:
         self._arrived, self._ended, self._starting = arrived, ended, starting
-        # Each device has a thread of its own in autograd.
+        # Autograd has one thread per device.
         self._lock = threading.RLock()
         self._queued: set[int] = set()
         self._handles: dict[torch.nn.Parameter, list[Any]] = {}
 
     def watch(self, params: Iterable[torch.nn.Parameter]) -> None:
-        """Watch parameters, those that need no gradient yet included; a former watch of them ends."""
+        """Watch parameters, also those that need no gradient yet. An earlier watch of them ends."""
         for param in params:
             former = _watch_of(param)
             if former is not None:
                 former.unwatch([param])
             _watches[param] = weakref.ref(self)
             needed = param.requires_grad
-            param.requires_grad_(True)  # torch refuses hooks otherwise; they stay when it is taken back
+            param.requires_grad_(True)  # torch needs it to add hooks; they stay when it is reset
             handles = [param.register_post_accumulate_grad_hook(self._on_gradient)]  # type: ignore[no-untyped-call]
             if self._starting is not None:
                 handles.append(param.register_hook(partial(self._on_start, param)))  # type: ignore[no-untyped-call]
@@ -114,7 +114,7 @@ def _watch_of(param: torch.nn.Parameter) -> BackwardWatch | None:
 
 
 def _enclosing_function() -> Any:
-    """Return the autograd function whose backward has started this pass, or None in an outermost one."""
+    """Return the autograd function whose backward has started this pass; None in an outermost pass."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code

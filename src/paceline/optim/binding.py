@@ -1,9 +1,9 @@
-"""Parameters and the arena: gradients are copied in, merged gradients or weights are copied out.
+"""Copies between parameters and the arena: gradients in, merged gradients or weights out.
 
-The arena is never the user's memory. Servers may read it, and write it, at any time of a round, while ``param.data``
-and ``param.grad`` belong to this process alone: whatever a training loop does to them reaches nobody by itself.
+The arena is never the user's memory. Servers may read and write it at any time of a round. ``param.data`` and
+``param.grad`` belong to this process alone: changes that a training loop makes there are not sent by themselves.
 
-Where a parameter is on a CUDA device, copies run beside the computation, on a side stream.
+For parameters on a CUDA device copies run beside the computation, on a side stream.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from paceline.errors import PacelineError
+from paceline.kvstore.dist import DistStore
 from paceline.optim.device import SideStream, side_streams
 from paceline.worker.block import BucketRange, WorkerBlock
 
@@ -28,22 +29,22 @@ class Bound:
     block: WorkerBlock
     index: int
     ranges: tuple[BucketRange, ...]
-    """Where the parameter lies in buckets."""
+    """Ranges of the parameter in buckets."""
     value: torch.Tensor
     grad: torch.Tensor
     side: SideStream | None = None
-    """Where copies run, for parameters on CUDA devices."""
+    """Stream of copies, for parameters on CUDA devices."""
     absent: bool = False
-    """There was no gradient at the last :meth:`put_grad`."""
+    """Whether there was no gradient at the last :meth:`put_grad`."""
     put: torch.Tensor | None = None
     """The gradient at the last :meth:`put_grad`."""
     put_version: int = 0
 
     def put_grad(self) -> torch.cuda.Event | None:
-        """Copy the gradient into the arena; without one ``absent`` is True.
+        """Copy the gradient into the arena; without a gradient, set ``absent``.
 
         Returns:
-            What tells when it is there, where that takes time beside the computation; else None.
+            Event at the end of an asynchronous copy; None if the copy is complete.
         """
         self._check_kind()
         grad = self.param.grad
@@ -65,14 +66,14 @@ class Bound:
             )
 
     def grad_changed(self) -> bool:
-        """Tell whether the gradient is not what :meth:`put_grad` has put."""
+        """Return whether the gradient has changed since :meth:`put_grad`."""
         grad = self.param.grad
         if grad is not self.put or (grad is not None and grad._version != self.put_version):
             return True
         return grad is not None and not grad.is_sparse and not same_bits(grad, self.grad)
 
     def weight_changed(self) -> bool:
-        """Tell whether the parameter is not the arena's value."""
+        """Return whether the parameter differs from the arena's value."""
         return not same_bits(self.param.data, self.value)
 
     def take_weight(self) -> None:
@@ -116,14 +117,14 @@ def take_all(bound: Iterable[Bound], weights: bool) -> None:
 
 
 def _takes_values(target: torch.Tensor) -> bool:
-    """Tell whether values can be copied there: not into rows, a graph, or elements that are one (``expand``)."""
+    """Return whether values can be copied there: it is dense, needs no gradient, and has no shared elements."""
     if target.layout is not torch.strided or target.requires_grad:
         return False
     return not any(step == 0 and size > 1 for step, size in zip(target.stride(), target.shape, strict=True))
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Tell whether two tensors of one shape and dtype hold the same bits, NaN included."""
+    """Return whether two tensors of one shape and dtype hold the same bits, NaN included."""
     if one.device.type == other.device.type == "cpu" and one.is_contiguous() and other.is_contiguous():
         return not _libc.memcmp(one.data_ptr(), other.data_ptr(), one.numel() * one.itemsize)
     return torch.equal(one.to(other.device).nan_to_num(), other.nan_to_num())
@@ -133,13 +134,31 @@ _libc = ctypes.CDLL(None)
 _libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
 
-def bind(names: Sequence[str], params: Sequence[torch.nn.Parameter], blocks: Sequence[WorkerBlock]) -> list[Bound]:
-    """Tie parameters to their places in the arenas.
+def bind_keys(
+    store: DistStore, names: Sequence[str], params: Sequence[torch.nn.Parameter], tags: Sequence[int]
+) -> list[Bound]:
+    """Initialise keys for parameters, find their places, and give the parameters rank 0's weights.
 
     Args:
-        names: of the keys.
-        params: in the same order.
-        blocks: where the keys are.
+        store: store that gets the keys.
+        names: names of the keys.
+        params: the parameters, in the same order.
+        tags: tags of the keys, in the same order; keys of unlike tags share no bucket.
+    """
+    blocks = store.add_keys(names, [param.data for param in params], tags)
+    store.traffic.refresh(store.table.plan(tuple(names)))
+    bound = _bind(names, params, blocks)
+    take_all(bound, weights=True)
+    return bound
+
+
+def _bind(names: Sequence[str], params: Sequence[torch.nn.Parameter], blocks: Sequence[WorkerBlock]) -> list[Bound]:
+    """Find the places of parameters in the arenas.
+
+    Args:
+        names: names of the keys.
+        params: the parameters, in the same order.
+        blocks: blocks that hold the keys.
     """
     sides = side_streams(list(params))
     if sides:

@@ -1,7 +1,7 @@
-"""Buffers of a model (running means of BatchNorm): rank 0's are everybody's, as with DDP.
+"""Buffers of a model (running means of BatchNorm): all workers have rank 0's, as with DDP.
 
-While a model trains, its output does not depend on them. So they are not sent with every forward pass: rank 0 publishes
-those that changed before it pushes, and the others take them before something reads them.
+The output of a training model does not depend on them. So they are not sent with every forward pass: rank 0 publishes
+changed buffers before it pushes, and the other workers pull them before they are read.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from paceline.optim.binding import same_bits
 
 
 class Buffers:
-    """The buffers of a model, and its parameters that no optimizer has.
+    """Shares the buffers of a model, and its parameters that no optimizer has.
 
-    Collective: every worker makes it.
+    Collective: every worker creates it.
 
     Args:
-        store: whose job it is.
+        store: a store of the job; the buffers get a store of their own beside it.
         model: the network.
-        trained: parameters that an optimizer has; they travel by themselves.
+        trained: parameters that an optimizer has; they are not shared here.
     """
 
     def __init__(self, store: DistStore, model: torch.nn.Module, trained: Sequence[torch.nn.Parameter]) -> None:
@@ -44,12 +44,12 @@ class Buffers:
             self._published = {name: one.detach().clone() for name, one in self._current().items()}
 
     def _current(self) -> dict[str, torch.Tensor]:
-        """Return the buffers as they are now: a module may have replaced a tensor."""
+        """Return the current buffers: a module may have replaced a tensor."""
         current = {f"buffer {name}": one for name, one in self._model.named_buffers()}
         return {name: one for name, one in current.items() if name in self._buffers}
 
     def publish(self) -> None:
-        """Give the servers rank 0's buffers that have changed; the others note that theirs are old."""
+        """Send rank 0's changed buffers to the servers; other workers note that theirs are old."""
         self._stale = True
         if not self._published:
             return
@@ -61,7 +61,7 @@ class Buffers:
                 self._published[name].copy_(one)
 
     def take(self) -> None:
-        """Bring rank 0's buffers of its last step, unless they are here."""
+        """Pull rank 0's buffers of its last step, unless this worker has them."""
         if self._store is None or self._rank == 0 or not self._stale:
             return
         self._stale = False
@@ -75,7 +75,7 @@ class Buffers:
 
     @property
     def are_read(self) -> bool:
-        """Whether old buffers are about to be read: a part of the model that has some is in evaluation mode."""
+        """Whether old buffers would be read: a module that has buffers is in evaluation mode."""
         return (
             self._stale
             and self._rank != 0
@@ -84,6 +84,6 @@ class Buffers:
 
 
 def _travelling(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy in CPU memory in a type that servers hold; integers up to 2**53 are exact."""
+    """Return a copy in CPU memory with a dtype that servers hold; integers up to 2**53 are exact."""
     values = tensor.detach().cpu().clone()
     return values if values.is_floating_point() else values.to(torch.float64)

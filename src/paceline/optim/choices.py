@@ -1,4 +1,4 @@
-"""What the user of DistributedOptimizer has chosen, checked. Pure."""
+"""Options of DistributedOptimizer, checked. Pure."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ OnNan = Literal["error", "skip", "pass"]
 
 @dataclass(frozen=True)
 class Choices:
-    """How gradients travel and who steps."""
+    """Options of how gradients are merged and applied."""
 
     reduction: Literal["mean", "sum"] = "mean"
     passes: int = 1
-    """Backward passes that make one push."""
+    """Backward passes per push."""
     overlap: bool | None = None
-    """Push while backward runs; None: where gradients may not change afterwards unnoticed."""
+    """Push while backward runs; None: the default of the store's mode."""
     lazy: bool = False
     """``step`` does not wait for new weights."""
     clip_norm: float | None = None
@@ -25,10 +25,10 @@ class Choices:
     on_nan: OnNan = "error"
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense.
+        """Check the options.
 
         Raises:
-            ValueError: with the argument and what it may be.
+            ValueError: an option is wrong; the text names it and its allowed values.
         """
         if self.reduction not in ("mean", "sum"):
             raise ValueError(f"reduction is 'mean' or 'sum', not {self.reduction!r}")

@@ -1,4 +1,4 @@
-"""Which strategy a DistributedOptimizer has.
+"""Chooses the strategy of a DistributedOptimizer.
 
 | store                                            | ``update``               | strategy               |
 |--------------------------------------------------|--------------------------|------------------------|
@@ -32,15 +32,15 @@ Kind = Literal["alone", "reduced", "worker", "server"]
 
 
 def choose_strategy(setup: Setup, store: KVStoreBase, update: Update | None) -> Strategy:
-    """Make the strategy for a store. Collective with a distributed one.
+    """Make the strategy for a store. Collective if the store is distributed.
 
     Args:
-        setup: what the strategy is made of.
-        store: as the user gave it.
+        setup: the optimizer, its parameters and the user's options.
+        store: the user's store.
         update: who steps; None: the default of the store.
 
     Raises:
-        ValueError: the store or the optimizer cannot work this way.
+        ValueError: the store or the optimizer does not support these settings.
         KeyMismatchError: the models or options of the workers differ.
     """
     return _MAKERS[_kind_of(setup, store, update)](setup, store)
@@ -92,7 +92,7 @@ _MAKERS: dict[Kind, Callable[[Setup, Any], Strategy]] = {
 
 
 def _prepare(setup: Setup, store: DistStore, update: Update) -> Buffers | None:
-    """Compare the workers, then set codecs and share the model's buffers; returns these."""
+    """Compare the workers, set codecs and share the model's buffers; returns the buffers."""
     _agree(setup, store, update)
     store.set_gradient_compression(setup.compression or ())
     if setup.model is None:
@@ -114,6 +114,6 @@ def _agree(setup: Setup, store: DistStore, update: Update) -> None:
 
 
 def _wait_for_all(store: DistStore) -> None:
-    """Wait until all workers have rank 0's weights, and free what this took."""
+    """Wait until all workers have rank 0's weights, and return freed memory to the system."""
     store.barrier()
     give_back_freed_memory()

@@ -11,11 +11,11 @@ _ENTRY = "codec_states"
 
 
 def codec_entry(store: KVStoreBase, unsent: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the entry; nothing where codecs keep no state.
+    """Return the entry; an empty dict when codecs keep no state.
 
     Args:
-        store: whose codecs.
-        unsent: what codecs of pulls have not sent to this worker yet, by key.
+        store: the store that has the codecs.
+        unsent: residuals of this worker's pulls, by key.
     """
     if not (store.keeps_residuals or unsent):
         return {}
@@ -23,10 +23,10 @@ def codec_entry(store: KVStoreBase, unsent: Mapping[Any, Any]) -> dict[str, Any]
 
 
 def set_residuals(store: KVStoreBase, saved: Mapping[str, Any]) -> None:
-    """Set the residuals of this worker's pushes; they become 0 where the entry is of another worker.
+    """Set the residuals of this worker's pushes; if the entry is another worker's, they become 0.
 
     Args:
-        store: whose codecs.
+        store: the store that has the codecs.
         saved: a ``state_dict``.
     """
     entry = saved.get(_ENTRY, {})
@@ -35,6 +35,6 @@ def set_residuals(store: KVStoreBase, saved: Mapping[str, Any]) -> None:
 
 
 def unsent_in(saved: Mapping[str, Any]) -> Mapping[Any, Any]:
-    """Return what codecs of pulls had not sent, by key."""
+    """Return the residuals of pulls, by key."""
     unsent: Mapping[Any, Any] = saved.get(_ENTRY, {}).get("unsent", {})
     return unsent

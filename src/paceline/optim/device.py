@@ -1,4 +1,4 @@
-"""Gradients and weights of parameters on accelerators: copied beside the computation, then pushed."""
+"""Copies gradients and weights of parameters on accelerators, beside the computation."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ COPY_CHECK_INTERVAL_S = 0.0002
 
 
 class SideStream:
-    """A stream of one CUDA device on which gradients go to host memory and weights come from there.
+    """A stream of one CUDA device that copies gradients to host memory and weights from host memory.
 
-    Copies that follow each other on it are in order: once a gradient has left, the weights before it have come, so host
-    memory may be written again when the push of the gradient is answered.
+    Its copies run in order: when a gradient's copy has ended, earlier copies of weights have ended too. So host memory
+    may be written again when the push of the gradient is answered.
 
     Args:
         device: the device.
@@ -31,7 +31,7 @@ class SideStream:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def fetch(self, grad: torch.Tensor, into: torch.Tensor) -> torch.cuda.Event:
-        """Copy a gradient to host memory, after what computes it; returns an event at its end."""
+        """Copy a gradient to host memory, after its computation; returns an event at the end of the copy."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             into.copy_(grad, non_blocking=True)
@@ -41,7 +41,7 @@ class SideStream:
         return event
 
     def bring(self, value: torch.Tensor, param: torch.Tensor) -> None:
-        """Copy weights from host memory: after all work that reads the old ones, before all later work."""
+        """Copy weights from host memory, after all earlier work on the device and before all later work."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -63,10 +63,10 @@ class _Job:
 
 
 class Pusher:
-    """Pushes in the given order, each when its gradients are in host memory; backward does not wait.
+    """Pushes in the given order, each when its gradients are in host memory. Backward does not wait.
 
     Args:
-        timeout_s: how long a copy may take.
+        timeout_s: longest time of a copy, in seconds.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -78,12 +78,12 @@ class Pusher:
         self._thread: threading.Thread | None = None
 
     def after(self, ready: Callable[[], bool], push: Callable[[], None], what: str) -> None:
-        """Call ``push`` on a thread of its own once ``ready`` returns True.
+        """Call ``push`` on the pusher's thread once ``ready`` returns True.
 
         Args:
             ready: called until it returns True.
             push: called then.
-            what: for errors: ``the gradients of bucket 3``.
+            what: name for errors: ``the gradients of bucket 3``.
         """
         with self._idle:
             self._open += 1
@@ -97,7 +97,7 @@ class Pusher:
 
         Raises:
             DeadlineError: a copy did not end in time.
-            Exception: what a push raised; of several, the first.
+            Exception: the first error that a push raised.
         """
         with self._idle:
             if not self._idle.wait_for(lambda: not self._open, 2 * self._timeout_s):
@@ -123,5 +123,5 @@ class Pusher:
         deadline = time.monotonic() + self._timeout_s
         while not job.ready():
             if time.monotonic() > deadline:
-                raise DeadlineError(f"{job.what} did not leave their device within {self._timeout_s:g} s")
+                raise DeadlineError(f"{job.what} were not copied from their device within {self._timeout_s:g} s")
             time.sleep(COPY_CHECK_INTERVAL_S)

@@ -1,4 +1,4 @@
-"""DistributedOptimizer: a torch optimizer whose gradients, or whose whole update, go through a key-value store."""
+"""DistributedOptimizer: a torch optimizer that merges gradients, or runs its update, in a key-value store."""
 
 from __future__ import annotations
 
@@ -23,43 +23,45 @@ from paceline.optim.watch import ModelWatch
 class DistributedOptimizer(torch.optim.Optimizer):
     """Wraps a torch optimizer; the training loop stays as it is.
 
-    Gradients are means over the local batch, as PyTorch's losses make them; what is applied is the mean over the
-    samples of all workers. Every worker starts from rank 0's weights.
+    PyTorch's losses give gradients that are means over the local batch. The update uses the mean over the samples of
+    all workers. Every worker starts from rank 0's weights.
 
     With ``update="worker"`` (the default of ``dist_sync``) every backward pass ends with the merged gradients in
     ``param.grad``, as with DistributedDataParallel, and the wrapped optimizer steps in each worker. With
-    ``update="server"`` (the other modes have no other) the servers step. ``docs/pytorch.md`` says what a loop may do.
+    ``update="server"`` (all that the other modes offer) the servers step. ``docs/pytorch.md`` says what a loop may do.
 
-    Collective: every worker of the job makes it, with the same model and the same options.
+    Collective: every worker of the job creates it, with the same model and the same options.
 
     Args:
         optimizer: the optimizer. Its state is kept.
         kvstore: a store, or the type of one to create.
-        model: the network. With it keys have the parameters' names, frozen parameters and buffers are broadcast too,
-            buffers follow rank 0's, and the number of samples is seen from the inputs.
+        model: the network. With it, keys have the parameters' names, frozen parameters and buffers are broadcast too,
+            buffers follow rank 0's, and samples are counted from the inputs.
         named_parameters: names for the keys, when there is no ``model``.
         update: who steps: ``worker`` or ``server``.
         compression: ``{"type": "2bit", "threshold": 0.5}`` and the like; with ``"leg": "both"`` for pulls too, or a
             list for different codecs on the two legs (see ``KVStore.set_gradient_compression``).
         staleness: bound of ``dist_ssync`` and ``dist_gsync``, in rounds, when ``kvstore`` is a type.
-        weighting: of stale updates, when ``kvstore`` is a type.
+        weighting: how stale updates are weighted, when ``kvstore`` is a type.
         age: missed updates beyond which a push is dropped, when ``kvstore`` is a type.
         reduction: ``mean`` over all samples, or ``sum`` over workers.
-        samples: samples in a local batch; settable any time. Default: seen by ``model``, else all workers count alike.
+        samples: samples in a local batch; can be set at any time. Default: counted with ``model``; without it all
+            workers have the same weight.
         batch_dim: dimension of the model's inputs that counts samples; 1 for ``[T, B]``.
-        backward_passes_per_step: backward passes that are added up before they are pushed. Accumulation is right
+        backward_passes_per_step: backward passes that are summed before a push. Gradient accumulation is correct
             without it; with it less is sent.
-        overlap: push while backward runs. Default: True in ``dist_sync``; in the other modes what is in ``param.grad``
-            at ``step`` is pushed. With ``update="server"`` gradients must not change after they were pushed.
-        lazy: with ``update="server"``, ``step`` returns before the new weights are here; the next forward pass of
+        overlap: push while backward runs. Default: True in ``dist_sync``; the other modes push ``param.grad`` at
+            ``step``. With ``update="server"`` gradients must not change after they were pushed.
+        lazy: with ``update="server"``, ``step`` returns before the new weights arrive. The next forward pass of
             ``model``, its ``state_dict``, copies of it and :meth:`synchronize` wait for them. Other reads do not.
-        clip_grad_norm: largest norm of the merged gradient over all parameters, as ``torch.nn.utils.clip_grad_norm_``.
+        clip_grad_norm: largest norm of the merged gradient over all parameters, as in
+            ``torch.nn.utils.clip_grad_norm_``.
         clip_grad_value: largest absolute value of an element of the merged gradient.
         on_nan: what to do with gradients that are NaN or Inf: ``error``, ``skip`` the step on all workers (counted in
             ``skipped_steps``), or ``pass`` them on.
 
     Raises:
-        ValueError: the optimizer cannot work this way; the text says why.
+        ValueError: the optimizer does not support these settings; the text says why.
         KeyMismatchError: the models or options of the workers differ.
     """
 
@@ -94,7 +96,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         choices = Choices(
             reduction, backward_passes_per_step, overlap, lazy, clip_grad_norm, clip_grad_value, on_nan
         )  # fmt: skip
-        codecs.by_leg(compression)  # refuses wrong settings before anything is changed
+        codecs.by_leg(compression)  # raises for wrong settings before anything is changed
         self.inner = optimizer
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.state = optimizer.state
@@ -111,7 +113,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._strategy.model_watch = ModelWatch(model, self._samples, buffers, synchronize, lazy)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters. After wrapping: every worker does, and the worker must step.
+        """Add a param group. After wrapping every worker must add it, and ``update`` must be ``worker``.
 
         Raises:
             PacelineError: the servers step.
@@ -133,7 +135,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def samples(self) -> float | None:
-        """Samples in a local batch; None: as seen by ``model``."""
+        """Samples in a local batch; None: counted with ``model``."""
         return self._samples.given
 
     @samples.setter
@@ -142,7 +144,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def skipped_steps(self) -> int:
-        """Steps that were left out because gradients were not finite."""
+        """Steps that were skipped because gradients were not finite."""
         return self._strategy.skipped_steps
 
     @overload
@@ -152,69 +154,69 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float]) -> float: ...
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Apply the gradients of all workers; returns with the new weights in place, unless ``lazy``.
+        """Apply the gradients of all workers; unless ``lazy``, returns when the new weights are in place.
 
-        With a closure and ``update="worker"`` the loss is merged too, so that optimizers that decide by it (LBFGS)
-        decide alike on all workers.
+        With a closure and ``update="worker"`` the loss is merged too. So optimizers that use it to decide (LBFGS)
+        decide the same on all workers.
 
         Raises:
             PeerDiedError: a member of the job died.
-            DeadlineError: other workers did not come in time.
+            DeadlineError: other workers did not push in time.
             NonFiniteError: a gradient is NaN or Inf.
-            PacelineError: with ``update="server"``, a gradient, an option or a weight has changed where the servers do
-                not see it.
+            PacelineError: with ``update="server"``, a gradient, an option or a weight was changed in this process
+                alone, so the servers do not have the change.
         """
         scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         return self._strategy.step(closure, scale, found_inf)  # type: ignore[no-any-return]
 
     def synchronize(self) -> None:
-        """Wait until the weights of the last step are here; only with ``lazy`` they may not be."""
+        """Wait until the weights of the last step have arrived. Only ``lazy`` makes this necessary."""
         self._strategy.synchronize()
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Return a context in which backward passes only add gradients up, as DistributedDataParallel's.
+        """Return a context in which backward passes only accumulate gradients, as with DistributedDataParallel.
 
         Raises:
-            PacelineError: the servers step; there is ``backward_passes_per_step``.
+            PacelineError: the servers step; use ``backward_passes_per_step``.
         """
         return self._strategy.no_sync()
 
     def broadcast_weights(self) -> None:
-        """Make rank 0's weights and buffers everybody's, on the servers too. Every worker calls it."""
+        """Set the weights and buffers of all workers and servers to rank 0's. Every worker calls it."""
         if self._strategy.buffers is not None:
             self._strategy.buffers.publish()
         self._strategy.broadcast_weights()
         self.sync_buffers()
 
     def sync_buffers(self) -> None:
-        """Take rank 0's buffers as of its last step. Evaluation, ``state_dict`` and copies of ``model`` do so too."""
+        """Set buffers to rank 0's of its last step. Evaluation, ``state_dict`` and copies of ``model`` do so too."""
         if self._strategy.buffers is not None:
             self._strategy.buffers.take()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients."""
+        """Set gradients to None, or to zeros."""
         super().zero_grad(set_to_none)
 
     def close(self) -> None:
-        """Take no part in backward passes any more. Another DistributedOptimizer of the same parameters does this."""
+        """Stop watching backward passes. A new DistributedOptimizer of the same parameters closes this one too."""
         self._strategy.close()
 
     # ---- state -----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state like any torch optimizer, gathered from the servers where they hold it.
+        """Return the state as any torch optimizer does; with ``update="server"`` it is pulled from the servers.
 
-        With compression there is ``codec_states`` besides: what this worker's codec has not pushed yet, and what the
-        servers have not told it yet. To go on bit for bit every worker saves its own.
+        Compression adds the entry ``codec_states``: residuals of this worker's pushes and of its pulls. To resume with
+        the same bits, every worker saves its own.
         """
         self.synchronize()
         saved_besides = self._strategy.fetch_states()  # before the user's optimizer is read
         return super().state_dict() | saved_besides
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state; with a distributed store every worker calls it, and where servers step rank 0's counts.
+        """Load a state. With a distributed store every worker calls it; where servers step, rank 0's state is used.
 
-        Each worker's own are the residuals of its pushes: where the state is another worker's they start at 0.
+        Residuals of pushes belong to one worker: if the state is another worker's, they start at 0.
         """
         self.synchronize()
         super().load_state_dict(state_dict)
@@ -222,13 +224,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._strategy.give_states(state_dict)
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the wrapped optimizer has besides."""
+        """Return any other attribute of the wrapped optimizer."""
         if name == "inner":
             raise AttributeError(name)
         return getattr(self.inner, name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.optim.Optimizer:
-        """Return a copy of the wrapped optimizer with its state; it is not part of the job."""
+        """Return a copy of the wrapped optimizer with its state. The copy is not part of the job."""
         self.state_dict()
         return copy.deepcopy(self.inner, memo)
 
@@ -239,12 +241,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
 
 def _the_same(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Stand for a DistributedOptimizer where one is unpickled."""
+    """Return the wrapped optimizer: what unpickling a DistributedOptimizer gives."""
     return optimizer
 
 
 def _store(kvstore: str | KVStoreBase, **options: Any) -> KVStoreBase:
-    """Return the store as given, or one of a type."""
+    """Return the given store, or create one of the given type."""
     given = {name: value for name, value in options.items() if value is not None}
     if isinstance(kvstore, str):
         return create(kvstore, **given)

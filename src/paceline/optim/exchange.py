@@ -7,8 +7,8 @@
 | in flight         | ``fill``                                         | ``PacelineError``        | in flight |
 | in flight         | answered, and ``settle()``                       | end the round            | filling   |
 
-Gradients are copied into the arena when they are complete, so pushes leave while backward still runs. No server reads
-or writes the arena between ``settle`` and the next push.
+Gradients are copied into the arena when they are complete, so pushes are sent while backward still runs. No server
+reads or writes the arena between ``settle`` and the next push.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Exchange:
     """Pushes the buckets of one optimizer's parameters, once each per round, and waits for the answers.
 
     Args:
-        store: where to.
+        store: the store to push to.
         before_round: called before the first push of a round.
         before_push: called with the parameters of a bucket before they are pushed, when their gradients are in the
             arena; returns whether the update of this round must be skipped.
-        again: what to do about a gradient that comes after its push, for the error.
-        before_fill: called with each parameter before its gradient is copied into the arena: the arena's value is still
-            that of the last round.
+        again: advice for the error about a gradient that is computed after its push.
+        before_fill: called with each parameter before its gradient is copied into the arena. The arena's value is
+            still that of the last round.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Exchange:
 
     def _new_round(self) -> None:
         self._calls: dict[BucketKey, Call | None] = {}
-        """The pushes of this round, by bucket; None while gradients are on their way from a device."""
+        """The pushes of this round, by bucket; None while gradients are copied from a device."""
         self._copies: dict[BucketKey, list[torch.cuda.Event]] = {}
         self._filled: set[Bound] = set()
         self._missing = {key: len(members) for key, members in self._members.items()}
@@ -77,19 +77,19 @@ class Exchange:
 
     @property
     def blocks(self) -> list[WorkerBlock]:
-        """The blocks in which the parameters lie."""
+        """The blocks that hold the parameters."""
         return list(self._blocks.values())
 
     @property
     def started(self) -> bool:
-        """Whether a bucket of this round has left."""
+        """Whether a bucket of this round was pushed."""
         return bool(self._calls)
 
     def fill(self, one: Bound) -> None:
-        """Copy a complete gradient into the arena, and push what is complete with it.
+        """Copy a complete gradient into the arena, and push its bucket if that is complete.
 
         Raises:
-            PacelineError: its bucket has left already.
+            PacelineError: its bucket was pushed already.
         """
         keys = [(one.block.spec.block, part.bucket) for part in one.ranges]
         if any(key in self._calls for key in keys):
@@ -112,7 +112,7 @@ class Exchange:
                 self._copies.setdefault((one.block.spec.block, part.bucket), []).append(copy)
 
     def push_rest(self) -> None:
-        """Push what has not left yet, last layer first, with the gradients that are there now."""
+        """Push the remaining buckets, last layer first, with the current gradients."""
         for key in reversed(self._members):
             if key not in self._calls:
                 for one in self._members[key]:
@@ -144,7 +144,7 @@ class Exchange:
         )
 
     def settle(self) -> None:
-        """Wait for all answers of this round, and end it: the arena holds the new values."""
+        """Wait for all answers of this round, and end it. Then the arena holds the new values."""
         self._pusher.drain()
         try:
             self._store.session.wait([call for call in self._calls.values() if call is not None])
@@ -152,9 +152,9 @@ class Exchange:
             self._new_round()
 
     def broadcast_weights(self) -> None:
-        """Make rank 0's weights those of all workers and servers; between rounds. Every worker calls it."""
+        """Set the weights of all workers and servers to rank 0's; between rounds. Every worker calls it."""
         names = [one.name for one in self.bound]
-        self._store.barrier()  # until all have read what the last round has brought to the same place
+        self._store.barrier()  # the arena may be written only after all workers have read the last round's values
         if self._store.rank == 0:
             self._store.set_values(names, [one.param.data for one in self.bound])
         self._store.barrier()

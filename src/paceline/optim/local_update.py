@@ -22,8 +22,8 @@ class LocalUpdate:
     """Steps on this process's own gradients. Base of the strategies in which the worker steps.
 
     Args:
-        setup: what the strategy is made of.
-        store: of the parameters; nothing is pushed to it.
+        setup: the optimizer, its parameters and the user's options.
+        store: the parameters' store; nothing is pushed to it.
     """
 
     scales_by_itself = False
@@ -38,7 +38,7 @@ class LocalUpdate:
     def step(
         self, closure: Closure | None, scale: torch.Tensor | None = None, found_inf: torch.Tensor | None = None
     ) -> Any:
-        """Step on merged gradients. A closure's loss is merged too, so that all workers take the same decisions.
+        """Step on merged gradients. A closure's loss is merged too, so that all workers decide the same.
 
         ``scale`` and ``found_inf`` are not used: a GradScaler unscales these gradients itself.
         """
@@ -86,7 +86,7 @@ class LocalUpdate:
         return [name for name, param, _ in self.named if param.grad is not None and not is_finite(param.grad)]
 
     def suspicious(self) -> bool:
-        """Tell whether a merged gradient may be NaN or Inf; a cheap check, and False is certain."""
+        """Return whether a merged gradient may be NaN or Inf: a cheap check. False is certain, True is not."""
         return any(param.grad is not None and not sums_up(param.grad) for _, param, _ in self.named)
 
     def blame(self, names: Sequence[str]) -> NonFiniteError:
@@ -105,7 +105,7 @@ class LocalUpdate:
         """Do nothing: no other worker has these weights."""
 
     def check_extendable(self) -> None:
-        """Do nothing: param groups may be added any time."""
+        """Do nothing: param groups may be added at any time."""
 
     def add(self, named: Named) -> None:
         """Add the parameters of new param groups."""
@@ -127,8 +127,8 @@ class MergingUpdate(LocalUpdate):
     """Merges gradients at the end of each backward pass.
 
     Args:
-        setup: what the strategy is made of.
-        store: that merges.
+        setup: the optimizer, its parameters and the user's options.
+        store: merges the gradients.
     """
 
     def __init__(self, setup: Setup, store: KVStoreBase) -> None:
@@ -139,7 +139,7 @@ class MergingUpdate(LocalUpdate):
         self._passes = 0
         self._syncs = True
         self._is_merged = False
-        """Gradients were merged after the last step, and no gradient was computed after that."""
+        """True when gradients were merged after the last step, and no gradient was computed since."""
         self._sums: set[torch.nn.Parameter] = set()
         """Parameters whose gradients are sums over workers since the last merge."""
 
@@ -160,7 +160,7 @@ class MergingUpdate(LocalUpdate):
             self._merge()
 
     def finish(self) -> None:
-        """Merge what no backward pass has merged: gradients set by hand, or accumulated in :meth:`no_sync`."""
+        """Merge gradients that no backward pass merged: set by hand, or accumulated in :meth:`no_sync`."""
         if not self._is_merged:
             self._merge()
         self._is_merged = False
@@ -175,7 +175,7 @@ class MergingUpdate(LocalUpdate):
             self._sums = {param for _, param, _ in self.named}
 
     def _refuse_merged(self, param: torch.nn.Parameter) -> None:
-        """Refuse to merge a sum again: each worker would add it. (Means can be merged again: they are equal.)"""
+        """Raise when a sum would be merged again: each worker would add it. (Equal means can be merged again.)"""
         if param in self._sums and param.grad is not None and bool(param.grad.any()):
             name = next(name for name, one, _ in self.named if one is param)
             raise PacelineError(
@@ -189,7 +189,7 @@ class MergingUpdate(LocalUpdate):
         self._watch.close()
 
     def complete(self, param: torch.nn.Parameter) -> None:
-        """Handle a gradient that is complete, while backward goes on."""
+        """Handle a gradient that is complete, while backward still runs."""
 
     def merge(self) -> None:
         """Merge all gradients, and copy the merged ones to the parameters."""
@@ -214,8 +214,8 @@ class StoreUpdate(MergingUpdate):
     """Merges through a store of one process with a codec, or through a third party's store.
 
     Args:
-        setup: what the strategy is made of.
-        store: that only broadcasts and reduces.
+        setup: the optimizer, its parameters and the user's options.
+        store: only broadcasts and reduces.
     """
 
     def __init__(self, setup: Setup, store: KVStoreBase) -> None:
@@ -227,7 +227,7 @@ class StoreUpdate(MergingUpdate):
         self.store.broadcast([name for name, _, _ in named], values, values)
 
     def merge(self) -> None:
-        """Push gradients and pull their sum or mean; one that this worker lacks counts as zeros."""
+        """Push gradients and pull their sum or mean. A gradient that this worker does not have counts as zeros."""
         alone = self.store.num_workers == 1
         ready = [(name, param) for name, param, _ in self.named if param.grad is not None or not alone]
         for _, param in ready:

@@ -1,4 +1,4 @@
-"""Names of parameters: what keys are matched by across workers. Pure."""
+"""Names of parameters. Workers match keys by them. Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import torch
 def name_parameters(
     groups: Sequence[dict[str, Any]], named: Iterable[tuple[str, torch.Tensor]] | None
 ) -> list[tuple[str, torch.nn.Parameter, int]]:
-    """Return (name, parameter, group) of every parameter of an optimizer, in forward order as far as known.
+    """Return (name, parameter, group) of every parameter of an optimizer, in forward order if it is known.
 
-    Frozen ones are among them: they may be trained later.
+    Frozen parameters are included: they may be trained later.
 
     Args:
         groups: the optimizer's ``param_groups``.
-        named: names of the parameters, e.g. ``model.named_parameters()``; without them they are named by position.
+        named: names of the parameters, e.g. ``model.named_parameters()``; without it, names are positions.
 
     Raises:
         ValueError: a name occurs twice, a parameter has none, or its shape is not known yet.

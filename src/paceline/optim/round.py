@@ -1,12 +1,12 @@
-"""The round in which a worker is: opened once before its first push, closed after its last one.
+"""The current round of a worker: opened once before its first push, closed after its last one.
 
 | state  | event                        | action                                                        | next   |
 |--------|------------------------------|---------------------------------------------------------------|--------|
 | closed | ``open()``: first push       | count the round; set samples and options; publish buffers     | open   |
 | open   | ``open()``: any further push | nothing                                                       | open   |
-| open   | ``close()``: all are pushed  | nothing                                                       | closed |
+| open   | ``close()``: all were pushed | nothing                                                       | closed |
 
-Buffers are published before the first push, so the servers have those of a round before they can answer it.
+Buffers are published before the first push, so the servers have a round's buffers before they can answer it.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from paceline.updaters import Options
 
 
 class Round:
-    """Sets what all pushes of one round have in common.
+    """Sets the settings that all pushes of one round share.
 
     Args:
-        store: of the parameters.
-        samples: of this worker.
-        buffers: of the model, if workers share them.
+        store: the parameters' store.
+        samples: counts this worker's samples.
+        buffers: the model's buffers, if workers share them.
         options: returns the optimizer's options per param group.
 
     Attributes:
-        number: of the round, from 1 on.
-        options: of the last round that was opened.
+        number: number of the round, from 1 on.
+        options: options of the last round that was opened.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""How many samples are behind a push."""
+"""Counts the samples behind a push."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ logger = logging.getLogger(__name__)
 
 
 class Samples:
-    """Counts the samples of a model whose losses went backward since the last push.
+    """Counts the samples of forward passes that had a backward pass since the last push.
 
-    Forward passes without a backward pass count nothing (outputs that are logged, or detached), nor do backward passes
-    that reach none of the optimizer's parameters (a frozen critic that only passes gradients on).
+    Forward passes without a backward pass are not counted (outputs that are logged, or detached). Backward passes that
+    reach none of the optimizer's parameters are not counted either (a frozen critic that only passes gradients on).
 
     Args:
         given: samples of every local batch, or None to count.
@@ -31,15 +31,15 @@ class Samples:
         self._seen = self._pending = 0.0
         self._touched = False
         self.last = 1.0
-        """Of the last push."""
+        """Samples of the last push."""
         self._warned = False
 
     def see(self, inputs: Any, outputs: Any) -> None:
-        """Have the samples of one forward pass counted in each backward pass through its outputs.
+        """Register one forward pass: its samples are counted in each backward pass through its outputs.
 
         Args:
-            inputs: positional and keyword inputs, nested as they may be. The first tensor with the dimension counts.
-            outputs: likewise. Where they are objects that hide their tensors, the forward pass counts by itself.
+            inputs: positional and keyword inputs, nested or not. The first tensor that has the dimension is used.
+            outputs: likewise. If they are objects whose tensors cannot be found, the forward pass is counted at once.
         """
         nodes = {one.grad_fn for one in tensors_in(outputs) if one.grad_fn is not None}
         number = self._number(inputs) if nodes else 0
@@ -59,7 +59,7 @@ class Samples:
             self._seen += self._number(inputs)
 
     def touch(self) -> None:
-        """Note that the backward pass that runs has reached a parameter of the optimizer."""
+        """Note that the running backward pass has reached a parameter of the optimizer."""
         self._touched = True
 
     def _end_pass(self) -> None:
@@ -79,7 +79,7 @@ class Samples:
         return 0
 
     def take(self) -> float:
-        """Return the samples behind the push that begins now; without a forward pass, those of the last one."""
+        """Return the samples of the push that begins now; without a forward pass, those of the last push."""
         if self.given is not None:
             self.last = float(self.given)
         elif self._seen + self._pending:
@@ -102,7 +102,7 @@ def tensors_in(inputs: Any) -> list[torch.Tensor]:
 
 
 def _hides_tensors(outputs: Any) -> bool:
-    """Tell whether there is something in which tensors are not looked for."""
+    """Return whether there is an object that is not searched for tensors."""
     plain = (torch.Tensor, Mapping, str, bytes, int, float, type(None))
     leaves = pytree.tree_leaves(outputs)
     return any(not isinstance(leaf, plain) and not dataclasses.is_dataclass(leaf) for leaf in leaves)

@@ -2,13 +2,13 @@
 
     gradient complete ─► arena ─► bucket complete ─► push ─► merge, update ─► new weights ─► copied at ``step``
 
-| option            | buckets are pushed                 | a loop may change ``p.grad``                            |
+| option            | buckets are pushed                 | when a loop may change ``p.grad``                       |
 |-------------------|------------------------------------|---------------------------------------------------------|
 | ``overlap=True``  | when complete, while backward runs | not between backward and ``step``; checked bit by bit   |
 | ``overlap=False`` | at ``step``                        | until ``step``                                          |
 
-With ``overlap`` every ``backward_passes_per_step`` backward passes have one ``step``. The user's weights do not change
-before ``step`` copies new ones.
+With ``overlap`` there is one ``step`` after every ``backward_passes_per_step`` backward passes. The user's weights do
+not change before ``step`` copies new ones.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from paceline.compression.state import UNSENT
 from paceline.errors import NonFiniteError, PacelineError
 from paceline.kvstore.dist import DistStore
 from paceline.optim.backward import BackwardWatch
-from paceline.optim.binding import Bound, bind, take_all
+from paceline.optim.binding import Bound, bind_keys, take_all
 from paceline.optim.buffers import Buffers
 from paceline.optim.codec_states import codec_entry, set_residuals, unsent_in
 from paceline.optim.exchange import Exchange
@@ -37,15 +37,15 @@ from paceline.worker.optimizer_states import States
 
 
 class ServerUpdate:
-    """Pushes gradients, and copies the weights that the servers make of them.
+    """Pushes gradients, and copies the servers' new weights to the parameters.
 
     Args:
-        setup: what the strategy is made of.
-        store: of the parameters.
-        buffers: of the model, if workers share them.
+        setup: the optimizer, its parameters and the user's options.
+        store: the parameters' store.
+        buffers: the model's buffers, if workers share them.
 
     Raises:
-        ValueError: servers cannot run this optimizer, or not with these options; the text names the ways out.
+        ValueError: servers cannot run this optimizer, or not with these options; the text says what to do instead.
         TypeError: an option of the optimizer is not plain data.
     """
 
@@ -61,7 +61,7 @@ class ServerUpdate:
         self._overlap = store.policy.merge == "all" if self.choices.overlap is None else self.choices.overlap
         if self.choices.on_nan == "skip":
             if self.choices.overlap:
-                raise ValueError("on_nan='skip' needs overlap=False: a push that has left cannot be taken back")
+                raise ValueError("on_nan='skip' needs overlap=False: a push that was sent cannot be undone")
             self._overlap = False
         self._round = Round(store, setup.samples, buffers, self._options)
         self._exchange = Exchange(store, self._round.open, self._before_push, self._again, self._check_weight)
@@ -74,7 +74,7 @@ class ServerUpdate:
             raise ValueError(f"{error}{_OR_WORKER}") from error
         sparse = find_sparse([(name, param) for name, param, _ in self.named], self.inner, setup.model)
         if sparse and store.policy.merge == "groups" and self.choices.clip_norm is not None:
-            raise ValueError(f"clip_grad_norm in groups is for dense gradients, and {sparse[0][0]!r} has sparse ones")
+            raise ValueError(f"clip_grad_norm in groups needs dense gradients, but {sparse[0][0]!r} has sparse ones")
         self._sparse = SparseExchange(store, sparse, "server")
         self._bind()
         self._watch = BackwardWatch(self._on_gradient, lambda: None)
@@ -86,10 +86,7 @@ class ServerUpdate:
         names, params = [name for name, _, _ in dense], [param for _, param, _ in dense]
         if dense:
             tags = [2 * group + (not param.requires_grad) for _, param, group in dense]
-            blocks = store.add_keys(names, [param.data for param in params], tags)
-            store.traffic.refresh(store.table.plan(tuple(names)))
-            self._exchange.add(bind(names, params, blocks))
-            take_all(self._exchange.bound, weights=True)
+            self._exchange.add(bind_keys(store, names, params, tags))
         self._by_param = {one.param: one for one in self._exchange.bound}
         if self.inner.state and store.rank == 0:
             store.set_optimizer_states(self._own_states())
@@ -110,8 +107,8 @@ class ServerUpdate:
     def _again(self) -> str:
         return (
             "The servers have stepped on the first one: call optimizer.step() after every backward, set "
-            f"backward_passes_per_step, or use overlap=False{self._or_worker()}. Where one backward pass computes it "
-            "twice, give torch.utils.checkpoint use_reentrant=False"
+            f"backward_passes_per_step, or use overlap=False{self._or_worker()}. If one backward pass computes it "
+            "twice, call torch.utils.checkpoint with use_reentrant=False"
         )
 
     def _options(self) -> list[Options]:
@@ -157,7 +154,7 @@ class ServerUpdate:
     def step(
         self, closure: Closure | None, scale: torch.Tensor | None = None, found_inf: torch.Tensor | None = None
     ) -> Any:
-        """Have the servers apply the gradients of the round. See :class:`Strategy`; the closure is called once."""
+        """Let the servers apply the round's gradients. See :class:`Strategy`; the closure is called once."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -181,10 +178,10 @@ class ServerUpdate:
         return loss
 
     def _check_unchanged(self, scaled: bool) -> None:
-        """Refuse changes after a push, which the servers would not see."""
+        """Raise for changes after a push: the servers would not see them."""
         if not self._exchange.started:
             return
-        ways_out = f"use overlap=False (what is there at step is pushed){self._or_worker()}"
+        ways_out = f"use overlap=False (it pushes the gradients at step){self._or_worker()}"
         rank = self.store.rank
         if scaled:
             raise PacelineError(
@@ -200,7 +197,7 @@ class ServerUpdate:
         if self._options() != self._round.options:
             raise PacelineError(
                 f"worker {rank}: options of the optimizer (a learning rate, for example) were changed between backward "
-                f"and step, but the gradients have left with the old ones; change them before backward, or {ways_out}"
+                f"and step, but the gradients were pushed with the old ones; change them before backward, or {ways_out}"
             )
 
     def _must_skip(self, scale: torch.Tensor | None, found_inf: torch.Tensor | None) -> bool:
@@ -236,26 +233,26 @@ class ServerUpdate:
         self._sparse.broadcast_weights()
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Refuse: the servers step.
+        """Raise an error: the servers step.
 
         Raises:
-            PacelineError: always; ``backward_passes_per_step`` does what is asked for.
+            PacelineError: always; ``backward_passes_per_step`` accumulates gradients.
         """
         raise PacelineError("no_sync needs update='worker'; with the servers stepping set backward_passes_per_step")
 
     def check_extendable(self) -> None:
-        """Refuse new param groups.
+        """Raise an error: the servers need all param groups from the start.
 
         Raises:
-            PacelineError: always: the servers know the param groups from the start.
+            PacelineError: always.
         """
         raise PacelineError(
-            "the servers step, and they know the param groups from the start: add them to the optimizer before it is "
+            "the servers step, and they need all param groups from the start: add them to the optimizer before it is "
             f"given to DistributedOptimizer{self._or_worker()}"
         )
 
     def add(self, named: Named) -> None:
-        """Refuse new param groups; see :meth:`check_extendable`."""
+        """Raise an error; see :meth:`check_extendable`."""
         self.check_extendable()
 
     def close(self) -> None:
@@ -285,7 +282,7 @@ class ServerUpdate:
         return codec_entry(self.store, unsent)
 
     def give_states(self, saved: Mapping[str, Any]) -> None:
-        """Give the servers the state of the user's optimizer. Every worker calls it, and rank 0's counts."""
+        """Send the state of the user's optimizer to the servers. Every worker calls it; rank 0's state is used."""
         set_residuals(self.store, saved)
         if self.store.rank == 0:
             self.store.set_optimizer_states(self._own_states())
@@ -297,7 +294,7 @@ def _spec_of(inner: torch.optim.Optimizer, named: Named) -> UpdaterSpec:
     """Describe an optimizer for the servers.
 
     Raises:
-        ValueError: servers cannot run it; the text names the ways out.
+        ValueError: servers cannot run it; the text says what to do instead.
         TypeError: an option is not plain data.
     """
     keys: dict[str | int, KeyOptions] = {name: KeyOptions(group) for name, _, group in named if group}

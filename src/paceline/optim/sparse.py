@@ -1,7 +1,8 @@
-"""Parameters whose gradients are sparse: some rows of them are pushed, and some rows come back.
+"""Parameters with sparse gradients: workers push only rows, and servers answer with only rows.
 
-``update="worker"``: the merged rows come back, and the servers store nothing of such a parameter. ``update="server"``:
-the servers hold the weights and run the lazy form of the optimizer; the rows of the weights that changed come back.
+``update="worker"``: the answers are merged rows, and the servers store no weights of such a parameter.
+``update="server"``: the servers hold the weights and run the lazy form of the optimizer; the answers are the rows of
+the weights that changed.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from paceline.worker.rows import RowExchange
 
 Named = tuple[str, nn.Parameter]
 
-#: Weights are given to the other workers in parts of about so many bytes.
+#: Size of the parts, in bytes, in which rank 0 sends weights to the other workers.
 _PART_BYTES = 16 * 1024 * 1024
 
 
 def find_sparse(named: Iterable[Named], optimizer: torch.optim.Optimizer, model: nn.Module | None) -> list[Named]:
-    """Return the parameters whose gradients will be sparse; the same on every worker, and known before any backward.
+    """Return the parameters whose gradients will be sparse: known before any backward, the same on every worker.
 
-    These are: all of ``SparseAdam``; those that belong to modules with ``sparse=True`` and to no other (what a
-    parameter gets from elsewhere too is dense); and those that say so themselves: ``parameter.sparse_grad = True``.
+    These are: all of ``SparseAdam``; those that belong only to modules with ``sparse=True`` (another module would make
+    the gradient dense); and those that the user has marked: ``parameter.sparse_grad = True``.
 
     Args:
         named: names and parameters of the optimizer.
-        optimizer: the user's.
+        optimizer: the user's optimizer.
         model: the network, if it is known.
     """
     owners: dict[nn.Parameter, list[bool]] = {}
@@ -53,19 +54,19 @@ def find_sparse(named: Iterable[Named], optimizer: torch.optim.Optimizer, model:
 
 
 class SparseExchange:
-    """The parameters of one optimizer whose gradients are sparse, in one store.
+    """Exchanges rows of the sparse parameters of one optimizer through one store.
 
-    Collective: every worker makes it with the same parameters, after the store knows its updater, and before its first
-    push. All of a round push every parameter once, also those without a gradient.
+    Collective: every worker creates it with the same parameters, after the store has its updater, and before its first
+    push. In a round every worker pushes every parameter once, also those without a gradient.
 
     Args:
-        store: of the optimizer's keys.
+        store: the store of the optimizer's keys.
         named: names (the keys) and parameters, as :func:`find_sparse` returns them.
         update: where the optimizer runs; ``worker`` needs ``dist_sync``.
 
     Raises:
-        ValueError: ``worker`` in another mode; ``server`` with an optimizer that torch does not run on rows, or options
-            with which it moves other rows too.
+        ValueError: ``worker`` in another mode; ``server`` with an optimizer that torch does not run on rows, or with
+            options that change other rows too.
         KeyMismatchError: the models of the workers differ.
     """
 
@@ -76,11 +77,11 @@ class SparseExchange:
         self._last: dict[nn.Parameter, RowExchange] = {}
         """The exchanges of the last round."""
         self._versions: dict[nn.Parameter, int] = {}
-        """What counts in-place changes of weights, when they last came from the servers."""
+        """torch's count of in-place changes of each weight, as of the servers' last answer."""
         self.add(named)
 
     def add(self, named: Sequence[Named]) -> None:
-        """Take more parameters, between rounds; every worker does."""
+        """Add parameters, between rounds. Every worker calls it."""
         names, params = [name for name, _ in named], [param for _, param in named]
         if not self._in_worker:
             _check_server(self._store.spec, names)
@@ -92,22 +93,22 @@ class SparseExchange:
         self._versions |= {param: param._version for param in params}
 
     def __contains__(self, param: nn.Parameter) -> bool:
-        """Whether a parameter is one of these."""
+        """Return whether a parameter is exchanged here."""
         return param in self._places
 
     def __len__(self) -> int:
-        """Return how many parameters there are."""
+        """Return the number of parameters."""
         return len(self._places)
 
     def push(self, *params: nn.Parameter, skip: bool = False) -> None:
-        """Push what ``param.grad`` holds now, of these parameters or of all that were not pushed in this round.
+        """Push ``param.grad`` of these parameters, or of all that were not pushed in this round.
 
-        Does not wait. The push weighs ``store.samples``. A parameter without gradient is pushed as absent. With
-        ``skip`` nobody applies the round.
+        Does not wait. The push has the weight ``store.samples``. A parameter without gradient is pushed as absent. With
+        ``skip`` no worker and no server applies the round.
 
         Raises:
             PacelineError: a gradient is not row-sparse, or was pushed in this round already; with ``server``, weights
-                were changed where the servers do not see it (changes through ``.data`` go unnoticed).
+                were changed in this process alone (changes through ``.data`` are not detected).
         """
         for param in params or [one for one in self._places if one not in self._under_way]:
             name, place = self._places[param]
@@ -126,14 +127,14 @@ class SparseExchange:
             )
 
     def finish(self) -> None:
-        """Push what is left, and wait for all answers of the round.
+        """Push the remaining parameters, and wait for all answers of the round.
 
-        With ``worker`` every ``param.grad`` is the merged gradient afterwards, the same bits on every worker, or None
-        where no worker had one. With ``server`` ``param`` has the new weights; ``param.grad`` stays as it is.
+        With ``worker`` every ``param.grad`` is then the merged gradient, the same bits on every worker, or None where
+        no worker had one. With ``server`` ``param`` has the new weights; ``param.grad`` is not changed.
 
         Raises:
             PeerDiedError: a member of the job died.
-            DeadlineError: other workers did not come in time.
+            DeadlineError: other workers did not push in time.
         """
         self.push()
         self._last, self._under_way = self._under_way, {}
@@ -149,7 +150,7 @@ class SparseExchange:
         self._versions[param] = param._version
 
     def all_sum_up(self) -> bool:
-        """Tell whether the rows of the last round are finite; True is certain."""
+        """Return whether the rows of the last round are finite. True is certain, False is not."""
         return all(one.rows is None or sums_up(one.rows) for one in self._last.values())
 
     def not_finite(self) -> list[str]:
@@ -158,7 +159,7 @@ class SparseExchange:
         return [name for name, rows in pushed.items() if rows is not None and not bool(rows.values().isfinite().all())]
 
     def refresh(self) -> None:
-        """Pull the rows that changed on the servers since the last answer; with ``worker`` there are none."""
+        """Pull the rows that changed on the servers since the last answer. With ``worker`` it does nothing."""
         if self._in_worker:
             return
         found = {param: self._store.rows.news(place) for param, (_, place) in self._places.items()}
@@ -167,7 +168,7 @@ class SparseExchange:
             self._bring(one, param)
 
     def broadcast_weights(self) -> None:
-        """Make rank 0's weights those of all workers and servers. Collective, between rounds."""
+        """Set the weights of all workers and servers to rank 0's. Collective, between rounds."""
         named = [(name, param) for param, (name, _) in self._places.items()]
         if self._in_worker and named:
             _give_weights(self._store, named)
@@ -180,7 +181,7 @@ class SparseExchange:
 
 
 def _give_weights(store: DistStore, named: Sequence[Named]) -> None:
-    """Give rank 0's weights to all workers, part by part: it pushes rows, the others none."""
+    """Send rank 0's weights to all workers, part by part: rank 0 pushes rows, the others push none."""
     other = store.sibling("rest")
     other.samples = float(other.rank == 0)
     names = [name for name, _ in named]
@@ -194,24 +195,24 @@ def _give_weights(store: DistStore, named: Sequence[Named]) -> None:
     other.close()
 
 
-#: Optimizers that torch runs on sparse gradients, and their options with which it refuses to, or moves all rows.
+#: Optimizers that torch runs on sparse gradients; for each the options that forbid this or change all rows.
 _ON_ROWS = {"sgd": ("momentum", "weight_decay"), "adagrad": ("weight_decay",), "sparseadam": ()}
 
 
 def _check_server(spec: UpdaterSpec, names: Sequence[str]) -> None:
-    """Refuse what servers would update otherwise than torch does in one process."""
+    """Raise for settings with which servers would update differently from torch in one process."""
     for name in names:
         if spec.name not in _ON_ROWS:
             raise ValueError(
-                f"the gradients of {name!r} are sparse, which torch's {spec.name!r} does not take; use SparseAdam, "
+                f"the gradients of {name!r} are sparse, which torch's {spec.name!r} does not support; use SparseAdam, "
                 "SGD or Adagrad for it, or sparse=False"
             )
         options = spec.groups[spec.keys.get(name, KeyOptions()).group]
         wrong = next((one for one in _ON_ROWS[spec.name] if options.get(one)), None)
         if wrong is not None:
             raise ValueError(
-                f"the gradients of {name!r} are sparse, and servers update only their rows, while {wrong} in "
-                f'{spec.name!r} is about all rows: use update="worker" (dist_sync), {wrong}=0 or sparse=False'
+                f"the gradients of {name!r} are sparse, and servers update only their rows, but {wrong} of "
+                f'{spec.name!r} changes all rows: use update="worker" (dist_sync), {wrong}=0 or sparse=False'
             )
 
 
@@ -220,8 +221,8 @@ def _check_rows(name: str, param: nn.Parameter) -> None:
     if grad is not None and not (grad.is_sparse and grad.sparse_dim() == 1):
         kind = "dense" if not grad.is_sparse else "sparse, but not in its rows alone"
         raise PacelineError(
-            f"the gradient of {name!r} is {kind}, though its module or its optimizer promised rows; what it gets "
-            "besides from another layer or a penalty makes it so: make the embedding with sparse=False"
+            f"the gradient of {name!r} is {kind}, but its module or its optimizer announced rows. Another layer or a "
+            "penalty adds a dense gradient: create the embedding with sparse=False"
         )
 
 

@@ -1,4 +1,4 @@
-"""What DistributedOptimizer needs of a strategy: one way to bring the gradients of all workers into an update."""
+"""Interface of the strategies of DistributedOptimizer: each is one way to update with the gradients of all workers."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Closure: TypeAlias = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Setup:
-    """All that a strategy is made of, besides its store.
+    """Arguments of a strategy, except its store.
 
     Attributes:
         inner: the user's optimizer.
         named: its parameters.
-        choices: of the user.
+        choices: the user's options.
         model: the network, if it is known.
-        samples: of this worker.
+        samples: counts this worker's samples.
         compression: settings of codecs; None or empty: no compression.
     """
 
@@ -43,12 +43,12 @@ class Setup:
 
 
 class Strategy(Protocol):
-    """Gradients of all workers in, new weights out.
+    """Turns the gradients of all workers into new weights.
 
     Attributes:
         scales_by_itself: ``step`` divides by the scale of a GradScaler; else the scaler does it as with any optimizer.
-        model_watch: of the model, if it is known. Hooks of parameters keep the strategy, and so the watch, also where a
-            loop drops the DistributedOptimizer.
+        model_watch: the watch of the model, if it is known. Hooks of parameters keep the strategy alive, and so the
+            watch, also after a loop has dropped the DistributedOptimizer.
         skipped_steps: steps that were skipped because gradients were not finite.
     """
 
@@ -71,7 +71,7 @@ class Strategy(Protocol):
 
         Args:
             closure: computes the loss.
-            scale: of a GradScaler, which gradients are divided by.
+            scale: scale of a GradScaler; gradients are divided by it.
             found_inf: whether the GradScaler found Inf; then the step is skipped.
         """
 
@@ -82,19 +82,19 @@ class Strategy(Protocol):
         """Return a context in which backward passes only accumulate gradients."""
 
     def broadcast_weights(self) -> None:
-        """Make rank 0's weights those of all workers and servers. Every worker calls it."""
+        """Set the weights of all workers and servers to rank 0's. Every worker calls it."""
 
     def check_extendable(self) -> None:
-        """Refuse new param groups where they cannot be added."""
+        """Raise an error where param groups cannot be added."""
 
     def add(self, named: Named) -> None:
-        """Add the parameters of new param groups; every worker does."""
+        """Add the parameters of new param groups. Every worker calls it."""
 
     def fetch_states(self) -> dict[str, Any]:
-        """Put the state into the user's optimizer; returns entries to be saved with it."""
+        """Put the state into the user's optimizer; returns further entries of the ``state_dict``."""
 
     def give_states(self, saved: Mapping[str, Any]) -> None:
-        """Take the state from the user's optimizer, and the entries that :meth:`fetch_states` returned."""
+        """Load the state from the user's optimizer and from the entries that :meth:`fetch_states` returned."""
 
     def close(self) -> None:
         """Stop watching backward passes."""

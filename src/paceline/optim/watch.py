@@ -1,4 +1,4 @@
-"""Watching a model: samples that go in, and everything that reads weights or buffers."""
+"""Watches a model: counts samples, and updates weights and buffers before they are read."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class ModelHook:
     """A hook of a model. Copies of the model, and pickled ones, have a hook that does nothing.
 
     Args:
-        call: what to do; held weakly, so that the model does not keep the optimizer.
+        call: function to call; held weakly, so that the model does not keep the optimizer alive.
     """
 
     def __init__(self, call: Callable[..., None] | None = None) -> None:
         self._call = None if call is None else weakref.WeakMethod(call)
 
     def __call__(self, *args: Any) -> None:
-        """Call back, unless this is a copy's or the optimizer is gone."""
+        """Call the function, unless this hook is a copy or the optimizer was freed."""
         call = None if self._call is None else self._call()
         if call is not None:
             call(*args)
@@ -36,7 +36,7 @@ class ModelHook:
 
 
 class CopyHook(ModelHook):
-    """An attribute of a module that is copied and pickled before all others, and calls back then."""
+    """An attribute of a module that is copied and pickled before all others, and calls its function then."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModelHook:
         self()
@@ -58,14 +58,14 @@ _ATTRIBUTE = "_paceline_before_copy"
 
 
 class ModelWatch:
-    """Counts samples, and sees to it that what reads the model reads what it should.
+    """Counts samples, and brings weights and buffers up to date before the model reads them.
 
     Args:
         model: the network.
-        samples: counts what goes in.
-        buffers: of the model, if workers share them.
+        samples: counts the inputs.
+        buffers: the model's buffers, if workers share them.
         synchronize: waits for the weights of the last step.
-        lazy: weights may be on their way, so reads by any part of the model wait for them.
+        lazy: new weights may not have arrived, so reads by any part of the model wait for them.
     """
 
     def __init__(
@@ -103,10 +103,10 @@ class ModelWatch:
 
 
 def refuse_renormalising(model: torch.nn.Module) -> None:
-    """Refuse modules that write weights in their forward pass: each worker would write others.
+    """Raise for modules that write weights in their forward pass: each worker would write other values.
 
     Raises:
-        ValueError: with the module and the way out.
+        ValueError: names the module and says what to do instead.
     """
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.max_norm is not None:

@@ -3,9 +3,9 @@
     backward: gradient complete ─► arena ─► bucket complete ─► push ─► merged ─► answer
     end of backward: push the rest ─► wait for all answers ─► copy merged gradients to ``p.grad``
 
-After that a loop may do anything with ``p.grad`` that it may do in one process with the joined batch: clip, scale, read
-norms, run another backward pass that adds to it. Merged gradients are the same on all workers, so merging them again
-with new ones gives the sum of both.
+After that a loop may use ``p.grad`` as in one process with the joined batch: clip, scale, read norms, run another
+backward pass that adds to it. Merged gradients are the same on all workers, so merging them again with new ones gives
+the sum of both.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 
 from paceline.errors import NonFiniteError
 from paceline.kvstore.dist import DistStore
-from paceline.optim.binding import Bound, bind, take_all
+from paceline.optim.binding import Bound, bind_keys, take_all
 from paceline.optim.buffers import Buffers
 from paceline.optim.exchange import Exchange
 from paceline.optim.finite import WAY_OUT, is_finite, listed, sums_up
@@ -30,7 +30,7 @@ from paceline.optim.strategy import Named, Setup
 from paceline.updaters import Options, UpdaterSpec
 from paceline.updaters.spec import plain
 
-#: Within one backward pass only checkpointing inside autograd's own passes does this.
+#: Only reentrant checkpointing computes a gradient twice in one backward pass.
 _AGAIN = (
     "One backward pass computes it twice: give torch.utils.checkpoint use_reentrant=False, or DistributedOptimizer "
     "overlap=False"
@@ -41,9 +41,9 @@ class WorkerUpdate(MergingUpdate):
     """Merges through the servers of a ``dist_sync`` store.
 
     Args:
-        setup: what the strategy is made of.
+        setup: the optimizer, its parameters and the user's options.
         store: merges to the mean over samples, or to the sum.
-        buffers: of the model, if workers share them.
+        buffers: the model's buffers, if workers share them.
     """
 
     store: DistStore
@@ -63,7 +63,7 @@ class WorkerUpdate(MergingUpdate):
         self.add(setup.named)
 
     def add(self, named: Named) -> None:
-        """Initialise keys for parameters, with rank 0's weights; every worker does."""
+        """Initialise keys for parameters, with rank 0's weights. Every worker calls it."""
         super().add(named)
         sparse = find_sparse([(name, param) for name, param, _ in named], self.inner, self._model)
         self._sparse.add(sparse)
@@ -72,13 +72,9 @@ class WorkerUpdate(MergingUpdate):
             self._add_dense([name for name, _ in dense], [param for _, param in dense])
 
     def _add_dense(self, names: list[str], params: list[torch.nn.Parameter]) -> None:
-        # Frozen parameters share no bucket with trained ones: they may stay frozen for long.
+        # Frozen parameters get buckets of their own, which may stay unpushed for a long time.
         tags = [int(not param.requires_grad) for param in params]
-        blocks = self.store.add_keys(names, [param.data for param in params], tags)
-        self.store.traffic.refresh(self.store.table.plan(tuple(names)))
-        bound = bind(names, params, blocks)
-        take_all(bound, weights=True)
-        self._exchange.add(bound)
+        self._exchange.add(bind_keys(self.store, names, params, tags))
         self._by_param = {one.param: one for one in self._exchange.bound}
 
     def _on_gradient(self, param: torch.nn.Parameter) -> None:
@@ -105,12 +101,12 @@ class WorkerUpdate(MergingUpdate):
         return all(sums_up(block.values) for block in self._exchange.blocks) and self._sparse.all_sum_up()
 
     def _before_push(self, members: Sequence[Bound]) -> bool:
-        """Skip the update of a gradient that is not finite where a codec would hide that from the other workers."""
+        """Return whether to skip the update: a gradient is not finite, and a codec would hide that from others."""
         encoded = "push" in self.store.traffic.codecs and self.choices.on_nan != "pass"
         return encoded and not all(sums_up(one.grad) for one in members)
 
     def suspicious(self) -> bool:
-        """Tell whether the last merge brought values that may be NaN or Inf."""
+        """Return whether the last merged gradients may be NaN or Inf."""
         return self._suspect
 
     def blame(self, names: Sequence[str]) -> NonFiniteError:
@@ -139,7 +135,7 @@ class WorkerUpdate(MergingUpdate):
         return loss.detach().clone().fill_(value[0]) if isinstance(loss, torch.Tensor) else float(value)
 
     def broadcast_weights(self) -> None:
-        """Make rank 0's weights those of all workers. Every worker calls it."""
+        """Set the weights of all workers to rank 0's. Every worker calls it."""
         self._exchange.broadcast_weights()
         self._sparse.broadcast_weights()
 

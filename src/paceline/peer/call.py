@@ -64,10 +64,11 @@ class Call:
                 callback(*arguments)
         except PacelineError as error:
             self._crash(type(error)(f"{self.what} at {self.whom}: {error}"))
-        except Exception as error:  # noqa: BLE001 - border to the asker's code: raised where it waits for the call
+        except Exception as error:  # noqa: BLE001 - thread border: the thread that waits for the call raises it
             self._crash(error)
         except BaseException as error:
-            # KeyboardInterrupt belongs to this thread. Who waits for the call learns that data may be incomplete.
+            # Thread border: KeyboardInterrupt belongs to this thread. Who waits for the call learns that data may be
+            # incomplete.
             self._crash(PacelineError(f"{self.what} at {self.whom}: {type(error).__name__} while its answer was used"))
             raise
         finally:

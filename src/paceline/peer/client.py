@@ -233,7 +233,7 @@ class Client:
     def _use_news(self, body: m.Body) -> Exception | None:
         try:
             self._on_news(body)
-        except Exception as error:  # noqa: BLE001 - border to the code of the client's owner: poll() raises it
+        except Exception as error:  # noqa: BLE001 - thread border: poll() raises it in the owner's thread
             return error
         return None
 

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable
 
 from paceline.config import Settings
-from paceline.errors import PacelineError, PeerDiedError, RendezvousError
+from paceline.errors import JoinTimeoutError, PacelineError, PeerDiedError
 from paceline.membership import describe
 from paceline.peer.client import Client
 from paceline.peer.hosts import host_id, own_address
@@ -83,6 +83,8 @@ class Lifeline:
         self.failure: PacelineError | None = None
         self.shutdown = False
         self.deaths: list[m.Death] = []
+        self.left: frozenset[int] = frozenset()
+        """Ranks of the workers that have left."""
         self.rank = -1
         self.members: list[m.Member] = []
 
@@ -97,7 +99,7 @@ class Lifeline:
         """
         hello = self._client.ask(self._channel, self._hello, "joining", on_answer=self._welcomed)
         if self._client.wait([hello], self._settings.start_timeout_s + _JOIN_GRACE_S) is not None:
-            raise RendezvousError(
+            raise JoinTimeoutError(
                 f"{self._name} did not answer {self._settings.role} {self._settings.rank} within "
                 f"{self._settings.start_timeout_s:g} s; is it running, and does this machine reach it?"
             )
@@ -139,6 +141,9 @@ class Lifeline:
         if body.deaths and self.failure is None:
             self.deaths = body.deaths
             self._fail("; ".join(describe(death) for death in body.deaths))
+        if not self.left.issuperset(body.left):
+            self.left = self.left.union(body.left)
+            self._on_change()
         if body.shutdown and not self.shutdown:
             self.shutdown = True
             self._on_change()

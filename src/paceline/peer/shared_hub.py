@@ -180,6 +180,7 @@ class SharedHub:
             while batch := self._next_or_stop():
                 self._send(batch)
         except BaseException:
+            # Thread border: whatever ends the work of this thread (KeyboardInterrupt too), another one can drive.
             with self.mutex:
                 self._stop_driving()
             raise

@@ -1,4 +1,4 @@
-"""Checkpoints of a training job: weights, optimizer, residuals, random numbers and what the script adds, as one."""
+"""Checkpoints of a training job: weights, optimizer, residuals, random numbers, and data of the script."""
 
 from paceline.saving.job import Checkpoint, load, save
 

@@ -1,4 +1,4 @@
-"""The state of the random number generators that a training loop draws from: Python's, NumPy's and torch's."""
+"""The state of the random number generators of a training loop: Python's, NumPy's and torch's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def state() -> dict[str, Any]:
-    """Return the state of this process's generators, as plain data and tensors; of CUDA only if it is in use."""
+    """Return the state of this process's generators, as plain data and tensors; CUDA's only if CUDA is in use."""
     version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
@@ -23,7 +23,7 @@ def state() -> dict[str, Any]:
 
 
 def set_state(state: dict[str, Any]) -> None:
-    """Set what :func:`state` returned; of CUDA devices as many as there are."""
+    """Set a state of :func:`state`; states of CUDA devices that do not exist here are ignored."""
     version, words, gauss = state["python"]
     name, keys, position, has_gauss, cached = state["numpy"]
     random.setstate((version, tuple(words.tolist()), gauss))

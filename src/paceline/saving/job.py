@@ -1,4 +1,4 @@
-"""Saving and resuming a job: ``paceline.save`` and ``paceline.load``."""
+"""Saves and resumes a job: ``paceline.save`` and ``paceline.load``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KIND = "a training job"
 
 
 class Stateful(Protocol):
-    """Something whose state can be saved: a module, a torch optimizer, a ``Trainer``."""
+    """An object whose state can be saved: a module, a torch optimizer, a ``Trainer``."""
 
     def state_dict(self) -> Any:
         """Return the state."""
@@ -36,7 +36,7 @@ class Stateful(Protocol):
 
 
 class Checkpoint(NamedTuple):
-    """What :func:`load` returns besides what it puts into model and optimizer.
+    """Result of :func:`load`.
 
     Attributes:
         step: as given to :func:`save`.
@@ -56,26 +56,27 @@ def save(
     extra: Any = None,
     rng: bool = True,
 ) -> None:
-    """Write a checkpoint, from which :func:`load` goes on bit for bit.
+    """Write a checkpoint. With :func:`load` training resumes from it with the same bits.
 
     Every worker of the job calls it, between two steps; it is a barrier. Worker 0 writes model (buffers too) and
-    optimizer to ``path``; what each other worker has of its own (residuals of its codec, its random numbers, its
-    ``extra``) is beside it, in ``<path>.rank<r>.<digest>``. The files belong together, and replace those of the
-    checkpoint before only when all are on the disk. Where workers do not wait for each other, the weights are those of
-    the servers at that moment.
+    optimizer to ``path``. Each other worker writes its own state (residuals of its codec, its random numbers, its
+    ``extra``) to ``<path>.rank<r>.<digest>``. The files belong together. They replace the previous checkpoint only when
+    all of them are on the disk. If workers do not wait for each other, the weights are those of the servers at that
+    moment.
 
     Args:
-        path: of the file; all workers give the same, on a disk that all of them see.
-        model: the network, or gluon's replicated one.
+        path: path of the file; the same for all workers, on a disk that all of them can access.
+        model: the network, or gluon's replicated network.
         optimizer: any torch optimizer, a ``DistributedOptimizer``, or gluon's ``Trainer``.
-        step: how many steps were made.
+        step: number of steps so far.
         extra: numbers, strings, tensors, and lists, tuples and dictionaries of them: state of schedulers, samplers,
-            scalers. Each worker gets its own back.
-        rng: keep the random numbers of Python, NumPy and torch, so that dropout and shuffling go on too.
+            scalers. :func:`load` returns each worker's own.
+        rng: save the random numbers of Python, NumPy and torch, so that dropout and shuffling resume too.
 
     Raises:
-        CheckpointError: on all workers: what one of them could not write, and why. The checkpoint before is unchanged.
-        TypeError: ``extra`` or a state holds something else than plain data and tensors.
+        CheckpointError: on all workers: one of them could not write; the text says why. The previous checkpoint is
+            unchanged.
+        TypeError: ``extra`` or a state holds other things than plain data and tensors.
     """
     store = _store_of(optimizer)
     _synchronize(optimizer)
@@ -89,7 +90,7 @@ def save(
     def own() -> Content:
         packer = Packer()
         states = {"extra": extra, "rng": chance.state() if rng else None, "residuals": None}
-        if isinstance(store, KVStore) and store.keeps_residuals:
+        if store is not None and store.keeps_residuals:
             states["residuals"] = store.codec_states()
         return Content(packer.tensors, {"content": {name: packer.pack(one, name) for name, one in states.items()}})
 
@@ -97,32 +98,32 @@ def save(
 
 
 def load(path: str | os.PathLike[str], model: Stateful, optimizer: Stateful, *, rng: bool = True) -> Checkpoint:
-    """Go on from a checkpoint: ``step, extra = paceline.load("job.ckpt", model, optimizer)``.
+    """Resume from a checkpoint: ``step, extra = paceline.load("job.ckpt", model, optimizer)``.
 
-    Every worker of the job calls it, with the model and the optimizer made as for training from the start. The same
-    number of workers goes on bit for bit, with any number of servers (where they step by Adam: if keys are cut in the
-    same places). With another number, workers that were not there start without residuals, with their own random
-    numbers, and get worker 0's ``extra``.
+    Every worker of the job calls it, with the model and the optimizer created as for training from the start. With the
+    same number of workers training resumes with the same bits, with any number of servers (if servers step by Adam:
+    only if keys are cut in the same places). With another number of workers, new workers start without residuals and
+    with their own random numbers, and get worker 0's ``extra``.
 
     Args:
         path: as given to :func:`save`.
         model: as given to :func:`save`.
         optimizer: as given to :func:`save`.
-        rng: go on with the random numbers too, if they were saved.
+        rng: load the random numbers too, if they were saved.
 
     Returns:
         Step and extra.
 
     Raises:
         CheckpointNotFoundError: there is no such file.
-        CheckpointError: on all workers: a file is missing, damaged, of another save, or of another model or optimizer.
+        CheckpointError: on all workers: a file is missing or damaged, or is of another save, model or optimizer.
             Nothing is changed.
     """
     store = _store_of(optimizer)
     _synchronize(optimizer)
     loaded = collective.load(store, path, KIND, everywhere=True)
     common = loaded.common
-    assert common is not None, "it was read everywhere"
+    assert common is not None, "every worker has read it"
     content = unpack(common.manifest["content"], common.tensors)
     own = _own(common, loaded.own)
     collective.agree(
@@ -130,8 +131,9 @@ def load(path: str | os.PathLike[str], model: Stateful, optimizer: Stateful, *, 
     )
     _set_weights(model, optimizer, content["model"])
     optimizer.load_state_dict(content["optimizer"])
-    if isinstance(store, KVStore):
+    if store is not None:
         _set_residuals(store, own["residuals"], loaded.workers)
+    if isinstance(store, KVStore):
         store.barrier()
     if rng and own["rng"] is not None:
         chance.set_state(own["rng"])
@@ -151,7 +153,7 @@ def _set_weights(model: Stateful, optimizer: Stateful, state: dict[str, Any]) ->
 
 
 def _newest(store: KVStoreBase | None, state: dict[str, Any]) -> dict[str, Any]:
-    """Return a model's state with the weights as the servers have them, where other workers may have moved them on."""
+    """Return a model's state with the servers' weights, if other workers may have changed them."""
     if not isinstance(store, DistStore) or store.policy.merge == "all":
         return state
     keys = set(store.table.keys)
@@ -172,19 +174,19 @@ def _synchronize(optimizer: Stateful) -> None:
 
 
 def _name_of(optimizer: Stateful) -> str:
-    """Return what tells optimizers apart: of a ``Trainer`` its optimizer's name, else the class."""
+    """Return the name of an optimizer: of a ``Trainer`` its optimizer's name, else the class."""
     return str(getattr(optimizer, "optimizer_name", type(getattr(optimizer, "inner", optimizer)).__name__))
 
 
 def _without_residuals(state: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what each worker saves of its own."""
+    """Return the state without the residuals, which each worker saves itself."""
     if "codec_states" not in state:
         return state
     return state | {"codec_states": state["codec_states"] | {"pushes": {}}}
 
 
 def _own(common: TensorFile, own: TensorFile | None) -> dict[str, Any]:
-    """Return what this worker saved; without that, what it goes on with instead."""
+    """Return this worker's own saved state; if there is none, the defaults for a new worker."""
     if own is not None:
         return unpack(own.manifest["content"], own.tensors)  # type: ignore[no-any-return]
     first = common.manifest["own"]["content"]
@@ -192,7 +194,7 @@ def _own(common: TensorFile, own: TensorFile | None) -> dict[str, Any]:
     return {"extra": unpack(first["extra"], tensors), "rng": None, "residuals": None}
 
 
-def _set_residuals(store: KVStore, residuals: Any, workers: int) -> None:
+def _set_residuals(store: KVStoreBase, residuals: Any, workers: int) -> None:
     if not store.keeps_residuals:
         return
     if residuals is None:
@@ -202,14 +204,16 @@ def _set_residuals(store: KVStore, residuals: Any, workers: int) -> None:
             workers,
         )
     elif store.rank == 0 and workers > store.num_workers:
-        logger.warning("residuals of workers %d to %d are lost: they are not there now", store.num_workers, workers - 1)
+        logger.warning(
+            "residuals of workers %d to %d are lost: the job has fewer workers now", store.num_workers, workers - 1
+        )
     store.set_codec_states(residuals or {})
 
 
 def _check(
     common: TensorFile, content: dict[str, Any], own: dict[str, Any], model: Stateful, optimizer: Stateful
 ) -> None:
-    """Refuse what does not fit, before anything changes."""
+    """Raise if the checkpoint does not match model and optimizer, before anything changes."""
     path, name = common.path, _name_of(optimizer)
     if common.manifest["optimizer"] != name:
         raise CheckpointError(f"{path} holds the state of {common.manifest['optimizer']}, but the optimizer is {name}")
@@ -220,12 +224,12 @@ def _check(
         if groups != ours:
             raise CheckpointError(f"{path}: its optimizer has param groups of {groups} parameters, this one of {ours}")
     store = _store_of(optimizer)
-    if isinstance(store, KVStore) and store.keeps_residuals and own["residuals"]:
+    if store is not None and store.keeps_residuals and own["residuals"]:
         _check_residuals(path, own["residuals"], store.codec_states())
 
 
 def _shapes(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the shapes of tensors by name; None where there is none, or none yet."""
+    """Return the shapes of tensors by name; None for values without a shape, or without one yet."""
     with_shape = {name for name, one in state.items() if isinstance(one, torch.Tensor) and not is_lazy(one)}
     return {name: tuple(one.shape) if name in with_shape else None for name, one in state.items()}
 

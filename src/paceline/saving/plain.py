@@ -1,6 +1,6 @@
-"""Nested plain data with tensors in it, taken apart for a file: JSON for the manifest, and named tensors.
+"""Converts nested plain data with tensors for a file, to JSON for the manifest and named tensors, and back.
 
-Not pickle: what comes out is numbers, strings, tensors and containers, whatever is in the file.
+It is not pickle: reading any file gives only numbers, strings, tensors and containers.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import torch
 
-#: An object with this key is something that JSON does not have.
+#: A JSON object with this key is a value that JSON does not have.
 _KIND = "$"
 
 
 class Packer:
-    """Takes data apart. Tensors that share their memory are written once.
+    """Separates data into JSON and tensors. Tensors that share their memory are written once.
 
     Attributes:
-        tensors: found so far, by name.
+        tensors: tensors found so far, by name.
     """
 
     def __init__(self) -> None:
@@ -28,14 +28,14 @@ class Packer:
         self._names: dict[tuple[Any, ...], str] = {}
 
     def pack(self, data: Any, where: str) -> Any:
-        """Return data as JSON has it; their tensors go to :attr:`tensors`.
+        """Return data as JSON; their tensors are added to :attr:`tensors`.
 
         Args:
             data: numbers, strings, None, tensors, and lists, tuples, dictionaries and counters of them.
-            where: what the data are; names of tensors begin so.
+            where: name of the data, and prefix of the names of its tensors.
 
         Raises:
-            TypeError: something else; the text says where it is.
+            TypeError: other data; the text says where it is.
         """
         if data is None or isinstance(data, bool | int | float | str):
             return data
@@ -77,11 +77,11 @@ class Packer:
 
 
 def unpack(data: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Return the data that a :class:`Packer` took apart.
+    """Return the data that a :class:`Packer` has converted.
 
     Args:
-        data: what ``pack`` returned.
-        tensors: by name.
+        data: result of ``pack``.
+        tensors: tensors by name.
     """
     if isinstance(data, list):
         return [unpack(one, tensors) for one in data]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import secrets
 import time
 
@@ -14,6 +12,7 @@ from paceline.logs import set_up_logging
 from paceline.membership import Answer, Finish, Membership, describe
 from paceline.peer.answerer import Answerer
 from paceline.peer.hosts import bind_address
+from paceline.scheduler.launcher import Launcher
 from paceline.transport import Listener, Security
 from paceline.transport.sockets import SocketListener
 
@@ -31,8 +30,9 @@ class Scheduler:
         listener: where members connect; it notices closed connections.
     """
 
-    def __init__(self, settings: Settings, listener: Listener) -> None:
-        self._listener = listener
+    def __init__(self, settings: Settings, listener: Listener, launcher: Launcher) -> None:
+        self._listener, self._launcher = listener, launcher
+        self._reported = False
         self._membership = Membership(settings, time.monotonic(), lambda: secrets.token_bytes(16))
         self._answerer = Answerer(listener, self._membership.is_member)
 
@@ -46,11 +46,24 @@ class Scheduler:
                     self._perform(self._membership.handle(peer, seq, body, time.monotonic()))
             for peer in self._listener.lost():
                 self._membership.lost(peer, time.monotonic())
+            self._take_ends()
             code = self._perform(self._membership.tick(time.monotonic()))
             if code is not None:
                 return code
 
+    def _take_ends(self) -> None:
+        for role, rank, code in self._launcher.ended():
+            self._perform(self._membership.ended(role, rank, code, time.monotonic()))
+        self._membership.is_supervised = self._launcher.reports_ends
+
+    def _report_cause(self) -> None:
+        cause = self._membership.cause
+        if cause is not None and not self._reported:
+            self._reported = True
+            self._launcher.report_failure(cause.role, cause.rank, cause.reason)
+
     def _perform(self, actions: list[Answer | Finish]) -> int | None:
+        self._report_cause()  # before anybody can end because of it
         for action in actions:
             if isinstance(action, Finish):
                 for death in self._membership.deaths:
@@ -58,14 +71,6 @@ class Scheduler:
                 return action.code
             self._answerer.answer(action.peer, action.seq, action.body)
         return None
-
-
-def announce(address: str) -> None:
-    """Write the scheduler's address to the launcher's pipe, if there is one."""
-    fd = os.environ.pop("PACELINE_READY_FD", "")
-    if fd:
-        with contextlib.suppress(OSError), os.fdopen(int(fd), "w") as pipe:
-            pipe.write(address + "\n")
 
 
 def main(settings: Settings) -> int:
@@ -80,7 +85,8 @@ def main(settings: Settings) -> int:
         logger.error("%s", error)
         return 1
     try:
-        announce(listener.addresses[0])
-        return Scheduler(settings, listener).run()
+        launcher = Launcher.from_environment()
+        launcher.announce(listener.addresses[0])
+        return Scheduler(settings, listener, launcher).run()
     finally:
         listener.close(linger_s=1.0)

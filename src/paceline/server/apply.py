@@ -73,7 +73,7 @@ class ApplySink:
                     slot.updater.update_rows(*result, accumulator.options)
                 else:
                     slot.updater.update(*result, accumulator.options, absent)
-            except Exception as error:  # noqa: BLE001 - border to a user's optimizer: all who wait get its error
+            except Exception as error:  # noqa: BLE001 - process border: workers that wait get their optimizer's error
                 self._break(slot, error)
             else:
                 self._count_step(slot, accumulator, action.weight)

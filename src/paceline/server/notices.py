@@ -17,6 +17,7 @@ order, but one may be faster. That is what breaks the guarantee: a notice that o
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from paceline.server.asker import Asker, Handlers
@@ -42,14 +43,24 @@ class Notices:
     def _notice(self, asker: Asker, body: m.Pause | m.Leave, frames: Frames) -> None:
         hosted = self._stores[body.store]
         apply_here(hosted, asker.rank, body, direct=True)
-        self._forward(hosted, asker, body)
+        self._forward(hosted, asker.rank, body, asker.reply)
 
-    def _forward(self, hosted: HostedStore, asker: Asker, body: m.Pause | m.Leave) -> None:
+    def take_out(self, workers: Iterable[int]) -> None:
+        """Let workers that have left the job leave every store, as if they had said so."""
+        for name, hosted in self._stores.items():
+            for worker in sorted(workers):
+                if not hosted.notices[m.Leave, worker, True]:
+                    apply_here(hosted, worker, m.Leave(name), direct=True)
+                    self._forward(hosted, worker, m.Leave(name), lambda reply: None)
+
+    def _forward(
+        self, hosted: HostedStore, worker: int, body: m.Pause | m.Leave, reply: Callable[[m.Reply], None]
+    ) -> None:
         """Send a notice to the servers to which this one forwards the worker's pushes, after those; then answer."""
-        worker, forward = asker.rank, hosted.forward
+        forward = hosted.forward
         owners = [] if forward is None else forward.owners_for(worker)
         if forward is None or not owners:
-            asker.reply(m.Done())
+            reply(m.Done())
             return
         if isinstance(body, m.Pause):
             forward.pause(worker)
@@ -60,7 +71,7 @@ class Notices:
         def take(answer: m.Body, frames: Frames) -> None:
             answers.append(answer)
             if len(answers) == len(owners):
-                asker.reply(next((one for one in answers if isinstance(one, m.Failed)), m.Done()))
+                reply(next((one for one in answers if isinstance(one, m.Failed)), m.Done()))
 
         for owner in owners:
             self._ask(owner, m.OnBehalf(worker, body), (), take)
@@ -69,9 +80,9 @@ class Notices:
         hosted, worker = self._stores[body.store], asker.rank
         forward = hosted.forward
         if forward is None or not hosted.is_forwarded(body.entry):
-            return m.Missing(hosted.own.store.missing_for(worker, body.entry))
+            return hosted.own.store.missing_for(worker, body.entry)
         if not forward.waits_for_owner(worker, body.entry):
-            return m.Missing(forward.store.missing_for(worker, body.entry))
+            return forward.store.missing_for(worker, body.entry)
         self._ask(forward.owner_of(body.entry), m.OnBehalf(worker, body), (), partial(_pass_back, asker))
         return None
 
@@ -79,7 +90,7 @@ class Notices:
         hosted, notice = self._stores[body.body.store], body.body
         hosted.check_forwarder(asker.rank, body.worker)
         if isinstance(notice, m.AskMissing):
-            return m.Missing(hosted.own.store.missing_for(body.worker, notice.entry))
+            return hosted.own.store.missing_for(body.worker, notice.entry)
         apply_here(hosted, body.worker, notice, direct=False)
         return m.Done()
 

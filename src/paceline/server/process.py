@@ -11,7 +11,7 @@ import torch
 
 from paceline.config import Settings
 from paceline.consistency import check_every_rule
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, PeerDiedError
 from paceline.exitcodes import PEER_FAILED
 from paceline.logs import set_up_logging
 from paceline.peer.answerer import Answerer
@@ -75,6 +75,7 @@ class Server:
         while True:
             self._handle(self._listener.receive(IDLE_S))
             self._owners.poll()
+            self._requests.take_out(self._lifeline.left)
             if self._has_new_keys:
                 self._has_new_keys = False
                 give_back_freed_memory()
@@ -144,8 +145,9 @@ def main(settings: Settings) -> int:
         lifeline.leave()
     except PacelineError as error:
         logger.error("server %d: %s", settings.rank, error)
-        code = 1
+        code = PEER_FAILED if isinstance(error, PeerDiedError) else 1
     except BaseException as error:
+        # Process border: the other members learn why this server ends.
         lifeline.leave(f"it raised {type(error).__name__}: {error}")
         raise
     finally:

@@ -61,6 +61,8 @@ class RequestHandler:
         self._answer, self._members = answer, Members()
         pushes, notices = Pushes(self.stores), Notices(self.stores, ask)
         parts = Setup(settings, self._members, self.stores, ask), pushes, Pulls(self.stores), Commands(self), notices
+        self._notices = notices
+        self._taken_out: tuple[frozenset[int], int] = frozenset(), 0
         self._of_workers: Handlers = {kind: handler for part in parts for kind, handler in part.of_workers.items()}
         self._of_servers: Handlers = {**pushes.of_servers, **notices.of_servers}
         self._of_strangers: Handlers = {m.Claim: self._claim}
@@ -68,6 +70,12 @@ class RequestHandler:
     def admit(self, members: Sequence[m.Member], host_id: str = "", rank: int = 0) -> None:
         """Learn who the members of the job are, and which of them this server is."""
         self._members.admit(members, host_id, rank)
+
+    def take_out(self, workers: frozenset[int]) -> None:
+        """Wait no more for workers that have left the job, in any store; called again after each request."""
+        if workers and self._taken_out != (workers, len(self.stores)):
+            self._taken_out = workers, len(self.stores)
+            self._notices.take_out(workers)
 
     def is_member(self, peer: bytes) -> bool:
         """Tell whether a connection belongs to a member."""
@@ -94,7 +102,7 @@ class RequestHandler:
         except (PacelineError, ValueError, TypeError, OverflowError, msgspec.MsgspecError) as error:
             asker.fail(error)
         except Exception as error:
-            # Border to another process: a defect here must not end the job of all. The peer gets the error, and the
+            # Process border: a defect here must not end the job of all. The peer gets the error, and the
             # log has the rest.
             logger.exception("a %s of peer %r failed", type(body).__name__, peer)
             asker.reply(m.Failed("RemoteError", f"{type(error).__name__}: {error}"[:4000]))

@@ -33,6 +33,7 @@ from collections.abc import Sequence
 import torch
 
 from paceline.consistency import Action, Apply, Merge, Policy, Pushed, Refuse, Release, Repeat, Rule, Stats
+from paceline.consistency.objections import objection
 from paceline.errors import ProtocolError
 from paceline.ranges import Ranges, within
 from paceline.server.admission import absent_in, raise_for
@@ -46,6 +47,9 @@ from paceline.server.scratch import Scratch
 from paceline.server.sink import Sink
 from paceline.updaters import StepOptions
 from paceline.wire import messages as m
+
+#: Length at which the story of a slot is cut.
+_MAX_STORY = 4000
 
 
 class BucketStore:
@@ -121,7 +125,7 @@ class BucketStore:
             if push.shared and worker not in bucket.arenas:
                 raise ProtocolError(f"worker {worker} has not offered shared memory for block {entry.block}")
             for slot in bucket.slots_over(entry.start, entry.length):
-                check_round(slot, worker, entry.round, slot.rule.objection(worker, entry.round, push.samples))
+                check_round(slot, worker, entry.round, objection(slot.rule, worker, entry.round, push.samples))
 
     def push(
         self,
@@ -225,10 +229,17 @@ class BucketStore:
                 self.sink.forget(bucket, slot, worker)
                 self._perform(bucket, slot, slot.rule.leave(worker), None)
 
-    def missing_for(self, worker: int, entry: m.Entry) -> list[int]:
-        """Return the workers whose push the answer to a worker's push waits for."""
+    def missing_for(self, worker: int, entry: m.Entry) -> m.Missing:
+        """Return whose pushes the answer to a worker's push waits for, with the story of the first slot that waits.
+
+        Without somebody who is missing, a slot waits when its push is not answered: the update fails or takes long.
+        """
         slots = self.buckets.checked(entry).slots_over(entry.start, entry.length)
-        return sorted({rank for slot in slots for rank in slot.rule.missing_for(worker)})
+        missing = [(slot, slot.rule.missing_for(worker)) for slot in slots]
+        waits = next((slot for slot, ranks in missing if ranks), None)
+        waits = waits or next((slot for slot in slots if worker in slot.pending), None)
+        ranks = sorted({rank for _, ranks in missing for rank in ranks})
+        return m.Missing(ranks, "" if waits is None else waits.story()[:_MAX_STORY])
 
     # ---- reads -----------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from paceline.consistency import Pushed
+from paceline.consistency.objections import objection_to_sum
 from paceline.errors import ProtocolError
 from paceline.ranges import within
 from paceline.server.admission import absent_in, no_updater
@@ -41,7 +42,7 @@ def check_sum(own: OwnStore, push: m.PushSum) -> list[StoredBucket]:
     for index, (entry, bucket) in enumerate(zip(push.entries, buckets, strict=True)):
         pushes = pushes_of(push, index)
         for slot in bucket.slots_over(entry.start, entry.length):
-            objection = slot.rule.objection_to_sum(pushes)
+            objection = objection_to_sum(slot.rule, pushes)
             for one in pushes:
                 check_round(slot, one.worker, one.round, objection)
     return buckets

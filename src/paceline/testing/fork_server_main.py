@@ -115,7 +115,10 @@ def _run(module: str) -> None:
             print(stop.code, file=sys.stderr)
     except BaseException as error:  # noqa: BLE001 - process border: as the interpreter does
         sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
-        sys.excepthook(type(error), error, error.__traceback__)
+        try:
+            sys.excepthook(type(error), error, error.__traceback__)
+        except SystemExit as stop:
+            ended[0] = stop.code if isinstance(stop.code, int) else 1
 
 
 def _end(code: list[int]) -> None:

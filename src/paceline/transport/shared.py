@@ -43,16 +43,15 @@ class SharedTensor:
 
     def __init__(self, numel: int, dtype: torch.dtype) -> None:
         self.fd = os.memfd_create("paceline", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(os.close, self.fd)
             size = max(mmap.PAGESIZE, _to_pages(numel * dtype.itemsize))
             os.posix_fallocate(self.fd, 0, size)
             # Reading beyond the end of a file that shrank would kill the other side.
             fcntl.fcntl(self.fd, _ADD_SEALS, _SEAL_SHRINK)
             self.tensor = torch.frombuffer(mmap.mmap(self.fd, size), dtype=dtype)[:numel]
             _made.add(_identity(self.fd))
-        except BaseException:
-            os.close(self.fd)
-            raise
+            on_error.pop_all()
 
     def close(self) -> None:
         """Close the file. The kernel frees the memory when no process maps it any more."""
@@ -111,16 +110,15 @@ def open_foreign(pid: int, fd: int, size: int) -> int:
         own = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         raise ProtocolError(f"shared memory {path} cannot be opened: {error.strerror}") from error
-    try:
+    with contextlib.ExitStack() as on_error:
+        on_error.callback(os.close, own)
         if not fcntl.fcntl(own, _GET_SEALS) & _SEAL_SHRINK:
             raise ProtocolError(f"shared memory {path} can shrink")
         if pid != os.getpid() and _identity(own) in _made:
             raise ProtocolError(f"shared memory {path} was made by this process")
         if os.fstat(own).st_size < size:
             raise ProtocolError(f"shared memory {path} has {os.fstat(own).st_size} bytes, not {size}")
-    except BaseException:
-        os.close(own)
-        raise
+        on_error.pop_all()
     return own
 
 

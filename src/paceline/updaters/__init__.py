@@ -1,4 +1,4 @@
-"""What happens to a stored value when a merged push arrives: optimizers and simple updaters, by name and numbers."""
+"""Updaters: apply merged pushes to stored values. They are optimizers or simple updaters, by name and numbers."""
 
 from paceline.updaters.flat import FlatUpdater, Piece
 from paceline.updaters.lamb import LAMB, LARS

@@ -1,4 +1,4 @@
-"""The interface of everything that updates stored values."""
+"""Interface of updaters of stored values."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class FlatUpdater(abc.ABC):
 
     Args:
         value: 1-D tensor, updated in place.
-        pieces: what lies where in it.
+        pieces: its pieces, in order.
     """
 
     def __init__(self, value: torch.Tensor, pieces: Sequence[Piece]) -> None:
@@ -53,7 +53,7 @@ class FlatUpdater(abc.ABC):
 
     @property
     def is_lazy(self) -> bool:
-        """Whether :meth:`update_rows` leaves the other rows as they are."""
+        """Whether :meth:`update_rows` does not change the other rows."""
         return False
 
     @abc.abstractmethod
@@ -63,22 +63,22 @@ class FlatUpdater(abc.ABC):
         Args:
             merged: 1-D tensor like the value; its content may be overwritten unless ``scale`` is 1.
             scale: factor that turns ``merged`` into the gradient.
-            options: options at this step; None means those of the last one.
-            absent: ranges of whole pieces, but not all, for which nobody had a gradient: zeros in ``merged``. They stay
-                as they are, and so does their state, as a parameter whose ``grad`` is None does.
+            options: options at this step; None means those of the last step.
+            absent: ranges of whole pieces, but not all, for which no worker had a gradient: zeros in ``merged``. They
+                and their state are not changed, as with a parameter whose ``grad`` is None.
         """
 
     def update_nothing(self) -> None:  # noqa: B027 - most have nothing to do
-        """Take a push in which nobody had a gradient of any piece: by default nothing changes."""
+        """Handle a push in which no worker had a gradient of any piece. By default nothing changes."""
 
     def skip(self) -> None:  # noqa: B027 - most have nothing to do
-        """Take a push that must not be applied: by default nothing changes."""
+        """Handle a push that must not be applied. By default nothing changes."""
 
     def value_was_set(self, start: int, stop: int) -> None:  # noqa: B027 - most keep no copy
-        """Note that ``value[start:stop]`` was set by others; by default that needs nothing."""
+        """Handle that ``value[start:stop]`` was set from outside. By default it does nothing."""
 
     def update_rows(self, merged: torch.Tensor, scale: float, options: StepOptions | None) -> None:
-        """Apply one merged push of some rows of the one key that is stored; by default the other rows count as zero.
+        """Apply one merged push of some rows of the only stored key. By default the other rows count as zero.
 
         Args:
             merged: row-sparse, [rows, elements of a row], coalesced.
@@ -89,35 +89,37 @@ class FlatUpdater(abc.ABC):
 
     @abc.abstractmethod
     def split(self, at: int) -> tuple[FlatUpdater, FlatUpdater]:
-        """Return updaters of ``value[:at]`` and ``value[at:]`` that go on where this one stands.
+        """Return updaters of ``value[:at]`` and ``value[at:]`` with this one's state.
 
-        They share its memory: those of values and state are views. This updater must not be used any more.
+        They share its memory: their values and states are views. After that this updater must not be used.
         """
 
     def join(self, right: FlatUpdater, value: torch.Tensor, pieces: Sequence[Piece]) -> FlatUpdater | None:
-        """Return one updater that goes on where this and its right neighbour stand; neither must be used any more.
+        """Return one updater with the states of this one and its right neighbour. After that neither must be used.
 
-        The reverse of :meth:`split`: nothing is copied where the state lies side by side in memory, as after a split;
-        else it is copied once.
+        It is the reverse of :meth:`split`. Nothing is copied if the states are adjacent in memory, as after a split;
+        else they are copied once.
 
         Args:
             right: updates the elements after this one's.
             value: 1-D tensor, the values of both.
-            pieces: what lies where in it.
+            pieces: its pieces, in order.
 
         Returns:
-            None where one updater would not do what the two do; both stay as they are. By default that is so.
+            None if one updater would not do the same as the two; both are unchanged. By default it is None.
         """
         return None
 
     def state(self, piece: Piece) -> State:
-        """Return the state of one piece: 1-D tensors of its length, 0-d tensors that hold for all of it."""
+        """Return the state of one piece: 1-D tensors of its length, and 0-d tensors for the whole piece."""
         return {}
 
     def load_state(self, piece: Piece, state: State) -> None:
         """Set the state of one piece."""
         if state:
-            raise ValueError(f"{type(self).__name__} has no state, but key {piece.key!r} brings {', '.join(state)}")
+            raise ValueError(
+                f"{type(self).__name__} has no state, but one was given for key {piece.key!r}: {', '.join(state)}"
+            )
 
     def cut(self, at: int) -> tuple[tuple[Piece, ...], tuple[Piece, ...]]:
         """Return the pieces before and after position ``at``."""

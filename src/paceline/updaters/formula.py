@@ -1,4 +1,4 @@
-"""The base of optimizers that are written as the formula of one step."""
+"""Base class of optimizers that are written as the formula of one step."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Group = dict[str, Any]
 
 
 class Formula(torch.optim.Optimizer):
-    """An optimizer of torch that is given by its formula for one tensor.
+    """A torch optimizer that is defined by its formula for one tensor.
 
-    A subclass lists its options in ``__init__`` and hands them to this one, and writes :meth:`_update`; its name goes
-    into ``registry.py``. State that does not exist yet counts as zeros, so that it can be loaded range by range.
+    A subclass lists its options in ``__init__``, passes them to this class, and defines :meth:`_update`. Its name must
+    be added to ``registry.py``. State that does not exist yet counts as zeros, so it can be loaded range by range.
 
     Args:
         params: parameters or groups.
@@ -26,8 +26,8 @@ class Formula(torch.optim.Optimizer):
     """
 
     per_key: ClassVar[bool] = False
-    """Whether a step depends on which key it is of: then every group holds one key (``key``), or a range of one that
-    begins at element ``key_start`` of it."""
+    """Whether a step depends on the key. Then every group holds one key (``key``), or a range of a key from element
+    ``key_start`` on."""
 
     def __init__(self, params: Any, defaults: Group) -> None:
         lr, momentum = defaults.get("lr", 0.0), defaults.get("momentum", 0.0)

@@ -1,6 +1,6 @@
-"""What is done to a merged gradient before any optimizer sees it: options that every updater has, as in MXNet.
+"""Options of the merged gradient that every updater has, as in MXNet: they apply before the optimizer.
 
-``gradient = clip(rescale_grad * merged, -clip_gradient, clip_gradient)``; weight decay comes after it.
+``gradient = clip(rescale_grad * merged, -clip_gradient, clip_gradient)``; weight decay is added after that.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ GRADIENT_OPTIONS = frozenset({"rescale_grad", "clip_gradient"})
 
 
 def without(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that are the optimizer's own."""
+    """Return the options without those of the gradient: the optimizer's own."""
     return {name: value for name, value in options.items() if name not in GRADIENT_OPTIONS}
 
 
@@ -25,17 +25,17 @@ def factor_of(options: Mapping[str, Any]) -> float:
 
 
 def clip_of(options: Mapping[str, Any]) -> float | None:
-    """Return the largest absolute value that an element may have, None where there is no limit."""
+    """Return the largest absolute value of an element; None: no limit."""
     clip = options.get("clip_gradient")
     return None if clip is None else float(clip)
 
 
 def check(groups: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse values that make no sense.
+    """Check the options of the gradient.
 
     Raises:
-        TypeError: not numbers.
-        ValueError: a limit that is not above 0, or a factor that is not finite.
+        TypeError: an option is not a number.
+        ValueError: a limit is not above 0, or a factor is not finite.
     """
     for group in groups:
         for name in GRADIENT_OPTIONS & group.keys():
@@ -45,19 +45,19 @@ def check(groups: Sequence[Mapping[str, Any]]) -> None:
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise TypeError(f"{name} is {value!r}, not a number")
             if name == "clip_gradient" and not value > 0:
-                raise ValueError(f"clip_gradient is {value}, but a limit is above 0; None turns it off")
+                raise ValueError(f"clip_gradient is {value}, but a limit must be above 0; None turns it off")
             if not abs(value) < float("inf"):
                 raise ValueError(f"{name} is {value}, not a finite number")
 
 
 def prepared(grad: torch.Tensor, options: Mapping[str, Any], scale: float = 1.0, *, ours: bool = True) -> torch.Tensor:
-    """Return the gradient that a merged push stands for.
+    """Return the gradient of a merged push, scaled and clipped.
 
     Args:
         grad: merged push, of any shape.
-        options: of its param group.
-        scale: factor on it, beside ``rescale_grad``.
-        ours: it may be overwritten; else the result is elsewhere where it differs.
+        options: options of its param group.
+        scale: further factor, beside ``rescale_grad``.
+        ours: ``grad`` may be overwritten; else the result is a new tensor if it differs from ``grad``.
     """
     factor, clip = scale * factor_of(options), clip_of(options)
     if factor != 1.0:

@@ -10,7 +10,7 @@ from paceline.updaters.formula import Formula, Group, State, buffer
 
 
 def _ratio(param: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
-    """Return |param| / |update|, or 1 where one of them is zero."""
+    """Return |param| / |update|, or 1 if one of them is zero."""
     weight_norm, update_norm = param.norm(), update.norm()
     both = (weight_norm > 0) & (update_norm > 0)
     return torch.where(both, weight_norm / update_norm, torch.ones_like(weight_norm))

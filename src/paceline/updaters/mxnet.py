@@ -1,4 +1,4 @@
-"""MXNet's optimizers that torch does not have, by their published formulas.
+"""MXNet's optimizers that torch does not have, from their published formulas.
 
 In all of them g is the gradient after ``rescale_grad`` and ``clip_gradient``, w a weight, and sqrt, sign and products
 act element by element.
@@ -17,13 +17,13 @@ from paceline.updaters.noise import normal
 class MXNetSGD(Formula):
     """SGD with MXNet's form of momentum (Polyak 1964): ``sgd`` with ``momentum_form="mxnet"``.
 
-    The rate is inside of the momentum, so that a change of it counts for gradients to come alone::
+    The rate is part of the momentum, so a change of the rate only applies to later gradients::
 
         v = momentum * v - lr * (g + weight_decay * w)
         w = w + v
 
-    torch has it outside (``v = momentum * v + g; w = w - lr * v``), so that a change counts at once for all that v
-    remembers. The two are equal while the rate stays as it is.
+    In torch the rate is outside of the momentum (``v = momentum * v + g; w = w - lr * v``), so a change applies at once
+    to all past gradients in v. The two are equal while the rate does not change.
 
     Args:
         params: parameters or groups.
@@ -44,12 +44,12 @@ class MXNetSGD(Formula):
 
 
 class NAG(Formula):
-    """Nesterov's accelerated gradient as MXNet has it (Nesterov 1983; Sutskever et al. 2013)::
+    """Nesterov's accelerated gradient in MXNet's form (Nesterov 1983; Sutskever et al. 2013)::
 
         v = momentum * v - lr * (g + weight_decay * w)
         w = w + momentum * v - lr * (g + weight_decay * w)
 
-    torch's SGD with ``nesterov=True`` is equal to it while the rate stays as it is.
+    torch's SGD with ``nesterov=True`` is equal to it while the rate does not change.
 
     Args:
         params: parameters or groups.
@@ -75,8 +75,8 @@ class Ftrl(Formula):
         n = n + g * g
         w = -sign(z) * max(|z| - lamda1, 0) / ((beta + sqrt(n)) / lr + weight_decay)
 
-    A weight is a function of its z and n, so one that never had a gradient becomes 0 at its first step. With row-sparse
-    gradients only the rows that they touch are updated, as in MXNet. With a rate of 0 nothing is updated.
+    A weight is a function of its z and n, so a weight that never had a gradient becomes 0 at its first step. With
+    row-sparse gradients only their rows are updated, as in MXNet. With a rate of 0 nothing is updated.
 
     Args:
         params: parameters or groups.
@@ -109,7 +109,7 @@ class Signum(Formula):
         m = momentum * m + (1 - momentum) * (g + weight_decay * w)
         w = (1 - lr * wd_lh) * w - lr * sign(m)
 
-    With a momentum of 0 it is signSGD, where both decays are decoupled, as in MXNet::
+    With a momentum of 0 it is signSGD; then both decays are decoupled, as in MXNet::
 
         w = (1 - lr * (weight_decay + wd_lh)) * w - lr * sign(g)
 
@@ -153,23 +153,23 @@ class SignSGD(Signum):
 
 
 class DCASGD(Formula):
-    """SGD with delay compensation (Zheng et al. 2017, arXiv:1609.08326) as MXNet has it::
+    """SGD with delay compensation (Zheng et al. 2017, arXiv:1609.08326) in MXNet's form::
 
         g = g + weight_decay * w
         v = momentum * v - lr * (g + lamda * g * g * (w - previous))
         previous = w
         w = w + v
 
-    The paper's ``previous`` is the weight that the worker had when it computed g, one for every worker. MXNet keeps one
-    for all: the weight before the last update, whoever made that. So does this class; it is exact while a gradient has
-    missed one update, and an approximation where it has missed more or none. As ``w - previous`` is the last v, that is
-    what is kept.
+    In the paper ``previous`` is the weight with which the worker computed g, one per worker. MXNet keeps one for all
+    workers: the weight before the last update of any worker. So does this class. It is exact for a gradient that has
+    missed one update, and an approximation if it has missed more or none. ``w - previous`` is the last v, so only v is
+    kept.
 
     Args:
         params: parameters or groups.
         lr: learning rate.
         momentum: momentum factor.
-        lamda: how much to compensate, the paper's lambda.
+        lamda: strength of the compensation, the paper's lambda.
         weight_decay: L2 coefficient.
     """
 
@@ -190,14 +190,14 @@ class SGLD(Formula):
 
         w = w - lr / 2 * (g + weight_decay * w) + N(0, lr)
 
-    The noise of an element is a function of ``seed``, its key, its place there and the number of the step. So a run can
-    be repeated, and it is the same on any number of servers and after a checkpoint. Chains need seeds of their own.
+    The noise of an element is a function of ``seed``, its key, its position there and the number of the step. So a run
+    can be repeated, and it is the same with any number of servers and after a checkpoint. Give each chain its own seed.
 
     Args:
         params: parameters or groups.
         lr: learning rate, and variance of the noise.
         weight_decay: L2 coefficient: a Gaussian prior.
-        seed: of the noise.
+        seed: seed of the noise.
     """
 
     per_key: ClassVar[bool] = True
@@ -214,13 +214,13 @@ class SGLD(Formula):
         param.add_(noise.view(param.shape).to(param.device, param.dtype), alpha=group["lr"] ** 0.5)
 
     def _index(self, param: torch.Tensor) -> int:
-        """Return which parameter it is: what names it where it has no key."""
+        """Return the index of a parameter, which names it if it has no key."""
         every = [id(one) for group in self.param_groups for one in group["params"]]
         return every.index(id(param))
 
 
 class Add(Formula):
-    """Add what is pushed: MXNet's ``test`` optimizer. ``w = w + rate * g``.
+    """Adds pushes to the value: MXNet's ``test`` optimizer. ``w = w + rate * g``.
 
     Args:
         params: parameters or groups.

@@ -1,4 +1,4 @@
-"""Noise that is a function of where and when it is needed, not of who computes it in which order."""
+"""Noise that depends only on its seed and position, not on the process or the order of the computation."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import hashlib
 
 import torch
 
-#: Elements that are drawn together: few calls for large tensors, little waste for small ones.
+#: Number of elements that are drawn together: few calls for large tensors, little waste for small ones.
 _CHUNK = 4096
 
 
 def normal(seed: tuple[object, ...], start: int, length: int) -> torch.Tensor:
     """Return a range of a standard normal sequence.
 
-    The same elements of a sequence come out however it is cut into ranges, in every process.
+    The elements of a sequence are the same in every process, and for any cut into ranges.
 
     Args:
         seed: numbers and strings that name the sequence.
         start: first element.
-        length: elements.
+        length: number of elements.
 
     Returns:
         float32 tensor on the CPU.

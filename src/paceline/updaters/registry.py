@@ -1,4 +1,4 @@
-"""Names of optimizers, and which of them need whole tensors."""
+"""Names of optimizers, and the list of those that need whole tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.updaters.mxnet import DCASGD, NAG, SGLD, Add, Ftrl, MXNetSGD, Sign
 
 Optimizer = torch.optim.Optimizer
 
-#: Optimizers whose update of an element depends on nothing but that element: they run on flat shards.
+#: Optimizers whose update of an element depends only on that element: they run on flat shards.
 ELEMENTWISE: dict[str, type[Optimizer]] = {
     "sgd": torch.optim.SGD,
     "adam": torch.optim.Adam,
@@ -35,10 +35,10 @@ ELEMENTWISE: dict[str, type[Optimizer]] = {
     "sgld": SGLD,
 }
 
-#: Optimizers that take nothing but rows: for row-sparse keys.
+#: Optimizers that accept only rows: for row-sparse keys.
 ROWS_ONLY: dict[str, type[Optimizer]] = {"sparseadam": torch.optim.SparseAdam}
 
-#: Optimizers that look at norms or shapes of whole tensors: their keys are never split.
+#: Optimizers that use norms or shapes of whole tensors: their keys are never split.
 WHOLE_TENSOR: dict[str, type[Optimizer]] = {
     name: cls
     for name, cls in {
@@ -50,10 +50,10 @@ WHOLE_TENSOR: dict[str, type[Optimizer]] = {
     if cls is not None
 }
 
-#: What only adds. ``test`` is MXNet's name.
+#: Updaters that add pushes to the value. ``test`` is MXNet's name.
 ADDING: dict[str, type[Optimizer]] = {"add": Add, "test": Add}
 
-#: Updaters of stores that are no optimizers.
+#: Updaters of stores that are not optimizers.
 SIMPLE = ("assign", *ADDING)
 
 _BY_NAME = ELEMENTWISE | WHOLE_TENSOR | ROWS_ONLY | ADDING
@@ -62,7 +62,7 @@ _IMPOSSIBLE = {
     "lbfgs": "L-BFGS evaluates a closure, which a server cannot",
 }
 
-#: What other libraries call an optimizer, or have beside ours, and what comes nearest to it in meaning.
+#: Names of optimizers in other libraries, and our nearest equivalent.
 _ELSEWHERE = {
     "momentum": "'sgd' with momentum=0.9",
     "nesterov": "'sgd' with momentum=0.9, nesterov=True, or MXNet's 'nag'",
@@ -114,7 +114,7 @@ def name_of_class(cls: type[Optimizer]) -> str:
 
 
 def is_whole_tensor(name: str) -> bool:
-    """Tell whether keys must stay whole for this optimizer; a user's own class is taken to need it."""
+    """Return whether this optimizer needs whole keys. A user's own class is assumed to need them."""
     return name in WHOLE_TENSOR or ":" in name
 
 
@@ -126,7 +126,7 @@ def find_class(name: str, allowed: Collection[str] = ()) -> type[Optimizer]:
         allowed: import paths that may be loaded here.
 
     Raises:
-        ValueError: unknown name, a path that is not allowed, or a path that leads to something else.
+        ValueError: the name is unknown, or the path is not allowed or is not an optimizer class.
     """
     if ":" not in name:
         return _BY_NAME[check_name(name)]

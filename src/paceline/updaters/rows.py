@@ -1,4 +1,4 @@
-"""Row-sparse values: sums, and updates of only the rows that a gradient touches."""
+"""Row-sparse values: sums, and updates of only the rows of a gradient."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.updaters import gradient
 from paceline.updaters.mxnet import Add, Ftrl, MXNetSGD
 
 _HALF = (torch.float16, torch.bfloat16)
-#: Optimizers whose lazy form is well known: untouched rows keep both value and state (MXNet's ``lazy_update=True``).
+#: Optimizers with a lazy form: rows without a gradient keep value and state (MXNet's ``lazy_update=True``).
 LAZY = (
     torch.optim.SGD,
     torch.optim.Adam,
@@ -24,7 +24,7 @@ LAZY = (
     Add,
 )
 
-#: Those that torch itself runs on rows, and which count a step also when there are none.
+#: Optimizers that torch itself runs on rows; they also count a step when there are no rows.
 _COUNTING = (torch.optim.Adagrad, torch.optim.SparseAdam)
 
 
@@ -66,14 +66,14 @@ def copy_rows(value: torch.Tensor, rows: torch.Tensor, target: torch.Tensor) -> 
     Args:
         value: the stored value.
         rows: distinct row numbers, sorted.
-        target: sparse (holds just these rows afterwards) or dense (its other rows stay).
+        target: sparse (then it holds only these rows) or dense (its other rows are not changed).
     """
     put_rows(value.detach()[rows.to(value.device)], rows, target)
 
 
 @torch.no_grad()
 def put_rows(picked: torch.Tensor, rows: torch.Tensor, target: torch.Tensor) -> None:
-    """Put values of rows, as :func:`copy_rows` does, into a target."""
+    """Copy values of rows into a target, as :func:`copy_rows` does."""
     picked = picked.to(target.device, target.dtype)
     if target.is_sparse:
         sparse = torch.sparse_coo_tensor(
@@ -92,7 +92,7 @@ def lazy_update(
     grad: torch.Tensor,
     scale: float,
 ) -> None:
-    """Run one optimizer step on the rows of ``param`` that ``grad`` touches, and on their state.
+    """Run one optimizer step on the rows of ``param`` that ``grad`` has, and on their state.
 
     Args:
         optimizer: holds the state of ``param``.
@@ -115,13 +115,14 @@ def step_rows(
 ) -> None:
     """Run one step of an optimizer class on some rows of a value and of its state, in place.
 
-    The touched rows and their state are gathered into a small dense problem, which the same optimizer class solves.
+    The rows of the gradient and their state are copied into small dense tensors, and the same optimizer class steps on
+    these.
 
     Args:
         cls: the class.
         param: the whole value.
         state: its state, in its shape.
-        group: its options, ``rescale_grad`` and ``clip_gradient`` among them.
+        group: its options, including ``rescale_grad`` and ``clip_gradient``.
         grad: row-sparse gradient: one sparse dimension, coalesced.
         scale: factor that turns ``grad`` into the gradient.
     """
@@ -133,7 +134,7 @@ def step_rows(
     solver = cls([{"params": [small], **options}])  # type: ignore[call-arg]  # subclasses have defaults
     solver.state[small] |= {name: _take(value, rows, param) for name, value in state.items() if value is not None}
     if takes_rows and "step" in state:
-        solver.state[small]["step"] = int(state["step"])  # it travels as a tensor, whose powers would be float32
+        solver.state[small]["step"] = int(state["step"])  # it is sent as a tensor, whose powers would be float32
     values = gradient.prepared(grad.values().to(small.dtype) * scale, group)
     small.grad = _all_rows(values) if takes_rows else values
     with torch.enable_grad():
@@ -144,7 +145,7 @@ def step_rows(
 
 
 def _all_rows(values: torch.Tensor) -> torch.Tensor:
-    """Return a dense gradient as rows, for an optimizer that takes no other."""
+    """Return a dense gradient as rows, for an optimizer that accepts only rows."""
     numbers = torch.arange(values.shape[0], device=values.device)[None]
     return torch.sparse_coo_tensor(numbers, values, values.shape, is_coalesced=True, check_invariants=False)
 

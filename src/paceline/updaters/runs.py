@@ -1,4 +1,4 @@
-"""Ranges of a stored value that an optimizer sees as one tensor."""
+"""Runs: ranges of a stored value that an optimizer updates as one tensor."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from paceline.updaters.spec import KeyOptions, Options
 
 @dataclass(frozen=True)
 class Run:
-    """Neighbouring pieces with the same options: one tensor for the optimizer."""
+    """Adjacent pieces with the same options: one tensor for the optimizer."""
 
     start: int
     length: int
     shape: tuple[int, ...]
     options: KeyOptions
     place: tuple[str | int, int] | None = None
-    """Key, and first element inside it, for optimizers that want to know."""
+    """Key, and first element inside it, for optimizers that need it."""
 
     def view(self, flat: torch.Tensor) -> torch.Tensor:
-        """Return this range of a flat tensor, in the shape of the key if the optimizer sees that."""
+        """Return this range of a flat tensor; in the shape of the key if the optimizer needs it."""
         part = flat[self.start : self.start + self.length]
         return part.view(self.shape) if self.shape else part
 
@@ -37,13 +37,13 @@ def runs_of(
     per_key: bool = False,
     apart: Collection[int] = (),
 ) -> list[Run]:
-    """Join neighbours with equal options.
+    """Join adjacent pieces with equal options.
 
     Args:
-        pieces: of the value, in order.
-        keys: options of keys that differ from the usual ones.
-        whole: the optimizer sees keys one by one, in their shapes.
-        per_key: the optimizer sees keys one by one, and is told which they are.
+        pieces: pieces of the value, in order.
+        keys: options of keys that differ from the default.
+        whole: the optimizer gets each key separately, in its shape.
+        per_key: the optimizer gets each key separately, with its name.
         apart: positions at which nothing is joined.
     """
     runs: list[Run] = []
@@ -60,7 +60,7 @@ def runs_of(
 
 
 def group_of(options: KeyOptions, groups: Sequence[Options]) -> Options:
-    """Return the param group that a key is in.
+    """Return the param group of a key.
 
     Raises:
         ValueError: there is no such group.
@@ -71,12 +71,12 @@ def group_of(options: KeyOptions, groups: Sequence[Options]) -> Options:
 
 
 def completed(groups: Sequence[Options], usual: Sequence[Options]) -> list[Options]:
-    """Return options per param group of one step: those that it does not name are the usual ones."""
+    """Return the options per param group of one step; options that it does not name are the usual ones."""
     if not groups:
         return list(usual)
     return [{**(usual[index] if index < len(usual) else {}), **group} for index, group in enumerate(groups)]
 
 
 def tuples(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options as classes of torch want them, with tuples for lists."""
+    """Return options as torch's classes need them: tuples instead of lists."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}

@@ -14,11 +14,11 @@ from paceline.updaters.spec import StepOptions, UpdaterSpec
 
 
 class AssignUpdater(FlatUpdater):
-    """Replace the stored value by the merged one.
+    """Replaces the stored value by the merged one.
 
     Args:
         value: 1-D tensor, updated in place.
-        pieces: what lies where in it.
+        pieces: its pieces, in order.
         spec: options of the gradient.
     """
 
@@ -28,7 +28,7 @@ class AssignUpdater(FlatUpdater):
         self._options = StepOptions()
 
     def update(self, merged: torch.Tensor, scale: float, options: StepOptions | None, absent: Ranges = ()) -> None:
-        """Set the value to ``scale * merged``, clipped if need be: 0 where nobody had a gradient."""
+        """Set the value to ``scale * merged``, clipped if there is a limit; to 0 where no worker had a gradient."""
         self._options = self._options if options is None else options
         groups = completed(self._options.groups, self._spec.groups)
         if not any(gradient.GRADIENT_OPTIONS & group.keys() for group in groups):
@@ -47,7 +47,7 @@ class AssignUpdater(FlatUpdater):
         self.value.zero_()
 
     def skip(self) -> None:
-        """Set the value to NaN: all who read it see that there is no gradient to step with."""
+        """Set the value to NaN: it shows all readers that there is no gradient for a step."""
         self.value.fill_(float("nan"))
 
     def split(self, at: int) -> tuple[FlatUpdater, FlatUpdater]:
@@ -56,7 +56,7 @@ class AssignUpdater(FlatUpdater):
         return self._like(self.value[:at], left), self._like(self.value[at:], right)
 
     def join(self, right: FlatUpdater, value: torch.Tensor, pieces: Sequence[Piece]) -> FlatUpdater | None:
-        """Return one updater in place of two that have the same options."""
+        """Return one updater for both values, if the two have the same options."""
         if not isinstance(right, AssignUpdater) or (right._spec, right._options) != (self._spec, self._options):
             return None
         return self._like(value, pieces)

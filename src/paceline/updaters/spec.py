@@ -1,4 +1,4 @@
-"""Optimizers as data: a registered name and numbers, so that nothing ever has to be unpickled."""
+"""Optimizers as data: a registered name and numbers. So nothing is ever unpickled."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from paceline.updaters.registry import check_name, find_class, name_of_class
 Option: TypeAlias = bool | int | float | str | list[float | None] | None
 Options: TypeAlias = dict[str, Option]
 
-#: Options that say how torch computes, not what; where the values are stored this is our business.
+#: Options of how torch computes. They do not change the result, and the store sets them itself.
 _IMPLEMENTATION = frozenset({"params", "foreach", "fused", "capturable", "differentiable", "initial_lr"})
 
 
 class KeyOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which param group a key belongs to, and its multipliers."""
+    """The param group of a key, and its multipliers."""
 
     group: int = 0
     lr_mult: float = 1.0
@@ -29,7 +29,7 @@ class KeyOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StepOptions(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The options of an optimizer at one step; they travel with every push."""
+    """The options of an optimizer at one step. They are sent with every push."""
 
     groups: list[Options] = []
     """Options per param group; empty: those of the spec."""
@@ -89,18 +89,18 @@ def make_spec(
 
     Args:
         optimizer: a name (``"adam"``), a class or an instance of ``torch.optim``, or of a user's class that the servers
-            were allowed to load (``--allow-optimizer``). An instance brings its param groups.
+            may load (``--allow-optimizer``). The param groups of an instance are used.
         keys: param group and multipliers of keys that differ from group 0 and 1.0.
         multi_precision: keep a float32 master of half precision values.
         momentum_form: of ``sgd``: ``"torch"``, v = momentum * v + g; w -= lr * v, or ``"mxnet"``,
-            v = momentum * v - lr * g; w += v. They differ when the rate changes: in torch's form the new rate counts at
-            once for all past gradients in v, in MXNet's only for those to come.
+            v = momentum * v - lr * g; w += v. They differ when the rate changes: in torch's form the new rate applies
+            at once to all past gradients in v, in MXNet's form only to later gradients.
         **options: options of the class; ``learning_rate`` is accepted for ``lr``, ``wd`` for ``weight_decay``. Every
             optimizer and updater also has ``rescale_grad``, a factor on the merged gradient, and ``clip_gradient``, the
-            largest absolute value that its elements may have after that, before weight decay.
+            largest absolute value of its elements after that, before weight decay.
 
     Raises:
-        ValueError: unknown name, an optimizer that cannot work on a server, or a number that makes no sense.
+        ValueError: the name is unknown, the optimizer cannot run on a server, or a number is out of range.
         TypeError: not an optimizer, an option that it does not have, or one that is not plain data.
     """
     renamed = {_RENAMED.get(key, key): plain(key, value) for key, value in options.items()}
@@ -137,7 +137,7 @@ def _with_form(name: str, momentum_form: str) -> str:
 
 
 def _check_options(name: str, options: Options) -> None:
-    # torch takes any name into a param group, so a misspelt option would be ignored without a word.
+    # torch accepts any name in a param group, so a misspelt option would be silently ignored.
     if ":" in name:
         return
     known = set() if name == "assign" else set(inspect.signature(find_class(name)).parameters) - _IMPLEMENTATION

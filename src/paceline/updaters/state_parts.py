@@ -1,6 +1,6 @@
-"""An optimizer's state of one flat tensor, cut in parts and made one again.
+"""Splits and joins an optimizer's state of one flat tensor.
 
-What is kept per element is a 1-D tensor; tensors of no dimension and numbers hold for all elements.
+State per element is a 1-D tensor. 0-d tensors and numbers apply to all elements.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import torch
 
 
 def part(state: Mapping[str, Any], where: slice | None) -> dict[str, Any]:
-    """Return the state of some elements: views of what is kept per element, copies of the rest.
+    """Return the state of some elements: views of state per element, copies of other state.
 
     Args:
-        state: of all of them.
-        where: the elements; None: all, with copies of everything, whatever its shape.
+        state: state of all elements.
+        where: the elements; None: all, and everything is copied.
     """
     return {name: _part(one, where) if isinstance(one, torch.Tensor) else one for name, one in state.items()}
 
@@ -26,7 +26,7 @@ def _part(one: torch.Tensor, where: slice | None) -> torch.Tensor:
 
 
 def fit(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
-    """Tell whether two states can be those of parts of one tensor: they agree in what holds for all elements."""
+    """Return whether two states can be joined: their state for all elements is equal."""
     return left.keys() == right.keys() and all(_fits(one, right[name]) for name, one in left.items())
 
 
@@ -37,7 +37,7 @@ def _fits(one: Any, other: Any) -> bool:
 
 
 def as_one(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state of two neighbouring parts that fit."""
+    """Return the joined state of two adjacent parts for which :func:`fit` is True."""
     return {
         name: tensor_as_one(one, right[name]) if isinstance(one, torch.Tensor) and one.dim() else one
         for name, one in left.items()
@@ -45,7 +45,7 @@ def as_one(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tensor_as_one(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Return two flat tensors as one: a view where they lie side by side, else a copy."""
+    """Return two flat tensors as one: a view if they are adjacent in memory, else a copy."""
     end = left.storage_offset() + left.numel()
     same_memory = left.untyped_storage().data_ptr() == right.untyped_storage().data_ptr()
     if not same_memory or right.storage_offset() != end or not (left.is_contiguous() and right.is_contiguous()):

@@ -1,4 +1,4 @@
-"""Run any optimizer of torch.optim on stored flat values."""
+"""Runs any optimizer of torch.optim on stored flat values."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from paceline.updaters.spec import KeyOptions, Options, StepOptions, UpdaterSpec
 
 
 class TorchUpdater(FlatUpdater):
-    """Runs a torch optimizer on one stored flat value, fused where torch has a fused kernel.
+    """Runs a torch optimizer on one stored flat value, with torch's fused kernel if there is one.
 
-    Elementwise optimizers see neighbouring keys with equal options as one tensor; whole-tensor optimizers see every key
-    in its own shape.
+    Elementwise optimizers get adjacent keys with equal options as one tensor. Whole-tensor optimizers get every key in
+    its own shape.
 
     Args:
         value: 1-D tensor, updated in place.
-        pieces: what lies where in it.
+        pieces: its pieces, in order.
         spec: the optimizer.
         cls: its class.
-        options: in force; None: those of the spec.
-        master: float32 values in place of new copies of half precision ones.
-        apart: positions at which neighbouring keys do not become one tensor.
+        options: current options; None: those of the spec.
+        master: float32 masters to use instead of new copies of half precision values.
+        apart: positions at which adjacent keys do not become one tensor.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class TorchUpdater(FlatUpdater):
         self._master = _master(value, spec) if master is None else master
         # Only with float32: torch's fused SGD is wrong for half types on CPUs (2.13), and grad_scale is a float32.
         self._fused = self._master.dtype == torch.float32 and not self._whole and "fused" in _parameters(cls)
-        # Torch wraps every step for its profiler and for hooks, which nobody sets here: half the time on small slots.
+        # Torch wraps every step for its profiler and for hooks, which are not used here: half the time on small slots.
         self._raw_step: Callable[[torch.optim.Optimizer], Any] = inspect.unwrap(cls.step)
         self._groups: Sequence[Options] = spec.groups if options is None else completed(options.groups, spec.groups)
         self._applied = options
@@ -59,9 +59,9 @@ class TorchUpdater(FlatUpdater):
 
     @property
     def _keys(self) -> Mapping[str | int, KeyOptions]:
-        """Options in force of keys that differ from the usual ones."""
-        told = None if self._applied is None else self._applied.keys
-        return self._spec.keys if told is None else told
+        """Current options of keys that differ from the default."""
+        applied = None if self._applied is None else self._applied.keys
+        return self._spec.keys if applied is None else applied
 
     def _runs_of(self, keys: Mapping[str | int, KeyOptions], apart: Collection[int] = ()) -> list[Run]:
         per_key = getattr(self._cls, "per_key", False)
@@ -71,13 +71,13 @@ class TorchUpdater(FlatUpdater):
         self._runs = runs
         self._params = [torch.nn.Parameter(run.view(self._master), requires_grad=True) for run in runs]
         extra: dict[str, Any] = {"fused": True} if self._fused else {}
-        self._told = [self._options(run, self._groups) for run in runs]
+        self._run_options = [self._options(run, self._groups) for run in runs]
         table = [
-            {"params": [param]} | (_place(run) if run.place else {}) | told
-            for param, run, told in zip(self._params, runs, self._told, strict=True)
+            {"params": [param]} | (_place(run) if run.place else {}) | chosen
+            for param, run, chosen in zip(self._params, runs, self._run_options, strict=True)
         ]
         self._optimizer = self._cls(table, **extra)
-        self._factor = _common_factor(self._told)
+        self._factor = _common_factor(self._run_options)
 
     def _options(self, run: Run, groups: Sequence[Options]) -> dict[str, Any]:
         options: dict[str, Any] = dict(group_of(run.options, groups))
@@ -94,29 +94,29 @@ class TorchUpdater(FlatUpdater):
         if options is None or options is self._applied:
             return
         keys = self._spec.keys if options.keys is None else options.keys
-        # Keys that have been apart stay so: some state (ASGD's eta) is one number for all of a run.
+        # Keys that were separated stay separate: some state (ASGD's eta) is one number for a whole run.
         runs = self._runs_of(keys, apart=[run.start for run in self._runs])
         groups = completed(options.groups, self._spec.groups)
         table = [self._options(run, groups) for run in runs]
         self._groups = groups
         if runs != self._runs:
             self._rebuild(runs)
-        for group, before, told in zip(self._optimizer.param_groups, self._told, table, strict=True):
-            for name in before.keys() - told.keys():
+        for group, before, chosen in zip(self._optimizer.param_groups, self._run_options, table, strict=True):
+            for name in before.keys() - chosen.keys():
                 group[name] = self._optimizer.defaults.get(name)
-            group.update(told)
-        self._told, self._factor = table, _common_factor(table)
+            group.update(chosen)
+        self._run_options, self._factor = table, _common_factor(table)
         self._applied = options
 
     def _keep_apart(self, absent: Ranges) -> None:
-        """Part pieces without a gradient from the others, for good: Adam's ``step`` is one number of a run."""
+        """Separate pieces without a gradient from the others permanently: Adam's ``step`` is one number per run."""
         edges = {edge for one in absent for edge in one} - {0, self.value.numel()}
         known = {run.start for run in self._runs}
         if edges - known:
             self._rebuild(self._runs_of(self._keys, apart=known | edges))
 
     def _rebuild(self, runs: list[Run]) -> None:
-        """Part keys that have become unequal; the state stays."""
+        """Separate keys whose options now differ; the state is kept."""
         states = [self.state(piece) for piece in self.pieces]
         self._build(runs)
         for piece, state in zip(self.pieces, states, strict=True):
@@ -144,22 +144,25 @@ class TorchUpdater(FlatUpdater):
         merged = merged.to(self._master.dtype)
         parts = [run.view(merged) for run in self._runs]
         if self._fused:
-            # torch's fused kernels divide by grad_scale (made for GradScaler): the scaling costs no pass of its own.
-            # They write the result back, which only our own memory allows.
+            # torch's fused kernels divide by grad_scale (made for GradScaler), which saves a separate pass. They write
+            # the result back, so the gradient must be our own memory.
             factor = None if self._factor is None else scale * self._factor
             by_kernel = factor is not None and factor != 0.0 and (ours or factor == 1.0)
             self._optimizer.grad_scale = torch.tensor(1.0 / factor) if by_kernel and factor != 1.0 else None  # type: ignore[attr-defined,operator]
             if by_kernel:
                 return parts
-        return [gradient.prepared(part, told, scale, ours=ours) for part, told in zip(parts, self._told, strict=True)]
+        return [
+            gradient.prepared(part, chosen, scale, ours=ours)
+            for part, chosen in zip(parts, self._run_options, strict=True)
+        ]
 
     @property
     def is_lazy(self) -> bool:
-        """Whether the optimizer has a form that touches the rows of a gradient alone."""
+        """Whether the optimizer has a lazy form, which updates only the rows of a gradient."""
         return self._cls in LAZY
 
     def update_rows(self, merged: torch.Tensor, scale: float, options: StepOptions | None) -> None:
-        """Run one optimizer step on the touched rows and their state alone, where the optimizer has such a form."""
+        """Run one optimizer step; only on the rows of the gradient and their state if the optimizer is lazy."""
         if not self.is_lazy:
             super().update_rows(merged, scale, options)
             return
@@ -174,12 +177,12 @@ class TorchUpdater(FlatUpdater):
             self.value.view(shape).index_copy_(0, rows, self._master.view(shape)[rows].to(self.value.dtype))
 
     def value_was_set(self, start: int, stop: int) -> None:
-        """Let the float32 master follow."""
+        """Copy the new values to the float32 master."""
         if self._master is not self.value:
             self._master[start:stop].copy_(self.value[start:stop])
 
     def split(self, at: int) -> tuple[FlatUpdater, FlatUpdater]:
-        """Return updaters of both halves, whose state is views of this one's."""
+        """Return updaters of both halves; their states are views of this one's."""
         halves = []
         for (start, stop), pieces in zip(((0, at), (at, self.value.numel())), self.cut(at), strict=True):
             master = None if self._master is self.value else self._master[start:stop]
@@ -190,11 +193,10 @@ class TorchUpdater(FlatUpdater):
         return halves[0], halves[1]
 
     def join(self, right: FlatUpdater, value: torch.Tensor, pieces: Sequence[Piece]) -> FlatUpdater | None:
-        """Return one updater in place of two that have the same options.
+        """Return one updater for both values, if the two have the same options.
 
-        Neighbouring keys whose counters differ (the step of Adam, where one had no gradient) stay apart inside of it.
-        Halves of one key whose counters differ cannot be one tensor, nor can halves of a key that the optimizer sees
-        as a whole: then there is no such updater.
+        Adjacent keys whose counters differ (Adam's step, if one key had no gradient) stay separate in it. Halves of one
+        key cannot be joined if their counters differ, or if the optimizer needs the whole key: then it returns None.
         """
         if not isinstance(right, TorchUpdater) or (right._spec, right._applied) != (self._spec, self._applied):
             return None
@@ -217,18 +219,18 @@ class TorchUpdater(FlatUpdater):
     def _like(
         self, value: torch.Tensor, pieces: Sequence[Piece], master: torch.Tensor | None, apart: Collection[int]
     ) -> TorchUpdater:
-        """Return an updater of other values with the same options, and as yet no state."""
+        """Return an updater of other values with the same options and no state."""
         return TorchUpdater(
             value, pieces, self._spec, self._cls, options=self._applied, master=master, apart=apart
         )  # fmt: skip
 
     def _state_of(self, index: int) -> Mapping[str, Any]:
-        """Return the state of one run, as it is."""
+        """Return the state of one run, not copied."""
         found: Mapping[str, Any] = self._optimizer.state.get(self._params[index], {})
         return found
 
     def _state_at(self, start: int, length: int) -> dict[str, Any]:
-        """Return the state of a part of one run, which shares memory."""
+        """Return the state of a part of one run; it shares memory with the run's."""
         index = next(i for i, run in enumerate(self._runs) if run.start <= start < run.start + run.length)
         first = start - self._runs[index].start
         return state_parts.part(self._state_of(index), None if self._whole else slice(first, first + length))
@@ -239,7 +241,9 @@ class TorchUpdater(FlatUpdater):
         at = piece.start - run.start
         state: State = {}
         for name, found in self._optimizer.state.get(param, {}).items():
-            value = torch.tensor(float(found)) if isinstance(found, int) else found  # SparseAdam counts so
+            value = (
+                torch.tensor(float(found)) if isinstance(found, int) else found
+            )  # SparseAdam counts its steps in an int
             if not isinstance(value, torch.Tensor):
                 continue
             flat = not self._whole and value.dim() == 1
@@ -252,7 +256,7 @@ class TorchUpdater(FlatUpdater):
         """Set the state of one piece.
 
         Raises:
-            ValueError: a tensor does not fit the piece.
+            ValueError: a tensor does not have the piece's shape.
         """
         param, run = self._find(piece)
         if piece.shape and not self._whole:  # torch's own state has the shape of the key
@@ -271,7 +275,7 @@ class TorchUpdater(FlatUpdater):
 
     def _check_state(self, piece: Piece, run: Run, name: str, value: torch.Tensor) -> None:
         if name == "master" and self._master is self.value:
-            raise ValueError(f"key {piece.key!r} brings a float32 master, but this optimizer has no multi_precision")
+            raise ValueError(f"key {piece.key!r} has a float32 master, but this optimizer has no multi_precision")
         if name != "master" and (value.dim() == 0 or ":" in self._spec.name):
             return
         wanted = run.shape if self._whole and name != "master" else (piece.length,)
@@ -290,13 +294,13 @@ class TorchUpdater(FlatUpdater):
 
 
 def _place(run: Run) -> dict[str, Any]:
-    """Tell an optimizer which key a run is of, or of which range of it."""
+    """Return the key of a run, and its range in the key, as options for an optimizer."""
     assert run.place is not None
     return {"key": run.place[0], "key_start": run.place[1]}
 
 
 def _common_factor(table: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the factor on the gradient that all runs have; None where they differ, or where something is clipped."""
+    """Return the common factor on the gradients of all runs; None if factors differ or a gradient is clipped."""
     factors = {gradient.factor_of(options) for options in table}
     clipped = any(gradient.clip_of(options) is not None for options in table)
     return None if clipped or len(factors) > 1 else next(iter(factors), 1.0)
@@ -307,7 +311,7 @@ def _parameters(cls: type[torch.optim.Optimizer]) -> Mapping[str, inspect.Parame
 
 
 def _check_options(cls: type[torch.optim.Optimizer], groups: Sequence[Options]) -> None:
-    """Let the class refuse the options of every group; torch itself looks only at those of the first call."""
+    """Check the options of every group with the class. Torch itself only checks those of the first call."""
     for group in groups:
         known = {name: value for name, value in group.items() if name in _parameters(cls)}
         cls([torch.nn.Parameter(torch.zeros(1, 1))], **tuples(known))
@@ -330,12 +334,12 @@ def make_updater(
     Args:
         spec: name and options.
         value: 1-D tensor, updated in place.
-        pieces: what lies where in it.
+        pieces: its pieces, in order.
         allowed: import paths of user classes that may be loaded here.
 
     Raises:
-        ValueError: unknown name or options that the optimizer refuses.
-        TypeError: an option that the optimizer does not have.
+        ValueError: the name is unknown, or the optimizer rejects an option's value.
+        TypeError: the optimizer does not have an option.
     """
     name = check_name(spec.name)
     gradient.check(spec.groups)

@@ -1,1 +1,1 @@
-"""The worker's end of a distributed store."""
+"""The worker's side of a distributed store."""

@@ -1,4 +1,4 @@
-"""Keys without a gradient: what a push says of them, and what its answer says."""
+"""Absent ranges in pushes and in their answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Absent: TypeAlias = Sequence[tuple[WorkerBlock, BucketRange]]
 
 
 def cut(entries: Sequence[m.Entry], absent: Absent) -> list[m.AbsentRange]:
-    """Return what is absent of the entries of a push, entry by entry."""
+    """Return the absent ranges of the entries of a push, entry by entry."""
     ranges: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for block, one in absent:
         ranges.setdefault((block.spec.block, one.bucket), []).append((one.start, one.start + one.length))
@@ -29,7 +29,7 @@ def cut(entries: Sequence[m.Entry], absent: Absent) -> list[m.AbsentRange]:
 
 
 def gaps(absent: Sequence[m.AbsentRange], entry: m.Entry) -> Ranges:
-    """Return what is absent of an entry, in positions of the entry."""
+    """Return the absent ranges of an entry, as positions in the entry."""
     stop = entry.start + entry.length
     found = [one for one in absent if (one.block, one.bucket) == (entry.block, entry.bucket)]
     return joined(
@@ -40,17 +40,17 @@ def gaps(absent: Sequence[m.AbsentRange], entry: m.Entry) -> Ranges:
 
 
 def is_whole(ranges: Ranges, entry: m.Entry) -> bool:
-    """Tell whether an entry is absent as a whole."""
+    """Return whether a whole entry is absent."""
     return bool(ranges) and is_all(ranges, entry.length)
 
 
 @contextlib.contextmanager
 def held_back(residual: torch.Tensor | None, ranges: Ranges) -> Iterator[None]:
-    """Let a codec add nothing of what it holds back for absent keys; it holds the same afterwards.
+    """Set the residuals of absent ranges to 0 inside the context, so that a codec does not add them; then restore them.
 
     Args:
-        residual: of the entry, if the codec has one.
-        ranges: what is absent of the entry.
+        residual: residual of the entry, if the codec has one.
+        ranges: absent ranges of the entry.
     """
     kept = [] if residual is None else [residual[start:stop].clone() for start, stop in ranges]
     parts = [] if residual is None else [residual[start:stop] for start, stop in ranges]
@@ -64,7 +64,7 @@ def held_back(residual: torch.Tensor | None, ranges: Ranges) -> Iterator[None]:
 
 
 def note(blocks: dict[int, WorkerBlock], entries: Sequence[m.Entry], absent: Sequence[m.AbsentRange]) -> None:
-    """Remember for what of a push nobody had a gradient, in place of what was known of the last one."""
+    """Record the ranges of a push for which no worker had a gradient; this replaces the record of the last push."""
     if not absent and not any(block.missing for block in blocks.values()):
         return
     for entry in entries:

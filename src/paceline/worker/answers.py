@@ -1,4 +1,4 @@
-"""What answers bring into the arenas of a worker."""
+"""Stores the values of answers in the arenas of a worker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Blocks = Mapping[int, WorkerBlock]
 
 
 def store_values(blocks: Blocks, entries: Sequence[m.Entry], frames: Frames) -> None:
-    """Store one frame of values per entry that was asked for.
+    """Store one frame of values per requested entry.
 
     Raises:
         ProtocolError: a frame has another size.
@@ -27,60 +27,62 @@ def store_values(blocks: Blocks, entries: Sequence[m.Entry], frames: Frames) -> 
         block.values[part].copy_(from_frame(frame, block.dtype, entry.length))
 
 
-def store_told(
+def store_known(
     blocks: Blocks,
     entries: Sequence[m.Entry],
     shared: bool,
     codec: Codec | None,
-    told: Sequence[m.KnownRange],
+    known: Sequence[m.KnownRange],
     frames: Frames,
 ) -> None:
-    """Store what a server that compresses pulls tells. What the worker knows already is left as it is.
+    """Store the answer of a server that compresses pulls. Ranges that have this version already are not changed.
 
     Args:
-        blocks: by number.
-        entries: what was asked for.
+        blocks: blocks by number.
+        entries: the requested entries.
         shared: the server has written the values in place, and there are no frames.
-        codec: of the pull leg.
-        told: the ranges that the answer is about.
+        codec: codec of the pull leg.
+        known: ranges of the answer.
         frames: one for each of them, unless ``shared``.
 
     Raises:
-        ConfigError: a difference came, but this worker has no codec for it.
-        ProtocolError: the answer is not about what was asked for, a frame has another size or impossible content, or an
-            earlier difference is missing; a plain pull brings the values then.
+        ConfigError: the answer holds a difference, but this worker has no codec for it.
+        ProtocolError: the answer has ranges that were not requested, a frame has a wrong size or invalid content, or an
+            earlier difference is missing; then a plain pull gets the values.
     """
-    _check_asked(entries, told)
-    if not shared and len(frames) != len(told):
-        raise ProtocolError(f"an answer about {len(told)} ranges has {len(frames)} frames")
-    for one, frame in zip(told, [None] * len(told) if shared else frames, strict=True):
+    _check_requested(entries, known)
+    if not shared and len(frames) != len(known):
+        raise ProtocolError(f"an answer about {len(known)} ranges has {len(frames)} frames")
+    for one, frame in zip(known, [None] * len(known) if shared else frames, strict=True):
         block = blocks[one.block]
         versions = block.buckets[one.bucket].versions
-        if shared or _is_news(one, versions.of(one.start, one.length)):
+        if shared or _is_new(one, versions.of(one.start, one.length)):
             if not shared:
                 _store(block, one, codec, frame)
             versions.set(one.start, one.length, one.version)
 
 
-def _check_asked(entries: Sequence[m.Entry], told: Sequence[m.KnownRange]) -> None:
-    asked: dict[tuple[int, int], list[m.Entry]] = {}
+def _check_requested(entries: Sequence[m.Entry], known: Sequence[m.KnownRange]) -> None:
+    requested: dict[tuple[int, int], list[m.Entry]] = {}
     for entry in entries:
-        asked.setdefault((entry.block, entry.bucket), []).append(entry)
-    for one in told:
+        requested.setdefault((entry.block, entry.bucket), []).append(entry)
+    for one in known:
         stop = one.start + one.length
-        if not any(e.start <= one.start and stop <= e.start + e.length for e in asked.get((one.block, one.bucket), ())):
+        if not any(
+            e.start <= one.start and stop <= e.start + e.length for e in requested.get((one.block, one.bucket), ())
+        ):
             raise ProtocolError(
-                f"an answer is about elements {one.start} to {stop} of bucket {one.bucket} of block {one.block}, "
-                "which were not asked for"
+                f"an answer holds elements {one.start} to {stop} of bucket {one.bucket} of block {one.block}, "
+                "which were not requested"
             )
 
 
-def _is_news(one: m.KnownRange, held: set[int]) -> bool:
-    """Tell whether a worker lacks what it is told: an answer may be overtaken by a later one."""
+def _is_new(one: m.KnownRange, held: set[int]) -> bool:
+    """Return whether a version is new to this worker. It is not if a later answer was handled first."""
     newest = max(held, default=0)
     if one.coded and one.version > newest and held and held != {one.version - 1}:
         raise ProtocolError(
-            f"elements {one.start} to {one.start + one.length} of bucket {one.bucket} of block {one.block} were to "
+            f"elements {one.start} to {one.start + one.length} of bucket {one.bucket} of block {one.block} should "
             f"move to version {one.version}, but this worker holds {sorted(held)}; pull their keys to get the values"
         )
     return one.version > newest or (one.version == newest and not one.coded)

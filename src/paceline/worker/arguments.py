@@ -1,4 +1,4 @@
-"""Arguments of pushes and pulls of a distributed store: checked, and matched with a plan."""
+"""Checks the arguments of pushes and pulls of a distributed store, and finds their plans."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from paceline.worker.rows import own_bucket
 
 #: A plan and its values: one tensor, or several, per key.
 Planned: TypeAlias = tuple[Plan, Any]
-#: Tensors that travel or arrive as rows, by key.
+#: Tensors that are pushed or pulled as rows, by key.
 ByRows: TypeAlias = dict[Key, list[torch.Tensor]]
 
 
 def plan_push(table: KeyTable, key: Keys, values: Values) -> tuple[Planned, ByRows]:
-    """Return the plan of a push with its values, and what is pushed by rows, after checking them.
+    """Check a push; return its plan with its values, and the values that are pushed as rows.
 
-    Rows for keys that were not initialised with rows, and rows beside dense values of one key, become dense.
+    Rows become dense if their key was not initialised with rows, or if other values of the key are dense.
 
     Raises:
-        ValueError: another shape than the key has, or values that are sparse in more than their rows.
+        ValueError: a value does not have its key's shape, or is sparse in more than its rows.
     """
     known = _known(table, key, values)
     if known is not None:
@@ -37,10 +37,10 @@ def plan_push(table: KeyTable, key: Keys, values: Values) -> tuple[Planned, ByRo
 
 
 def plan_pull(table: KeyTable, key: Keys, outs: Values) -> tuple[Planned, ByRows]:
-    """Return the plan of a pull with its dense targets, and the row-sparse targets, after checking them.
+    """Check a pull; return its plan with its dense targets, and the row-sparse targets.
 
     Raises:
-        ValueError: another shape than the key has.
+        ValueError: a target does not have its key's shape.
     """
     known = _known(table, key, outs)
     if known is not None:
@@ -53,7 +53,7 @@ def plan_pull(table: KeyTable, key: Keys, outs: Values) -> tuple[Planned, ByRows
 
 
 def _known(table: KeyTable, key: Keys, values: Values) -> Planned | None:
-    """Return the plan of a call like an earlier one, without looking at every key."""
+    """Return the plan of a call that was made before, without checking every key."""
     if isinstance(key, list) and isinstance(values, list) and all(map(_is_dense, values)):
         plan = table.known_plan(tuple(key))
         if plan is not None and [one.shape for one in values] == plan.shapes:
@@ -74,12 +74,12 @@ def _planned(table: KeyTable, values: Mapping[Key, Sequence[torch.Tensor]]) -> P
 
 
 def _by_rows(table: KeyTable, values: Mapping[Key, list[torch.Tensor]]) -> ByRows:
-    """Return the keys that were initialised with rows, and all of whose values are rows, after checking them."""
+    """Check and return the keys that were initialised with rows and whose values are all rows."""
     sparse = {one: tensors for one, tensors in values.items() if any(tensor.is_sparse for tensor in tensors)}
     found: ByRows = {}
     for (one, tensors), place in zip(sparse.items(), table.locate(list(sparse)), strict=True):
         if place[0].spec.answers:
-            raise ValueError(f"the rows of key {one!r} are the business of the optimizer that made it")
+            raise ValueError(f"only the optimizer that initialised key {one!r} may push or pull its rows")
         check.pushes({one: place[0].value_of(place[1])}, {one: tensors})
         if place[0].spec.rows and own_bucket(place) is not None and all(tensor.is_sparse for tensor in tensors):
             found[one] = tensors

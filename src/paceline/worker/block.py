@@ -1,4 +1,4 @@
-"""What a worker holds of the keys that one call initialised: the arena, and how far each range has come."""
+"""A worker's block: the arena of the keys that one call initialised, and the state of each of its ranges."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from paceline.worker.versions import Versions
 
 @dataclass(frozen=True)
 class BucketRange:
-    """A part of a key, or several neighbouring ones, inside one bucket."""
+    """A range of one bucket: a part of a key, or of several adjacent keys."""
 
     bucket: int
     start: int
@@ -32,13 +32,13 @@ class BucketRange:
 
 
 class Rounds:
-    """How many rounds of each range of a bucket were pushed. Pure."""
+    """Counts the rounds of each range of a bucket. Pure."""
 
     def __init__(self, length: int) -> None:
         self._rounds = IntervalMap(length, 0)
 
     def next(self, start: int, length: int) -> list[tuple[int, int, int]]:
-        """Count a push; returns the (start, length, round) that it is made of, as few as possible."""
+        """Count a push of a range; returns its parts as (start, length, round), as few as possible."""
         rounds, stop = self._rounds, start + length
         if len(rounds) == 1 and length == rounds.length:
             rounds.values[0] += 1
@@ -50,8 +50,11 @@ class Rounds:
         return [(first, last - first, round) for first, last, round in pushed]
 
 
-#: A bucket with more requests than that is looked through for answered ones, which nobody may have asked about.
+#: If the list of requests of a bucket is longer, answered ones are removed: perhaps no caller has waited for them.
 _MOST_SENDING = 16
+
+#: Ranges of a bucket for which the codec's state is kept at least, however few keys the bucket has.
+_MIN_CODEC_STATES = 64
 
 
 @dataclass
@@ -67,28 +70,30 @@ class BucketSide:
 
     rounds: Rounds
     sending: list[_Sending] = field(default_factory=list)
-    """Requests whose answers are still to come."""
+    """Requests that are not answered yet. Some answered ones may still be in the list."""
     codec_states: dict[tuple[int, int], State] = field(default_factory=dict)
-    """What the codec of pushes remembers, per range; residuals are views of the block's."""
+    """What the codec of pushes remembers, per range, the last used one last; residuals are views of the block's."""
+    most_codec_states: int = _MIN_CODEC_STATES
+    """Ranges beyond which the one that was used least recently is forgotten."""
     versions: Versions = field(default_factory=lambda: Versions(0))
-    """What servers that compress pulls have told."""
+    """Versions of the values from servers that compress pulls."""
 
 
 class WorkerBlock:
-    """The keys of one dtype that one ``init`` call brought, in one flat arena.
+    """The keys of one dtype that one ``init`` call initialised, in one flat arena.
 
     Args:
-        spec: as published by rank 0.
-        num_servers: of the job.
+        spec: description that rank 0 has published.
+        num_servers: number of servers of the job.
         shared: let servers of this host read gradients in place.
-        still: values change only after this worker has pushed, so it may look at those of servers of this host in
-            place; else they write new ones into this worker's memory.
-        via: tells for an owner of buckets to which server they are pushed.
+        still: values change only after this worker has pushed, so it may read those of servers of this host in place;
+            else the servers write new values into this worker's memory.
+        via: returns the server that pushes to an owner are sent to.
 
     Attributes:
-        values: flat; what the store holds, as far as this worker has read it.
-        grads: flat; what this worker pushes.
-        routes: how pushes of every bucket travel.
+        values: flat; the store's values, as this worker has read them last.
+        grads: flat; the gradients that this worker pushes.
+        routes: routes of the pushes of every bucket.
     """
 
     def __init__(
@@ -113,14 +118,19 @@ class WorkerBlock:
             torch.zeros(self.layout.numel, dtype=self.dtype) if self.grad_file is None else self.grad_file.tensor
         )
         self.buckets = [
-            BucketSide(Rounds(bucket.length), versions=Versions(bucket.length)) for bucket in self.layout.buckets
+            BucketSide(
+                Rounds(bucket.length),
+                versions=Versions(bucket.length),
+                most_codec_states=max(_MIN_CODEC_STATES, 2 * len(bucket.parts)),
+            )
+            for bucket in self.layout.buckets
         ]
         self.residuals: torch.Tensor | None = None
-        """Flat float32, like ``grads``: what the codec has not sent yet, from the first use on."""
+        """Residuals of the codec: flat, float32, as long as ``grads``; allocated at the first use."""
         self.mapped: set[int] = set()
         """Servers that read and write the arena in place."""
         self.fresh = [False] * len(spec.keys)
-        """Keys whose range of ``values`` is what the store would answer."""
+        """Keys whose ``values`` are up to date: a pull would bring the same."""
         self.missing: dict[int, Ranges] = {}
         """By bucket, ranges (start, stop) for which no worker had a gradient in the last answered push."""
         self._ranges: list[list[BucketRange]] = [[] for _ in spec.keys]
@@ -129,7 +139,7 @@ class WorkerBlock:
                 self._ranges[part.key].append(BucketRange(index, part.start, part.length))
 
     def numel(self, key: int) -> int:
-        """Return the number of elements that are stored of a key."""
+        """Return the number of stored elements of a key."""
         return _stored(self.spec, self.spec.keys[key])
 
     def _view(self, arena: torch.Tensor, key: int) -> torch.Tensor:
@@ -146,7 +156,7 @@ class WorkerBlock:
         return self._view(self.grads, key)
 
     def ranges(self, keys: Sequence[int]) -> list[BucketRange]:
-        """Return where keys lie, neighbours in one bucket joined."""
+        """Return the ranges of keys; adjacent ranges in one bucket are joined."""
         joined: list[BucketRange] = []
         for one in sorted((s for key in keys for s in self._ranges[key]), key=lambda s: (s.bucket, s.start)):
             last = joined[-1] if joined else None
@@ -157,41 +167,47 @@ class WorkerBlock:
         return joined
 
     def is_missing(self, key: int) -> bool:
-        """Tell whether no worker had a gradient of a key in the last answered push of it."""
+        """Return whether no worker had a gradient of a key in its last answered push."""
         return bool(self.missing) and all(
             is_all(within(self.missing.get(one.bucket, ()), one.start, one.start + one.length), one.length)
             for one in self._ranges[key]
         )
 
     def buckets_of(self, key: int) -> set[int]:
-        """Return the buckets in which a key has elements."""
+        """Return the buckets that hold elements of a key."""
         return {one.bucket for one in self._ranges[key]}
 
     def arena_slice(self, bucket: int, start: int, length: int) -> slice:
-        """Return where a range of a bucket lies in the arena."""
+        """Return the slice of the arena that is a range of a bucket."""
         first = self.layout.buckets[bucket].start + start
         return slice(first, first + length)
 
     def codec_state(self, codec: Codec, bucket: int, start: int, length: int) -> State:
-        """Return what the codec remembers of a range.
+        """Return the codec's state of a range.
 
-        Residuals lie in one arena, so that they stay with their elements however pushes are cut.
+        Residuals lie in one arena, so that they stay with their elements however pushes are cut. What else a codec
+        remembers (a start vector, a count of dropped elements) is forgotten for ranges that were not pushed for long.
         """
-        states = self.buckets[bucket].codec_states
-        if (start, length) not in states:
-            state = states[start, length] = codec.new_state(length)
+        side = self.buckets[bucket]
+        states = side.codec_states
+        state = states.pop((start, length), None)
+        if state is None:
+            state = codec.new_state(length)
             if state.residual is not None:
                 state.residual = self.residual_arena()[self.arena_slice(bucket, start, length)]
-        return states[start, length]
+        states[start, length] = state
+        if len(states) > side.most_codec_states:
+            del states[next(iter(states))]
+        return state
 
     def residual_arena(self) -> torch.Tensor:
-        """Return all residuals; 0 where nothing was held back."""
+        """Return all residuals; 0 where the codec has sent everything."""
         if self.residuals is None:
             self.residuals = torch.zeros(self.layout.numel)
         return self.residuals
 
     def forget_codec_states(self) -> None:
-        """Forget what the codec of pushes remembers; residuals become 0."""
+        """Reset the state of the codec of pushes; residuals become 0."""
         if self.residuals is not None:
             self.residuals.zero_()
         for side in self.buckets:
@@ -211,18 +227,18 @@ class WorkerBlock:
         return [sent.call for sent in side.sending if sent.start < stop and part.start < sent.stop]
 
     def note_sent(self, part: BucketRange, call: Call) -> None:
-        """Remember a request on a range."""
+        """Record a request on a range."""
         side = self.buckets[part.bucket]
         if len(side.sending) >= _MOST_SENDING:
             side.sending = [sent for sent in side.sending if not sent.call.done or sent.call.error is not None]
         side.sending.append(_Sending(part.start, part.start + part.length, call))
 
     def look_at(self, indices: Sequence[int], found: m.ValuesAt) -> None:
-        """Put the values that a server keeps of some buckets in the place of ours.
+        """Map a server's values of some buckets, in place of this worker's copy.
 
         Raises:
             OSError: they cannot be mapped.
-            ProtocolError: they are not there.
+            ProtocolError: the server does not have them in shared memory.
         """
         if len(indices) != len(found.starts):
             raise ProtocolError(f"the server has {len(found.starts)} of {len(indices)} buckets in shared memory")
@@ -236,25 +252,25 @@ class WorkerBlock:
             os.close(file)
 
     def pin(self) -> None:
-        """Lock the arena in memory, so that CUDA devices copy from and to it by themselves."""
+        """Lock the arena in memory, so that CUDA devices can copy from and to it asynchronously."""
         self._pinned = [memory for memory in (self.values, self.grads) if pin(memory)]
 
     def detach(self) -> None:
-        """Go on with a copy of the values that does not change any more."""
+        """Replace mapped values by a copy, which servers do not change."""
         for memory in self._pinned:
             unpin(memory)
         self._pinned = []
         self.patchwork.detach()
 
     def close(self) -> None:
-        """Give up the shared memory."""
+        """Release the shared memory."""
         for file in (self.value_file, self.grad_file):
             if file is not None:
                 file.close()
 
 
 def layout_of(spec: m.BlockSpec, num_servers: int) -> Layout:
-    """Place the keys of a block; the same on every worker, because all of it is in the spec."""
+    """Place the keys of a block. The spec determines the result, so it is the same on every worker."""
     keys = [KeySize(key.name, _stored(spec, key), key.tag) for key in spec.keys]
     return place(
         keys,
@@ -269,7 +285,7 @@ def layout_of(spec: m.BlockSpec, num_servers: int) -> Layout:
 
 
 def bucket_specs(spec: m.BlockSpec, layout: Layout, server: int) -> list[m.BucketSpec]:
-    """Describe the buckets of one server to it."""
+    """Return the descriptions of one server's buckets, for that server."""
     found = []
     for index, bucket in enumerate(layout.buckets):
         if bucket.server == server:
@@ -282,7 +298,7 @@ def bucket_specs(spec: m.BlockSpec, layout: Layout, server: int) -> list[m.Bucke
 
 
 def _stored(spec: m.BlockSpec, key: m.KeySpec) -> int:
-    """Return the number of elements that are stored of a key: one that stands for it where only rows are merged."""
+    """Return the number of stored elements of a key; 1 if rows are only merged, because then no values are stored."""
     return 1 if spec.answers == "merged" else _numel(key.shape)
 
 

@@ -1,13 +1,13 @@
-"""Memory that a worker shares with the servers of its host, per block.
+"""Shares memory between a worker and the servers of its host, per block.
 
 | step | request       | to                                           | result                                     |
 |------|---------------|----------------------------------------------|--------------------------------------------|
-| 1    | ``Relay``     | servers that sum this host's pushes          | they sum them; where their values lie      |
-| 2    | ``AskValues`` | owners, if the worker reads values in place  | where their values lie; mapped here        |
+| 1    | ``Relay``     | servers that sum this host's pushes          | they sum them; address of their values     |
+| 2    | ``AskValues`` | owners, if the worker reads values in place  | address of their values; mapped here       |
 | 3    | ``MapArena``  | both                                         | they read gradients, and may write values  |
 
-Step 1 comes before this worker's first push. Where memory cannot be shared (steps 2 and 3), values and gradients travel
-through sockets, and a warning says so.
+Step 1 precedes this worker's first push. If memory cannot be shared (steps 2 and 3), values and gradients are sent
+through sockets, and a warning is logged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Relayed(NamedTuple):
-    """The buckets that a server of this host takes for others, and where it keeps their values."""
+    """The buckets that a server of this host forwards to other owners, and the address of their values."""
 
     indices: list[int]
     found: m.ValuesAt
@@ -35,7 +35,7 @@ class HostMemory:
     """Shares the arenas of a store with the servers of this host.
 
     Args:
-        session: this worker's part in the job.
+        session: this worker's connection to the job.
         store: name of the store.
     """
 
@@ -45,13 +45,13 @@ class HostMemory:
     def share(self, block: WorkerBlock) -> None:
         """Set up local merge of a block, and share its arena."""
         relayed = self._ask_relays(block)
-        if block.grad_file is not None and not block.spec.answers:  # rows travel as frames
+        if block.grad_file is not None and not block.spec.answers:  # rows are sent as frames
             self._share(block, relayed)
 
     def _ask_relays(self, block: WorkerBlock) -> dict[int, _Relayed]:
-        """Ask servers of this host to pass on what is pushed for others; returns what each said, by its rank.
+        """Ask servers of this host to forward pushes to other owners; returns their answers by rank.
 
-        All workers that are summed there ask before they push.
+        All workers whose pushes are summed there ask before they push.
         """
         indices: dict[int, list[int]] = {}
         for index, route in enumerate(block.routes):
@@ -81,7 +81,7 @@ class HostMemory:
                     )  # fmt: skip
 
     def _share_with(self, server: int, block: WorkerBlock, relayed: _Relayed | None) -> None:
-        """Look at a server's values in place where that is possible, and let it read our gradients in place."""
+        """Map a server's values if that is possible, and let it read our gradients in place."""
         assert block.grad_file is not None
         if block.value_file is None:
             self._look_at(server, block, relayed)
@@ -93,7 +93,7 @@ class HostMemory:
         self._session.call_server(server, body, "offering shared memory")
 
     def _look_at(self, server: int, block: WorkerBlock, relayed: _Relayed | None) -> None:
-        """Put a server's values of its own buckets, and of those for which it relays, in the place of ours."""
+        """Map a server's values of its own buckets, and of those that it forwards, in place of our copy."""
         own = [index for index, bucket in enumerate(block.layout.buckets) if bucket.server == server]
         if own:
             question = m.AskValues(self._store, block.spec.block)

@@ -1,4 +1,4 @@
-"""The keys of a store, as one worker knows them: their blocks, their places there, and plans of calls on them."""
+"""The key table of one worker: for each key of a store its block and its place there, and plans of calls."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from paceline.worker.session import Session
 
 
 class KeyTable:
-    """The keys of one store, as one worker knows them.
+    """The keys of one store on one worker.
 
     Args:
-        session: this worker's part in the job.
+        session: this worker's connection to the job.
         store: name of the store.
-        whole: tells whether keys must not be split.
-        reads_in_place: stored values change only after this worker has pushed, so it may read those of servers of this
-            host in their memory.
-        local_merge: where local merge takes place.
+        whole: returns whether keys must not be split.
+        reads_in_place: stored values change only after this worker has pushed, so it may map the values of servers of
+            this host.
+        local_merge: servers that merge the pushes of each host.
     """
 
     def __init__(
@@ -45,22 +45,22 @@ class KeyTable:
         return list(self._where)
 
     def check_new(self, key: Key, tensor: torch.Tensor) -> None:
-        """Refuse a key that cannot be initialised.
+        """Raise if a key cannot be initialised.
 
         Raises:
             KeyMismatchError: it is initialised already.
-            TypeError: a value that a distributed store does not hold.
+            TypeError: a distributed store cannot hold the value.
         """
         if key in self._where:
             raise KeyMismatchError(f"key {key!r} is initialised already")
         if isinstance(key, int) and not -(2**63) <= key < 2**63:
             raise ValueError(f"key {key} does not fit into 64 bits; use a string")
         if tensor.layout is not torch.strided and not _has_sparse_rows(tensor):
-            raise TypeError(f"the value of key {key!r} is sparse, but not in its rows alone (one sparse dimension)")
+            raise TypeError(f"the value of key {key!r} is sparse, but not only in its rows (one sparse dimension)")
         dtype_name(tensor.dtype)
 
     def locate(self, keys: Sequence[Key]) -> list[Place]:
-        """Return where keys are.
+        """Return the places of keys.
 
         Raises:
             KeyMismatchError: a key is not initialised.
@@ -78,7 +78,7 @@ class KeyTable:
         return plan
 
     def known_plan(self, keys: tuple[Key, ...]) -> Plan | None:
-        """Return the plan of calls on these keys if there was such a call before."""
+        """Return the plan of calls on these keys, or None if there was no such call before."""
         return self._plans.get(keys)
 
     # ---- adding keys -----------------------------------------------------------------------------------------------
@@ -89,10 +89,11 @@ class KeyTable:
         """Initialise keys with rank 0's values, in one arena per dtype.
 
         Args:
-            keys: to add.
-            values: sparse, in their rows alone, where pushes are rows; also dense with ``answers``.
+            keys: new keys.
+            values: initial values. They are row-sparse for keys whose pushes are rows; with ``answers`` they may be
+                dense too.
             tags: keys of different tags never share a bucket.
-            answers: what pushes of rows bring back, as in :class:`paceline.wire.messages.Init`.
+            answers: content of the answers to pushes of rows, as in :class:`paceline.wire.messages.Init`.
 
         Raises:
             KeyMismatchError: shape or dtype differ from rank 0's.

@@ -1,4 +1,4 @@
-"""New keys of a store: rank 0 places them and sends their values, the other workers look them up at the scheduler."""
+"""Initialises new keys: rank 0 places them and sends their values, the other workers look them up at the scheduler."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from paceline.worker.session import Session
 
 logger = logging.getLogger(__name__)
 
-#: On one host buckets are this many times the bound: there a message costs more than its bytes. Over a network
-#: smaller buckets let answers return while later buckets are still sent.
+#: Factor on the size of buckets if all processes are on one host: there a message costs more than its bytes. Over a
+#: network smaller buckets let answers return while later buckets are still sent.
 GROWTH = 4
 
 
@@ -27,12 +27,12 @@ class NewKeys:
     """Makes the blocks of new keys.
 
     Args:
-        session: this worker's part in the job.
+        session: this worker's connection to the job.
         store: name of the store.
-        whole: tells whether keys must not be split.
-        reads_in_place: stored values change only after this worker has pushed, so it may read those of servers of this
-            host in their memory.
-        local_merge: where local merge takes place.
+        whole: returns whether keys must not be split.
+        reads_in_place: stored values change only after this worker has pushed, so it may map the values of servers of
+            this host.
+        local_merge: servers that merge the pushes of each host.
     """
 
     def __init__(
@@ -46,14 +46,14 @@ class NewKeys:
     def publish(
         self, first: int, keys: Sequence[Key], values: Sequence[torch.Tensor], tags: Sequence[int], answers: str
     ) -> list[WorkerBlock]:
-        """Place keys, send their values to the servers, and publish the placement; on rank 0.
+        """Place keys, send their values to the servers, and publish the placement. Rank 0 calls it.
 
         Args:
             first: number of the first new block.
-            keys: new ones.
+            keys: new keys.
             values: as in :meth:`KeyTable.add`.
-            tags: as there.
-            answers: as there.
+            tags: as in :meth:`KeyTable.add`.
+            answers: as in :meth:`KeyTable.add`.
         """
         blocks = self._place(first, keys, values, tags, answers)
         self._send_values(blocks)
@@ -68,7 +68,7 @@ class NewKeys:
         found: dict[tuple[str, bool], list[m.KeySpec]] = {}
         for key, value, tag, kind in zip(keys, values, tags, kinds, strict=True):
             specs = found.setdefault(kind, [])
-            # A tag of its own gives a row-sparse key a bucket for itself.
+            # A row-sparse key has a unique tag, so it shares no bucket.
             specs.append(m.KeySpec(key, list(value.shape), len(specs) if kind[1] else tag))
         blocks: dict[tuple[str, bool], WorkerBlock] = {}
         for (dtype, by_rows), specs in found.items():
@@ -85,7 +85,7 @@ class NewKeys:
     def _block_spec(self, number: int, dtype: str, specs: list[m.KeySpec], rows: bool, answers: str) -> m.BlockSpec:
         settings = self._session.settings
         speeds = [float(part) for part in settings.server_speeds.split(",") if part]
-        # Keys of which nothing is stored have no load: servers get them in turn.
+        # Keys without stored values have no load: the servers get them in turn.
         loads = [0] * self._num_servers if answers == "merged" else list(self._loads)
         bound, whole = settings.bigarray_bound, rows or self._whole()
         largest = GROWTH * bound if self._session.is_on_one_host else bound
@@ -118,12 +118,12 @@ class NewKeys:
     def look_up(
         self, known: Mapping[int, WorkerBlock], keys: Sequence[Key], values: Sequence[torch.Tensor], answers: str
     ) -> list[WorkerBlock]:
-        """Return the blocks in which rank 0 has placed keys; on the other workers.
+        """Return the blocks in which rank 0 has placed keys. The other workers call it.
 
         Args:
             known: blocks of this worker, by number.
-            keys: to look up.
-            values: only their shapes and dtypes count.
+            keys: keys to look up.
+            values: only their shapes and dtypes are used.
             answers: as in :meth:`KeyTable.add`.
 
         Raises:
@@ -158,7 +158,7 @@ class NewKeys:
     def _never_initialised(
         self, known: Mapping[int, WorkerBlock], keys: Sequence[Key], timeout_s: float
     ) -> DeadlineError:
-        """Return the error that names the keys worker 0 has not initialised, and those it has instead."""
+        """Return the error that names the keys that worker 0 has not initialised, and the keys that it has."""
         answer = self._session.call_scheduler(m.Lookup(self._store, []), "asking for the keys of worker 0", 5.0)
         assert isinstance(answer, m.Found)
         there = [spec.name for block in answer.blocks for spec in block.keys]

@@ -1,4 +1,4 @@
-"""The optimizer's state of a distributed store, whole per key, on any number of servers."""
+"""Reads and sets the optimizer's state of a distributed store: whole keys, on any number of servers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _Parts = dict[Key, dict[str, list[tuple[int, torch.Tensor]]]]
 
 
 def get_states(session: Session, store: str, table: KeyTable) -> States:
-    """Return the optimizer's state of every key, put together from all servers."""
+    """Return the optimizer's state of every key, joined from all servers."""
     parts: _Parts = {key: defaultdict(list) for key in table.keys}
     calls = []
     for block in table.blocks.values():
@@ -45,7 +45,7 @@ def _take(parts: _Parts, block: WorkerBlock, body: m.Body, frames: Frames) -> No
 
 
 def _joined(parts: list[tuple[int, torch.Tensor]]) -> torch.Tensor:
-    """Join the parts of a key's state; a state without parts is the same on all servers."""
+    """Join the parts of a key's state. A state with a single element is the same on all servers."""
     ordered = [tensor for _, tensor in sorted(parts, key=lambda part: part[0])]
     return ordered[0] if len(ordered) == 1 or ordered[0].dim() == 0 else torch.cat(ordered)
 

@@ -1,7 +1,7 @@
-"""What a call on a list of keys amounts to: worked out once, used every step.
+"""Plans of calls on lists of keys: computed once, used in every later call.
 
-A call is cut into *steps* of a few megabytes, each a message per server, so that a worker copies one step's gradients
-while the servers work on the last one's.
+A plan is cut into *steps* of a few megabytes, each a message per server. So a worker copies one step's gradients while
+the servers work on the previous step's.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 from paceline.local_merge import Route
 from paceline.worker.block import BucketRange, WorkerBlock
 
-#: A step is closed when it has this many bytes: enough that a message's own cost (about 0.3 ms on both sides) does not
-#: show, and few enough that the first is on its way while the others are still copied.
+#: Size at which a step ends, in bytes. It is large enough to hide the cost of a message (about 0.3 ms on both sides),
+#: and small enough to send the first step while the others are still copied.
 STEP_BYTES = 4 * 1024 * 1024
 
 Place = tuple[WorkerBlock, int]
@@ -24,24 +24,24 @@ Place = tuple[WorkerBlock, int]
 
 @dataclass(eq=False)
 class Step:
-    """A part of a call: which of its keys, where they are in the arenas, and what travels which way."""
+    """A part of a call: its keys, their places in the arenas, and their ranges by route."""
 
     positions: range
-    """Of the step's keys in the call."""
+    """Positions of the step's keys in the call."""
     places: list[Place]
     values: list[torch.Tensor]
     grads: list[torch.Tensor]
     sends: dict[Route, list[tuple[WorkerBlock, BucketRange]]]
 
     def set_fresh(self, fresh: bool) -> None:
-        """Note whether the arenas' values are what the store would answer."""
+        """Note whether the arenas' values are up to date: a pull would bring the same."""
         for block, index in self.places:
             block.fresh[index] = fresh
 
 
 @dataclass(eq=False)
 class Plan:
-    """All steps of a call, and the shapes that its values must have."""
+    """The steps of a call, and the shapes that its values must have."""
 
     steps: list[Step]
     shapes: list[torch.Size]
@@ -57,7 +57,7 @@ def make_plan(places: Sequence[Place]) -> Plan:
 
 
 def _cuts(places: Sequence[Place]) -> Iterator[int]:
-    """Return where steps end: where they are large enough and no bucket is torn apart."""
+    """Return the ends of steps: they are large enough there, and no bucket is split."""
     size = 0
     for position, (block, index) in enumerate(places):
         size += block.numel(index) * block.dtype.itemsize

@@ -1,4 +1,4 @@
-"""Residuals of a worker's pushes, whole per key: what its codec has not sent yet."""
+"""Residuals of a worker's pushes, per key: the values that its codec has not sent yet."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def residuals(table: KeyTable) -> dict[Key, dict[str, torch.Tensor]]:
 
 
 def set_residuals(table: KeyTable, states: Mapping[Key, Mapping[str, torch.Tensor]]) -> None:
-    """Set the residuals of keys; those of other keys become 0.
+    """Set the residuals of keys. Residuals of all other keys become 0.
 
     Args:
         table: the store's keys.
@@ -29,7 +29,7 @@ def set_residuals(table: KeyTable, states: Mapping[Key, Mapping[str, torch.Tenso
 
     Raises:
         KeyMismatchError: unknown key.
-        ValueError: a tensor of another name, shape or dtype. Nothing is changed then.
+        ValueError: a tensor has a wrong name, shape or dtype. Then nothing is changed.
     """
     places = table.locate(list(states))
     for (key, state), (block, index) in zip(states.items(), places, strict=True):

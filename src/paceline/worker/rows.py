@@ -1,4 +1,4 @@
-"""Row-sparse pushes and pulls of one worker: row numbers and rows, to and from the owner of the key."""
+"""Row-sparse pushes and pulls of one worker: sends row numbers and rows to the owner of a key, and receives them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paceline.worker.traffic import Traffic
 
 
 def own_bucket(place: Place) -> BucketRange | None:
-    """Return the bucket of a key that shares it with nobody and has rows, else None."""
+    """Return the bucket of a row-sparse key, which holds no other key; None for any other key."""
     block, index = place
     ranges = block.ranges([index])
     bucket = block.layout.buckets[ranges[0].bucket]
@@ -29,22 +29,22 @@ def own_bucket(place: Place) -> BucketRange | None:
 
 
 def _own_rows(gradient: torch.Tensor) -> torch.Tensor:
-    """Return coalesced rows in CPU memory that nobody else changes."""
+    """Return coalesced rows in CPU memory; they share no memory with the gradient."""
     own = gradient.detach().coalesce().cpu()
     return own.clone() if own.values().data_ptr() == gradient._values().data_ptr() else own
 
 
 class RowExchange:
-    """A push of rows, or a question for them, whose answer brings rows.
+    """A push of rows, or a request for rows, that is answered with rows.
 
     Args:
         place: the key.
 
     Attributes:
-        call: to be waited for, with ``Session.wait``.
+        call: the call; wait for it with ``Session.wait``.
         sent: coalesced rows that were pushed, in CPU memory; None: absent or skipped.
-        rows: what came, once the call is done: coalesced, in the shape of the key, in CPU memory. None: there is no
-            merged gradient, because no worker had one.
+        rows: rows of the answer, when the call is done: coalesced, in the shape of the key, in CPU memory. None: there
+            is no merged gradient, because no worker had one.
     """
 
     call: Call
@@ -55,7 +55,7 @@ class RowExchange:
         self.rows: torch.Tensor | None = None
 
     def keep(self, body: m.Body, frames: Frames) -> None:
-        """Take what an answer brings.
+        """Store the rows of an answer.
 
         Raises:
             ProtocolError: the frames are not rows of the key.
@@ -69,37 +69,38 @@ class RowExchange:
         if numbers.numel() and (int(numbers[0]) < 0 or int(numbers[-1]) >= shape[0]):
             raise ProtocolError(f"an answer has rows {int(numbers[0])} to {int(numbers[-1])} of a key of {shape[0]}")
         values = from_frame(frames[1], self._block.dtype, numbers.numel() * math.prod(shape[1:]))
-        # Copied: the memory of a message is not ours to keep, and belongs to all who share it.
+        # Copied, because the memory of a message is shared and is reused later.
         self.rows = torch.sparse_coo_tensor(
             numbers.clone()[None], values.clone().view(-1, *shape[1:]), shape, is_coalesced=True, check_invariants=False
         )
 
 
 class RowTraffic:
-    """Sends rows to the servers, and brings rows from there.
+    """Pushes rows to the servers, and pulls rows from them.
 
     Args:
-        session: this worker's part in the job.
+        session: this worker's connection to the job.
         store: name of the store.
-        traffic: of the dense values; it knows what a push weighs, and the optimizer's options.
+        traffic: traffic of dense values; it has the weight of pushes and the optimizer's options.
     """
 
     def __init__(self, session: Session, store: str, traffic: Traffic) -> None:
         self._session, self._store, self._traffic = session, store, traffic
 
     def push(self, place: Place, values: Sequence[torch.Tensor]) -> None:
-        """Push the sum of row-sparse values of a key that :func:`own_bucket` knows."""
+        """Push the sum of row-sparse values of a key that has a bucket of its own (:func:`own_bucket`)."""
         self._send(place, sum_rows(values, torch.device("cpu")), None)
         place[0].fresh[place[1]] = False
 
     def exchange(self, place: Place, gradient: torch.Tensor | None, skip: bool = False) -> RowExchange:
-        """Push the rows of a key that ``DistStore.add_row_keys`` made, and have rows brought back. Does not wait.
+        """Push the rows of a key of ``DistStore.add_row_keys``; the answer brings rows. Does not wait.
 
         Args:
             place: the key.
-            gradient: row-sparse, in the shape of the key, on any device; what it holds now counts. None: this worker
-                has no gradient; it takes part, and counts as zeros unless all workers have none.
-            skip: nobody may apply this round.
+            gradient: row-sparse, in the shape of the key, on any device; it may change after this returns. None: this
+                worker has no gradient. It takes part in the round, and its gradient counts as zeros unless no worker
+                has one.
+            skip: no server may apply this round.
         """
         done = RowExchange(place)
         done.sent = None if gradient is None or skip else _own_rows(gradient)
@@ -107,7 +108,7 @@ class RowTraffic:
         return done
 
     def news(self, place: Place) -> RowExchange:
-        """Ask for the rows of a key that changed since this worker last got any, without pushing. Does not wait."""
+        """Request the rows of a key that changed since this worker's last answer, without a push. Does not wait."""
         done = RowExchange(place)
         one = self._free(place)
         body = m.PullRows(self._store, m.Entry(place[0].spec.block, one.bucket, 0, one.length, 0))
@@ -117,7 +118,7 @@ class RowTraffic:
         return done
 
     def _send(self, place: Place, total: torch.Tensor | None, keep: OnAnswer | None, skip: bool = False) -> Call:
-        """Push coalesced rows that stay unchanged until the answer."""
+        """Push coalesced rows; they must not change until the answer."""
         block, _ = place
         one = self._free(place)
         [(start, length, round)] = block.buckets[one.bucket].rounds.next(one.start, one.length)

@@ -1,15 +1,14 @@
-"""A worker's part in the job: its membership, its requests, and what workers do together.
+"""A worker's connection to the job: its membership, its requests, and collective calls of all workers.
 
 Requests go through one :class:`~paceline.peer.client.Client` with a channel to the scheduler (channel 0) and one to
 each server (channel 1 + rank). The :class:`~paceline.peer.lifeline.Lifeline` keeps the membership, with a hub and a
-thread of its own. It wakes the client when the job fails, and every wait raises that failure.
+thread of its own. It wakes the client when the job fails; then every wait raises that failure.
 """
 
 from __future__ import annotations
 
-import atexit
+import contextlib
 import logging
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -27,26 +26,27 @@ from paceline.transport.base import Frames
 from paceline.transport.sockets import SocketHub
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_GATHER_BYTES
+from paceline.worker.leaving import Exit
 
 logger = logging.getLogger(__name__)
 
 _SCHEDULER = 0
 _FIRST_SERVER = 1
 
-#: How long a deadline's error may take to find out who is missing.
+#: Longest time to find out which workers are missing, for the error of a deadline, in seconds.
 _MISSING_TIMEOUT_S = 5.0
 
 
 class Session:
-    """The job, as one worker sees it. Used by any thread.
+    """One worker's connection to the job. Thread-safe.
 
     Args:
-        settings: of this worker.
+        settings: settings of this worker.
         make_hub: makes a transport.
 
     Raises:
         AuthenticationError: the scheduler or a server does not admit this process.
-        RendezvousError: refused, or not everybody came in time.
+        RendezvousError: the scheduler refused this process, or not all processes joined in time.
         DeadlineError: a server did not answer in time.
     """
 
@@ -57,13 +57,12 @@ class Session:
         self._closed = False
         self._client = Client(make_hub(), check=self._check_open)
         self._lifeline = Lifeline(settings, make_hub(), on_change=self._client.wake)
-        try:
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(self._client.close)
+            on_error.callback(self._lifeline.leave, "it could not connect")
             self._lifeline.join()
             self._connect()
-        except BaseException:
-            self._lifeline.leave("it could not connect")
-            self._client.close()
-            raise
+            on_error.pop_all()
 
     def _connect(self) -> None:
         scheduler, client = self.settings.scheduler, self._client
@@ -98,7 +97,7 @@ class Session:
 
     @property
     def host_id(self) -> str:
-        """The same for all processes that can map each other's memory."""
+        """Identifier of the host: the same for all processes that can map each other's memory."""
         return self._lifeline.me.host_id
 
     @property
@@ -107,7 +106,7 @@ class Session:
         return self._lifeline.me.pid
 
     def local_merge(self, policy: Policy) -> LocalMerge:
-        """Return on which servers pushes of one host are merged, for stores of a policy."""
+        """Return the servers that merge the pushes of each host, for stores of a policy."""
         workers, servers = ([one.host_id for one in members] for members in (self.workers, self.servers))
         alone = range(len(workers))
         return LocalMerge(workers, servers, policy.unit_of(len(workers)) if self.settings.local_merge else alone)
@@ -128,12 +127,12 @@ class Session:
         """Send a request to a server, and do not wait.
 
         Args:
-            server: its rank.
+            server: rank of the server.
             body: the request.
-            what: for messages: ``push of 'fc1.weight', round 3``.
-            frames: payload; unchanged until the answer.
-            on_answer: called with the answer, in whichever thread takes it; answers of one server in the order in
-                which they arrive.
+            what: name of the request for errors: ``push of 'fc1.weight', round 3``.
+            frames: payload; it must not change until the answer.
+            on_answer: called with the answer, in the thread that receives it; answers of one server are handled in the
+                order of their arrival.
         """
         return self._ask(_FIRST_SERVER + server, body, what, frames, on_answer)
 
@@ -149,15 +148,15 @@ class Session:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise PacelineError(f"worker {self.rank} has left the job; nothing can be asked any more")
+            raise PacelineError(f"worker {self.rank} has left the job; it can send no more requests")
         self._lifeline.check()
 
     def call_server(self, server: int, body: m.Request, what: str, frames: Frames = ()) -> m.Body:
-        """Ask a server and wait for the answer."""
+        """Send a request to a server and wait for the answer."""
         return self._answer_of(self.ask_server(server, body, what, frames))
 
     def call_scheduler(self, body: m.Request, what: str, timeout_s: float | None = None) -> m.Body:
-        """Ask the scheduler and wait for the answer."""
+        """Send a request to the scheduler and wait for the answer."""
         return self._answer_of(self.ask_scheduler(body, what), timeout_s)
 
     def _answer_of(self, call: Call, timeout_s: float | None = None) -> m.Body:
@@ -172,19 +171,23 @@ class Session:
 
         Raises:
             PeerDiedError: a member of the job died; the text names it.
-            DeadlineError: the answers did not come in time; the text names who is missing.
-            Exception: what a peer answered, or what ``on_answer`` raised; of several, the first.
+            DeadlineError: the answers did not arrive in time; the text names the missing processes.
+            Exception: the first error that a peer answered or that ``on_answer`` raised.
         """
         timeout_s = self.settings.timeout_s if timeout_s is None else timeout_s
         late = self._client.wait(calls, timeout_s)
         if late is not None:
+            waits_for, story = self._whom_it_waits_for(late)
             raise DeadlineError(
                 f"worker {self.rank}: {late.what} at {late.whom} was not answered within {timeout_s:g} s"
-                f"{self._whom_it_waits_for(late)}; if that is normal here, raise PACELINE_TIMEOUT_S"
+                f"{waits_for}; if that is normal here, raise PACELINE_TIMEOUT_S{story}"
             )
 
-    def _whom_it_waits_for(self, late: Call) -> str:
-        """Ask who holds up a push, a norm, a barrier or a gather; returns text for the error."""
+    def _whom_it_waits_for(self, late: Call) -> tuple[str, str]:
+        """Ask who holds up a push, a norm, a barrier or a gather; returns two texts for the error.
+
+        The second one has lines of its own: what happened to what was pushed.
+        """
         request = self._client.request(late)
         questions: list[m.Request] = []
         if isinstance(request, m.Push):
@@ -194,16 +197,18 @@ class Session:
         elif isinstance(request, m.Enter | m.Gather):
             questions = [m.AskAbsent(request.barrier)]
         else:
-            return ""
+            return "", ""
         try:
             asked = [self._ask(late.channel, one, "asking who is missing") for one in questions]
             status = self.ask_scheduler(m.AskStatus(), "asking for the status")
             self.wait([*asked, status], _MISSING_TIMEOUT_S)
         except PacelineError as error:
-            return f" ({error})"
+            return f" ({error})", ""
         assert isinstance(status.body, m.Status)
-        missing = {rank for one in asked if isinstance(one.body, m.Missing) for rank in one.body.workers}
-        return "; it waits for " + (", ".join(_workers_of(status.body, sorted(missing))) or "nobody")
+        answers = [one.body for one in asked if isinstance(one.body, m.Missing)]
+        missing = sorted({rank for answer in answers for rank in answer.workers})
+        story = next((f"\n{answer.story}" for answer in answers if answer.story), "")
+        return "; it waits for " + (", ".join(_workers_of(status.body, missing)) or "nobody"), story
 
     # ---- together ----------------------------------------------------------------------------------------------------
 
@@ -217,9 +222,9 @@ class Session:
         Collective: all live workers call it, in the same order per name.
 
         Args:
-            name: its purpose. Calls with the same name are counted, so it need not be unique.
-            payload: of this worker; all workers together have at most 8 MiB.
-            timeout_s: until all have called; by default as for any request.
+            name: purpose of the call. It need not be unique: calls with the same name are counted.
+            payload: this worker's payload; those of all workers together have at most 8 MiB.
+            timeout_s: longest wait for all workers, in seconds; by default as for any request.
 
         Returns:
             One entry for each rank; empty for a worker that left the job without an error before it called.
@@ -228,11 +233,11 @@ class Session:
             ValueError: the payload alone is over the limit.
             RemoteError: all payloads together are over the limit; on every worker.
             PeerDiedError: a member of the job died; the text names it.
-            DeadlineError: not all came in time; the text names who is missing.
+            DeadlineError: not all workers called in time; the text names the missing ones.
         """
         if len(payload) > MAX_GATHER_BYTES:
             raise ValueError(
-                f"gather {name!r}: a payload of {len(payload)} bytes; all together have {MAX_GATHER_BYTES}"
+                f"gather {name!r}: the payload has {len(payload)} bytes; the limit of all is {MAX_GATHER_BYTES}"
             )
         self._gathers[name] += 1
         full = f"gather/{name}/{self._gathers[name]}"
@@ -243,23 +248,37 @@ class Session:
     # ---- leaving ---------------------------------------------------------------------------------------------------
 
     def on_close(self, closer: Callable[[], None]) -> None:
-        """Have a function called before the connections close."""
+        """Register a function that is called before the connections close."""
         self._closers.append(closer)
 
+    @property
+    def failure(self) -> PacelineError | None:
+        """The error with which the job has failed; None while it has not failed."""
+        return self._lifeline.failure
+
     def close(self, reason: str = "") -> None:
-        """Leave the job; with a reason it is a failure and ends the job for all. Idempotent."""
+        """Leave the job. With a reason it is a failure, which ends the job for all members. Idempotent.
+
+        It waits for all requests in flight. If one of them fails, leaving is a failure too: other workers would wait
+        forever for a push that this worker has not finished.
+        """
         if self._closed:
             return
-        if not reason and self._lifeline.failure is None:
-            for closer in self._closers:
-                try:
+        try:
+            if not reason and self.failure is None:
+                for closer in self._closers:
                     closer()
-                except PacelineError as error:
-                    logger.warning("worker %d, leaving: %s", self.rank, error)
-        self._closed = True
-        self._client.wake()
-        self._lifeline.leave(reason)
-        self._client.close(linger_s=1.0)
+        except BaseException as error:
+            # Process border: the other members learn why this worker could not leave.
+            reason = "" if self.failure is not None else f"it could not leave: {type(error).__name__}: {error}"
+            if not isinstance(error, PacelineError):
+                raise
+            logger.error("worker %d, leaving: %s", self.rank, error)
+        finally:
+            self._closed = True
+            self._client.wake()
+            self._lifeline.leave(reason)
+            self._client.close(linger_s=1.0)
 
 
 def _workers_of(status: m.Status, ranks: Sequence[int]) -> list[str]:
@@ -267,12 +286,13 @@ def _workers_of(status: m.Status, ranks: Sequence[int]) -> list[str]:
     for member, round, silent_s in zip(status.members, status.rounds, status.silent_s, strict=True):
         if member.role == "worker" and member.rank in ranks:
             where = f"worker {member.rank} on {member.host} (pid {member.pid})"
-            found.append(f"{where}, which is at round {round} and was heard {silent_s:.1f} s ago")
+            found.append(f"{where}, which is at round {round} and sent its last heartbeat {silent_s:.1f} s ago")
     return found
 
 
 _current: Session | None = None
 _current_lock = threading.Lock()
+_exit = Exit()
 
 
 def current_session() -> Session:
@@ -291,13 +311,6 @@ def current_session() -> Session:
                     "or set PACELINE_SCHEDULER, PACELINE_JOB_KEY and the other PACELINE_* variables"
                 )
             security = Security.of(settings)
-            _current = Session(settings, lambda: SocketHub(security))
-            atexit.register(_close_at_exit, _current)
+            _exit.install()
+            _current = _exit.session = Session(settings, lambda: SocketHub(security))
         return _current
-
-
-def _close_at_exit(session: Session) -> None:
-    """Leave; an exception that ended the script is a failure of the job."""
-    error = getattr(sys, "last_value", None)
-    own = isinstance(error, PacelineError) and session._lifeline.failure is not None
-    session.close("" if error is None or own else f"it raised {type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""Setting stored values, by one worker and outside of any round."""
+"""Sets stored values, by one worker and between rounds."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from paceline.worker.session import Session
 def set_values(
     session: Session, store: str, plan: Plan, values: Sequence[torch.Tensor], wait: Callable[[Step], None]
 ) -> None:
-    """Set the values of a plan's keys on their owners; done when this returns.
+    """Set the values of a plan's keys on their owners. When it returns, the owners have them.
 
     Args:
-        session: this worker's part in the job.
+        session: this worker's connection to the job.
         store: name of the store.
-        plan: of the keys.
+        plan: plan of the keys.
         values: one per key, in its shape.
         wait: waits for this worker's own requests on the keys of a step.
     """
@@ -44,7 +44,7 @@ def set_values(
 
 
 def _located(block: WorkerBlock, key: int) -> list[tuple[int, m.Entry, int]]:
-    """Return (server, range, first element of the key there) of all that a key consists of."""
+    """Return (server, range, first element of the key in the range) for each part of a key."""
     return [
         (
             block.layout.buckets[index].server,

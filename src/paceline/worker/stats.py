@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from paceline.wire import messages as m
 
-def merge_stats(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Merge the reports of all servers: updates, masses and drops become means over all slots."""
+
+def merge_stats(answers: Sequence[m.Body]) -> dict[str, Any]:
+    """Merge the counters of all servers. Updates, masses and drops become means over all slots."""
+    reports = [json.loads(answer.body) for answer in answers if isinstance(answer, m.StatsAre)]
     slots = max(1, sum(report["slots"] for report in reports))
     staleness: Counter[int] = Counter()
     data_mass: Counter[int] = Counter()

@@ -1,4 +1,4 @@
-"""Pushes and pulls of one worker: gradients from the arenas to the servers, values from there into the arenas."""
+"""Pushes and pulls of one worker: sends the arenas' gradients to the servers, and stores their values in the arenas."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ class Traffic:
     """Pushes the arenas' gradients, and stores pulled values in the arenas.
 
     Args:
-        session: this worker's part in the job.
+        session: this worker's connection to the job.
         store: name of the store.
-        merges_rounds: updates are made of rounds of this worker's unit, so values in the answer to a push stay valid
-            until this worker's next push. They always come with it: one trip instead of two.
+        merges_rounds: each update is made of one round of this worker's unit, so the values in the answer to a push
+            stay valid until this worker's next push. Answers always bring them: one round trip instead of two.
     """
 
     def __init__(self, session: Session, store: str, merges_rounds: bool) -> None:
         self.clip_norm = 0.0
-        """The largest norm of a merged gradient; 0: no limit. With one, pushes are answered after :meth:`clip`."""
+        """Largest norm of a merged gradient; 0: no limit. With a limit, pushes are answered after :meth:`clip`."""
         self._unclipped: dict[int, list[m.Entry]] = {}
-        """What was pushed since the last clipping, by owner."""
+        """Entries that were pushed since the last clipping, by owner."""
         self._session, self._store, self._merges_rounds = session, store, merges_rounds
         self.codecs: dict[Leg, Codec] = {}
         self.samples = 1.0
-        """Samples behind the next pushes; weighs them where the store merges to the mean."""
+        """Samples behind the next pushes: their weight if the store merges to the mean."""
         self.options = b""
         """Encoded options of the optimizer, sent with every push."""
 
     @property
     def _answers_bring_values(self) -> bool:
-        """Whether values come with the answer to a push. Compressed values come in no other route."""
+        """Whether answers to pushes bring values. Compressed values are only sent this way."""
         return self._merges_rounds or "pull" in self.codecs
 
     # ---- calls on lists of keys ------------------------------------------------------------------------------------
 
     def push(self, plan: Plan, values: Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]]) -> None:
-        """Send one value, or a list of device values to be summed, per key of the plan."""
+        """Push one value per key of the plan, or a list of device values, which are summed."""
         for step in plan.steps:
             self.wait(step)
             _fill(step.grads, [values[position] for position in step.positions])
@@ -63,7 +63,7 @@ class Traffic:
             step.set_fresh(self._answers_bring_values)
 
     def pull(self, plan: Plan, outs: Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]]) -> None:
-        """Copy the values of the plan's keys into one tensor, or a list of them, per key."""
+        """Copy the values of the plan's keys into one tensor per key, or into a list of tensors per key."""
         self.refresh(plan, lambda step: _empty(step.values, [outs[position] for position in step.positions]))
 
     def refresh(self, plan: Plan, then: Callable[[Step], None] = lambda step: None) -> None:
@@ -86,7 +86,7 @@ class Traffic:
                 is_answered = True
             finally:
                 if not is_answered:
-                    step.set_fresh(False)  # an answer that failed has brought no values
+                    step.set_fresh(False)  # a failed answer brings no values
 
     # ---- messages --------------------------------------------------------------------------------------------------
 
@@ -95,17 +95,17 @@ class Traffic:
     ) -> Call:
         """Push ranges of the arenas' gradients.
 
-        The answer says for what no worker had a gradient: see :attr:`WorkerBlock.missing`.
+        The answer lists the ranges for which no worker had a gradient: see :attr:`WorkerBlock.missing`.
 
         Args:
-            route: of the ranges.
-            located: what to push.
+            route: route of the ranges.
+            located: ranges to push.
             want: the answer brings the new values into the arenas.
-            absent: parts of that, whole keys as far as they lie there (:meth:`WorkerBlock.ranges`), for which this
-                worker has no gradient. They count as zeros, and the arenas' gradients become zeros there; where no
-                worker has a gradient, nothing is updated.
-            skip: no server may apply this round, e.g. since gradients are not finite. Neither gradients nor residuals
-                are read or sent. Merged gradients become NaN for all workers.
+            absent: parts of the ranges for which this worker has no gradient. Each part is all that the ranges hold of
+                a key (:meth:`WorkerBlock.ranges`). They count as zeros, and the arenas' gradients become zeros there.
+                If no worker has a gradient, nothing is updated.
+            skip: no server may apply this round, for example because gradients are not finite. Neither gradients nor
+                residuals are read or sent. Merged gradients become NaN for all workers.
         """
         entries = [
             m.Entry(block.spec.block, one.bucket, *piece)
@@ -113,7 +113,7 @@ class Traffic:
             for piece in block.buckets[one.bucket].rounds.next(one.start, one.length)
         ]
         blocks = {block.spec.block: block for block, _ in located}
-        # Codecs, on either leg, have their states in the worker and the owner: pushes are not summed between them.
+        # Codecs of both legs have their states in the worker and the owner, so pushes are not summed between them.
         server = route.owner if self.codecs else route.via
         shared = all(server in block.mapped for block in blocks.values())
         gone = absence.cut(entries, absent) if absent and not skip else []
@@ -130,18 +130,18 @@ class Traffic:
         return call
 
     def note_pushed(self, owner: int, entries: Sequence[m.Entry]) -> None:
-        """Remember what was pushed to an owner, if rounds are clipped."""
+        """Record the entries that were pushed to an owner, if rounds are clipped."""
         if self.clip_norm:
             self._unclipped.setdefault(owner, []).extend(entries)
 
     def clip(self, skip_nonfinite: bool = False) -> float:
-        """Clip what was pushed since the last call, which lets the servers apply it; returns the norm before.
+        """Clip all pushes since the last call, and let the servers apply them; returns the norm before clipping.
 
         The merged gradient of all these pushes, after the mean, is scaled by ``min(1, clip_norm / (norm + 1e-6))``, as
         :func:`torch.nn.utils.clip_grad_norm_` does. All workers that merge their pushes call this at the same point.
 
         Args:
-            skip_nonfinite: make no update when the norm is not finite; all workers see the same norm.
+            skip_nonfinite: skip the update when the norm is not finite; all workers get the same norm.
         """
         pushed, self._unclipped = self._unclipped, {}
         owners = sorted(pushed)
@@ -156,7 +156,7 @@ class Traffic:
         factor = 1.0 if limit > 1.0 else limit  # not min: that would lose a NaN
         skip = any(one.skipped for one in parts) or (skip_nonfinite and not math.isfinite(norm))
         for owner in owners:
-            # The answers to the pushes follow it.
+            # The servers answer the pushes after this.
             self._session.ask_server(owner, m.Commit(self._store, pushed[owner], factor, skip), "clipping a round")
         return norm
 
@@ -211,14 +211,14 @@ class Traffic:
     ) -> None:
         assert isinstance(body, m.Values)
         if body.known:
-            answers.store_told(blocks, entries, shared, self.codecs.get("pull"), body.known, frames)
+            answers.store_known(blocks, entries, shared, self.codecs.get("pull"), body.known, frames)
         elif not shared:
             answers.store_values(blocks, entries, frames)
 
 
 @torch.no_grad()
 def _fill(targets: list[torch.Tensor], values: list[Any]) -> None:
-    """Copy one value per target, or the sum of several."""
+    """Copy one value, or the sum of several values, into each target."""
     if isinstance(values[0], torch.Tensor):
         torch._foreach_copy_(targets, values)
         return
@@ -230,7 +230,7 @@ def _fill(targets: list[torch.Tensor], values: list[Any]) -> None:
 
 @torch.no_grad()
 def _empty(sources: list[torch.Tensor], outs: list[Any]) -> None:
-    """Copy every source to its out, or to each of several."""
+    """Copy every source to its out, or to each tensor of a list of outs."""
     if isinstance(outs[0], torch.Tensor):
         torch._foreach_copy_(outs, sources)
         return

@@ -1,4 +1,4 @@
-"""Which version of the values a worker holds, for every range of a bucket. Pure."""
+"""Versions of the values that a worker holds, for every range of a bucket. Pure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from paceline.interval_map import IntervalMap, same
 
 
 class Versions:
-    """Versions of the elements of one bucket; 0 before the server named any.
+    """Versions of the elements of one bucket; 0 until the server sends a version.
 
     Args:
-        length: of the bucket, in elements.
+        length: length of the bucket, in elements.
     """
 
     def __init__(self, length: int) -> None:

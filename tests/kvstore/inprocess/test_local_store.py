@@ -384,7 +384,7 @@ def test_states_of_another_codec_or_model_are_refused_and_change_nothing(store, 
         with pytest.raises(ValueError, match=r"codec|model"):
             other.set_codec_states(one)
     assert torch.equal(other.codec_states()["w"]["residual 0"], held["w"]["residual 0"])
-    with pytest.raises(ValueError, match="compressed by no codec"):
+    with pytest.raises(ValueError, match="no codec that keeps states"):
         type(store)().set_codec_states(held)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.exitcodes import PEER_FAILED
+from paceline.exitcodes import PEER_FAILED, describe_code
 from paceline.launch import Graces, Member
 from paceline.launch.supervise.events import (
     Action,
@@ -14,15 +14,17 @@ from paceline.launch.supervise.events import (
     Exited,
     Finish,
     Interrupted,
+    Lost,
     NotStarted,
     Ready,
     Signal,
     Start,
     Started,
+    Stopped,
     Tick,
     Warn,
 )
-from paceline.launch.supervise.lifecycle import Lifecycle, Phase, describe_code
+from paceline.launch.supervise.lifecycle import VERDICT_S, Lifecycle, Phase
 
 SCHEDULER, SERVER, W0, W1 = Member("scheduler", 0), Member("server", 0), Member("worker", 0), Member("worker", 1)
 ALL = (SCHEDULER, SERVER, W0, W1)
@@ -150,15 +152,115 @@ def test_first_failure_gives_the_code_and_the_others_time_to_leave(world: World)
     assert list(world.cycle.aftermath.items()) == [(SERVER, 2), (W0, 1)]
 
 
-def test_roles_are_ended_when_the_last_worker_has_failed(world: World) -> None:
+@pytest.mark.parametrize("named", [True, False])
+def test_roles_are_ended_when_the_last_worker_has_failed(world: World, named: bool) -> None:
     world.tell(Exited(W0, 2))
     assert world.signals == []
     world.tell(Exited(W1, 2))
+    assert world.signals == []
+    if named:
+        world.tell(Lost(W0, "its process ended: exit code 2"))
+    else:
+        world.wait()
+        assert world.now == VERDICT_S
     assert world.signals == [(signal.SIGTERM, ALL)]
     assert world.warnings == []
     for member in (SERVER, SCHEDULER):
         world.tell(Exited(member, 143))
     assert (world.finished, world.cycle.aftermath) == ([2], {W1: 2})
+
+
+@pytest.mark.parametrize("victim_code", [PEER_FAILED, 1])
+def test_victim_that_ends_first_is_not_blamed(world: World, victim_code: int) -> None:
+    world.tell(Exited(W0, victim_code))
+    world.tell(Lost(W1, "it raised ArithmeticError: NaN"))
+    world.tell(Lost(W0, "its process ended: exit code 1"))
+    world.tell(Exited(W1, 5))
+    for member in (SERVER, SCHEDULER):
+        world.tell(Exited(member, PEER_FAILED))
+    assert world.finished == [5]
+    failure = world.cycle.failure
+    assert failure is not None
+    assert (failure.member, failure.reason) == (W1, "exit code 5: it raised ArithmeticError: NaN")
+    assert list(world.cycle.aftermath) == [W0]
+
+
+def test_who_is_named_and_stays_fails_the_job_with_1(world: World) -> None:
+    world.tell(Lost(W1, "it was not heard for 15.0 s"))
+    for member in (W0, SERVER, SCHEDULER):
+        world.tell(Exited(member, PEER_FAILED))
+    world.wait()
+    world.tell(Exited(W1, 143))
+    assert world.finished == [1]
+    assert world.cycle.failure is not None
+    assert (world.cycle.failure.member, world.cycle.failure.reason) == (W1, "it was not heard for 15.0 s")
+
+
+def test_exit_code_and_what_the_scheduler_says_of_it_are_said_once(world: World) -> None:
+    world.tell(Exited(W1, 137))
+    world.tell(Lost(W1, "its process ended: killed by SIGKILL (exit code 137)"))
+    assert world.cycle.failure is not None
+    assert world.cycle.failure.reason == "killed by SIGKILL (exit code 137)"
+
+
+def test_scheduler_that_names_nobody_and_runs_is_to_blame(world: World) -> None:
+    for member in (W0, W1, SERVER):
+        world.tell(Exited(member, PEER_FAILED))
+    world.wait()
+    assert world.cycle.failure is not None
+    assert world.cycle.failure.member == SCHEDULER
+    assert "does not respond" in world.cycle.failure.reason
+    world.tell(Exited(SCHEDULER, 143))
+    assert world.finished == [1]
+
+
+def test_stopped_scheduler_is_to_blame_whatever_the_exit_code_of_the_others(world: World) -> None:
+    world.tell(Stopped(frozenset({SCHEDULER})))
+    for member, code in ((W0, 1), (W1, 1), (SERVER, PEER_FAILED)):
+        world.tell(Exited(member, code))
+    world.wait()
+    assert world.cycle.failure is not None
+    assert world.cycle.failure.member == SCHEDULER
+    assert list(world.cycle.aftermath) == [W0, W1, SERVER]
+
+
+def test_job_whose_last_processes_are_stopped_ends(world: World) -> None:
+    world.tell(Exited(W0, 0))
+    world.tell(Stopped(frozenset({W1})))
+    world.tell(Exited(SERVER, 0))
+    world.tell(Exited(SCHEDULER, 0))
+    world.wait()
+    assert world.cycle.failure is not None
+    assert (world.cycle.failure.member, world.cycle.code) == (W1, 1)
+    assert "waited for it for 10 s" in world.cycle.failure.reason
+    world.tell(Exited(W1, 143))
+    assert world.finished == [1]
+
+
+def test_stopped_worker_is_named_and_not_the_scheduler_that_left_meanwhile(world: World) -> None:
+    world.tell(Exited(W0, 0))
+    world.tell(Stopped(frozenset({W1})))
+    world.tell(Exited(SCHEDULER, 0))
+    world.wait()
+    assert world.cycle.failure is not None
+    assert world.cycle.failure.member == W1
+
+
+def test_who_was_stopped_for_a_moment_goes_on() -> None:
+    world = World((W0, W1))
+    world.tell(Stopped(frozenset({W0, W1})))
+    world.tell(Stopped(frozenset()))
+    world.wait()
+    assert world.cycle.deadline is None
+    for member in (W0, W1):
+        world.tell(Exited(member, 0))
+    assert world.finished == [0]
+
+
+def test_what_is_said_after_an_interrupt_blames_nobody(world: World) -> None:
+    world.tell(Interrupted(signal.SIGINT))
+    world.tell(Lost(W0, "it raised KeyboardInterrupt: "))
+    assert world.cycle.failure is None
 
 
 def test_roles_may_say_what_happened_when_workers_only_saw_that_a_peer_failed(world: World) -> None:
@@ -304,6 +406,9 @@ def test_every_job_ends_once_and_only_a_good_one_with_zero(steps: list[tuple[int
             world.wait()
         elif kind == 2:
             world.tell(Ready())
+        elif kind == 3:
+            spoilt |= world.cycle.phase in (Phase.RUNNING, Phase.LEAVING)
+            world.tell(Lost(ALL[index], "it was not heard for 15 s"))
         elif world.cycle.alive and not world.finished:
             member = list(world.cycle.alive)[index % len(world.cycle.alive)]
             done |= {member} if code == 0 else set()

@@ -10,7 +10,19 @@ import signal
 from paceline.exitcodes import PEER_FAILED
 from paceline.launch import Graces, Member
 from paceline.launch.supervise import lifecycle
-from paceline.launch.supervise.events import Action, Event, Exited, Interrupted, NotStarted, Ready, Start, Started, Tick
+from paceline.launch.supervise.events import (
+    Action,
+    Event,
+    Exited,
+    Interrupted,
+    Lost,
+    NotStarted,
+    Ready,
+    Start,
+    Started,
+    Stopped,
+    Tick,
+)
 from paceline.launch.supervise.lifecycle import Lifecycle, Phase
 
 SCHEDULER, SERVER, W0, W1 = Member("scheduler", 0), Member("server", 0), Member("worker", 0), Member("worker", 1)
@@ -32,6 +44,7 @@ def drawn(chance: random.Random, cycle: Lifecycle) -> Event:
     events: list[Event] = [Tick(), Tick(), Interrupted(signal.SIGTERM)]
     events += [Ready()] * 3 if cycle.phase is Phase.STARTING else []
     events += [Exited(one, chance.choice([0, 0, 0, 1, PEER_FAILED])) for one in cycle.alive] * 3
+    events += [Lost(chance.choice(list(cycle.members)), "its connection closed"), Stopped(frozenset(cycle.alive))]
     return chance.choice(events)
 
 

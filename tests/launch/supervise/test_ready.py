@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from paceline.launch.supervise.ready import ReadyPipe
+from paceline.launch import Member
+from paceline.launch.supervise.ready import EndedPipe, ReadyPipe
 
 
 @pytest.fixture
@@ -37,3 +38,24 @@ def test_line_that_is_no_address_is_refused(line: bytes, pipe: ReadyPipe) -> Non
     pipe.close_write()
     with pytest.raises(ValueError, match="said it listens at"):
         pipe.read()
+
+
+def test_failures_follow_the_address(pipe: ReadyPipe) -> None:
+    os.write(pipe.write_fd, b'tcp://127.0.0.1:5555\n["worker", 1, "it rai')
+    assert pipe.read() == "tcp://127.0.0.1:5555"
+    assert pipe.failures() == []
+    os.write(pipe.write_fd, b'sed"]\nnonsense\n')
+    assert pipe.failures() == [(Member("worker", 1), "it raised")]
+    assert not pipe.ended
+    pipe.close_write()
+    assert pipe.failures() == []
+    assert pipe.ended
+
+
+def test_ends_are_written_as_lines_also_when_nobody_reads() -> None:
+    pipe = EndedPipe()
+    pipe.write(Member("server", 2), 137)
+    assert os.read(pipe.read_fd, 100) == b'["server", 2, 137]\n'
+    pipe.close_read()
+    pipe.write(Member("server", 2), 137)
+    pipe.close()

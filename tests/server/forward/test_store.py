@@ -491,14 +491,18 @@ def test_what_goes_wrong_at_the_owner_reaches_all_behind_a_sum(cluster: Cluster,
 
 
 def test_who_is_missing_is_known_near_and_asked_for_far(cluster: Cluster) -> None:
-    def missing() -> m.Reply:
+    def missing() -> list[int]:
         settle(cluster)
-        return cluster.now(0, 0, m.AskMissing("s", m.Entry(0, 1, 0, NUMEL, 1)))
+        answer = cluster.now(0, 0, m.AskMissing("s", m.Entry(0, 1, 0, NUMEL, 1)))
+        assert isinstance(answer, m.Missing)
+        assert "what happened to" in answer.story
+        assert "worker 0 pushed round 1" in answer.story
+        return answer.workers
 
     for worker in (0, 4, 5):
         push(cluster, worker)
-    assert missing() == m.Missing([1])
+    assert missing() == [1]
     push(cluster, 1)
-    assert missing() == m.Missing([2, 3])
+    assert missing() == [2, 3]
     cluster.now(2, 1, m.Leave("s"))
-    assert missing() == m.Missing([3])
+    assert missing() == [3]

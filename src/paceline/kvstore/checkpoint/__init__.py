@@ -1,1 +1,1 @@
-"""Files of training state: the format, writing them whole, and checkpoints of several workers."""
+"""Files of training state: the format, atomic writes, and checkpoints of several workers."""

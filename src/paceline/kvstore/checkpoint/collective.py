@@ -1,11 +1,11 @@
-"""A checkpoint of several workers: one file by worker 0, and beside it a file of each other worker's own.
+"""A checkpoint of several workers: a common file by worker 0, and one file per other worker for its own state.
 
-1. Every worker but 0 writes what is its own to ``<path>.rank<r>.<digest>``. With the digest in the name, the files of
-   the checkpoint before stay in their places.
-2. All tell each other. If one has failed, all raise, and nothing has changed.
-3. Worker 0 writes ``<path>``, its own included. Its manifest lists the other files with their digests, so files of
-   unlike saves are never taken for one checkpoint. With this file the checkpoint is there.
-4. All tell each other again, and remove the files of the checkpoint before.
+1. Every worker but 0 writes its own state to ``<path>.rank<r>.<digest>``. The digest in the name keeps the files of the
+   previous checkpoint.
+2. All workers exchange their results. If one has failed, all raise, and the previous checkpoint is unchanged.
+3. Worker 0 writes ``<path>``, with its own state. The manifest lists the other files with their digests, so files of
+   different saves are never mixed. This file makes the checkpoint valid.
+4. All workers exchange their results again, and remove the files of the previous checkpoint.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from paceline.kvstore.checkpoint import tensor_file
 from paceline.kvstore.checkpoint.tensor_file import TensorFile
 from paceline.kvstore.checkpoint.whole_file import STALE_S
 
-#: How long to wait for another worker's disk. One that has died is noticed at once anyway.
+#: Longest wait for another worker's disk, in seconds. A dead worker is noticed at once.
 DISK_TIMEOUT_S = 3600.0
-#: Names of worker 0's own tensors in the common file begin so.
+#: Prefix of the names of worker 0's own tensors in the common file.
 OWN = "rank0/"
 
 
@@ -44,12 +44,12 @@ class Content:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a worker has read.
+    """The files that a worker has read.
 
     Attributes:
-        common: what worker 0 wrote; None on workers that were not to read it.
-        own: what this worker wrote; None if it wrote nothing, or was not there.
-        workers: how many there were.
+        common: the common file; None on workers that do not read it.
+        own: this worker's own state; None if this rank saved none.
+        workers: number of workers that saved.
     """
 
     common: TensorFile | None
@@ -68,15 +68,15 @@ def save(
     """Write a checkpoint. Every worker of the store calls it.
 
     Args:
-        store: whose workers; None: this process is alone.
-        path: of the common file.
-        kind: what the file is.
-        common: returns what is everybody's; asked on worker 0.
-        own: returns what is this worker's, or None.
-        step: steps made so far, if the caller counts them.
+        store: its workers save; None: this process is the only one.
+        path: path of the common file.
+        kind: kind of file.
+        common: returns the content of the common file; called on worker 0.
+        own: returns this worker's own content, or None.
+        step: number of steps so far, if the caller counts them.
 
     Raises:
-        CheckpointError: on all workers: what one of them could not write, or that they are at unlike steps.
+        CheckpointError: on all workers: one of them could not write, or they are at different steps.
     """
     rank = 0 if store is None else store.rank
     before = {one["file"] for one in _listed(path, kind).values()}
@@ -89,23 +89,23 @@ def save(
             file = tensor_file.write(beside, _own_kind(kind), content.tensors, manifest, name_by_digest=True)
             mine |= {"file": file.path.name, "digest": file.digest}
     try:
-        told = telling.answers()
-        unlike = sorted({one["step"] for one in told}) if step is not None else []
-        if len(unlike) > 1:
+        results = telling.answers()
+        steps = sorted({one["step"] for one in results}) if step is not None else []
+        if len(steps) > 1:
             raise CheckpointError(
-                f"the workers are at unlike steps: {', '.join(map(str, unlike))}; save at the same one"
+                f"the workers are at different steps: {', '.join(map(str, steps))}; save at the same one"
             )
-        before |= set(told[0]["before"])
+        before |= set(results[0]["before"])
         listed = {
             str(other): {"file": one["file"], "digest": one["digest"]}
-            for other, one in enumerate(told)
+            for other, one in enumerate(results)
             if "file" in one
         }
         with _Telling(store, "the common file", {}) as done:
             if rank == 0:
                 _write_common(path, kind, common(), content, listed, _world(store) | {"step": step})
         done.answers()
-    except CheckpointError:  # with any other error worker 0 may have written the common file
+    except CheckpointError:  # after any other error worker 0 may have written the common file
         _remove(path, {mine["file"]} - before if "file" in mine else set())
         raise
     names = {one["file"] for one in listed.values()}
@@ -114,13 +114,13 @@ def save(
 
 
 def save_alone(store: KVStoreBase | None, path: str | os.PathLike[str], kind: str, content: Content) -> None:
-    """Write a checkpoint without anything of single workers; the worker that calls this writes it.
+    """Write a checkpoint without any worker's own state. Only the calling worker writes.
 
     Args:
-        store: whose workers share what is in it; None: this process is alone.
-        path: of the file.
-        kind: what the file is.
-        content: of the file.
+        store: its workers share the content; None: this process is the only one.
+        path: path of the file.
+        kind: kind of file.
+        content: content of the file.
     """
     _write_common(path, kind, content, None, {}, _world(store) | {"step": None})
 
@@ -129,14 +129,14 @@ def load(store: KVStoreBase | None, path: str | os.PathLike[str], kind: str, eve
     """Read a checkpoint. Every worker of the store calls it, with any number of workers.
 
     Args:
-        store: whose workers; None: this process is alone.
-        path: of the common file.
-        kind: what it must be.
-        everywhere: every worker needs what is in the common file, not worker 0 alone.
+        store: its workers load; None: this process is the only one.
+        path: path of the common file.
+        kind: required kind of file.
+        everywhere: every worker needs the common file, not only worker 0.
 
     Raises:
         CheckpointNotFoundError: there is no such file.
-        CheckpointError: on all workers: what one of them could not read, or that files do not belong together.
+        CheckpointError: on all workers: one of them could not read a file, or the files are of different saves.
     """
     rank = 0 if store is None else store.rank
     common: TensorFile | None = None
@@ -145,34 +145,34 @@ def load(store: KVStoreBase | None, path: str | os.PathLike[str], kind: str, eve
         if rank == 0 or everywhere:
             common = tensor_file.read(path, kind)
             mine |= {name: common.manifest[name] for name in ("beside", "step", "workers")} | {"digest": common.digest}
-    told = telling.answers()
-    for other, one in enumerate(told):
-        if one and one["digest"] != told[0]["digest"]:
+    results = telling.answers()
+    for other, one in enumerate(results):
+        if one and one["digest"] != results[0]["digest"]:
             raise CheckpointError(
-                f"the workers read unlike files: {os.fspath(path)} of worker 0 is of step {told[0]['step']}, that of "
-                f"worker {other} of step {one['step']}. They must see the same file, or copies of it"
+                f"the workers read different files: {os.fspath(path)} of worker 0 is of step {results[0]['step']}, "
+                f"that of worker {other} of step {one['step']}. They must see the same file, or copies of it"
             )
     own: TensorFile | None = None
     with _Telling(store, "reading files of workers", {}) as telling:
         if rank == 0 and common is not None:
             own = _own_of(common)
-        elif str(rank) in told[0]["beside"]:
-            own = _beside(path, kind, rank, told[0])
+        elif str(rank) in results[0]["beside"]:
+            own = _beside(path, kind, rank, results[0])
     telling.answers()
-    return Loaded(common, own, told[0]["workers"])
+    return Loaded(common, own, results[0]["workers"])
 
 
 def agree(store: KVStoreBase | None, what: str, check: Callable[[], None]) -> None:
     """Run a check on every worker, and raise on all if it fails on one.
 
     Args:
-        store: whose workers; None: this process is alone.
-        what: for messages: what fails.
+        store: its workers run the check; None: this process is the only one.
+        what: name of the check, for messages.
         check: raises if something is wrong.
 
     Raises:
-        CheckpointError: what another worker found.
-        Exception: what this worker's check raised.
+        CheckpointError: the check failed on another worker.
+        Exception: the error of this worker's check.
     """
     with _Telling(store, what, {}) as telling:
         check()
@@ -180,7 +180,7 @@ def agree(store: KVStoreBase | None, what: str, check: Callable[[], None]) -> No
 
 
 class _Telling:
-    """Has all workers know whether the block went well on each."""
+    """Tells all workers whether the block has failed on any of them."""
 
     def __init__(self, store: KVStoreBase | None, what: str, mine: Mapping[str, Any]) -> None:
         self._store, self._what, self._mine = store, what, mine
@@ -194,19 +194,19 @@ class _Telling:
         return self._error is not None
 
     def answers(self) -> list[dict[str, Any]]:
-        """Return what every worker says, by rank; raise if the block failed on one."""
+        """Return the reports of all workers, by rank; raise if the block failed on one."""
         text = None if self._error is None else f"{type(self._error).__name__}: {self._error}"
         session = getattr(self._store, "session", None)
         try:
             payload = json.dumps({"error": text, "mine": self._mine}).encode()
-            told = session.gather(f"checkpoint: {self._what}", payload, DISK_TIMEOUT_S) if session else []
+            results = session.gather(f"checkpoint: {self._what}", payload, DISK_TIMEOUT_S) if session else []
         finally:
             if self._error is not None:
                 raise self._error
-        if any(not one for one in told):
-            left = ", ".join(str(rank) for rank, one in enumerate(told) if not one)
+        if any(not one for one in results):
+            left = ", ".join(str(rank) for rank, one in enumerate(results) if not one)
             raise CheckpointError(f"worker {left} has left the job; checkpoints need all workers")
-        answers = [json.loads(one) for one in told]
+        answers = [json.loads(one) for one in results]
         for rank, one in enumerate(answers):
             if one["error"] is not None:
                 raise CheckpointError(f"worker {rank} failed at {self._what}: {one['error']}")
@@ -238,7 +238,7 @@ def _write_common(
 
 
 def _own_of(common: TensorFile) -> TensorFile | None:
-    """Return what is worker 0's own in the common file."""
+    """Return worker 0's own state in the common file."""
     tensors = {name.removeprefix(OWN): one for name, one in common.tensors.items() if name.startswith(OWN)}
     manifest = common.manifest["own"]
     return None if manifest is None else TensorFile(common.path, manifest, tensors, common.digest)
@@ -258,7 +258,7 @@ def _beside(path: str | os.PathLike[str], kind: str, rank: int, common: Mapping[
 
 
 def _listed(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
-    """Return the files beside a checkpoint that is to be replaced; none if it is something else, or damaged."""
+    """Return the files of other workers in the previous checkpoint; none if it is another kind of file, or damaged."""
     with contextlib.suppress(CheckpointError, KeyError):
         return dict(tensor_file.read(path, kind, with_tensors=False).manifest["beside"])
     return {}
@@ -271,7 +271,7 @@ def _remove(path: str | os.PathLike[str], names: set[str]) -> None:
 
 
 def _remove_leftovers(path: str | os.PathLike[str], rank: int, names: set[str]) -> None:
-    """Remove this worker's files of saves that were broken off, a day ago or more."""
+    """Remove this worker's files of saves that were interrupted a day ago or more."""
     common = Path(os.path.realpath(path))
     ours = re.compile(re.escape(f"{common.name}.rank{rank}.") + "[0-9a-f]{8}")
     for entry in os.scandir(common.parent):

@@ -1,4 +1,4 @@
-"""State of keys, flat: named tensors for a file, and plain data for its manifest."""
+"""Converts the state of keys to named tensors for a file and plain data for its manifest, and back."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from paceline.keys import Key
 def flatten(
     states: Mapping[Key, Mapping[str, Any]], prefix: str
 ) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
-    """Return the tensors of a state by name, and what is needed to put it together again.
+    """Return the tensors of a state by name, and the plain data that :func:`restore` needs.
 
     Args:
         states: per key, tensors and numbers by name.
-        prefix: of the names of tensors.
+        prefix: prefix of the tensors' names.
     """
     tensors: dict[str, torch.Tensor] = {}
     keys = []
@@ -32,7 +32,7 @@ def flatten(
 def restore(
     tensors: Mapping[str, torch.Tensor], keys: Sequence[Mapping[str, Any]], prefix: str
 ) -> dict[Key, dict[str, Any]]:
-    """Return the state that :func:`flatten` took apart."""
+    """Return the state from the results of :func:`flatten`."""
     return {
         one["key"]: {name: tensors[f"{prefix}{one['key']}/{name}"] for name in one["tensors"]} | one["numbers"]
         for one in keys

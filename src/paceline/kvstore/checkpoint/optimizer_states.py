@@ -1,4 +1,4 @@
-"""The optimizer's state on disk, with what codecs of pushes hold back in each worker."""
+"""Files of the optimizer's state and of each worker's residuals of pushes."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def save(
     states: Callable[[], Mapping[Key, Mapping[str, Any]]],
     **manifest: Any,
 ) -> None:
-    """Write the optimizer's state; where a codec keeps residuals every worker calls this, else one is enough.
+    """Write the optimizer's state. If a codec keeps residuals every worker calls this, else one worker is enough.
 
     Args:
-        store: whose codec; None: there is none.
-        fname: of the file.
+        store: the store that has the codec; None: there is no codec.
+        fname: path of the file.
         states: returns the optimizer's state by key.
         **manifest: plain data that describe the optimizer.
 
     Raises:
-        CheckpointError: it cannot be written there; what was there before is unchanged.
+        CheckpointError: the file cannot be written; an old file is unchanged.
     """
 
     def content() -> Content:
@@ -51,7 +51,7 @@ def save(
 
 
 def residuals_of(store: KVStoreBase) -> Content:
-    """Return what this worker's codec holds back."""
+    """Return the residuals of this worker's codec."""
     tensors, keys = flatten(store.codec_states(), "residual/")
     return Content(tensors, {"residuals": keys})
 
@@ -59,19 +59,19 @@ def residuals_of(store: KVStoreBase) -> Content:
 def load(
     store: KVStoreBase | None, fname: str | os.PathLike[str], everywhere: bool, optimizer: str | None = None
 ) -> tuple[States | None, TensorFile | None]:
-    """Read the optimizer's state; every worker calls this.
+    """Read the optimizer's state. Every worker calls this.
 
     Args:
-        store: whose codec; None: there is none.
-        fname: of the file.
-        everywhere: every worker needs the state, not worker 0 alone.
-        optimizer: name of the one that is to go on; None: whichever.
+        store: the store that has the codec; None: there is no codec.
+        fname: path of the file.
+        everywhere: every worker needs the state, not only worker 0.
+        optimizer: name of the optimizer that the state must belong to; None: any.
 
     Returns:
-        The state by key, if it was read here, and this worker's own part of it for :func:`set_residuals`.
+        The state by key, if it was read here, and this worker's own file for :func:`set_residuals`.
 
     Raises:
-        CheckpointError: a file is missing, damaged, of another save, or something else.
+        CheckpointError: a file is missing or damaged, is of another save, or is not a file of optimizer states.
         ValueError: the state is of another optimizer.
     """
     loaded = collective.load(store, fname, KIND, everywhere)
@@ -84,14 +84,14 @@ def load(
 
 
 def set_residuals(store: KVStoreBase | None, own: TensorFile | None) -> None:
-    """Give this worker's codec its residuals back, if it keeps any; where nothing was saved they become 0.
+    """Set the residuals of this worker's codec, if it keeps any. If none were saved, they become 0.
 
     Args:
-        store: whose codec; None: there is none.
-        own: this worker's own part of a checkpoint.
+        store: the store that has the codec; None: there is no codec.
+        own: this worker's own file of a checkpoint.
 
     Raises:
-        ValueError: residuals of another model. Nothing is changed then.
+        ValueError: the residuals are of another model. Then nothing is changed.
     """
     if store is None or not store.keeps_residuals:
         return

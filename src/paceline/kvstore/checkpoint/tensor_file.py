@@ -1,11 +1,12 @@
-"""The one format of all files that paceline writes: safetensors whose header is a manifest with digests.
+"""The format of all files that paceline writes: safetensors with a manifest and digests in the header.
 
-Any reader of safetensors reads it. The header's metadata are ``paceline``, the manifest: JSON with format and version,
-the kind of file, a SHA-256 digest of every tensor, and what the kind adds; and ``digest``, SHA-256 of the header itself
-with zeros in this place. So a file is read as it was written, to the last bit, or not at all; and the digest in the
-header names the content of the whole file.
+Any reader of safetensors can read it. The header's metadata are ``paceline``, the manifest: JSON with format and
+version, the kind of file, a SHA-256 digest of every tensor, and data of the kind; and ``digest``: SHA-256 of the header
+itself with zeros in this place. So any change of a bit is found when the file is read, and the digest in the header
+identifies the content of the whole file.
 
-The writing is our own, because the library's wants all tensors in memory once more, and its errors hide the cause.
+We write the files ourselves, because the library's writer needs a second copy of all tensors in memory, and its errors
+hide the cause.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from paceline.kvstore.checkpoint.whole_file import whole_file
 FORMAT, VERSION = "paceline", 1
 #: The library's own limit.
 MAX_HEADER_BYTES = 100_000_000
-#: Where the digest of the header begins.
+#: Text before the digest in the header.
 _START = b'{"__metadata__":{"digest":"'
 _ZEROS = "0" * 64
 _DTYPES = {
@@ -40,13 +41,13 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class TensorFile:
-    """What a file holds.
+    """Content of a file.
 
     Attributes:
-        path: where it lies.
-        manifest: what the header says of it.
-        tensors: by name, in CPU memory of their own; empty if only the header was read.
-        digest: names the content.
+        path: path of the file.
+        manifest: the manifest in the header.
+        tensors: tensors by name, in CPU memory of their own; empty if only the header was read.
+        digest: identifies the content.
     """
 
     path: Path
@@ -62,27 +63,27 @@ def write(
     manifest: Mapping[str, Any],
     name_by_digest: bool = False,
 ) -> TensorFile:
-    """Write a file; it appears whole or not at all.
+    """Write a file atomically.
 
     Args:
-        path: of the file.
-        kind: what the file is.
-        tensors: by name, dense, on any device; they may share memory.
+        path: path of the file.
+        kind: kind of file.
+        tensors: dense tensors by name, on any device; they may share memory.
         manifest: plain data for the manifest.
         name_by_digest: add the first eight digits of the digest to the name.
 
     Returns:
-        What is needed to find it again: its path, manifest and digest.
+        Path, manifest and digest of the file.
 
     Raises:
-        CheckpointError: it cannot be written there; what was there before is unchanged.
+        CheckpointError: the file cannot be written; an old file is unchanged.
         TypeError: a tensor's kind or dtype cannot be written, or the manifest is not plain data.
     """
     for name, tensor in tensors.items():
         if tensor.layout != torch.strided or tensor.dtype not in _DTYPES:
             raise TypeError(f"tensor {name!r} is {tensor.layout} of {tensor.dtype}; only dense tensors can be written")
     digests = dict.fromkeys(tensors, _ZEROS)
-    # Large elements first, so that all lie where readers may look at them in place.
+    # Tensors with large elements come first, so that all are aligned and readers can map them.
     tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
     head = {"format": FORMAT, "version": VERSION, "kind": kind, **manifest, "digests": digests}
     with whole_file(path) as draft:
@@ -100,22 +101,22 @@ def write(
 
 
 def read(path: str | os.PathLike[str], kind: str, with_tensors: bool = True) -> TensorFile:
-    """Read what :func:`write` wrote, and check all of it before anything is returned.
+    """Read a file of :func:`write`, and check all of it.
 
     Args:
-        path: of the file.
-        kind: what it must be.
-        with_tensors: False: only the header.
+        path: path of the file.
+        kind: required kind of file.
+        with_tensors: False: read only the header.
 
     Raises:
         CheckpointNotFoundError: there is no such file.
-        CheckpointError: it is something else, or damaged; the text names the tensor.
+        CheckpointError: it is another kind of file, or damaged; the text names the tensor.
     """
     path = Path(path)
     try:
         with path.open("rb") as file:
             digest = _check_header(path, file)
-            # The file that is open, even if another one is put in its place meanwhile.
+            # Read the open file, even if another file replaces it meanwhile.
             with safe_open(f"/proc/self/fd/{file.fileno()}", framework="pt") as opened:
                 manifest = json.loads(opened.metadata()["paceline"])
                 _check_kind(path, manifest, kind)
@@ -141,19 +142,19 @@ def _header(manifest: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], di
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
-    """Return the bytes of a tensor, without a copy where it lies in CPU memory in one piece."""
+    """Return the bytes of a tensor; without a copy if it is contiguous in CPU memory."""
     flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data
 
 
 def _check_header(path: Path, file: BinaryIO) -> str:
-    """Check the header against its digest, and return that."""
+    """Check the header against its digest, and return the digest."""
     length = file.read(8)
     size = int.from_bytes(length, "little")
     header = file.read(size) if size <= MAX_HEADER_BYTES else b""
     start, end = len(_START), len(_START) + len(_ZEROS)
     if len(length) < 8 or len(header) < max(size, end) or not header.startswith(_START):
-        raise CheckpointError(f"{path} is no file of paceline, or its header is damaged")
+        raise CheckpointError(f"{path} is not a file of paceline, or its header is damaged")
     found = hashlib.sha256(length + header[:start] + _ZEROS.encode() + header[end:]).hexdigest()
     if header[start:end] != found.encode():
         raise CheckpointError(f"{path} is damaged: its header (the manifest, names, shapes) is not what was written")
@@ -169,7 +170,7 @@ def _check_kind(path: Path, manifest: Mapping[str, Any], kind: str) -> None:
 
 
 def _checked(path: Path, name: str, tensor: torch.Tensor, digest: str) -> torch.Tensor:
-    """Copy a tensor out of the mapped file, and check the copy."""
+    """Return a copy of a tensor of the mapped file, after checking the copy."""
     copy = tensor.clone()
     if hashlib.sha256(_bytes(copy)).hexdigest() != digest:
         raise CheckpointError(f"{path} is damaged: tensor {name!r} is not what was written")

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and survive a power failure once they are there.
+"""Atomic writes of files: a file is replaced as a whole, and then survives a power failure.
 
 | step | action                                                     | a crash after it leaves                     |
 |------|------------------------------------------------------------|---------------------------------------------|
@@ -38,8 +38,8 @@ class Draft:
     """A file that is being written.
 
     Attributes:
-        file: to write to.
-        path: where it will be; may be set until the end, to another name in the same folder.
+        file: the open temporary file.
+        path: final path; until the end it may be set to another name in the same folder.
     """
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
@@ -48,16 +48,16 @@ class Draft:
 
 @contextlib.contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[Draft]:
-    """Write a file that replaces ``path`` when the block ends, or changes nothing when it fails.
+    """Write a file that replaces ``path`` when the block ends; if the block fails, nothing is changed.
 
-    Several processes may write the same file: each has a temporary one, and the last to end stays. Temporary files that
-    dead processes left of this one are removed. A symbolic link stays, and what it points to is replaced.
+    Several processes may write the same file: each has a temporary file, and the last rename wins. Temporary files of
+    dead processes for this path are removed. If ``path`` is a symbolic link, its target is replaced.
 
     Args:
-        path: of the file.
+        path: path of the file.
 
     Raises:
-        CheckpointError: the disk is full or read-only, there is no such folder, and the like.
+        CheckpointError: the file cannot be written: the disk is full or read-only, or the folder does not exist.
     """
     target = Path(os.path.realpath(path))
     try:
@@ -84,25 +84,25 @@ def _why(error: OSError, folder: Path) -> str:
     elif error.errno in _FULL:
         with contextlib.suppress(OSError):
             reason += f" ({shutil.disk_usage(folder).free / 1e6:.1f} MB are free in {folder})"
-    return f"{reason}. What was there before is unchanged"
+    return f"{reason}. The old file is unchanged"
 
 
 def _kernel() -> str:
-    """Return what names this boot of this kernel: between its processes locks count."""
+    """Return the identifier of this boot of the kernel. Locks work between the processes of one kernel."""
     return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
 
 
 def _locked(target: Path) -> tuple[Path, BinaryIO]:
-    """Make a temporary file for ``target`` and lock it."""
+    """Create a temporary file for ``target`` and lock it."""
     while True:
         token = uuid.uuid4().hex[:8]
         path = target.with_name(f"{target.name}.{_kernel()}-{os.getpid()}-{token}.partial")
         file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb")
-        with contextlib.suppress(OSError):  # without locks in this file system only age tells what is stale
+        with contextlib.suppress(OSError):  # this file system has no locks: only the age shows that a file is stale
             fcntl.flock(file, fcntl.LOCK_EX)
         if _is(path, file):
             return path, file
-        file.close()  # somebody took it for stale before it was locked
+        file.close()  # another process removed it as stale before it was locked
 
 
 def _is(path: Path, file: BinaryIO) -> bool:
@@ -116,7 +116,7 @@ def _remove_stale(target: Path) -> None:
     for entry in os.scandir(target.parent):
         matched = entry.name.startswith(f"{target.name}.") and _TEMPORARY.fullmatch(entry.name[len(target.name) + 1 :])
         if matched:
-            with contextlib.suppress(OSError):  # it is gone, or not ours to remove
+            with contextlib.suppress(OSError):  # it is gone, or we may not remove it
                 _remove_if_dead(Path(entry.path), matched["kernel"] == _kernel())
 
 
@@ -130,12 +130,12 @@ def _remove_if_dead(path: Path, is_of_this_kernel: bool) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Bring the new name to the disk."""
+    """Write the folder's new entry to the disk."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # a file system that has no such thing
+        if error.errno != errno.EINVAL:  # this file system cannot sync folders
             raise
     finally:
         os.close(fd)

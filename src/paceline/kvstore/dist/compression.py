@@ -16,18 +16,18 @@ from paceline.worker.traffic import Traffic
 def set_compression(
     name: str, settings: Compression, lifecycle: Lifecycle, table: KeyTable, traffic: Traffic
 ) -> None:
-    """Set codecs on this worker and on all servers; every worker calls it, before its first push.
+    """Set codecs on this worker and on all servers. Every worker calls it, before its first push.
 
     Args:
-        name: of the store.
-        settings: of one leg or of both.
-        lifecycle: of the store.
+        name: name of the store.
+        settings: settings of one leg or of both.
+        lifecycle: the store's lifecycle.
         table: the store's keys.
         traffic: the store's pushes and pulls.
 
     Raises:
         ValueError: unknown settings, or a leg has another codec already.
-        TypeError: pulls shall be compressed, and a key is not float32.
+        TypeError: pulls are compressed, and a key is not float32.
     """
     codecs = compression.by_leg(settings)
     for leg, codec in codecs.items():

@@ -1,19 +1,21 @@
-"""From opening a store on the servers to leaving it.
+"""Lifecycle of a store on the servers: it opens the store, runs its barriers, and leaves it.
 
 | state  | event           | the servers get | next state |
 |--------|-----------------|-----------------|------------|
 | new    | first use       | ``OpenStore``   | open       |
-| new    | ``close()``     | nothing         | closed     |
+| new    | ``close()``     | ``OpenStore``, ``Leave`` | closed |
 | open   | ``barrier()``   | ``Pause``       | open       |
 | open   | ``close()``     | ``Leave``       | closed     |
+| open   | the worker ends | nothing: the scheduler tells them | closed |
 
-A new store has no keys, so its barriers are between workers alone. Before ``Leave`` a worker waits for its own requests
-and copies the values out of the servers' memory: after it the servers go on without this worker.
+A new store has no keys, so its barriers need no servers. Before ``Leave`` a worker waits for its own requests and copies
+the values out of the servers' memory. After ``Leave`` the servers continue without this worker.
 """
 
 from __future__ import annotations
 
 from paceline.consistency import Policy
+from paceline.errors import PacelineError
 from paceline.wire import messages as m
 from paceline.worker.key_table import KeyTable
 from paceline.worker.session import Session
@@ -21,10 +23,10 @@ from paceline.worker.traffic import Traffic
 
 
 class Lifecycle:
-    """Opens a store on all servers, holds its barriers, and leaves it.
+    """Opens a store on all servers, runs its barriers, and leaves it.
 
     Args:
-        session: this worker's part in the job.
+        session: this worker's connection to the job.
         name: namespace of the keys.
         policy: merge, bound, weighting and age limit.
         table: the store's keys.
@@ -34,9 +36,10 @@ class Lifecycle:
     def __init__(self, session: Session, name: str, policy: Policy, table: KeyTable, traffic: Traffic) -> None:
         self._session, self._name, self._policy, self._table, self._traffic = session, name, policy, table, traffic
         self._barriers = 0
-        self._is_closed = False
+        self._is_closed = self._has_left = False
+        self._unfinished: BaseException | None = None
         self.is_open = False
-        """The servers know the store; how it merges cannot change any more."""
+        """Whether the store is open on the servers. From then on its merging cannot change."""
         self.mean = False
         """Merge to the mean over samples instead of the sum."""
 
@@ -76,7 +79,7 @@ class Lifecycle:
         self._session.wait([sent.call for side in sides for sent in side.sending])
 
     def barrier(self) -> None:
-        """Wait until all workers have called this. Meanwhile no server waits for pushes of a worker that has."""
+        """Wait until all workers have called this. Servers do not wait for pushes of a worker that has called it."""
         self._barriers += 1
         if self.is_open:
             self.ask_all_servers(m.Pause(self._name), "entering a barrier")
@@ -88,12 +91,29 @@ class Lifecycle:
         """Leave the store: servers and workers do not wait for this worker any more. Idempotent."""
         if self._is_closed:
             return
+        self.open()
         self._is_closed = True
-        if not self.is_open:
-            return
-        self.wait_for_own_requests()
-        for block in self._table.blocks.values():
-            block.detach()  # before the others are free to go on without this worker
+        self.finish()
         self.ask_all_servers(m.Leave(self._name), f"leaving store {self._name!r}")
+        self._has_left = True
         for block in self._table.blocks.values():
             block.close()
+
+    def finish(self) -> None:
+        """Wait for this worker's own requests, and copy the values out of the servers' memory.
+
+        Raises:
+            PacelineError: a request failed, now or in an earlier call.
+        """
+        if self._has_left:
+            return
+        if self._unfinished is not None:
+            raise PacelineError(f"store {self._name!r} could not be left: {self._unfinished}") from self._unfinished
+        try:
+            self.wait_for_own_requests()
+        except BaseException as error:
+            # Process border: after any error, a later call must not tell the others that this worker has finished.
+            self._unfinished = error
+            raise
+        for block in self._table.blocks.values():
+            block.detach()  # before servers and workers continue without this worker

@@ -1,4 +1,4 @@
-"""The updater that servers run for a store, and its options as they travel with pushes."""
+"""Sets the updater that servers run for a store, and its options, which are sent with pushes."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from paceline.worker.traffic import Traffic
 
 
 class ServerOptimizer:
-    """Sets the updater on the servers, and the options that every push brings.
+    """Sets the updater on the servers, and the options that are sent with every push.
 
     Args:
-        session: this worker's part in the job.
-        name: of the store.
-        lifecycle: of the store.
+        session: this worker's connection to the job.
+        name: name of the store.
+        lifecycle: the store's lifecycle.
         table: the store's keys.
         traffic: the store's pushes and pulls.
 
     Attributes:
-        spec: what a push does.
+        spec: the updater that a push runs.
     """
 
     def __init__(
@@ -55,18 +55,18 @@ class ServerOptimizer:
         self.set_spec(make_spec(optimizer, **plain_keys(options)))
         self._schedule = schedule
         if before is not None:
-            self.set_options()  # back from its last rate
+            self.set_options()  # resets the rate of the previous schedule
 
     def set_spec(self, spec: UpdaterSpec) -> None:
-        """Set the updater; collective. Rank 0's counts.
+        """Set the updater; collective. Rank 0's updater is used.
 
         Raises:
-            ValueError: the servers refuse it; on every worker, with the same text.
+            ValueError: the servers reject it; on every worker, with the same text.
         """
         if is_whole_tensor(spec.name) and any(_is_split(block) for block in self._table.blocks.values()):
             raise ValueError(f"optimizer {spec.name!r} needs whole tensors, but keys are split; set it before init")
         self._lifecycle.open()
-        if self._table.keys:  # pushes up to here, of all workers, are applied by the updater up to here
+        if self._table.keys:  # the old updater applies all earlier pushes of all workers
             self._lifecycle.wait_for_own_requests()
             self._lifecycle.barrier()
         refused = b""
@@ -84,7 +84,7 @@ class ServerOptimizer:
         self._lifecycle.barrier()
 
     def set_options(self, groups: Sequence[Options] = (), keys: Mapping[Key, KeyOptions] | None = None) -> None:
-        """Set options of param groups and keys; they travel with every push from now on."""
+        """Set options of param groups and keys; they are sent with every push from now on."""
         gradient.check(groups)
         self._groups = list(groups) or self._groups
         self._keys = self._keys if keys is None else checked_table(keys)
@@ -92,7 +92,7 @@ class ServerOptimizer:
         self._traffic.options = msgspec.msgpack.encode(StepOptions(list(self._groups), table))
 
     def options(self) -> list[Options]:
-        """Return the options in force, per param group."""
+        """Return the current options, per param group."""
         return in_force(self._groups or self.spec.groups, class_of(self.spec))
 
     def before_push(self, key: Keys) -> None:

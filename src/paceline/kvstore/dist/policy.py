@@ -1,24 +1,37 @@
-"""From a distributed store's type and options to its policy."""
+"""Makes the policy of a distributed store from its type and options."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from paceline.config import variable
 from paceline.consistency import Policy, parse_groups, policy_of, resolve_groups
 from paceline.errors import ConfigError
 from paceline.worker.session import Session
 
+_COMMON_OPTIONS = frozenset({"mean", "namespace"})
+#: Options of each type of store.
+OPTIONS: Mapping[str, frozenset[str]] = {
+    "dist_sync": _COMMON_OPTIONS,
+    "dist_async": _COMMON_OPTIONS | {"weighting", "age"},
+    "dist_ssync": _COMMON_OPTIONS | {"weighting", "age", "staleness"},
+    "dist_gsync": _COMMON_OPTIONS | {"weighting", "staleness", "groups"},
+    "dist_ksync": _COMMON_OPTIONS | {"weighting", "age", "staleness", "k"},
+}
+
 
 def resolve_policy(store_type: str, session: Session, options: Mapping[str, Any]) -> Policy:
-    """Return the policy of a store type with arguments over environment over defaults.
+    """Return the policy of a store type. Arguments override the environment, which overrides the defaults.
 
     Raises:
         ConfigError: the groups file cannot be read.
-        ValueError: a setting does not fit.
+        ValueError: a setting is wrong for the type.
     """
     settings = session.settings
+    _warn_of_unused(store_type, session)
     staleness = options.get("staleness")
     weighting = options.get("weighting") or (settings.weighting if store_type != "dist_sync" else "") or None
     age = options.get("age")
@@ -36,6 +49,16 @@ def resolve_policy(store_type: str, session: Session, options: Mapping[str, Any]
         age=age,
         num_workers=settings.num_workers,
     )
+
+
+def _warn_of_unused(store_type: str, session: Session) -> None:
+    """Warn of settings of the job that this type of store does not have."""
+    for name in ("staleness", "weighting", "age", "groups"):
+        if getattr(session.settings, name) not in (None, "") and name not in OPTIONS[store_type]:
+            text = (
+                f"{variable(name)} (--{name}) is set, but a {store_type} store has no {name}: it changes nothing there"
+            )
+            warnings.warn(text, stacklevel=2)
 
 
 def _groups(given: Any, session: Session) -> tuple[tuple[int, ...], ...]:

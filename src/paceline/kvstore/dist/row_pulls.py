@@ -30,7 +30,7 @@ def pull_some_rows(table: KeyTable, rows: RowTraffic, key: Keys, out: Values, ro
     Args:
         table: the store's keys.
         rows: the store's row-sparse pushes and pulls.
-        key: such keys.
+        key: keys that were initialised with sparse values.
         out: as in ``DistStore.row_sparse_pull``.
         row_ids: row numbers, one tensor per key or per target.
 

@@ -1,8 +1,7 @@
-"""The store whose keys are on the servers of a job, as one worker uses it."""
+"""The distributed store: one worker's interface to keys on the servers of a job."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -41,11 +40,11 @@ class DistStore(KVStore):
 
     Args:
         store_type: the type as the user wrote it, in lower case.
-        session: this worker's part in the job.
+        session: this worker's connection to the job.
         policy: merge, bound, weighting and age limit.
         name: namespace of the keys.
         mean: merge to the mean over samples instead of the sum.
-        clip_norm: the largest norm of a merged gradient over all keys; 0: no limit. With one, every worker calls
+        clip_norm: largest norm of a merged gradient over all keys; 0: no limit. With a limit, every worker calls
             :meth:`clip_round` after its pushes of a round; only then are they applied and answered.
     """
 
@@ -63,14 +62,14 @@ class DistStore(KVStore):
         self._ignored: set[Key] = set()
         self._siblings = 0
         self._is_claimed = False
-        session.on_close(self.close)
+        session.on_close(self.lifecycle.finish)
 
     def _set_merging(self, mean: bool, clip_norm: float) -> None:
         if clip_norm and not self.policy.merges_rounds:
             raise ValueError(f"a {self.type} store has no merged gradient to clip; clip in the worker")
         self.lifecycle.set_merging(mean, clip_norm)
 
-    # ---- who and what ----------------------------------------------------------------------------------------------
+    # ---- properties ------------------------------------------------------------------------------------------------
 
     @property
     def type(self) -> str:
@@ -84,27 +83,27 @@ class DistStore(KVStore):
 
     @property
     def num_workers(self) -> int:
-        """Workers of the job."""
+        """Number of workers of the job."""
         return self.session.settings.num_workers
 
     def num_dead_nodes(self) -> int:
-        """How many members of the job are known to be dead."""
+        """Return the number of members of the job that are known to be dead."""
         return len(self.session.deaths())
 
     # ---- setting up ------------------------------------------------------------------------------------------------
 
     def for_optimizer(self, mean: bool | None = None, clip_norm: float = 0.0) -> DistStore:
-        """See :meth:`KVStore.for_optimizer`. Another store has a namespace of its own.
+        """See :meth:`KVStore.for_optimizer`. A new store has its own namespace.
 
         Raises:
-            ValueError: a largest norm, and pushes of one round are not merged.
+            ValueError: ``clip_norm`` was given, but pushes of one round are not merged.
         """
         ours = self.lifecycle
         wanted = ours.mean if mean is None else mean, clip_norm
-        unused = not (self._is_claimed or self.table.keys) and self._optimizer.replaces
-        if unused and not ours.is_open:
+        is_unused = not (self._is_claimed or self.table.keys) and self._optimizer.replaces
+        if is_unused and not ours.is_open:
             self._set_merging(*wanted)
-        if unused and wanted == (ours.mean, ours.clip_norm):
+        if is_unused and wanted == (ours.mean, ours.clip_norm):
             self._is_claimed = True
             return self
         other = self.sibling("optimizer", *wanted)
@@ -114,7 +113,7 @@ class DistStore(KVStore):
         return other
 
     def sibling(self, what: str, mean: bool = False, clip_norm: float = 0.0) -> DistStore:
-        """Return another store with its own namespace; every worker calls it in the same order. ``rest``: no pushes."""
+        """Return a new store with its own namespace. Every worker calls it in the same order. ``rest``: no pushes."""
         self._siblings += 1
         policy = Policy() if what == "rest" else self.policy
         name = f"{self.name}/{what}{self._siblings}"
@@ -123,14 +122,15 @@ class DistStore(KVStore):
     # ---- keys ------------------------------------------------------------------------------------------------------
 
     def init(self, key: Keys, value: Values) -> None:
-        """Initialise keys, once each, with rank 0's values; other workers' values only say shape and dtype."""
-        keys, values = normalise(key, value)
-        check_initialised([(one, devices[0]) for one, devices in zip(keys, values, strict=True)])
-        for one, devices in zip(keys, values, strict=True):
+        """Initialise keys, once each, with rank 0's values. Only shape and dtype of other workers' values are used."""
+        keys, per_key = normalise(key, value)
+        values = [devices[0] for devices in per_key]
+        check_initialised(list(zip(keys, values, strict=True)))
+        for one, devices in zip(keys, per_key, strict=True):
             if len(devices) > 1:
                 raise KeyMismatchError(f"init takes one value per key; {one!r} has {len(devices)}")
             self.table.check_new(one, devices[0])
-        self.add_keys(keys, [devices[0] for devices in values])
+        self.add_keys(keys, values)
 
     def add_keys(
         self, keys: Sequence[Key], values: Sequence[torch.Tensor], tags: Sequence[int] = ()
@@ -145,13 +145,13 @@ class DistStore(KVStore):
         """Initialise keys whose gradients are rows, and whose pushes are answered with rows (``rows``). For optimizers.
 
         Args:
-            keys: new ones.
-            values: dense; with ``merged`` only their shapes and dtypes count.
-            answers: ``merged``: the merged rows of the round, while nothing is stored on the servers. ``changed``: the
-                rows that changed; rank 0's values are stored.
+            keys: new keys.
+            values: dense values; with ``merged`` only their shapes and dtypes are used.
+            answers: ``merged``: answers are the merged rows of the round, and the servers store no values.
+                ``changed``: answers are the changed rows, and the servers store rank 0's values.
 
         Raises:
-            ValueError: ``merged`` in a store whose updates are not made of the pushes of all workers.
+            ValueError: ``merged`` in a store whose updates do not merge the pushes of all workers.
         """
         if answers == "merged" and self.policy.merge != "all":
             raise ValueError(f"a {self.type} store has no merged gradient; that needs dist_sync")
@@ -163,7 +163,7 @@ class DistStore(KVStore):
     # ---- push and pull ---------------------------------------------------------------------------------------------
 
     def push(self, key: Keys, value: Values, priority: int = 0) -> None:
-        """See :meth:`KVStore.push`. ``priority`` is ignored: pushes leave at once."""
+        """See :meth:`KVStore.push`. ``priority`` is ignored: pushes are sent at once."""
         dense, by_rows = plan_push(self.table, key, value)
         self._optimizer.before_push(key)
         for place, devices in zip(self.table.locate(list(by_rows)), by_rows.values(), strict=True):
@@ -199,9 +199,9 @@ class DistStore(KVStore):
         """Pull only some rows of keys that were initialised with sparse values, after this worker's own pushes.
 
         Args:
-            key: such keys.
-            out: a sparse target holds the asked rows afterwards and nothing else; in a dense target of the key's shape
-                the asked rows are refreshed and the others stay.
+            key: keys that were initialised with sparse values.
+            out: a sparse target then holds only the requested rows; in a dense target of the key's shape the requested
+                rows are set and the others are not changed.
             priority: ignored here.
             row_ids: row numbers of any integer dtype and shape, one tensor per key or per target; repeats are allowed.
 
@@ -213,11 +213,11 @@ class DistStore(KVStore):
         pull_some_rows(self.table, self.rows, key, out, row_ids)
 
     def set_values(self, key: Keys, value: Values) -> None:
-        """Overwrite stored values: they are in place on the servers when this returns, after this worker's own pushes.
+        """Overwrite stored values, after this worker's own pushes. When it returns, the servers have the values.
 
-        One worker calls it, outside of any round: while no worker waits for an answer to a push. The other workers
-        get the values with their next ``pull`` after a barrier. The optimizer's state stays; float32 masters of 2-byte
-        values change too.
+        One worker calls it between rounds: while no worker waits for an answer to a push. The other workers get the
+        values with their next ``pull`` after a barrier. The optimizer's state is not changed, but float32 masters of
+        2-byte values are.
 
         Args:
             key: initialised keys.
@@ -229,26 +229,27 @@ class DistStore(KVStore):
         set_values(self.session, self.name, plan, values, self.traffic.wait)
 
     def clip_round(self, skip_nonfinite: bool = False) -> float:
-        """Clip the merged gradient of what was pushed since the last call; returns its norm before.
+        """Clip the merged gradient of all pushes since the last call; returns its norm before clipping.
 
-        For stores made with ``clip_norm``: every worker calls it after its last push of a round, before it waits.
+        For stores with ``clip_norm``. Every worker calls it after its last push of a round, before it waits.
 
         Args:
-            skip_nonfinite: make no update, on any worker's behalf, when the norm is not finite.
+            skip_nonfinite: skip the whole update when the norm is not finite.
         """
         return self.traffic.clip(skip_nonfinite)
 
     # ---- what a push does ------------------------------------------------------------------------------------------
 
     def set_optimizer(self, optimizer: OptimizerLike, **options: Any) -> None:
-        """See :meth:`KVStore.set_optimizer`. Every worker calls it; rank 0's counts. Same again: nothing changes.
+        """See :meth:`KVStore.set_optimizer`. Every worker calls it; rank 0's optimizer is used.
 
-        An ``lr_scheduler`` stays in the worker, and its rates travel with the pushes.
+        Setting the same optimizer again changes nothing. An ``lr_scheduler`` stays in the worker, and its rates are sent
+        with the pushes.
         """
         self._optimizer.set(optimizer, options)
 
     def set_updater(self, updater: str | Updater, **options: Any) -> None:
-        """Set what a push does, by registered name (``assign``, ``add``). Every worker calls it; rank 0's counts.
+        """Set the updater by registered name (``assign``, ``add``). Every worker calls it; rank 0's updater is used.
 
         Raises:
             TypeError: a callable: servers never run a worker's code.
@@ -264,20 +265,20 @@ class DistStore(KVStore):
         """Set the updater as a spec; collective.
 
         Raises:
-            ValueError: the servers refuse it; on every worker, with the same text.
+            ValueError: the servers reject it; on every worker, with the same text.
         """
         if spec.name == "assign" and self.policy.merge != "all":
             raise ValueError(f"a {self.type} store needs an optimizer; replacing values only makes sense in dist_sync")
         self._optimizer.set_spec(spec)
 
     def set_options(self, groups: Sequence[Options] = (), keys: Mapping[Key, KeyOptions] | None = None) -> None:
-        """See :meth:`KVStore.set_options`. They travel with every push from now on."""
+        """See :meth:`KVStore.set_options`. The options are sent with every push from now on."""
         self._optimizer.set_options(groups, keys)
 
     def options(self) -> list[Options]:
         """See :meth:`KVStore.options`."""
         if self._optimizer.replaces:
-            raise ValueError(f"the {self.type} store has no optimizer whose options it could read; call set_optimizer")
+            raise ValueError(f"the {self.type} store has no optimizer, so it has no options to read; call set_optimizer")
         return self._optimizer.options()
 
     @property
@@ -290,25 +291,25 @@ class DistStore(KVStore):
         self.traffic.samples = samples
 
     def set_gradient_compression(self, compression_params: Compression) -> None:
-        """Compress pushes, pulls or both; every worker calls it, before its first push.
+        """Compress pushes, pulls or both. Every worker calls it, before its first push.
 
-        Pulls are compressed where values come with the answer to a push. All workers that read the same version get the
-        same bytes and hold the same values; every other pull brings those values uncompressed. Rows are never
+        Pulls are compressed when the answer to a push brings values. All workers that read the same version get the
+        same bytes and hold the same values. Every other pull brings those values uncompressed. Rows are never
         compressed.
 
         Args:
             compression_params: ``{"type": "2bit", "threshold": 0.5, "leg": "push"}``; ``leg`` is ``push`` (default),
-                ``pull`` or ``both``. For a codec of its own on each leg, a list of two, or one call for each.
+                ``pull`` or ``both``. For different codecs on the two legs give a list of two, or call it twice.
 
         Raises:
             ValueError: unknown settings, or a leg has another codec already.
-            TypeError: pulls are to be compressed, and a key is not float32.
+            TypeError: pulls are compressed, and a key is not float32.
         """
         set_compression(self.name, compression_params, self.lifecycle, self.table, self.traffic)
 
     @property
     def spec(self) -> UpdaterSpec:
-        """What a push does."""
+        """The updater that a push runs."""
         return self._optimizer.spec
 
     # ---- state -----------------------------------------------------------------------------------------------------
@@ -325,7 +326,7 @@ class DistStore(KVStore):
 
     @property
     def keeps_residuals(self) -> bool:
-        """Whether the codec of pushes adds what it did not send to the next push."""
+        """Whether the codec of pushes keeps residuals: it adds what it did not send to the next push."""
         codec = self.traffic.codecs.get("push")
         return codec is not None and codec.uses_residual
 
@@ -342,23 +343,23 @@ class DistStore(KVStore):
 
         One worker is enough, unless pushes are compressed by a codec with residuals. Then every worker calls it, at the
         same point of its training: worker 0 writes ``fname``, and worker r its residuals to
-        ``<fname>.rank<r>.<digest>``. With compressed pulls ``fname`` also holds what the saving worker does not know
-        yet (``unsent``): save the weights of the same worker with it.
+        ``<fname>.rank<r>.<digest>``. With compressed pulls ``fname`` also holds the residuals of the saving worker's
+        pulls (``unsent``): save the weights of the same worker with it.
 
         Raises:
-            CheckpointError: it cannot be written there; what was there before is unchanged.
+            CheckpointError: the file cannot be written; an old file is unchanged.
         """
         groups = self.spec.groups if dump_optimizer else None
         state_files.save(self, fname, self.optimizer_states, optimizer=self.spec.name, groups=groups)
 
     def load_optimizer_states(self, fname: str) -> None:
-        """Read what ``save_optimizer_states`` wrote, with any number of servers. Every worker calls it.
+        """Read files of ``save_optimizer_states``, with any number of servers. Every worker calls it.
 
-        Worker 0 reads ``fname``, and worker r its own residuals; without a file of its own they start at 0, with a
-        warning. Other states of codecs (PowerSGD's Q, the round that draws the elements of randomk) start afresh.
+        Worker 0 reads ``fname``, and worker r its own residuals. If worker r has no file, they start at 0, with a
+        warning. Other states of codecs (PowerSGD's Q, the round that draws the elements of randomk) are reset.
 
         Raises:
-            CheckpointError: on all workers: a file is missing, damaged, or of another save. Nothing is changed.
+            CheckpointError: on all workers: a file is missing or damaged, or is of another save. Nothing is changed.
         """
         states, own = state_files.load(self, fname, everywhere=False)
         state_files.set_residuals(self, own)
@@ -369,7 +370,7 @@ class DistStore(KVStore):
     # ---- the rest --------------------------------------------------------------------------------------------------
 
     def barrier(self) -> None:
-        """Wait until all workers have called this. Meanwhile no server waits for pushes of a worker that has."""
+        """Wait until all workers have called this. Servers do not wait for pushes of a worker that has called it."""
         self.lifecycle.barrier()
 
     def send_command_to_servers(self, head: str, body: str = "") -> list[str]:
@@ -386,13 +387,11 @@ class DistStore(KVStore):
         one round of all keys counts as one.
         """
         self.lifecycle.open()
-        reports = [
-            json.loads(answer.body)
-            for answer in self.lifecycle.ask_all_servers(m.AskStats(self.name), "counters")
-            if isinstance(answer, m.StatsAre)
-        ]
-        return merge_stats(reports)
+        return merge_stats(self.lifecycle.ask_all_servers(m.AskStats(self.name), "counters"))
 
     def close(self) -> None:
-        """Leave the store: servers and workers do not wait for this worker any more. Idempotent."""
+        """Leave the store: servers and workers do not wait for this worker any more. Idempotent.
+
+        A store that this worker never used is left too, because other workers may use it.
+        """
         self.lifecycle.close()

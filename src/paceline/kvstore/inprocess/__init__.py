@@ -1,1 +1,1 @@
-"""Stores that live in one process: local, device."""
+"""Stores inside one process: local, device."""

@@ -1,4 +1,4 @@
-"""What a push does to the values of a store in this process: one object per device that holds values."""
+"""Appliers: apply merged pushes to the values of a store in this process. There is one per device with values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.keys import Key
 from paceline.kvstore.base import Updater
 from paceline.updaters import FlatUpdater, KeyOptions, Options, Piece, StepOptions, UpdaterSpec, make_updater
 
-#: Optimizer state of one key: tensors by name, and the plain numbers some optimizers keep.
+#: Optimizer state of one key: tensors and plain numbers by name.
 State: TypeAlias = dict[str, Any]
 
 
@@ -22,11 +22,11 @@ class Applier(abc.ABC):
     @property
     @abc.abstractmethod
     def keys(self) -> Collection[Key]:
-        """The keys it is in charge of."""
+        """The keys that it updates."""
 
     @abc.abstractmethod
     def add(self, key: Key, value: torch.Tensor) -> None:
-        """Take charge of a stored value, which updates then change in place."""
+        """Add a stored value; updates change it in place."""
 
     @abc.abstractmethod
     def update(self, merged: Mapping[Key, torch.Tensor], scale: float) -> None:
@@ -34,11 +34,11 @@ class Applier(abc.ABC):
 
     @abc.abstractmethod
     def refresh(self, key: Key) -> None:
-        """Take note that the stored value was set from outside."""
+        """Note that the stored value was set from outside."""
 
     @abc.abstractmethod
     def set_options(self, groups: Sequence[Options], keys: Mapping[Key, KeyOptions] | None) -> None:
-        """Set options per param group, and which key has which; empty and None keep those in force."""
+        """Set options per param group, and the groups of keys; empty and None change nothing."""
 
     @abc.abstractmethod
     def state(self, key: Key) -> State:
@@ -53,10 +53,10 @@ class _Stateless(Applier):
     """Has no state."""
 
     def refresh(self, key: Key) -> None:
-        """Do nothing: nothing is remembered."""
+        """Do nothing: there is no copy of the value."""
 
     def state(self, key: Key) -> State:
-        """Return nothing: there is no state."""
+        """Return an empty dict: there is no state."""
         return {}
 
     def load_state(self, key: Key, state: State) -> None:

@@ -13,36 +13,36 @@ from paceline.kvstore.inprocess.store import InProcessStore
 class DeviceStore(InProcessStore):
     """Sums gradients on the devices, by NCCL among distinct GPUs, and updates the weights there (MXNet's ``device``).
 
-    Every key is merged on one of the devices that push it. Keys are dealt out by size, the largest first, each to the
-    device that has least so far, so that merging and updating is spread over the devices.
+    Every key is merged on one of the devices that push it. Keys are assigned by size, the largest first, each to the
+    device with the smallest load. This spreads merging and updating over the devices.
     """
 
     _TYPE = "device"
 
     def __init__(self, store_type: str = "") -> None:
         super().__init__(store_type)
-        self._homes: dict[Key, torch.device] = {}
+        self._key_devices: dict[Key, torch.device] = {}
         self._load: dict[torch.device, int] = {}
 
-    def homes(self) -> dict[Key, torch.device]:
-        """Where every key pushed so far is merged and updated."""
-        return dict(self._homes)
+    def key_devices(self) -> dict[Key, torch.device]:
+        """Return the device that merges and updates each key that was pushed so far."""
+        return dict(self._key_devices)
 
     def close(self) -> None:
-        """Forget all values, states, buffers and placements."""
+        """Release all values, states, buffers and placements."""
         super().close()
-        self._homes, self._load = {}, {}
+        self._key_devices, self._load = {}, {}
 
     def _place(self, values: Mapping[Key, Sequence[torch.Tensor]]) -> None:
-        new = [key for key in values if key not in self._homes]
+        new = [key for key in values if key not in self._key_devices]
         for key in sorted(new, key=lambda one: -_size(self._values[one])):
-            self._home(key, list(dict.fromkeys(one.device for one in values[key])))
+            self._place_key(key, list(dict.fromkeys(one.device for one in values[key])))
 
-    def _home(self, key: Key, devices: Sequence[torch.device]) -> None:
-        home = min(devices, key=lambda device: self._load.get(device, 0))
-        self._values[key] = value = self._values[key].to(home)
-        self._homes[key] = home
-        self._load[home] = self._load.get(home, 0) + _size(value)
+    def _place_key(self, key: Key, devices: Sequence[torch.device]) -> None:
+        device = min(devices, key=lambda device: self._load.get(device, 0))
+        self._values[key] = value = self._values[key].to(device)
+        self._key_devices[key] = device
+        self._load[device] = self._load.get(device, 0) + _size(value)
 
 
 def _size(value: torch.Tensor) -> int:

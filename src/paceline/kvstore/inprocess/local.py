@@ -19,4 +19,4 @@ class LocalStore(InProcessStore):
         return value.cpu()
 
     def _place(self, values: Mapping[Key, Sequence[torch.Tensor]]) -> None:
-        """Everything stays in CPU memory."""
+        """Do nothing: all values are in CPU memory."""

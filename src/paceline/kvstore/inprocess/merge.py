@@ -1,4 +1,4 @@
-"""Sums of what several devices push."""
+"""Sums the pushes of several devices."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COMPRESSIBLE = (torch.float32, torch.float16, torch.bfloat16)
 class Merger:
     """Sums device values into one buffer per key, compressing them first when a codec is set.
 
-    The buffers are kept from push to push: one per key, as large as the key.
+    The buffers are reused by later pushes: one per key, as large as the key.
     """
 
     def __init__(self) -> None:
@@ -38,23 +38,23 @@ class Merger:
         Raises:
             ValueError: unknown settings, or a codec for the pull leg.
         """
-        from paceline import compression  # compiles kernels: only for those who compress
+        from paceline import compression  # the import compiles kernels, so only do it if needed
 
         codecs = compression.by_leg(params)
         if "pull" in codecs:
             raise ValueError(
-                "the values of this store are copied within one process and never travel, so that there is nothing to "
+                "the values of this store are copied within one process and never sent, so there is nothing to "
                 "compress on the pull leg; use leg='push', or a distributed store"
             )
         self._codec = codecs.get("push")
 
     @property
     def keeps_residuals(self) -> bool:
-        """Whether the codec adds what it did not send to the next push."""
+        """Whether the codec keeps residuals: it adds what it did not send to the next push."""
         return self._codec is not None and self._codec.uses_residual
 
     def codec_states(self) -> dict[Key, dict[str, torch.Tensor]]:
-        """Return copies of what the codec remembers: ``<name> <device>`` and ``round <device>``, by key."""
+        """Return copies of the codec's state by key: ``<name> <device>`` and ``round <device>``."""
         states: dict[Key, dict[str, torch.Tensor]] = {}
         for (key, index), state in self._residuals.items():
             tensors = {f"{name} {index}": tensor.clone() for name, tensor in state.state_tensors().items()}
@@ -63,10 +63,10 @@ class Merger:
         return states
 
     def set_codec_states(self, states: Mapping[Key, Mapping[str, torch.Tensor]]) -> None:
-        """Set what :meth:`codec_states` returned; what is not in it starts afresh.
+        """Set states that :meth:`codec_states` returned. All other state is reset.
 
         Raises:
-            ValueError: states of another codec. Nothing is changed then.
+            ValueError: the states are of another codec. Then nothing is changed.
         """
         grouped: dict[tuple[Key, int], dict[str, torch.Tensor]] = {}
         for key, tensors in states.items():
@@ -79,17 +79,17 @@ class Merger:
 
     def _loaded(self, tensors: Mapping[str, torch.Tensor]) -> tuple[State, int]:
         if self._codec is None or not self.keeps_residuals:
-            raise ValueError("these are codec states, but gradients are compressed by no codec that has any")
+            raise ValueError("codec states were given, but there is no codec that keeps states")
         if not {"residual", _ROUND} <= tensors.keys():
-            raise ValueError(f"these are no codec states: {', '.join(tensors)} instead of a residual and a round")
+            raise ValueError(f"these are not codec states: {', '.join(tensors)} instead of a residual and a round")
         state = self._codec.new_state(tensors["residual"].numel())
         state.load({name: tensor for name, tensor in tensors.items() if name != _ROUND})
         return state, int(tensors[_ROUND])
 
     def merge(self, key: Key, values: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
-        """Return the sum of ``values`` on ``device``. It belongs to the merger and is never a caller's tensor.
+        """Return the sum of ``values`` on ``device``. The merger owns it; it is never a caller's tensor.
 
-        Sparse values give a sparse sum; a mixture gives a dense one.
+        Sparse values give a sparse sum; sparse and dense values give a dense one.
         """
         if all(one.is_sparse for one in values):
             return sum_rows(values, device)
@@ -99,7 +99,7 @@ class Merger:
         return self._sum(key, dense, device)
 
     def exchange(self, key: Key, value: torch.Tensor) -> torch.Tensor:
-        """Return the buffer of ``key`` and keep ``value`` instead: so a merged value is stored without a copy."""
+        """Return the buffer of ``key`` and keep ``value`` instead. So a merged value is stored without a copy."""
         merged = self._buffers[key]
         self._buffers[key] = value
         return merged
@@ -121,7 +121,7 @@ class Merger:
         return known
 
     def _compressed(self, key: Key, index: int, value: torch.Tensor) -> torch.Tensor:
-        """Return what the other side of the codec would see; the residual stays with this key and device."""
+        """Return the encoded and decoded value; the residual is kept for this key and device."""
         assert self._codec is not None
         flat = value.reshape(-1).cpu()
         if (key, index) not in self._residuals:

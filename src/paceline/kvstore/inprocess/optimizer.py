@@ -1,4 +1,4 @@
-"""Run a torch optimizer on named tensors that lie on one device."""
+"""Runs a torch optimizer on named tensors of one device."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 class KeyedOptimizer(Applier):
-    """One optimizer over named tensors: every push of some keys is one step of just those keys.
+    """One optimizer over named tensors: every push of some keys is one step of only those keys.
 
-    Keys with the same options and dtype form one param group, so that torch's fused and multi-tensor kernels see them
-    together. Sparse gradients update only the rows they touch (MXNet's lazy update) where the optimizer allows it.
+    Keys with the same options and dtype form one param group, so that torch's fused and multi-tensor kernels process
+    them together. Sparse gradients update only their rows (MXNet's lazy update) if the optimizer supports it.
     Not thread-safe.
 
     Args:
-        spec: options per param group, and which key is in which.
+        spec: options per param group, and the groups of keys.
         cls: the optimizer's class.
     """
 
@@ -47,7 +47,7 @@ class KeyedOptimizer(Applier):
         return self._params.keys()
 
     def add(self, key: Key, value: torch.Tensor) -> None:
-        """Take charge of a tensor, which every update then changes in place."""
+        """Add a tensor; updates change it in place."""
         self._values[key] = value.detach()
         half = value.dtype in _HALF and self._multi_precision
         master = value.detach().float() if half else value.detach()
@@ -55,7 +55,7 @@ class KeyedOptimizer(Applier):
         self._stale = True
 
     def set_options(self, groups: Sequence[Options] = (), keys: Mapping[Key, KeyOptions] | None = None) -> None:
-        """Change options per param group, or which key has which; the state stays."""
+        """Change options per param group, or the groups of keys. The state is not changed."""
         groups = completed(groups, self._usual) if groups else self._groups
         keys = self._keys if keys is None else dict(keys)
         if keys != self._keys:
@@ -63,10 +63,10 @@ class KeyedOptimizer(Applier):
         elif groups != self._groups:
             before, self._groups = self._groups, groups
             for group in self._optimizer.param_groups if self._optimizer else ():
-                told = self._options(group["key_options"])
-                for name in group_of(group["key_options"], before).keys() - told.keys():
+                current = self._options(group["key_options"])
+                for name in group_of(group["key_options"], before).keys() - current.keys():
                     group[name] = self._optimizer.defaults.get(name) if self._optimizer else None
-                group.update(told)
+                group.update(current)
 
     def update(self, merged: Mapping[Key, torch.Tensor], scale: float = 1.0) -> None:
         """Run one step of the given keys.
@@ -92,11 +92,11 @@ class KeyedOptimizer(Applier):
                 self._params[key].copy_(self._values[key])
 
     def value(self, key: Key) -> torch.Tensor:
-        """Return the tensor in charge."""
+        """Return the value of a key: the tensor itself, no copy."""
         return self._values[key]
 
     def set_value(self, key: Key, value: torch.Tensor) -> None:
-        """Set a value from outside; the state stays. Keys that are not in charge are left alone."""
+        """Set a value from outside; the state is not changed. Unknown keys are ignored."""
         if key in self._values:
             self._values[key].copy_(value.detach())
             self.refresh(key)
@@ -141,7 +141,7 @@ class KeyedOptimizer(Applier):
         return self._optimizer
 
     def _build(self) -> torch.optim.Optimizer:
-        """Build the optimizer anew: some, like Adagrad, make their state only in the constructor."""
+        """Build a new optimizer: some, like Adagrad, create their state only in the constructor."""
         grouped: dict[tuple[KeyOptions, bool, Key | None], list[torch.nn.Parameter]] = {}
         per_key = getattr(self._cls, "per_key", False)
         for key, param in self._params.items():
@@ -193,15 +193,15 @@ class KeyedOptimizer(Applier):
                 self._params[key].grad = None
 
     def _prepare(self, groups: Sequence[dict[str, Any]], scale: float) -> torch.Tensor | None:
-        """Scale and clip the gradients in place; returns what fused kernels are to divide them by instead, if any."""
+        """Scale and clip the gradients in place; if fused kernels divide instead, returns the divisor."""
         factors = {scale * gradient.factor_of(group) for group in groups}
         clipped = any(gradient.clip_of(group) is not None for group in groups)
         by_kernel = len(factors) == 1 and not clipped and all(group.get("fused") for group in groups)
         grads = {index: [p.grad for p in group["params"] if p.grad is not None] for index, group in enumerate(groups)}
         every = [grad for found in grads.values() for grad in found]
         if by_kernel and 0.0 not in factors and all(grad.dtype == torch.float32 for grad in every):
-            # torch's fused kernels divide by grad_scale (made for GradScaler): the scaling costs no pass of its own.
-            # It has single precision, so double precision gradients take the other way.
+            # torch's fused kernels divide by grad_scale (made for GradScaler), which saves a separate pass. It has
+            # single precision, so gradients of double precision are scaled here.
             [factor] = factors
             return None if factor == 1.0 else torch.tensor(1.0 / factor, device=every[0].device)
         for index, group in enumerate(groups):
@@ -215,11 +215,11 @@ class KeyedOptimizer(Applier):
 
 
 def check_options(cls: type[torch.optim.Optimizer], groups: Sequence[Options]) -> None:
-    """Try options on a small parameter, because torch takes unknown names inside of param groups without a word.
+    """Try options on a small parameter, because torch silently accepts unknown names in param groups.
 
     Raises:
-        TypeError: an option that the class does not have.
-        ValueError: a value that it refuses.
+        TypeError: the class does not have an option.
+        ValueError: the class rejects an option's value.
     """
     for group in groups:
         options: dict[str, Any] = tuples(gradient.without(group))
@@ -231,10 +231,10 @@ def check_options(cls: type[torch.optim.Optimizer], groups: Sequence[Options]) -
 
 
 def check_state(key: Key, value: torch.Tensor, state: State) -> None:
-    """Refuse state that does not fit the value of its key.
+    """Raise if a state does not match the value of its key.
 
     Raises:
-        ValueError: names the key, the part of the state and both shapes.
+        ValueError: names the key, the tensor of the state and both shapes.
     """
     for name, part in state.items():
         if isinstance(part, torch.Tensor) and part.numel() != 1 and part.shape != value.shape:

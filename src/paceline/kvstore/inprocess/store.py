@@ -1,4 +1,4 @@
-"""What the stores inside one process have in common."""
+"""Base class of the stores inside one process."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from paceline.updaters.rows import copy_rows, to_rows
 if TYPE_CHECKING:
     from paceline.compression import Compression
 
-#: Clips merged values in place, given the factor that makes them gradients; returns the factor to use instead.
+#: Clips merged values in place, given the factor that turns them into gradients; returns the factor to use instead.
 Clip: TypeAlias = Callable[[Sequence[torch.Tensor], float], float]
 
 
 class InProcessStore(KVStore):
-    """A store whose values lie in this process. Not thread-safe.
+    """A store whose values are in this process. Not thread-safe.
 
-    Subclasses say on which device a key is merged and updated. Nothing that a caller passes is kept, every argument is
-    checked before anything changes, and the arguments of one call succeed or fail together.
+    Subclasses choose the device on which a key is merged and updated. The store keeps no tensor of a caller. It checks
+    all arguments before it changes anything, and the arguments of one call succeed or fail together.
 
     Args:
         store_type: the type as the user wrote it, in lower case; by default the class's own.
@@ -52,7 +52,7 @@ class InProcessStore(KVStore):
         self._type = store_type or self._TYPE
         self._claimed = False
         self._compression: Compression | None = None
-        # Values may be row-sparse where no optimizer runs: the sum of what was pushed by rows.
+        # Without an optimizer values may be row-sparse: the sum of pushed rows.
         self._values: dict[Key, torch.Tensor] = {}
         self._row_sparse: set[Key] = set()
         self._ignored: set[Key] = set()
@@ -74,7 +74,7 @@ class InProcessStore(KVStore):
 
     @abc.abstractmethod
     def _place(self, values: Mapping[Key, Sequence[torch.Tensor]]) -> None:
-        """Decide where the keys of a push are merged, and move their stored values there if need be."""
+        """Choose the devices that merge the keys of a push, and move their stored values there if necessary."""
 
     def init(self, key: Keys, value: Values) -> None:
         """See :meth:`KVStore.init`. A value may be a list of one."""
@@ -114,7 +114,7 @@ class InProcessStore(KVStore):
         self._updates += 1
 
     def pull(self, key: Keys, out: Values, priority: int = 0, ignore_sparse: bool = True) -> None:
-        """See :meth:`KVStore.pull`. Row-sparse ``out`` is left alone unless ``ignore_sparse`` is False."""
+        """See :meth:`KVStore.pull`. Row-sparse ``out`` is not changed unless ``ignore_sparse`` is False."""
         outs = dict(zip(*normalise(key, out), strict=True))
         check.outputs(self._values, outs)
         with torch.no_grad():
@@ -139,8 +139,8 @@ class InProcessStore(KVStore):
 
         Args:
             key: keys of values with at least two dimensions.
-            out: a sparse target holds the asked rows afterwards and nothing else; in a dense target of the key's shape
-                the asked rows are refreshed and the others stay.
+            out: a sparse target then holds only the requested rows; in a dense target of the key's shape the requested
+                rows are set and the others are not changed.
             priority: ignored here.
             row_ids: row numbers of any integer dtype and shape, one tensor per key or per target; repeats are allowed.
 
@@ -158,9 +158,9 @@ class InProcessStore(KVStore):
                 copy_rows(self._dense(one), rows, target)
 
     def set_optimizer(self, optimizer: OptimizerLike, **options: Any) -> None:
-        """See :meth:`KVStore.set_optimizer`. Any optimizer class works, whether it can be imported or not.
+        """See :meth:`KVStore.set_optimizer`. Any optimizer class works, also one that cannot be imported.
 
-        An optimizer instance brings its class and options; it does not step itself.
+        Only the class and the options of an optimizer instance are used; the instance makes no steps.
         """
         schedule = schedule_of(options)
         spec = make_spec(optimizer, **plain_keys(options))
@@ -195,8 +195,14 @@ class InProcessStore(KVStore):
         spec = self._need_optimizer("read")
         return in_force(self._groups or spec.groups, self._class)
 
-    def for_optimizer(self, mean: bool | None = None) -> InProcessStore:
-        """See :meth:`KVStore.for_optimizer`. With one worker mean and sum are the same."""
+    def for_optimizer(self, mean: bool | None = None, clip_norm: float = 0.0) -> InProcessStore:
+        """See :meth:`KVStore.for_optimizer`. With one worker mean and sum are the same.
+
+        Raises:
+            ValueError: a largest norm: whoever pushes clips.
+        """
+        if clip_norm:
+            raise ValueError(f"a {self._type} store has no merged gradient to clip; clip in the worker")
         if not (self._claimed or self._values or self._spec or self._updater):
             self._claimed = True
             return self
@@ -207,11 +213,11 @@ class InProcessStore(KVStore):
         return other
 
     def assign(self, key: Key, value: torch.Tensor) -> None:
-        """Set a stored value from outside; the optimizer's state stays.
+        """Set a stored value from outside; the optimizer's state is not changed.
 
         Raises:
             KeyMismatchError: unknown key.
-            ValueError: another shape.
+            ValueError: wrong shape.
         """
         key = checked_key(key)
         check.outputs(self._values, {key: [value]})
@@ -223,8 +229,7 @@ class InProcessStore(KVStore):
     def set_gradient_compression(self, compression_params: Compression) -> None:
         """See :meth:`KVStore.set_gradient_compression`. Row-sparse and integer values are not compressed.
 
-        What a device pushes is summed as the other side of the codec would see it. Nothing travels here, so there is no
-        pull leg.
+        Each device's push is encoded and decoded before it is summed. Nothing is sent here, so there is no pull leg.
 
         Raises:
             ValueError: unknown type or parameters, the pull leg, or values were pushed already.
@@ -249,11 +254,13 @@ class InProcessStore(KVStore):
         for key, tensors in states.items():
             for name, tensor in tensors.items():
                 if name.startswith("residual") and key in self._values and tensor.numel() != self._values[key].numel():
-                    raise ValueError(f"{name} of key {key!r} has {tensor.numel()} elements: it is of another model")
+                    raise ValueError(
+                        f"{name} of key {key!r} has {tensor.numel()} elements: it belongs to another model"
+                    )
         self._merger.set_codec_states(states)
 
     def optimizer_states(self) -> dict[Key, State]:
-        """See :meth:`KVStore.optimizer_states`. Numbers that an optimizer keeps as such come as numbers."""
+        """See :meth:`KVStore.optimizer_states`. Plain numbers of an optimizer are returned as numbers."""
         self._need_optimizer("read")
         return {key: self._state(key) for key in self._values}
 
@@ -261,7 +268,7 @@ class InProcessStore(KVStore):
         """See :meth:`KVStore.set_optimizer_states`. Keys may be initialised later.
 
         Raises:
-            ValueError: states of keys with other shapes. Nothing is changed then.
+            ValueError: the states are of keys with other shapes. Then nothing is changed.
         """
         self._need_optimizer("set")
         given = {key: dict(state) for key, state in checked_table(states).items()}
@@ -290,7 +297,7 @@ class InProcessStore(KVStore):
         """See :meth:`KVStore.load_optimizer_states`. Keys may be initialised later.
 
         Raises:
-            ValueError: states of another optimizer, or of keys with other shapes. Nothing is changed then.
+            ValueError: the states are of another optimizer, or of keys with other shapes. Then nothing is changed.
         """
         states, own = state_files.load(self, fname, True, self._need_optimizer("load").name)
         assert states is not None, "this process is worker 0"
@@ -301,33 +308,33 @@ class InProcessStore(KVStore):
         self.set_optimizer_states(states)
 
     def stats(self) -> dict[str, Any]:
-        """Return how many pushes were applied."""
+        """Return the number of pushes that were applied."""
         return {"updates": self._updates}
 
     def close(self) -> None:
-        """Forget all values, states and buffers."""
+        """Release all values, states and buffers."""
         self._values, self._appliers, self._loaded, self._merger = {}, {}, {}, Merger()
         self._row_sparse = set()
 
     def _initial(self, value: torch.Tensor) -> torch.Tensor:
-        """Put a fresh copy of an initial value where it belongs."""
+        """Return an initial value on the device where the store keeps it."""
         return value
 
     def _assign(self, key: Key, merged: torch.Tensor) -> None:
-        """Make the merged value the stored one, without copying where that is possible."""
+        """Store the merged value, without a copy if possible."""
         if merged.is_sparse:
             self._values[key] = merged
         else:
             self._values[key] = self._merger.exchange(key, self._values[key])
 
     def _dense(self, key: Key) -> torch.Tensor:
-        """Return a stored value, from now on dense."""
+        """Return a stored value, after making it dense."""
         if self._values[key].is_sparse:
             self._values[key] = self._values[key].to_dense()
         return self._values[key]
 
     def _added(self, key: Key, merged: torch.Tensor) -> torch.Tensor:
-        """Return a merged value as its key takes it: rows only where it was initialised with rows."""
+        """Return a merged value in its key's form: as rows only if the key was initialised with rows."""
         return merged.to_dense() if merged.is_sparse and key not in self._row_sparse else merged
 
     def _apply(self, merged: Mapping[Key, torch.Tensor]) -> None:
@@ -341,7 +348,7 @@ class InProcessStore(KVStore):
             self._appliers[device].update(totals, scale)
 
     def _holder(self, key: Key) -> Applier | None:
-        """Return the applier that has a key already; a key gets one at its first update."""
+        """Return the applier of a key, or None: a key gets its applier at its first update."""
         applier = self._appliers.get(self._values[key].device) if key in self._values else None
         return applier if applier is not None and key in applier.keys else None
 
@@ -350,7 +357,7 @@ class InProcessStore(KVStore):
         return self._loaded.get(key, {}) if applier is None else applier.state(key)
 
     def _applier(self, key: Key) -> Applier:
-        """Return the applier in charge of a key, giving it the key if it is new."""
+        """Return the applier of a key; a new key is added to it."""
         value = self._dense(key)
         applier = self._appliers.get(value.device)
         if applier is None:
@@ -370,13 +377,13 @@ class InProcessStore(KVStore):
     def _need_optimizer(self, verb: str) -> UpdaterSpec:
         if self._spec is None:
             raise ValueError(
-                f"the {self.type} store has no optimizer whose state or options it could {verb}; call set_optimizer"
+                f"the {self.type} store has no optimizer, so it has no state or options to {verb}; call set_optimizer"
             )
         return self._spec
 
 
 def _class_of(optimizer: Any, spec: UpdaterSpec) -> type[torch.optim.Optimizer] | None:
-    """Return the class to run; one that can be imported by nobody else is the user's own."""
+    """Return the class to run: the user's own class if it cannot be imported."""
     if spec.name == "assign":
         return None
     if ":" not in spec.name:

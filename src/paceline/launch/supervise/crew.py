@@ -58,6 +58,11 @@ class Crew:
         ended.sort(key=lambda member: (_WORKERS_FIRST.get(member.role, 3), member.rank))
         return [(member, self._children[member].code or 0) for member in ended]
 
+    def stopped(self) -> frozenset[Member]:
+        """Return the running processes that are stopped."""
+        found = sessions.stopped()
+        return frozenset(member for member in self._running if self._children[member].pid in found)
+
     def send(self, signum: int, members: Collection[Member]) -> None:
         """Signal some processes and everything they started."""
         sessions.send(signum, {self._children[member].pid for member in members})

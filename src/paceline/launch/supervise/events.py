@@ -37,6 +37,21 @@ class Exited:
 
 
 @dataclass(frozen=True)
+class Stopped:
+    """These processes, and no others, are stopped (SIGSTOP) now."""
+
+    members: frozenset[Member]
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The scheduler says which process failed first."""
+
+    member: Member
+    reason: str
+
+
+@dataclass(frozen=True)
 class Interrupted:
     """The launcher got a signal."""
 
@@ -48,7 +63,7 @@ class Tick:
     """Time has passed."""
 
 
-Event: TypeAlias = Started | NotStarted | Ready | Exited | Interrupted | Tick
+Event: TypeAlias = Started | NotStarted | Ready | Exited | Stopped | Lost | Interrupted | Tick
 
 
 @dataclass(frozen=True)

@@ -15,25 +15,36 @@
 |---|---|---|
 | ``STARTING`` | ``RUNNING`` | the scheduler listens, or the job has none |
 | ``RUNNING`` | ``LEAVING`` | all workers have exited with 0 |
-| ``STARTING``, ``RUNNING``, ``LEAVING`` | ``FAILING`` | an exit code is not 0, or a process cannot be started |
+| ``STARTING``, ``RUNNING``, ``LEAVING`` | ``FAILING`` | an exit code is not 0, no start, or ``Lost`` |
 | ``STARTING`` | ``FAILING`` | the scheduler exits with 0, or ``start_s`` has passed |
 | ``RUNNING`` | ``FAILING`` | a server or the scheduler left before the others, ``leave_s`` ago, and workers still run |
+| ``RUNNING`` | ``FAILING`` | all workers that still run have been stopped (SIGSTOP) for ``leave_s`` |
 | ``STARTING``, ``RUNNING``, ``LEAVING`` | ``INTERRUPTED`` | a signal |
 | ``LEAVING`` | ``TERMINATING`` | ``leave_s`` has passed |
 | ``FAILING``, ``INTERRUPTED`` | ``TERMINATING`` | ``survivors_s`` has passed |
-| ``FAILING``, ``INTERRUPTED`` | ``TERMINATING`` | no worker is left, and no exit to come can explain more |
+| ``FAILING``, ``INTERRUPTED`` | ``TERMINATING`` | no worker is left, and the cause is known, or ``VERDICT_S`` later |
 | ``FAILING`` | ``TERMINATING`` | a signal, or the scheduler did not start |
 | ``INTERRUPTED``, ``TERMINATING`` | ``KILLING`` | a second signal |
 | ``TERMINATING`` | ``KILLING`` | ``terminate_s`` has passed |
 | ``KILLING`` | ``OVER`` | ``kill_s`` has passed |
 | ``LEAVING``, ``FAILING``, ``INTERRUPTED``, ``TERMINATING``, ``KILLING`` | ``OVER`` | no process is left |
 
-The first failure decides the exit code. It is replaced once, by an exit that explains it: a process that exits with
-``PEER_FAILED`` did so because of another one, whose own exit may be seen later.
+The failure that is reported is the first *cause*. A process that fails because of another one may exit before it, so
+the order of exits does not tell. The cause is
+
+1. the process that the scheduler names (:class:`~paceline.launch.supervise.events.Lost`): it saw whose goodbye,
+   silence, lost connection or exit code came first;
+2. else the first whose exit code is neither 0 nor ``PEER_FAILED``;
+3. else the scheduler, if it runs but names nobody in time: instead of 2, if it is stopped (SIGSTOP);
+4. else the first that exited with ``PEER_FAILED``.
+
+Its exit code is that of the job, or 1 if it has none.
 
 Timeouts (:class:`~paceline.launch.spec.Graces`). Every phase but ``RUNNING`` has one, so no job hangs while it ends.
 ``survivors_s`` must exceed the setting ``disconnect_grace_s``, after which survivors learn of a death, plus the time in
 which they report it and exit. ``leave_s`` must exceed the time that servers need to exit after the last worker.
+``survivors_s`` and ``VERDICT_S`` must exceed the time in which the scheduler names a process after it is told its exit
+code: 0.2 s on an idle machine.
 
 A job ends with processes left only if the kernel cannot end them within ``kill_s``.
 """
@@ -41,11 +52,12 @@ A job ends with processes left only if the kernel cannot end them within ``kill_
 from __future__ import annotations
 
 import enum
+import math
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from paceline.exitcodes import PEER_FAILED
+from paceline.exitcodes import PEER_FAILED, describe_code
 from paceline.launch.plan import Member
 from paceline.launch.spec import Graces
 from paceline.launch.supervise.events import (
@@ -54,11 +66,13 @@ from paceline.launch.supervise.events import (
     Exited,
     Finish,
     Interrupted,
+    Lost,
     NotStarted,
     Ready,
     Signal,
     Start,
     Started,
+    Stopped,
     Tick,
     Warn,
 )
@@ -77,6 +91,10 @@ class Phase(enum.Enum):
     OVER = enum.auto()
 
 
+#: How long the scheduler may take to name the first failure after all workers have ended.
+VERDICT_S = 3.0
+
+_SCHEDULER = Member("scheduler", 0)
 _GOING_WELL = frozenset({Phase.STARTING, Phase.RUNNING, Phase.LEAVING})
 
 
@@ -115,6 +133,11 @@ class Lifecycle:
         self._departed: list[Member] = []
         self._signum = 0
         self._began = now
+        self._codes: dict[Member, int] = {}
+        self._is_named = False
+        """The first cause is known: by the scheduler, or because this machine found it itself."""
+        self._verdict_at = math.inf
+        self._stopped: frozenset[Member] = frozenset()
 
     def begin(self) -> list[Action]:
         """Return the first actions: the scheduler alone if there is one, because the others need its address."""
@@ -138,7 +161,14 @@ class Lifecycle:
                 return self._ready()
             case NotStarted(member, reason):
                 self._fail(member, 1, reason, now)
+                self._is_named = True
                 return self._finish_if_empty()
+            case Stopped(members):
+                self._stopped = members
+                self._watch_stopped(now)
+                return []
+            case Lost(member, reason):
+                return self._lost(member, reason, now)
             case Exited(member, code):
                 return self._exited(member, code, now)
             case Interrupted(signum):
@@ -168,20 +198,51 @@ class Lifecycle:
 
     def _exited(self, member: Member, code: int, now: float) -> list[Action]:
         self.alive.pop(member, None)
+        self._codes[member] = code
         if self.phase is Phase.FAILING:
             self._add_to_failure(member, code, now)
         elif self.phase in _GOING_WELL:
             self._judge(member, code, now)
-        actions = self._finish_if_empty()
-        if not actions and not self._workers() and self._is_explained():
-            return self._terminate(now)  # servers and scheduler have nobody left to work for
-        return actions
+        self._watch_stopped(now)
+        return self._finish_if_empty() or self._terminate_idle(now)
+
+    def _watch_stopped(self, now: float) -> None:
+        """Set a deadline where all that still runs is stopped: nobody else would notice."""
+        if self.phase is Phase.RUNNING and self.deadline is None and self._stopped.issuperset(self.alive):
+            self.deadline = now + self.graces.leave_s
+
+    def _lost(self, member: Member, reason: str, now: float) -> list[Action]:
+        """Take in which process failed first, as the scheduler saw it."""
+        if self._is_named or (self.failure is None and self.phase not in _GOING_WELL):
+            return []
+        self._is_named = True
+        first, code = self.failure, self._codes.get(member, 0)
+        if first is None:
+            self._fail(member, code or 1, _describe(code, reason), now)
+        elif first.member != member:
+            self.aftermath = {first.member: first.code, **self.aftermath}
+            self.aftermath.pop(member, None)
+            self.failure = Failure(member, code or 1, _describe(code, reason), first.after_s)
+        else:
+            self.failure = replace(first, reason=_describe(first.code, reason))
+        return self._terminate_idle(now)
+
+    def _terminate_idle(self, now: float) -> list[Action]:
+        """End servers and scheduler if they have nobody left to work for, and can tell no more about why."""
+        if self._workers() or self.phase not in (Phase.FAILING, Phase.INTERRUPTED) or not self.alive:
+            return []
+        if self.phase is Phase.INTERRUPTED or self._is_explained():
+            return self._terminate(now)
+        if self.failure is not None and self.failure.code != PEER_FAILED:
+            self._verdict_at = min(self._verdict_at, now + VERDICT_S)
+            self.deadline = min(self.deadline or self._verdict_at, self._verdict_at)
+        return []
 
     def _is_explained(self) -> bool:
-        """Tell whether the job is ending and nobody's end can tell more about why."""
-        if self.phase is Phase.FAILING:
-            return self.failure is not None and self.failure.code != PEER_FAILED
-        return self.phase is Phase.INTERRUPTED
+        """Tell whether nobody's end can tell more about why the job failed."""
+        if self.failure is None or self._is_named:
+            return self.failure is not None
+        return self.failure.code > 128 or (self.failure.code != PEER_FAILED and _SCHEDULER not in self.alive)
 
     def _judge(self, member: Member, code: int, now: float) -> None:
         if code != 0:
@@ -214,7 +275,9 @@ class Lifecycle:
     def _add_to_failure(self, member: Member, code: int, now: float) -> None:
         """Note one more end. Who ends only because of another may do so before that other's process is gone."""
         first = self.failure
-        if first is not None and first.code == PEER_FAILED and code not in (0, PEER_FAILED):
+        if first is not None and first.member == member:  # it was named before it ended
+            self.failure = replace(first, code=code or first.code, reason=_describe(code, first.reason))
+        elif not self._is_named and first is not None and first.code == PEER_FAILED and code not in (0, PEER_FAILED):
             self.aftermath = {first.member: first.code, **self.aftermath}
             self.failure = Failure(member, code, describe_code(code), now - self._began)
         else:
@@ -238,7 +301,15 @@ class Lifecycle:
             case Phase.STARTING:
                 reason = f"did not say within {self.graces.start_s:g} s where it listens"
                 self._fail(self._started[0], 1, reason, now)
+                self._is_named = True
                 return self._terminate(now)
+            case Phase.RUNNING if self._workers() and self._stopped.issuperset(self._workers()):
+                reason = f"stopped (SIGSTOP), and the job has waited for it for {self.graces.leave_s:g} s"
+                self._fail(self._workers()[0], 1, reason, now)
+                return self._terminate(now)
+            case Phase.RUNNING if not self._departed or len(self.alive) == len(self._workers()):
+                self.deadline = None  # it goes on
+                return []
             case Phase.RUNNING:
                 waiting = ", ".join(str(member) for member in self._workers())
                 reason = f"left {self.graces.leave_s:g} s ago, while {waiting} still ran"
@@ -248,12 +319,25 @@ class Lifecycle:
                 warning = f"all workers are done but {self._names()} did not leave within {self.graces.leave_s:g} s"
                 return [Warn(warning), *self._terminate(now)]
             case Phase.FAILING | Phase.INTERRUPTED:
+                self._suspect_scheduler()
+                if now >= self._verdict_at:
+                    return self._terminate(now)
                 warning = f"{self._names()} did not leave within {self.graces.survivors_s:g} s"
                 return [Warn(warning), *self._terminate(now)]
             case Phase.TERMINATING:
                 return self._kill(now)
             case _:
                 return [Warn(f"{self._names()} cannot be killed (waiting in the kernel?)"), self._over()]
+
+    def _suspect_scheduler(self) -> None:
+        """Blame the scheduler if the others lost somebody and it, which knows whom, does not respond."""
+        first = self.failure
+        if first is None or self._is_named or _SCHEDULER not in self.alive or first.code > 128:
+            return
+        if first.code == PEER_FAILED or _SCHEDULER in self._stopped:
+            self.aftermath = {first.member: first.code, **self.aftermath}
+            self.failure = Failure(_SCHEDULER, 1, "the others lost it: it runs, but does not respond", first.after_s)
+            self._is_named = True
 
     def _terminate(self, now: float) -> list[Action]:
         self.phase, self.deadline = Phase.TERMINATING, now + self.graces.terminate_s
@@ -277,11 +361,8 @@ class Lifecycle:
         return ", ".join(str(member) for member in self.alive)
 
 
-def describe_code(code: int) -> str:
-    """Say in words how a process ended."""
-    if code <= 128:
-        return f"exit code {code}"
-    try:
-        return f"killed by {signal.Signals(code - 128).name} (exit code {code})"
-    except ValueError:
-        return f"exit code {code}"
+def _describe(code: int, reason: str) -> str:
+    """Say how a process ended, and what the others saw of it."""
+    if code == 0:
+        return reason
+    return describe_code(code) if reason.startswith("its process ended: ") else f"{describe_code(code)}: {reason}"

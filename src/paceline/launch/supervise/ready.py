@@ -1,24 +1,36 @@
-"""The pipe on which the scheduler says where it listens.
+"""The launcher's ends of the pipes to and from the scheduler.
 
 The scheduler binds a port that is free at that moment and says which: nobody has to guess one beforehand, so there is
-no moment in which another program can take it.
+no moment in which another program can take it. Later it says which process failed first, as the members saw it. The
+launcher says which processes have ended, because only their parent knows their exit codes.
+:mod:`paceline.scheduler.launcher` is the other side.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
+
+from paceline.launch.plan import Member
 
 _ADDRESS = re.compile(r"tcp://\S+:[1-9]\d{0,4}")
 
 
 class ReadyPipe:
-    """The launcher's end of the pipe; the scheduler inherits :attr:`write_fd` and writes one line."""
+    """The launcher's end of the pipe; the scheduler inherits :attr:`write_fd`.
+
+    Attributes:
+        has_address: the address has been read; failures may follow.
+        ended: the scheduler writes no more.
+    """
 
     def __init__(self) -> None:
         self.fd, self.write_fd = os.pipe()
         os.set_blocking(self.fd, False)
         self._text = b""
+        self.has_address = self.ended = False
 
     def read(self) -> str | None:
         """Return the address once its line is complete, "" at the end of a pipe without one, None before.
@@ -33,10 +45,22 @@ class ReadyPipe:
         self._text += data
         if b"\n" not in self._text:
             return None if data else ""
-        line = self._text.split(b"\n")[0].decode(errors="replace").strip()
+        first, self._text = self._text.split(b"\n", 1)
+        line = first.decode(errors="replace").strip()
         if not _ADDRESS.fullmatch(line):
             raise ValueError(f"said it listens at {line!r}, which is not tcp://host:port")
+        self.has_address = True
         return line
+
+    def failures(self) -> list[tuple[Member, str]]:
+        """Return the failures that the scheduler has reported since the last call: who, and how."""
+        try:
+            data = os.read(self.fd, 65536)
+            self.ended = not data
+        except BlockingIOError:
+            data = b""
+        *lines, self._text = (self._text + data).split(b"\n")
+        return [failure for failure in map(_failure, lines) if failure is not None]
 
     def close(self) -> None:
         """Close the launcher's end."""
@@ -45,3 +69,32 @@ class ReadyPipe:
     def close_write(self) -> None:
         """Close the scheduler's end in this process, after the scheduler has it."""
         os.close(self.write_fd)
+
+
+def _failure(line: bytes) -> tuple[Member, str] | None:
+    try:
+        role, rank, reason = json.loads(line)
+    except ValueError:
+        return None
+    return Member(str(role), int(rank)), str(reason)
+
+
+class EndedPipe:
+    """The launcher's end of the pipe on which it says which processes have ended."""
+
+    def __init__(self) -> None:
+        self.read_fd, self._fd = os.pipe()
+        os.set_blocking(self._fd, False)
+
+    def write(self, member: Member, code: int) -> None:
+        """Say how a process ended. What the scheduler cannot read any more is lost."""
+        with contextlib.suppress(OSError):
+            os.write(self._fd, json.dumps([member.role, member.rank, code]).encode() + b"\n")
+
+    def close_read(self) -> None:
+        """Close the scheduler's end in this process, after the scheduler has it."""
+        os.close(self.read_fd)
+
+    def close(self) -> None:
+        """Close the launcher's end."""
+        os.close(self._fd)

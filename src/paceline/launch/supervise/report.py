@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from paceline.exitcodes import describe_code
 from paceline.launch.plan import Member
-from paceline.launch.supervise.lifecycle import Failure, describe_code
+from paceline.launch.supervise.lifecycle import Failure
 
 _RULE = b"-" * 78
 

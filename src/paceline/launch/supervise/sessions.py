@@ -12,12 +12,18 @@ import signal
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+_STOPPED = frozenset({b"T", b"t"})
 _DEAD = frozenset({b"Z", b"X", b"x"})
 
 
 def living(sessions: Collection[int]) -> set[int]:
     """Return those of the given sessions that have a live process; zombies do not count."""
-    return {session for _, session in _scan() if session in sessions}
+    return {session for _, _, session, _ in _scan() if session in sessions}
+
+
+def stopped() -> set[int]:
+    """Return the processes that a signal has stopped."""
+    return {process for process, _, _, state in _scan() if state in _STOPPED}
 
 
 def send(signum: int, sessions: Collection[int]) -> None:
@@ -25,7 +31,7 @@ def send(signum: int, sessions: Collection[int]) -> None:
 
     Whole process groups are signalled, so a process that is forked meanwhile is not missed.
     """
-    for group in {group for group, session in _scan() if session in sessions}:
+    for group in {group for _, group, session, _ in _scan() if session in sessions}:
         # ESRCH: its last process exited meanwhile. EPERM: it runs as another user now; only root could end it.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signum)
@@ -33,8 +39,8 @@ def send(signum: int, sessions: Collection[int]) -> None:
                 os.killpg(group, signal.SIGCONT)
 
 
-def _scan() -> Iterator[tuple[int, int]]:
-    """Give the process group and the session of every live process."""
+def _scan() -> Iterator[tuple[int, int, int, bytes]]:
+    """Give the id, the process group, the session and the state of every live process."""
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -42,4 +48,4 @@ def _scan() -> Iterator[tuple[int, int]]:
                 text = Path("/proc", name, "stat").read_bytes()
                 state, _, group, session = text[text.rindex(b")") + 2 :].split(maxsplit=4)[:4]
                 if state not in _DEAD:
-                    yield int(group), int(session)
+                    yield int(name), int(group), int(session), state

@@ -18,17 +18,19 @@ from paceline.launch.supervise.events import (
     Exited,
     Finish,
     Interrupted,
+    Lost,
     NotStarted,
     Ready,
     Signal,
     Start,
     Started,
+    Stopped,
     Tick,
     Warn,
 )
 from paceline.launch.supervise.guardian import Guardian
 from paceline.launch.supervise.lifecycle import Lifecycle
-from paceline.launch.supervise.ready import ReadyPipe
+from paceline.launch.supervise.ready import EndedPipe, ReadyPipe
 from paceline.launch.supervise.report import failure_block
 from paceline.launch.supervise.signals import SignalPipe
 
@@ -57,6 +59,8 @@ class Supervisor:
         self._environ = dict(environ)
         self._code: int | None = None
         self._interrupted = False
+        self._ready: ReadyPipe | None = None
+        self._ended: EndedPipe | None = None
 
     def run(self) -> int:
         """Run the job and return its exit code. Once only, and in the main thread, because it handles signals."""
@@ -70,6 +74,9 @@ class Supervisor:
             finally:
                 guardian.close()
                 self._crew.close()
+                self._close_ready()
+                if self._ended is not None:
+                    self._ended.close()
             self._report()
         return code
 
@@ -130,36 +137,55 @@ class Supervisor:
             self._crew.start(member, process.argv, self._environ | process.environment(self._known))
 
     def _start_scheduler(self, process: ProcessSpec) -> None:
-        ready = ReadyPipe()
-        self._selector.register(ready.fd, selectors.EVENT_READ, partial(self._read_ready, process.member, ready))
+        self._ready, self._ended = ready, ended = ReadyPipe(), EndedPipe()
+        self._selector.register(ready.fd, selectors.EVENT_READ, partial(self._read_ready, process.member))
         try:
-            env = process.environment(self._known | {Late.READY_FD: str(ready.write_fd)})
-            self._crew.start(process.member, process.argv, self._environ | env, [ready.write_fd])
+            fds = {Late.READY_FD: str(ready.write_fd), Late.ENDED_FD: str(ended.read_fd)}
+            env = process.environment(self._known | fds)
+            self._crew.start(process.member, process.argv, self._environ | env, [ready.write_fd, ended.read_fd])
         finally:
             ready.close_write()
+            ended.close_read()
 
-    def _read_ready(self, member: Member, ready: ReadyPipe) -> None:
+    def _read_ready(self, scheduler: Member) -> None:
+        """Take in what the scheduler says: its address first, then the first failure."""
+        if self._ready is None:
+            return
+        if self._ready.has_address:
+            for member, reason in self._ready.failures():
+                self._feed(Lost(member, reason))
+            if self._ready.ended:
+                self._close_ready()
+            return
         try:
-            address = ready.read()
+            address = self._ready.read()
         except ValueError as error:
-            self._close_ready(ready)
-            self._feed(NotStarted(member, str(error)))
+            self._close_ready()
+            self._feed(NotStarted(scheduler, str(error)))
             return
-        if address is None:
-            return
-        self._close_ready(ready)
-        if address:  # otherwise it is on its way out, or its deadline will come
+        if address:
             self._known |= self._located(address)
             self._feed(Ready())
+        elif address is not None:  # it is on its way out, or its deadline will come
+            self._close_ready()
 
-    def _close_ready(self, ready: ReadyPipe) -> None:
-        self._selector.unregister(ready.fd)
-        ready.close()
+    def _close_ready(self) -> None:
+        if self._ready is not None:
+            self._selector.unregister(self._ready.fd)
+            self._ready.close()
+            self._ready = None
 
     def _read_signals(self) -> None:
         for signum in self._signals.read():
             self._interrupt(signum)
-        for member, code in self._crew.ended():
+        self._feed(Stopped(self._crew.stopped()))
+        ended = self._crew.ended()
+        for member, code in ended:
+            if self._ended is not None and member.role != "scheduler":
+                self._ended.write(member, code)
+        if ended and self._ready is not None and self._ready.has_address:
+            self._read_ready(Member("scheduler", 0))  # what it said before it ended comes first
+        for member, code in ended:
             self._feed(Exited(member, code))
 
     def _interrupt(self, signum: int) -> None:

@@ -97,7 +97,7 @@ class ForwardSink:
             one.accumulator.close()
         try:
             answer, values = _checked(sums, body, frames)
-        except Exception as error:  # noqa: BLE001 - border to another process: all who wait get whatever is wrong
+        except Exception as error:  # noqa: BLE001 - process border: all who wait get whatever is wrong
             for request in [request for one in sums for _, request in _take_waiting(one)]:
                 request.fail(error)
             return

@@ -254,6 +254,8 @@ class Missing(Message, tag=36):
     """Workers that have not pushed, or not entered a barrier."""
 
     workers: list[Rank]
+    story: Text = ""
+    """To a push: what happened to the first slot that waits for them, for the error; empty where nothing waits."""
 
 
 class Leave(Message, tag=37):

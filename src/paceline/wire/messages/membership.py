@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from paceline.wire.messages.fields import Count, Digest, KeyName, Message, Name, Number, Rank, Role, Saying, Text
 
 
@@ -64,6 +66,8 @@ class News(Message, tag=4):
     deaths: list[Death]
     shutdown: bool
     """All workers have left; servers exit."""
+    left: list[Rank] = msgspec.field(default_factory=list)
+    """Ranks of the workers that have left. Servers wait for them no more, in any store."""
 
 
 class Bye(Message, tag=5):

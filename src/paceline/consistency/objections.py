@@ -1,0 +1,66 @@
+"""Why a rule refuses a push. Nothing changes here: a refused push leaves the rule as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from paceline.consistency.actions import Pushed
+
+
+class Progress(Protocol):
+    """What is asked of a rule.
+
+    Attributes:
+        live: workers that have not left.
+        unit: of every worker, those that step together with it.
+        pushed: last round that arrived, per worker.
+        answered: last round that was answered, per worker.
+    """
+
+    live: set[int]
+    unit: list[int]
+    pushed: list[int]
+    answered: list[int]
+
+
+def objection(rule: Progress, worker: int, round: int, samples: float) -> str:
+    """Return why a rule would refuse a push, or an empty string.
+
+    Args:
+        rule: of the slot.
+        worker: who pushes.
+        round: of the push.
+        samples: behind the push.
+    """
+    if not 0 <= worker < len(rule.pushed):
+        return f"worker {worker} is not part of this job"
+    if worker not in rule.live:
+        return f"worker {worker} has left"
+    if round < 1 or round > rule.pushed[worker] + 1:
+        return f"round {round} of worker {worker} came after round {rule.pushed[worker]}"
+    if round > rule.pushed[worker] > rule.answered[worker]:
+        return f"round {round} of worker {worker} came before round {round - 1} was answered"
+    if not 0 <= samples < float("inf"):
+        return f"a push of {samples} samples: the number must be finite and not negative"
+    return ""
+
+
+def objection_to_sum(rule: Progress, pushes: Sequence[Pushed]) -> str:
+    """Return why a rule would refuse a sum of pushes, or an empty string.
+
+    Args:
+        rule: of the slot.
+        pushes: at least one.
+    """
+    reasons = [objection(rule, one.worker, one.round, one.samples) for one in pushes]
+    if any(reasons):
+        return next(filter(None, reasons))
+    workers = [one.worker for one in pushes]
+    if len(set(workers)) < len(workers):
+        return f"a sum over workers {workers} counts one of them twice"
+    if len({rule.unit[worker] for worker in workers}) > 1:
+        return f"workers {workers} do not step together; their pushes cannot be summed"
+    if len({one.round <= rule.pushed[one.worker] for one in pushes}) > 1:
+        return f"some but not all of the pushes of workers {workers} were seen before"
+    return ""

@@ -1,0 +1,64 @@
+"""One member of a job, as the scheduler knows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.config import Settings
+from paceline.wire import messages as m
+
+
+@dataclass
+class Seat:
+    """A member and what is known of its life. Times are seconds on the machine's clock."""
+
+    member: m.Member
+    peer: bytes
+    heard: float
+    seq: int
+    round: int = 0
+    closed_since: float | None = None
+    left: bool = False
+    dead: bool = False
+    goodbye_since: float | None = None
+    """When it said goodbye, where its exit code is still to come."""
+    code: int | None = None
+    """Its exit code, where the launcher has told it."""
+
+    @property
+    def live(self) -> bool:
+        """Whether it has neither left nor died."""
+        return not self.left and not self.dead
+
+    def why_dead(self, settings: Settings, is_complete: bool, now: float) -> str:
+        """Return the reason why this member counts as dead now, or an empty string."""
+        if not self.live or self.goodbye_since is not None:
+            return ""
+        if self.closed_since is not None and now - self.closed_since > settings.disconnect_grace_s:
+            if self.code is not None:
+                return f"its process ended with exit code {self.code} and did not leave the job before"
+            return f"its connection closed {now - self.closed_since:.1f} s ago and it did not come back"
+        if self.closed_since is not None and self.code is not None:
+            return ""
+        # A member that waits for others to join sends no heartbeats: that wait has a deadline of its own.
+        if is_complete and now - self.heard > settings.heartbeat_timeout_s:
+            return f"it was not heard for {now - self.heard:.1f} s"
+        return ""
+
+    def counts_as_left(self, is_supervised: bool, grace_s: float, now: float) -> bool:
+        """Tell whether a member that has said goodbye has left.
+
+        Only its exit code tells whether it left in peace. Where the code is to come, it is waited for; not for long,
+        because a process may take its time to end.
+        """
+        if not is_supervised or self.member.role != "worker" or self.code is not None:
+            return True
+        return self.goodbye_since is not None and now - self.goodbye_since > grace_s
+
+    def __str__(self) -> str:
+        return f"{self.member.role} {self.member.rank} on {self.member.host} (pid {self.member.pid})"
+
+
+def without_token(one: m.Member) -> m.Member:
+    """Return the member without its secret."""
+    return m.Member(one.role, one.rank, one.local_rank, one.host, one.host_id, one.pid, one.address, b"")

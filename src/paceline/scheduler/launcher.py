@@ -1,0 +1,78 @@
+"""The scheduler's two pipes to the launcher.
+
+| pipe | variable | lines |
+|---|---|---|
+| to the launcher | ``PACELINE_READY_FD`` | the address, then JSON ``[role, rank, reason]`` of the first failure |
+| from the launcher | ``PACELINE_ENDED_FD`` | JSON ``[role, rank, exit code]`` of every process that has ended |
+
+A scheduler without a launcher has neither. A scheduler whose launcher closes its ends goes on without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from typing import NamedTuple
+
+READY_VARIABLE, ENDED_VARIABLE = "PACELINE_READY_FD", "PACELINE_ENDED_FD"
+
+
+class Ended(NamedTuple):
+    """A process of the job that has ended; ``code`` is its exit code, 128 + n after signal n."""
+
+    role: str
+    rank: int
+    code: int
+
+
+class Launcher:
+    """What the scheduler and the launcher tell each other.
+
+    Args:
+        ready_fd: where to write, or None.
+        ended_fd: where to read, or None.
+
+    Attributes:
+        reports_ends: whether the launcher says which processes have ended.
+    """
+
+    def __init__(self, ready_fd: int | None, ended_fd: int | None) -> None:
+        self._ready_fd, self._ended_fd = ready_fd, ended_fd
+        self._text = b""
+        self.reports_ends = ended_fd is not None
+        if ended_fd is not None:
+            os.set_blocking(ended_fd, False)
+
+    @classmethod
+    def from_environment(cls) -> Launcher:
+        """Take the pipes that the launcher has named."""
+        fds = [os.environ.pop(name, "") for name in (READY_VARIABLE, ENDED_VARIABLE)]
+        return cls(*[int(fd) if fd else None for fd in fds])
+
+    def announce(self, address: str) -> None:
+        """Say where the scheduler listens."""
+        self._write(address)
+
+    def report_failure(self, role: str, rank: int, reason: str) -> None:
+        """Say which process failed first."""
+        self._write(json.dumps([role, rank, reason]))
+
+    def _write(self, line: str) -> None:
+        if self._ready_fd is not None:
+            with contextlib.suppress(OSError):  # the launcher does not read any more
+                os.write(self._ready_fd, line.encode() + b"\n")
+
+    def ended(self) -> list[Ended]:
+        """Return the processes that have ended since the last call, without waiting."""
+        if self._ended_fd is None:
+            return []
+        try:
+            data = os.read(self._ended_fd, 65536)
+        except BlockingIOError:
+            return []
+        if not data:
+            os.close(self._ended_fd)
+            self._ended_fd, self.reports_ends = None, False
+        *lines, self._text = (self._text + data).split(b"\n")
+        return [Ended(*json.loads(line)) for line in lines]

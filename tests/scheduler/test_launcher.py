@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from paceline.scheduler.launcher import ENDED_VARIABLE, READY_VARIABLE, Ended, Launcher
+
+
+def test_scheduler_without_a_launcher_tells_nobody() -> None:
+    alone = Launcher.from_environment()
+    alone.announce("tcp://127.0.0.1:1")
+    assert alone.ended() == []
+    assert not alone.reports_ends
+
+
+def test_address_and_first_failure_are_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    monkeypatch.setenv(READY_VARIABLE, str(write))
+    launcher = Launcher.from_environment()
+    assert READY_VARIABLE not in os.environ
+    launcher.announce("tcp://127.0.0.1:1")
+    launcher.report_failure("worker", 1, "it raised")
+    assert os.read(read, 1000) == b'tcp://127.0.0.1:1\n["worker", 1, "it raised"]\n'
+    os.close(read)
+    launcher.report_failure("worker", 1, "nobody reads")
+    os.close(write)
+
+
+def test_ends_come_in_pieces_until_the_launcher_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    monkeypatch.setenv(ENDED_VARIABLE, str(read))
+    launcher = Launcher.from_environment()
+    assert launcher.reports_ends
+    assert launcher.ended() == []
+    os.write(write, b'["worker", 0, 0]\n["wor')
+    assert launcher.ended() == [Ended("worker", 0, 0)]
+    os.write(write, b'ker", 1, 137]\n')
+    assert launcher.ended() == [Ended("worker", 1, 137)]
+    os.close(write)
+    assert launcher.ended() == []
+    assert not launcher.reports_ends
+    assert launcher.ended() == []
