@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "exitcodes", "context", "naming"),
     ("config",),
     ("logs", "ranges", "interval_map", "placement", "consistency", "local_merge", "wire"),
-    ("agreement", "membership"),
+    ("agreement", "membership", "hetero"),
     ("updaters", "tensors", "keys", "compression", "transport"),
     ("arguments",),
     ("peer",),
@@ -34,7 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-PURE = {"consistency", "placement", "local_merge", "ranges", "membership", "agreement", "wire"}
+PURE = {"consistency", "placement", "local_merge", "ranges", "membership", "agreement", "wire", "hetero"}
 IMPURE = {
     "socket", "threading", "time", "random", "torch", "cryptography", "secrets", "asyncio", "selectors", "datetime",
 }  # fmt: skip
