@@ -29,7 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("kvstore",),
     ("optim", "gluon", "data"),
     ("saving",),
-    ("lightning", "launch"),
+    ("lightning", "launch", "sim"),
     ("testing", "cli"),
     ("__main__",),
 )

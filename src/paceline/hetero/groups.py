@@ -47,7 +47,7 @@ def group_by_speed(seconds: Sequence[float], alike: float = ALIKE, max_groups: i
         raise ValueError(f"step times {list(seconds)} cannot be grouped; they must be positive, one per worker")
     points = np.log(np.asarray(seconds, dtype=np.float64))
     best, best_score = np.zeros(len(points), dtype=np.int64), 0.0
-    for k in range(2, min(max_groups, len(points)) + 1):
+    for k in range(2, min(max_groups, len(set(points))) + 1):
         labels = _cluster(points, k)
         score = _score(points, labels, alike)
         if _is_apart(points, labels, alike) and score > best_score:
