@@ -6,6 +6,7 @@ from paceline.data.digits import digits
 from paceline.data.loader import Batches, batches
 from paceline.data.mnist import MNIST
 from paceline.data.sampler import ShardedSampler
+from paceline.data.shares import SharedBatchSampler
 from paceline.data.spans import read_spans
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "ArrayDataset",
     "Batches",
     "ShardedSampler",
+    "SharedBatchSampler",
     "batches",
     "digits",
     "read_spans",

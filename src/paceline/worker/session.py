@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
@@ -55,6 +56,8 @@ class Session:
         self._closers: list[Callable[[], None]] = []
         self._gathers: Counter[str] = Counter()
         self._closed = False
+        self.waited_s = 0.0
+        """Seconds that this worker has spent waiting for answers: what is left of a step is computation."""
         self._client = Client(make_hub(), check=self._check_open)
         self._lifeline = Lifeline(settings, make_hub(), on_change=self._client.wake)
         with contextlib.ExitStack() as on_error:
@@ -175,7 +178,9 @@ class Session:
             Exception: the first error that a peer answered or that ``on_answer`` raised.
         """
         timeout_s = self.settings.timeout_s if timeout_s is None else timeout_s
+        begun = time.monotonic()
         late = self._client.wait(calls, timeout_s)
+        self.waited_s += time.monotonic() - begun
         if late is not None:
             waits_for, story = self._whom_it_waits_for(late)
             raise DeadlineError(

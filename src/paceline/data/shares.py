@@ -1,0 +1,248 @@
+"""Batches of unequal size: each worker computes its share of every global batch."""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from typing import Any
+
+from torch.utils.data import Sampler
+
+from paceline.data.sampler import State, epoch_order
+from paceline.data.spans import read_spans
+from paceline.hetero import Shares, Speed, SpeedMeter, split_evenly
+from paceline.kvstore.base import KVStoreBase
+from paceline.kvstore.dist import DistStore
+from paceline.worker.session import Session
+
+#: A worker that has not measured itself yet; a worker that has left brings nothing at all.
+_UNKNOWN = b"?"
+
+_SPEED = struct.Struct("<dd")
+
+#: Shares are revised in each of the first rounds, then in every second one: so a change of speed, which three steps
+#: show, is followed in five rounds.
+_FIRST_REVISIONS, _REVISION_INTERVAL = 5, 2
+
+
+class SharedBatchSampler(Sampler[list[int]]):
+    """A worker's part of every global batch, for ``DataLoader(batch_sampler=...)``: unequal machines get unequal parts.
+
+    Two lines make a job balance itself (LB-BSP, Chen et al. 2020)::
+
+        sampler = paceline.data.SharedBatchSampler(data, store, global_batch_size=96, shares="measured")
+        loader = torch.utils.data.DataLoader(data, batch_sampler=sampler)
+
+    The order of the whole data set follows from (``seed``, ``epoch``) and is cut into global batches; each is divided
+    among the workers. So every sample is trained on once per epoch, whatever the shares are. All workers get the same
+    number of batches. The last global batch of an epoch may be smaller; it begins the order again only as far as there
+    are fewer samples left than workers.
+
+    With ``measured``, the time between two batches, less the time spent waiting for the store, is a step's computation.
+    All workers exchange their speeds and divide the next global batches so that all finish at the same time. The
+    global batch never changes. The loss must be a mean over the local batch, and gradients be weighted by samples, as
+    :class:`paceline.DistributedOptimizer` does; ``gluon.Trainer.step`` takes the global batch size.
+
+    Args:
+        data: the data set or its length.
+        store: the job's store.
+        global_batch_size: samples of all workers together.
+        shares: ``equal``; ``measured`` (``dist_sync`` only); a fraction per worker; or a file of MXNet-G's data
+            sharding, whose spans are taken as fractions of each batch.
+        shuffle: without it, samples keep their order and every epoch is the same.
+        seed: 0 or more, the same on all workers.
+        drop_last: leave out a last global batch that is smaller.
+        prefetch: batches that the loader fetches ahead: 0, or ``num_workers * prefetch_factor`` of a ``DataLoader``
+            with workers.
+
+    Raises:
+        ValueError: there are fewer samples than workers, or ``measured`` with a store whose workers go on at their own
+            speed: these would have to wait for each other to agree on shares.
+        paceline.errors.ConfigError: the file cannot be used.
+    """
+
+    def __init__(
+        self,
+        data: int | Sized,
+        store: KVStoreBase,
+        *,
+        global_batch_size: int,
+        shares: str | os.PathLike[str] | Sequence[float] = "equal",
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        prefetch: int = 0,
+    ) -> None:
+        self._length = data if isinstance(data, int) else len(data)
+        self._rank, self._num_workers = store.rank, store.num_workers
+        self._shuffle, self._seed, self._drop_last, self._prefetch = shuffle, seed, drop_last, prefetch
+        self._check(global_batch_size)
+        self._measures = shares == "measured"
+        self._session = _session_of(store, self._measures)
+        self._shares = Shares(global_batch_size, _fractions(shares, self._num_workers))
+        self._meter = SpeedMeter()
+        self._speeds: dict[int, Speed] = {}
+        self._rounds = 0
+        self._epoch, self._row, self._pending = 0, 0, True
+
+    # ---- questions -------------------------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is under way, or that comes next when none has begun."""
+        return self._epoch
+
+    @property
+    def shares(self) -> dict[int, int]:
+        """Samples of each global batch, by worker."""
+        return dict(self._shares.samples)
+
+    @property
+    def speeds(self) -> dict[int, Speed]:
+        """What is known of the workers' speeds; with ``measured``, the same on all workers."""
+        return dict(self._speeds)
+
+    def __len__(self) -> int:
+        """Number of batches in an epoch."""
+        size = self._shares.global_batch
+        return self._length // size if self._drop_last else -(-self._length // size)
+
+    # ---- an epoch --------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Hand out this worker's part of every global batch of the next epoch."""
+        if not self._pending:
+            self._epoch, self._row = self._epoch + 1, 0
+        self._pending = False
+        order = epoch_order(self._length, self._seed, self._epoch) if self._shuffle else range(self._length)
+        sizes: deque[int] = deque()
+        for row in range(self._row, len(self)):
+            self._revise()
+            start, stop = self._columns(row)
+            sizes.append(stop - start)
+            begun, waited = time.monotonic(), self._waited()
+            self._row = row + 1
+            first = row * self._shares.global_batch
+            yield [int(order[(first + column) % self._length]) for column in range(start, stop)]
+            if len(sizes) > self._prefetch:
+                self._measure(sizes.popleft(), time.monotonic() - begun - (self._waited() - waited))
+
+    def _columns(self, row: int) -> tuple[int, int]:
+        """Return which columns of a global batch are this worker's; the last batch is divided in like proportion."""
+        left = self._length - row * self._shares.global_batch
+        if left >= self._shares.global_batch:
+            return self._shares.columns(self._rank)
+        samples = self._shares.samples
+        parts = split_evenly(max(0, left - len(samples)), list(samples.values()))
+        before = [part + 1 for worker, part in zip(samples, parts, strict=True) if worker < self._rank]
+        own = parts[list(samples).index(self._rank)] + 1
+        return sum(before), sum(before) + own
+
+    # ---- speeds ----------------------------------------------------------------------------------------------------
+
+    def _waited(self) -> float:
+        return 0.0 if self._session is None else self._session.waited_s
+
+    def _measure(self, samples: int, seconds: float) -> None:
+        if seconds > 0:
+            self._meter.add(samples, seconds)
+        speed = self._meter.speed()
+        if speed is not None:
+            self._speeds[self._rank] = speed
+
+    def _revise(self) -> None:
+        """Exchange speeds with all workers, and follow them. All workers do this in the same rounds."""
+        self._rounds += 1
+        due = self._rounds <= _FIRST_REVISIONS or self._rounds % _REVISION_INTERVAL == 0
+        if not (self._measures and due) or self._session is None:
+            return
+        own = self._meter.speed()
+        payload = _UNKNOWN if own is None else _SPEED.pack(own.fixed_s, own.per_sample_s)
+        for worker, said in enumerate(self._session.gather("paceline/speeds", payload)):
+            if not said:
+                self._speeds.pop(worker, None)
+                self._shares.leave(worker)
+            elif said != _UNKNOWN:
+                self._speeds[worker] = Speed(*_SPEED.unpack(said))
+        self._shares.revise({worker: speed for worker, speed in self._speeds.items() if worker in self._shares.samples})
+
+    # ---- state -----------------------------------------------------------------------------------------------------
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make ``epoch`` the next one. An epoch that was loaded by :meth:`load_state_dict` keeps its position.
+
+        Raises:
+            ValueError: the epoch is negative.
+        """
+        if epoch < 0:
+            raise ValueError(f"epoch is {epoch}; epochs count from 0")
+        if not (self._pending and epoch == self._epoch):
+            self._epoch, self._row, self._pending = epoch, 0, True
+
+    def state_dict(self) -> State:
+        """Return where the epoch stands: plain numbers, the same on all workers, fit for JSON.
+
+        Batches that the loader has fetched ahead count as not handed out.
+        """
+        row = max(0, self._row - self._prefetch) if self._row < len(self) else self._row
+        done = row >= len(self)
+        shares = [self._shares.samples.get(worker, 0) for worker in range(self._num_workers)]
+        where = {"epoch": self._epoch + done, "batch": 0 if done else row, "shares": shares}
+        return where | self._settings()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where :meth:`state_dict` was taken; the number of workers may be another one.
+
+        Raises:
+            ValueError: in mid-epoch the data, seed and global batch must be the same as then. Nothing is changed.
+        """
+        differing = [name for name, value in self._settings().items() if state["batch"] and state.get(name) != value]
+        if differing:
+            then = {name: state.get(name) for name in differing}
+            raise ValueError(f"the state was taken in the middle of epoch {state['epoch']} with {then}")
+        if state["epoch"] < 0 or not 0 <= state["batch"] <= len(self):
+            raise ValueError(f"the state names batch {state['batch']}; an epoch has {len(self)}")
+        self._epoch, self._row, self._pending = state["epoch"], state["batch"], True
+        shares = state["shares"]
+        fits = len(shares) == self._num_workers and sum(shares) == self._shares.global_batch and min(shares) > 0
+        if self._measures and fits:
+            self._shares = Shares(self._shares.global_batch, shares)
+
+    def _settings(self) -> State:
+        return {
+            "length": self._length,
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+            "drop_last": self._drop_last,
+            "global_batch_size": self._shares.global_batch,
+        }
+
+    def _check(self, global_batch_size: int) -> None:
+        if self._seed < 0:
+            raise ValueError(f"seed is {self._seed}; it must be 0 or more")
+        if self._length < max(1, global_batch_size if self._drop_last else self._num_workers):
+            raise ValueError(f"{self._length} samples are not enough for a batch of all {self._num_workers} workers")
+
+
+def _session_of(store: KVStoreBase, measures: bool) -> Session | None:
+    if not isinstance(store, DistStore):
+        return None
+    if measures and store.policy.merge != "all":
+        raise ValueError(
+            f"shares='measured' needs dist_sync: the workers of a {store.type} store go on at their own speed, and "
+            "would have to wait for each other to agree on shares. Give fractions instead"
+        )
+    return store.session
+
+
+def _fractions(shares: str | os.PathLike[str] | Sequence[float], num_workers: int) -> list[float]:
+    if isinstance(shares, str) and shares in ("equal", "measured"):
+        return [1.0] * num_workers
+    if isinstance(shares, str | os.PathLike):
+        return [end - begin for begin, end in read_spans(shares, num_workers)]
+    if len(shares) != num_workers:
+        raise ValueError(f"shares {list(shares)} are not one per worker; the job has {num_workers}")
+    return [float(one) for one in shares]

@@ -1,0 +1,81 @@
+"""Workers of unlike speed divide each global batch so that all finish at the same time."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+import paceline
+from paceline.hetero import Speed, fastest_split, step_seconds
+from paceline.testing import LocalJob
+from paceline.worker.session import current_session
+
+#: Seconds of a batch of 16, of which a fifth does not depend on the samples.
+BATCH_S = (0.06, 0.06, 0.12, 0.12, 0.24, 0.24)
+GLOBAL, SLOWED, HALVED = 96, 0, 20
+
+
+def truth(rank: int, round: int) -> Speed:
+    seconds = BATCH_S[rank] * (2 if rank == SLOWED and round >= HALVED else 1)
+    return Speed(0.2 * seconds, 0.8 * seconds / 16)
+
+
+def train():
+    """Train by deadline: the gradient is real, and each step takes the time that a machine of that speed would."""
+    store = paceline.kvstore.create("dist_sync")
+    data = torch.randn(4096, 8, generator=torch.Generator().manual_seed(0))
+    model = torch.nn.Linear(8, 1)
+    optimizer = paceline.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), kvstore=store, model=model)
+    sampler = paceline.data.SharedBatchSampler(data, store, global_batch_size=GLOBAL, shares="measured")
+    shares, sizes = [], []
+    for round, indices in enumerate(sampler):
+        if round == 40:
+            break
+        end = time.monotonic() + truth(store.rank, round).seconds(len(indices))
+        optimizer.zero_grad()
+        model(data[indices]).square().mean().backward()
+        time.sleep(max(0.0, end - time.monotonic()))
+        optimizer.step()
+        shares.append([sampler.shares[rank] for rank in range(6)])
+        sizes.append(len(indices))
+    weights = [one for parameter in model.parameters() for one in parameter.flatten().tolist()]
+    return shares, sizes, weights
+
+
+def part_of_limit(shares: list[int], round: int) -> float:
+    speeds = [truth(rank, round) for rank in range(6)]
+    return step_seconds(fastest_split(GLOBAL, speeds), speeds) / step_seconds(shares, speeds)
+
+
+@pytest.mark.slow
+def test_shares_reach_the_limit_and_follow_a_worker_that_becomes_slower():
+    with LocalJob(num_workers=6, num_servers=1) as job:
+        results = job.run(train)
+    shares = results[0][0]
+    assert all(one[0] == shares for one in results), "all workers agree in every round"
+    assert [sum(one) for one in zip(*(result[1] for result in results), strict=True)] == [GLOBAL] * 40
+    assert all(one[2] == results[0][2] for one in results)
+    assert part_of_limit([16] * 6, 0) < 0.6
+    assert part_of_limit(shares[10], 10) >= 0.95
+    assert part_of_limit(shares[HALVED - 1], HALVED) < 0.8
+    assert part_of_limit(shares[HALVED + 10], HALVED + 10) >= 0.95
+
+
+def leave_early():
+    """Worker 1 leaves after its first epoch; the other one takes the whole batch."""
+    store = paceline.kvstore.create("dist_sync")
+    sampler = paceline.data.SharedBatchSampler(40, store, global_batch_size=8, shares="measured")
+    first = [index for batch in sampler for index in batch]
+    if store.rank == 1:
+        current_session().close()
+        return first, []
+    return first, [index for batch in sampler for index in batch]
+
+
+def test_share_of_a_worker_that_has_left_goes_to_the_others():
+    with LocalJob(num_workers=2, num_servers=1) as job:
+        (first, alone), (second, _) = job.run(leave_early)
+    assert sorted(first + second) == list(range(40))
+    assert sorted(alone) == list(range(40))
