@@ -17,7 +17,7 @@ help:
 	@echo "make test   run the tests, with coverage"
 	@echo "make check  ruff, ruff format, mypy"
 	@echo "make bench  run the benchmarks (about 7 minutes) and write docs/benchmarks.md"
-	@echo "make fuzz   one million mutated messages against a server"
+	@echo "make fuzz   one million mutated messages against a server, and 10,000 half-open connections"
 	@echo "make mutations  change lines of the core, one at a time: a test must fail for each (about 5 minutes)"
 	@echo "make oracle training loops against one process, 10 times each under faults (hours); ORACLE='--repeat 1' for less"
 	@echo "make blame  200 jobs with a random fault each: is the right process named? (about an hour) BLAME='--jobs 20' for less"
@@ -51,7 +51,8 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 fuzz: $(READY)
-	PACELINE_FUZZ_MESSAGES=1000000 $(BIN)/python -m pytest tests/integration -k mutated --timeout 900
+	PACELINE_FUZZ_MESSAGES=1000000 PACELINE_FUZZ_CONNECTIONS=10000 \
+	  $(BIN)/python -m pytest tests/integration/test_fuzz.py tests/integration/test_strangers.py --timeout 900
 
 mutations: $(READY)
 	$(BIN)/python tests/mutations.py

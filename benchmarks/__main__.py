@@ -21,8 +21,16 @@ from benchmarks.picture import description, draw, figures, panels
 from paceline.testing import Hosts, why_no_hosts
 
 STORE = [
-    ("resnet50 keys, 1 worker, 1 server", Work("resnet50"), ["arena", "shm", "tcp-arena", "tcp", "mxnet"]),
-    ("resnet50 keys, 2 workers, 2 servers", Work("resnet50", 2, 2), ["arena", "tcp-arena", "mxnet"]),
+    (
+        "resnet50 keys, 1 worker, 1 server",
+        Work("resnet50"),
+        ["arena", "shm", "tcp-arena", "tcp", "tcp-encrypted", "mxnet"],
+    ),
+    (
+        "resnet50 keys, 2 workers, 2 servers",
+        Work("resnet50", 2, 2),
+        ["arena", "tcp-arena", "tcp", "tcp-encrypted", "mxnet"],
+    ),
     ("resnet50 keys, 2 workers, 1 server", Work("resnet50", 2, 1), ["arena", "gloo"]),
     (
         "resnet50 keys, 2bit, 2 workers, 2 servers",
@@ -34,7 +42,7 @@ STORE = [
     ("5,000 keys of the size of resnet50", Work("split-5000"), ["arena", "shm"]),
 ]
 
-NAMES = ["arena", "shm", "tcp-arena", "tcp", "gloo", "mxnet"]
+NAMES = ["arena", "shm", "tcp-arena", "tcp", "tcp-encrypted", "gloo", "mxnet"]
 
 #: Network, batch of each worker, steps, turns.
 TRAINING = [("lenet", 64, 60, 3), ("resnet18", 4, 15, 2)]
@@ -52,6 +60,7 @@ WHAT = """
 - `arena`: the exchange alone; gradients and weights lie in shared memory already. `shm`: the store's verbs on the
   caller's own tensors, through shared memory. `tcp-arena` and `tcp`: the same two over loopback TCP, without shared
   memory and without encryption. The picture calls them *arena, memory*, *verbs, memory*, *arena, TCP* and *verbs, TCP*.
+  `tcp-encrypted`: `tcp` with encryption, as it is by default; *verbs, encrypted* in the picture.
 - `mxnet`: MXNet 1.9.1 `dist_sync` over unencrypted TCP. `gloo`: an all-reduce and a fused SGD in every process.
 - In training, `paceline` is `DistributedOptimizer` with its defaults (the optimizer steps in the workers),
   `paceline-server` the same with `update="server"`, `ddp` DistributedDataParallel over Gloo, `alone` as many processes

@@ -44,7 +44,7 @@ def run(contender: str, work: Work) -> dict[str, Any]:
 
     Args:
         contender: ``shm``, ``arena`` (shared memory, gradients born in the arena), ``unix``, ``tcp``, ``tcp-arena``,
-            ``mxnet`` or ``gloo``.
+            ``tcp-encrypted``, ``mxnet`` or ``gloo``.
         work: what to measure.
 
     Raises:

@@ -24,6 +24,7 @@ LABELS = {
     "shm": "verbs, memory",
     "tcp-arena": "arena, TCP",
     "tcp": "verbs, TCP",
+    "tcp-encrypted": "verbs, encrypted",
     "gloo": "Gloo",
     "mxnet": "MXNet, TCP",
     "paceline": "workers step",

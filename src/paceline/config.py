@@ -37,11 +37,11 @@ class Settings:
     job_id: str = "job"
     """Names the job in messages and logs."""
     job_key: str = ""
-    """The job's secret (a CURVE secret key, 40 characters of Z85). Empty only with ``insecure``."""
+    """The job's secret (32 random bytes as 40 characters of Z85). Empty only with ``insecure``."""
     insecure: bool = False
     """No authentication and no encryption at all: for a network that nobody else can reach."""
     encrypt: bool = True
-    """Encrypt tensors as well as control messages. Without it peers still prove that they hold the job key."""
+    """Encrypt tensors as well as control messages. Without it both sides still prove that they hold the job key."""
     scheduler: str = ""
     """Address of the scheduler, ``tcp://host:port``. Empty: this process is not part of a job."""
     num_workers: int = 1

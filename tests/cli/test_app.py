@@ -64,7 +64,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
 
 
-HEAVY = "torch", "numpy", "zmq", "msgspec", "rich"
+HEAVY = "torch", "numpy", "cryptography", "msgspec", "rich"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from paceline.peer.connection import identity
 from paceline.testing import LocalJob, listen, tell
 from paceline.transport import Security
 from paceline.transport.shared import SharedTensor
-from paceline.transport.zeromq import ZmqHub
+from paceline.transport.sockets import SocketHub
 from paceline.updaters import KeyOptions, StepOptions, make_spec
 from paceline.wire import decode, encode
 from paceline.wire import messages as m
@@ -207,7 +207,7 @@ class Flood:
         self.answers = Counter()
 
     def __enter__(self):
-        self._hub = ZmqHub(self._security)
+        self._hub = SocketHub(self._security)
         self._channel = self._hub.connect(self._address, identity("fuzz"), bulk=True)
         self._seq = 0
         if self._member is not None:

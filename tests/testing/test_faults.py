@@ -62,7 +62,7 @@ def train(steps: int) -> str:
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(20, 40), torch.nn.Tanh(), torch.nn.Linear(40, 5))
     optimizer = DistributedOptimizer(torch.optim.Adam(net.parameters()), "dist_sync", model=net)
-    tell(faulty.session.ZmqHub is not faulty.ZmqHub)
+    tell(faulty.session.SocketHub is not faulty.SocketHub)
     for step in range(steps):
         generator = torch.Generator().manual_seed(2 * step + optimizer.kvstore.rank)
         optimizer.zero_grad()
@@ -87,6 +87,6 @@ def test_a_job_under_faults_computes_the_same_bits() -> None:
 
 
 def test_a_hub_with_faults_is_a_hub() -> None:
-    assert set(dir(faulty.ZmqHub)) - {"add_poller"} <= set(dir(FaultyHub)) | {
-        name for name in dir(faulty.ZmqHub) if name[0] == "_"
+    assert set(dir(faulty.SocketHub)) - {"add_inbox"} <= set(dir(FaultyHub)) | {
+        name for name in dir(faulty.SocketHub) if name[0] == "_"
     }

@@ -11,6 +11,7 @@ from paceline.launch.environment import OWNED
 from paceline.launch.plan import Late, Plan
 from paceline.launch.preflight import check_command
 from paceline.launch.spec import LOCALHOST
+from paceline.transport.security import new_job_key
 
 
 class LocalBackend:
@@ -59,11 +60,3 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
-
-
-def new_job_key() -> str:
-    """Return a new secret for a job: a CURVE secret key, 40 characters of Z85."""
-    import zmq  # only here: a dry run does not need it
-
-    _, secret = zmq.curve_keypair()
-    return secret.decode("ascii")

@@ -55,7 +55,7 @@ def own_address(settings: Settings) -> str:
 
 
 def tcp(host: str, port: int | str) -> str:
-    """Return the ZeroMQ address of a host, which may be an IPv6 address."""
+    """Return the address of a host, which may be an IPv6 address."""
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 

@@ -14,7 +14,7 @@ from paceline.peer.answerer import Answerer
 from paceline.peer.hosts import bind_address
 from paceline.scheduler.launcher import Launcher
 from paceline.transport import Listener, Security
-from paceline.transport.zeromq import ZmqListener
+from paceline.transport.sockets import SocketListener
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,10 @@ def main(settings: Settings) -> int:
     """Run the scheduler of a job; returns the exit code."""
     set_up_logging(settings)
     try:
-        listener = ZmqListener([bind_address(settings.scheduler)], Security.of(settings), watch=True)
+        security = Security.of(settings)
+        if security.weakness:  # here and nowhere else: one line for the job
+            logger.warning("%s", security.weakness)
+        listener = SocketListener([bind_address(settings.scheduler)], security, watch=True)
     except (PacelineError, OSError) as error:
         logger.error("%s", error)
         return 1

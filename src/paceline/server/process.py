@@ -22,7 +22,7 @@ from paceline.server.requests import RequestHandler
 from paceline.transport import Hub, Listener, Security
 from paceline.transport.allocator import give_back_freed_memory
 from paceline.transport.base import Frames
-from paceline.transport.zeromq import ZmqHub, ZmqListener
+from paceline.transport.sockets import SocketHub, SocketListener
 from paceline.wire import messages as m
 
 #: Peer, number, request and frames.
@@ -127,17 +127,17 @@ def main(settings: Settings) -> int:
         check_every_rule()
     security = Security.of(settings)
     try:
-        listener = ZmqListener(server_addresses(settings), security, bulk=True)
+        listener = SocketListener(server_addresses(settings), security, bulk=True)
     except (PacelineError, OSError) as error:
         logger.error("server %d cannot start: %s", settings.rank, error)
         return 1
-    lifeline = Lifeline(settings, ZmqHub(security), " ".join(listener.addresses), listener.wake)
+    lifeline = Lifeline(settings, SocketHub(security), " ".join(listener.addresses), listener.wake)
     try:
         lifeline.join()
         neighbours = sum(one.host_id == lifeline.me.host_id for one in lifeline.members)
         torch.set_num_threads(settings.server_threads or share_of(len(os.sched_getaffinity(0)), neighbours))
         logger.info("server %d serves at %s, pid %d", lifeline.rank, listener.addresses[0], os.getpid())
-        hub = ZmqHub(security)
+        hub = SocketHub(security)
         try:
             code = Server(settings, listener, lifeline, hub).run()
         finally:

@@ -14,7 +14,7 @@ from paceline.server import merge as accumulate
 from paceline.server import process as server
 from paceline.testing.faults import Chance, FaultyHub, FaultyListener, asked_for
 from paceline.transport.security import Security
-from paceline.transport.zeromq import ZmqHub, ZmqListener
+from paceline.transport.sockets import SocketHub, SocketListener
 from paceline.worker import session
 
 
@@ -30,10 +30,10 @@ def install(who: str) -> None:
     chance = Chance(faults, who)
 
     def faulty_hub(security: Security) -> FaultyHub:
-        return FaultyHub(ZmqHub(security), chance)
+        return FaultyHub(SocketHub(security), chance)
 
     def faulty_listener(addresses: Sequence[str], security: Security, **options: Any) -> FaultyListener:
-        return FaultyListener(ZmqListener(addresses, security, **options), chance)
+        return FaultyListener(SocketListener(addresses, security, **options), chance)
 
     def result_after_pause(self: accumulate.Accumulator, *arguments: Any) -> Any:
         chance.pause()
@@ -41,9 +41,9 @@ def install(who: str) -> None:
 
     result = accumulate.Accumulator.result
     for owner, name, value in (
-        (session, "ZmqHub", faulty_hub),
-        (server, "ZmqHub", faulty_hub),
-        (server, "ZmqListener", faulty_listener),
+        (session, "SocketHub", faulty_hub),
+        (server, "SocketHub", faulty_hub),
+        (server, "SocketListener", faulty_listener),
         (server, "IDLE_S", faults.probe_after_s),
         (client, "CHECK_INTERVAL_S", faults.probe_after_s),
         (connection, "PROBE_AFTER_S", faults.probe_after_s),

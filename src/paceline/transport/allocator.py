@@ -17,7 +17,7 @@ _LARGE_BYTES = 32 * 1024 * 1024
 def keep_freed_frames() -> None:
     """Keep up to 128 MiB of freed memory in the process; only blocks above 32 MiB go back to the kernel at once.
 
-    ZeroMQ allocates every frame that it receives. By default glibc gives such blocks back to the kernel when they are
+    Every large frame that arrives is allocated. By default glibc gives such blocks back to the kernel when they are
     freed, and each page of the next frame is a page fault: up to 25,000 in a step for 100 MB. Without glibc this does
     nothing.
     """

@@ -23,7 +23,7 @@ from paceline.peer.hosts import address_for
 from paceline.peer.lifeline import Lifeline
 from paceline.transport import Hub, Security
 from paceline.transport.base import Frames
-from paceline.transport.zeromq import ZmqHub
+from paceline.transport.sockets import SocketHub
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_GATHER_BYTES
 from paceline.worker.leaving import Exit
@@ -312,5 +312,5 @@ def current_session() -> Session:
                 )
             security = Security.of(settings)
             _exit.install()
-            _current = _exit.session = Session(settings, lambda: ZmqHub(security))
+            _current = _exit.session = Session(settings, lambda: SocketHub(security))
         return _current

@@ -1,0 +1,181 @@
+"""How a connection begins. Pure but for fresh keys.
+
+| step | initiator | responder |
+|---|---|---|
+| 1 | sends HELLO | refuses who has not the key, or another protocol; else sends WELCOME |
+| 2 | checks WELCOME, sends JOIN, is connected | waits |
+| 3 | | opens JOIN, is connected: a HELLO alone may be a replay |
+
+All three have a fixed size, so that a connection of a stranger holds less than 100 bytes. In a job without a key the
+messages have the same form, and prove nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.transport import noise
+from paceline.transport.aead import AesGcm, Cipher, NoCipher, TamperedError
+
+_MAGIC = b"PCL1"
+_KEYED, _KEYLESS, _WRONG_KEY, _WRONG_MODE = b"K", b"N", b"W", b"M"
+_PROLOGUE = b"paceline connection 1"
+
+#: Size of HELLO and WELCOME: who speaks, one byte of wishes, and what Noise adds.
+GREETING_BYTES = len(_MAGIC) + 1 + 1 + noise.OVERHEAD
+#: Most characters of an identity.
+MAX_IDENTITY_BYTES = 63
+_JOIN_BYTES = 1 + MAX_IDENTITY_BYTES
+
+_ENCRYPT = 1
+
+
+class HandshakeError(Exception):
+    """The other side cannot be talked to.
+
+    Args:
+        reason: for messages.
+        reply: what to send before the connection closes.
+        final: False where another try may help.
+    """
+
+    def __init__(self, reason: str, reply: bytes = b"", final: bool = True) -> None:
+        super().__init__(reason)
+        self.reason, self.reply, self.final = reason, reply, final
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What a handshake has brought.
+
+    Attributes:
+        identity: of the initiator.
+        sending: protects what this side sends.
+        receiving: protects what it receives.
+        encrypts: large frames are protected too.
+    """
+
+    identity: bytes
+    sending: Cipher
+    receiving: Cipher
+    encrypts: bool
+
+
+def _refusal(why: bytes) -> bytes:
+    return (_MAGIC + why).ljust(GREETING_BYTES, b"\0")
+
+
+class Initiator:
+    """The connecting side.
+
+    Args:
+        psk: 32 bytes; empty for a job without a key.
+        identity: what the other side calls this one.
+        encrypt: whether large frames must be protected.
+    """
+
+    def __init__(self, psk: bytes, identity: bytes, encrypt: bool) -> None:
+        if len(identity) > MAX_IDENTITY_BYTES:
+            raise ValueError(f"an identity of {len(identity)} bytes; at most {MAX_IDENTITY_BYTES} are possible")
+        self._identity = identity
+        self._wishes = bytes([_ENCRYPT * encrypt])
+        self._noise = noise.Noise(psk, _PROLOGUE) if psk else None
+
+    def hello(self) -> bytes:
+        """Return the first message."""
+        if self._noise is None:
+            return (_MAGIC + _KEYLESS + self._wishes).ljust(GREETING_BYTES, b"\0")
+        return _MAGIC + _KEYED + self._noise.write_first(self._wishes)
+
+    def take(self, welcome: bytes) -> tuple[bytes, Agreed]:
+        """Take WELCOME; returns JOIN and what was agreed.
+
+        Raises:
+            HandshakeError: the other side does not hold the key, or refuses this one.
+        """
+        kind, body = welcome[len(_MAGIC) : len(_MAGIC) + 1], welcome[len(_MAGIC) + 1 :]
+        if not welcome.startswith(_MAGIC):
+            raise HandshakeError("it does not speak this version of paceline's protocol")
+        if kind == _WRONG_KEY:
+            raise HandshakeError("the keys differ")
+        if kind != (_KEYLESS if self._noise is None else _KEYED):
+            raise HandshakeError("one side uses a key and the other does not")
+        agreed = self._agree(body)
+        join = bytes([len(self._identity)]) + self._identity.ljust(MAX_IDENTITY_BYTES, b"\0")
+        return agreed.sending.seal(join, _PROLOGUE), agreed
+
+    def _agree(self, body: bytes) -> Agreed:
+        if self._noise is None:
+            return Agreed(self._identity, NoCipher(), NoCipher(), False)
+        try:
+            wishes = self._noise.read_second(body)
+        except noise.WrongKeyError:
+            raise HandshakeError("it does not hold this job's key") from None
+        sending, receiving = self._noise.split()
+        return Agreed(self._identity, AesGcm(sending), AesGcm(receiving), bool(wishes[0] & _ENCRYPT))
+
+
+class Responder:
+    """The listening side.
+
+    Args:
+        psk: 32 bytes; empty for a job without a key.
+        encrypt: whether large frames must be protected, even if the initiator does not ask for it.
+        local: the connection does not leave this host: large frames need no protection.
+
+    Attributes:
+        wanted: bytes that it waits for.
+        agreed: what came out, when the handshake is complete.
+    """
+
+    def __init__(self, psk: bytes, encrypt: bool, local: bool) -> None:
+        self._noise = noise.Noise(psk, _PROLOGUE) if psk else None
+        self._encrypt, self._local = encrypt, local
+        self._ciphers: tuple[Cipher, Cipher] | None = None
+        self.wanted = GREETING_BYTES
+        self.agreed: Agreed | None = None
+
+    @property
+    def proved(self) -> bool:
+        """Whether somebody who held the key has made what came so far."""
+        return self._ciphers is not None
+
+    def take(self, message: bytes) -> bytes:
+        """Take a message of the size that was wanted; returns what to send.
+
+        Raises:
+            HandshakeError: the other side is no member of the job.
+        """
+        if self._ciphers is None:
+            return self._take_hello(message)
+        sending, receiving = self._ciphers
+        try:
+            join = receiving.open(message, _PROLOGUE)
+        except TamperedError:
+            raise HandshakeError("it repeats what somebody else once said") from None
+        self.agreed = Agreed(join[1 : 1 + join[0]], sending, receiving, self._encrypt)
+        return b""
+
+    def _take_hello(self, message: bytes) -> bytes:
+        kind, body = message[len(_MAGIC) : len(_MAGIC) + 1], message[len(_MAGIC) + 1 :]
+        if not message.startswith(_MAGIC):
+            raise HandshakeError("it does not speak this version of paceline's protocol")
+        if kind != (_KEYLESS if self._noise is None else _KEYED):
+            raise HandshakeError("one side uses a key and the other does not", _refusal(_WRONG_MODE))
+        if self._noise is None:
+            self._ciphers, self._encrypt = (NoCipher(), NoCipher()), False
+            self.wanted = _JOIN_BYTES
+            return _refusal(_KEYLESS)
+        reply = self._answer(self._noise, body)
+        to_here, from_here = self._noise.split()
+        self._ciphers = AesGcm(from_here), AesGcm(to_here)
+        self.wanted = _JOIN_BYTES + AesGcm.overhead
+        return reply
+
+    def _answer(self, one: noise.Noise, body: bytes) -> bytes:
+        try:
+            wishes = one.read_first(body)
+            self._encrypt = not self._local and (self._encrypt or bool(wishes[0] & _ENCRYPT))
+            return _MAGIC + _KEYED + one.write_second(bytes([_ENCRYPT * self._encrypt]))
+        except noise.WrongKeyError:
+            raise HandshakeError("the keys differ", _refusal(_WRONG_KEY)) from None

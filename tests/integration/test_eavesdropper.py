@@ -1,0 +1,95 @@
+"""What somebody sees who is not of the job: on the network, and as another user of the host."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from paceline import kvstore
+from paceline.testing import LocalJob
+from paceline.transport import Security, new_job_key, sockets
+from paceline.transport.shared import SharedTensor
+from paceline.transport.sockets import SocketHub, SocketListener
+
+TENSOR = np.arange(50_000, dtype=np.uint32)
+SMALL = b"what the head of a message says"
+
+
+def recorded(security, monkeypatch):
+    """Send a message through a relay; return all bytes that passed it."""
+    seen = bytearray()
+    dial = sockets.dial
+
+    def relayed(address):
+        ours, theirs = socket.socketpair()
+        far = dial(address)
+        far.settimeout(None)
+
+        def relay(source, target):
+            while piece := source.recv(1 << 16):
+                seen.extend(piece)
+                target.sendall(piece)
+
+        for source, target in ((theirs, far), (far, theirs)):
+            threading.Thread(target=relay, args=(source, target), daemon=True).start()
+        return ours
+
+    monkeypatch.setattr(sockets, "dial", relayed)
+    listener, hub = SocketListener(["tcp://127.0.0.1:*"], security, bulk=True), SocketHub(security)
+    try:
+        hub.send(hub.connect(listener.addresses[0], b"peer", bulk=True), [SMALL, TENSOR])
+        while not (arrived := listener.receive(1.0)):
+            pass
+        assert [bytes(frame) for frame in arrived[0][1]] == [SMALL, TENSOR.tobytes()]
+    finally:
+        hub.close()
+        listener.close()
+    return bytes(seen)
+
+
+@pytest.mark.parametrize(("key", "encrypt", "tensor", "small"), [
+    (True, True, False, False), (True, False, True, False), (False, True, True, True),
+])  # fmt: skip
+def test_what_the_network_sees(monkeypatch, key, encrypt, tensor, small):
+    seen = recorded(Security(new_job_key() if key else "", encrypt), monkeypatch)
+    assert (TENSOR.tobytes()[40_000:40_064] in seen) is tensor
+    assert (SMALL in seen) is small
+
+
+def idle():
+    kvstore.create("dist_sync").init("w", torch.zeros(3))
+
+
+@pytest.mark.parametrize(("settings", "words"), [
+    ({"insecure": True}, ["has no key"]), ({"encrypt": False}, ["sent in the clear"]), ({}, []),
+])  # fmt: skip
+def test_one_line_of_warning_says_what_is_not_protected(settings, words):
+    with LocalJob(2, 2, **settings) as job:
+        job.run(idle)
+        said = [line for line in job.report().splitlines() if "has no key" in line or "in the clear" in line]
+    assert len(said) == len(words)
+    assert all(word in line for word, line in zip(words, said, strict=True))
+
+
+OTHER_USER = """
+import os, sys
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+try:
+    open(sys.argv[1], "rb").read(1)
+except PermissionError:
+    print("refused")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+def test_shared_memory_is_closed_to_other_users():
+    shared = SharedTensor(1000, torch.float32)
+    path = f"/proc/{os.getpid()}/fd/{shared.fd}"
+    done = subprocess.run([sys.executable, "-c", OTHER_USER, path], capture_output=True, text=True, check=False)
+    shared.close()
+    assert done.stdout == "refused\n", done.stderr

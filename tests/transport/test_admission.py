@@ -1,0 +1,185 @@
+"""A connection that has not proved to be a member's holds next to nothing, and not for long."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.transport import Security, admission, new_job_key
+from paceline.transport.handshake import GREETING_BYTES, Initiator
+from paceline.transport.sockets import SocketHub, SocketListener
+
+SECURITY = Security(new_job_key())
+
+
+@pytest.fixture
+def listener() -> Iterator[SocketListener]:
+    one = SocketListener(["tcp://127.0.0.1:*"], SECURITY)
+    yield one
+    one.close()
+
+
+def stranger(listener: SocketListener, first: bytes = b"") -> socket.socket:
+    host, _, port = listener.addresses[0].removeprefix("tcp://").rpartition(":")
+    sock = socket.create_connection((host, int(port)), 5)
+    sock.sendall(first)
+    return sock
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def is_closed(sock: socket.socket) -> bool:
+    sock.settimeout(0.01)
+    try:
+        while sock.recv(1000):
+            pass
+    except TimeoutError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def join(listener: SocketListener, timeout_s: float = 10.0) -> float:
+    """Return how long a member takes to be connected and heard."""
+    start = time.monotonic()
+    hub = SocketHub(SECURITY)
+    try:
+        channel = hub.connect(listener.addresses[0], b"member")
+        hub.send(channel, [b"hello"])
+        while not listener.receive(0.1):
+            assert time.monotonic() < start + timeout_s
+    finally:
+        hub.close()
+    return time.monotonic() - start
+
+
+@pytest.mark.parametrize("first", [b"", b"PCL1K", b"PCL1K" + bytes(40)])
+def test_so_many_half_open_connections_there_are_and_no_more(
+    monkeypatch: pytest.MonkeyPatch, listener: SocketListener, first: bytes
+) -> None:
+    monkeypatch.setattr(admission, "MAX_HALF_OPEN", 20)
+    before = descriptors()
+    those = [stranger(listener, first) for _ in range(100)]
+    wait_until(lambda: sum(map(is_closed, those)) >= 80)
+    assert not any(map(is_closed, those[-20:]))
+    assert descriptors() - before <= 120
+    join(listener)
+    for one in those:
+        one.close()
+
+
+def test_a_handshake_that_is_not_done_in_time_is_over(
+    monkeypatch: pytest.MonkeyPatch, listener: SocketListener, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(admission, "HANDSHAKE_S", 0.3)
+    slow = stranger(listener, b"P")
+    start = time.monotonic()
+    while not is_closed(slow):
+        assert time.monotonic() < start + 10
+        try:
+            slow.sendall(b"C")  # a byte now and then does not help
+        except OSError:
+            break
+        time.sleep(0.05)
+    slow.close()
+    assert "within 0.3 s" in caplog.text
+
+
+def test_whatever_a_stranger_sends_stays_in_the_kernel(listener: SocketListener) -> None:
+    """Not more is read than a handshake has: the rest meets a closed connection."""
+    before = resident_bytes()
+    attackers = [stranger(listener, b"PCL1K" + bytes(30)) for _ in range(50)]
+    for one in attackers:
+        one.settimeout(0.01)
+        try:
+            for _ in range(64):
+                one.sendall(bytes(1 << 20))
+        except OSError:
+            pass
+        one.close()
+    assert resident_bytes() - before < 16 * 2**20
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def test_a_replayed_hello_is_never_a_member_and_stops_none(
+    monkeypatch: pytest.MonkeyPatch, listener: SocketListener
+) -> None:
+    monkeypatch.setattr(admission, "MAX_HALF_OPEN", 20)
+    hello = Initiator(SECURITY.psk, b"member", True).hello()
+    those = [stranger(listener, hello) for _ in range(60)]
+    wait_until(lambda: sum(map(is_closed, those)) >= 40)
+    join(listener)
+    one = stranger(listener, hello + bytes(80))
+    wait_until(lambda: is_closed(one))
+    assert listener.receive(0.1) == []
+    for sock in (*those, one):
+        sock.close()
+
+
+def test_a_stranger_learns_only_that_it_is_refused(listener: SocketListener) -> None:
+    sock = stranger(listener, Initiator(bytes(32), b"w", True).hello())
+    got = b""
+    while chunk := sock.recv(1000):
+        got += chunk
+    assert got == b"PCL1W".ljust(GREETING_BYTES, b"\0")
+    sock.close()
+
+
+def test_gate_goes_on_when_the_process_has_no_descriptor_left(
+    monkeypatch: pytest.MonkeyPatch, listener: SocketListener
+) -> None:
+    held = stranger(listener)
+    real = socket.socket.accept
+    failures = iter([OSError(24, "Too many open files")] * 3)
+
+    def accept(self: socket.socket) -> tuple[socket.socket, object]:
+        for error in failures:
+            raise error
+        return real(self)
+
+    wait_until(lambda: descriptors() > 0)
+    monkeypatch.setattr(socket.socket, "accept", accept)
+    join(listener)
+    wait_until(lambda: is_closed(held))
+    held.close()
+
+
+@pytest.mark.parametrize("encrypt", [True, False])
+def test_an_impostor_gets_neither_the_key_nor_a_gradient(encrypt: bool) -> None:
+    """A listener without the key, which says what an honest one would: it gets the same HELLO again and again."""
+    security = Security(new_job_key(), encrypt)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        hub = SocketHub(security)
+        channel = hub.connect(f"tcp://127.0.0.1:{server.getsockname()[1]}", b"worker", bulk=True)
+        hub.send(channel, [b"push", b"gradient" * 10_000])
+        heard = []
+        while not hub.refused(channel):
+            sock, _ = server.accept()
+            sock.settimeout(5)
+            heard.append(sock.recv(1 << 20))
+            sock.sendall(b"PCL1K" + os.urandom(GREETING_BYTES - 5))
+            while more := sock.recv(1 << 20):
+                heard[-1] += more
+            sock.close()
+        hub.close()
+    assert "does not hold this job's key" in hub.refused(channel)
+    assert {len(one) for one in heard} == {GREETING_BYTES}
+    assert not any(b"gradient" in one or security.job_key.encode() in one or security.psk in one for one in heard)

@@ -1,0 +1,154 @@
+"""Both sides of a connection prove that they hold the job's key, whatever is done to their messages."""
+
+from __future__ import annotations
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from paceline.transport import noise
+from paceline.transport.handshake import GREETING_BYTES, Agreed, HandshakeError, Initiator, Responder
+
+KEY, OTHER = bytes(range(32)), bytes(32)
+
+
+def shake(initiator: Initiator, responder: Responder) -> tuple[Agreed, Agreed]:
+    join, mine = initiator.take(responder.take(initiator.hello()))
+    assert responder.take(join) == b""
+    assert responder.agreed is not None
+    return mine, responder.agreed
+
+
+@pytest.mark.parametrize("key", [KEY, b""])
+def test_two_sides_agree_and_understand_each_other(key: bytes) -> None:
+    mine, theirs = shake(Initiator(key, b"worker-1", True), Responder(key, True, False))
+    assert theirs.identity == b"worker-1"
+    assert theirs.receiving.open(mine.sending.seal(b"up", b"1"), b"1") == b"up"
+    assert mine.receiving.open(theirs.sending.seal(b"down", b"2"), b"2") == b"down"
+
+
+@pytest.mark.parametrize(
+    ("asks", "wants", "local", "expected"),
+    [
+        (True, True, False, True),
+        (True, False, False, True),
+        (False, True, False, True),
+        (False, False, False, False),
+        (True, True, True, False),
+    ],
+)
+def test_large_frames_are_protected_as_soon_as_one_side_wants_it_beyond_its_host(
+    asks: bool, wants: bool, local: bool, expected: bool
+) -> None:
+    mine, theirs = shake(Initiator(KEY, b"w", asks), Responder(KEY, wants, local))
+    assert (mine.encrypts, theirs.encrypts) == (expected, expected)
+
+
+def test_messages_have_one_size() -> None:
+    hello = Initiator(KEY, b"w" * 63, True).hello()
+    assert len(hello) == len(Responder(KEY, True, False).take(hello)) == GREETING_BYTES
+    assert len(Initiator(b"", b"w", True).hello()) == GREETING_BYTES
+
+
+def test_listener_refuses_another_key_and_says_so() -> None:
+    responder = Responder(KEY, True, False)
+    initiator = Initiator(OTHER, b"w", True)
+    with pytest.raises(HandshakeError, match="the keys differ") as caught:
+        responder.take(initiator.hello())
+    assert not responder.proved
+    with pytest.raises(HandshakeError, match="the keys differ"):
+        initiator.take(caught.value.reply)
+
+
+def test_who_connects_refuses_a_listener_without_the_key() -> None:
+    """The impostor cannot read HELLO; whatever it answers, nothing else is sent to it."""
+    initiator = Initiator(KEY, b"w", True)
+    initiator.hello()
+    impostor = Responder(OTHER, True, False)
+    welcome = impostor.take(Initiator(OTHER, b"w", True).hello())
+    with pytest.raises(HandshakeError, match="does not hold this job's key"):
+        initiator.take(welcome)
+
+
+@pytest.mark.parametrize(("mine", "theirs"), [(KEY, b""), (b"", KEY)])
+def test_a_key_on_one_side_only_is_refused_on_both(mine: bytes, theirs: bytes) -> None:
+    initiator = Initiator(mine, b"w", True)
+    with pytest.raises(HandshakeError, match="one side uses a key") as caught:
+        Responder(theirs, True, False).take(initiator.hello())
+    with pytest.raises(HandshakeError, match="one side uses a key"):
+        initiator.take(caught.value.reply)
+
+
+def test_a_listener_without_a_key_is_refused_by_who_has_one() -> None:
+    initiator = Initiator(KEY, b"w", True)
+    initiator.hello()
+    with pytest.raises(HandshakeError, match="one side uses a key"):
+        initiator.take(Responder(b"", True, False).take(Initiator(b"", b"w", True).hello()))
+
+
+@pytest.mark.parametrize("at", range(0, GREETING_BYTES, 3))
+def test_a_changed_byte_anywhere_ends_the_handshake(at: int) -> None:
+    def changed(message: bytes) -> bytes:
+        return message[:at] + bytes([message[at] ^ 1]) + message[at + 1 :]
+
+    with pytest.raises(HandshakeError):
+        Responder(KEY, True, False).take(changed(Initiator(KEY, b"w", True).hello()))
+    initiator, responder = Initiator(KEY, b"w", True), Responder(KEY, True, False)
+    welcome = responder.take(initiator.hello())
+    with pytest.raises(HandshakeError):
+        initiator.take(changed(welcome))
+    initiator, responder = Initiator(KEY, b"w", True), Responder(KEY, True, False)
+    join, _ = initiator.take(responder.take(initiator.hello()))
+    with pytest.raises(HandshakeError):
+        responder.take(changed(join))
+
+
+def test_who_repeats_what_a_member_once_said_gets_no_further() -> None:
+    member, first = Initiator(KEY, b"w", True), Responder(KEY, True, False)
+    hello = member.hello()
+    join, _ = member.take(first.take(hello))
+    second = Responder(KEY, True, False)
+    second.take(hello)
+    assert second.agreed is None
+    with pytest.raises(HandshakeError, match="repeats"):
+        second.take(join)
+    assert second.agreed is None
+
+
+def test_a_public_key_that_is_none_is_refused() -> None:
+    one = noise.Noise(KEY, b"")
+    message = bytes(32)
+    sender = noise.Noise(KEY, b"")
+    sender._mix_psk()
+    sender._mix_ephemeral(message)
+    one.read_first(message + sender._encrypt(b"x"))
+    with pytest.raises(noise.WrongKeyError, match="public key"):
+        one.write_second(b"y")
+
+
+def test_identity_that_is_too_long_is_an_error() -> None:
+    with pytest.raises(ValueError, match="64 bytes"):
+        Initiator(KEY, b"w" * 64, True)
+
+
+def test_handshake_is_the_one_of_the_noise_framework(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages and keys that the package noiseprotocol 0.3.1 makes from the same secrets."""
+    secrets = iter([bytes([1]) * 32, bytes([2]) * 32])
+    make = X25519PrivateKey.from_private_bytes
+    monkeypatch.setattr(noise.X25519PrivateKey, "generate", lambda: make(next(secrets)), raising=False)
+    one, two = noise.Noise(KEY, b"prologue"), noise.Noise(KEY, b"prologue")
+    first = one.write_first(b"first")
+    assert two.read_first(first) == b"first"
+    second = two.write_second(b"second")
+    assert one.read_second(second) == b"second"
+    assert one.split() == two.split()
+    assert first.hex() == FIRST
+    assert second.hex() == SECOND
+    assert [key.hex() for key in one.split()] == KEYS
+
+
+FIRST = "a4e09292b651c278b9772c569f5fa9bb13d906b46ab68c9df9dc2b4409f8a2091779106ffc6c167dfb8ac77f6323f57299e247c0d2"
+SECOND = "ce8d3ad1ccb633ec7b70c17814a5c76ecd029685050d344745ba05870e587d59a3303d4151e78d4b7982a4c5caa96f68cdb9f0c91927"
+KEYS = [
+    "fc6620e296d6a67ea9218281e562b90171249fce9142181a6fe2194deb21f8fe",
+    "189a1e0941bf4814d435d50687968c1d3ecd6a87988973094258f33a04a2b0e9",
+]
