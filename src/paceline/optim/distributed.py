@@ -110,7 +110,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._step_supports_amp_scaling = self._strategy.scales_by_itself
         if model is not None:
             buffers, synchronize = self._strategy.buffers, self._strategy.synchronize
-            self._strategy.model_watch = ModelWatch(model, self._samples, buffers, synchronize, lazy)
+            weights = self._strategy.weights
+            self._strategy.model_watch = ModelWatch(model, self._samples, buffers, synchronize, lazy, weights)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a param group. After wrapping every worker must add it, and ``update`` must be ``worker``.
@@ -141,6 +142,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
     @samples.setter
     def samples(self, samples: float | None) -> None:
         self._samples.given = samples
+
+    @property
+    def round(self) -> int:
+        """Steps of this optimizer whose updates the parameters hold, skipped ones included.
+
+        If the job has failed, ``model.state_dict()`` still returns the parameters of this round.
+        """
+        return self._strategy.weights.round
 
     @property
     def skipped_steps(self) -> int:
@@ -208,8 +217,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Compression adds the entry ``codec_states``: residuals of this worker's pushes and of its pulls. To resume with
         the same bits, every worker saves its own.
+
+        Raises:
+            PeerDiedError: with ``update="server"``: the job has failed, and the state is lost with the servers.
         """
-        self.synchronize()
+        self._strategy.weights.read(self.synchronize)
         saved_besides = self._strategy.fetch_states()  # before the user's optimizer is read
         return super().state_dict() | saved_besides
 

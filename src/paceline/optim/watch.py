@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from paceline.kvstore.weights import Weights
 from paceline.optim.buffers import Buffers
 from paceline.optim.samples import Samples
 
@@ -56,6 +57,8 @@ class CopyHook(ModelHook):
 
 _ATTRIBUTE = "_paceline_before_copy"
 
+_OWN_BUFFERS = ", and buffers such as running means may be this worker's own"
+
 
 class ModelWatch:
     """Counts samples, and brings weights and buffers up to date before the model reads them.
@@ -66,6 +69,7 @@ class ModelWatch:
         buffers: the model's buffers, if workers share them.
         synchronize: waits for the weights of the last step.
         lazy: new weights may not have arrived, so reads by any part of the model wait for them.
+        weights: can be read also when the job has failed and nothing new arrives.
     """
 
     def __init__(
@@ -75,8 +79,10 @@ class ModelWatch:
         buffers: Buffers | None,
         synchronize: Callable[[], None],
         lazy: bool,
+        weights: Weights,
     ) -> None:
         self._samples, self._buffers, self._synchronize = samples, buffers, synchronize
+        self._weights = weights
         model.register_forward_pre_hook(ModelHook(self._before_forward))
         model.register_forward_hook(ModelHook(self._after_forward), with_kwargs=True)
         for module in model.modules() if lazy else [model]:
@@ -89,17 +95,25 @@ class ModelWatch:
         self._samples.see((args, kwargs), outputs)
 
     def _before_forward(self, module: torch.nn.Module, args: Any) -> None:
-        self._synchronize()
+        if module.training:
+            self._synchronize()
+        else:
+            self._weights.read(self._synchronize)
         if self._buffers is not None and self._buffers.are_read:
-            self._buffers.take()
+            self._weights.read(self._buffers.take, _OWN_BUFFERS)
 
     def _before_part(self, module: torch.nn.Module, args: Any) -> None:
         self._synchronize()
 
     def _before_read(self, *_: Any) -> None:
-        self._synchronize()
-        if self._buffers is not None:
-            self._buffers.take()
+        self._weights.read(self._bring, _OWN_BUFFERS)
+
+    def _bring(self) -> None:
+        try:
+            self._synchronize()
+        finally:
+            if self._buffers is not None:
+                self._buffers.take()
 
 
 def refuse_renormalising(model: torch.nn.Module) -> None:

@@ -172,7 +172,12 @@ class Lifeline:
     # ---- from other threads ----------------------------------------------------------------------------------------
 
     def leave(self, reason: str = "") -> None:
-        """Leave the job. With a reason it is a failure, and ends the job for all. Idempotent."""
+        """Leave the job. With a reason it is a failure, and ends the job for all. Idempotent.
+
+        Does nothing in a forked child.
+        """
+        if os.getpid() != self._hello.pid:
+            return
         if self._bye is None:
             self._bye = reason
             if self._thread.is_alive():

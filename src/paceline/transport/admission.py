@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from paceline import forks
 from paceline.transport.handshake import Agreed, HandshakeError, Responder
 
 logger = logging.getLogger(__name__)
@@ -125,7 +126,9 @@ class Gate:
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
-                sock, address = listening.accept()
+                with forks.held():
+                    sock, address = listening.accept()
+                    forks.in_children(sock, socket.socket.close)
             except BlockingIOError:
                 return
             except OSError as error:

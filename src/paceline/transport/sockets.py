@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import socket
 import threading
 import time
@@ -120,6 +121,7 @@ class SocketListener:
         if bulk:
             keep_freed_frames()
         self._watch = watch
+        self._pid = os.getpid()
         self._inbox: Inbox[bytes] = Inbox()
         self._peers: dict[bytes, _Peer] = {}
         self._lost: list[bytes] = []
@@ -165,7 +167,8 @@ class SocketListener:
         with self._lock:
             if self._peers.get(peer.identity) is peer:
                 del self._peers[peer.identity]
-                self._lost.append(peer.identity)
+                if self._watch:
+                    self._lost.append(peer.identity)
         if self._watch:
             self._inbox.wake()
 
@@ -195,8 +198,8 @@ class SocketListener:
         self._inbox.wake()
 
     def close(self, linger_s: float = 0.0) -> None:
-        """Stop listening and close all connections."""
-        if self._closed:
+        """Stop listening and close all connections. Does nothing in a forked child."""
+        if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
         self._gate.close()
@@ -316,6 +319,7 @@ class SocketHub:
 
     def __init__(self, security: Security) -> None:
         self._security = security
+        self._pid = os.getpid()
         self._channels: list[_Channel] = []
         self._inbox: Inbox[int] = Inbox()
         self._closed = False
@@ -361,8 +365,8 @@ class SocketHub:
         self._inbox.wake()
 
     def close(self, linger_s: float = 0.0) -> None:
-        """Close all channels."""
-        if self._closed:
+        """Close all channels. Does nothing in a forked child."""
+        if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
         for channel in self._channels:
