@@ -60,6 +60,7 @@ from paceline.exitcodes import PEER_FAILED, describe_code
 from paceline.membership.actions import Action, Answer, Finish, MemberKey, Waiting, describe, refuse
 from paceline.membership.barriers import Barriers
 from paceline.membership.directory import Directory
+from paceline.membership.pools import Pools
 from paceline.membership.seat import Seat, without_token
 from paceline.wire import messages as m
 
@@ -88,6 +89,7 @@ class Membership:
         self._peers: dict[bytes, MemberKey] = {}
         self._barriers = Barriers(settings.num_workers)
         self._directory = Directory()
+        self._pools = Pools(settings.num_workers)
         self._gone: dict[MemberKey, int] = {}
         """Exit codes of those who ended before they joined."""
         self.deaths: list[m.Death] = []
@@ -125,6 +127,8 @@ class Membership:
                 return [Answer(peer, seq, m.Done()), *self._directory.publish(body.store, body.blocks)]
             case m.Lookup():
                 return self._look_up(Waiting(peer, seq, frozenset(body.keys)), body.store)
+            case m.TakeSamples() | m.AwaitSamples():
+                return self._take_samples(key, Waiting(peer, seq), body)
             case m.AskStatus():
                 return [Answer(peer, seq, self.status(now))]
             case m.AskAbsent():
@@ -221,6 +225,15 @@ class Membership:
         self._barriers.enter(name, key, waiting)
         return self._opened()
 
+    def _take_samples(self, key: MemberKey, waiting: Waiting, body: m.TakeSamples | m.AwaitSamples) -> list[Action]:
+        if self.deaths:
+            return self._failures_for([waiting])
+        if key[0] != "worker":
+            return [refuse(waiting.peer, waiting.seq, f"samples are for workers, not for a {key[0]}")]
+        if isinstance(body, m.TakeSamples):
+            return self._pools.take(key[1], waiting, body)
+        return self._pools.wait(key[1], waiting, body)
+
     def _expected(self) -> set[MemberKey]:
         """Return the workers that a barrier waits for."""
         return {key for key, seat in self._seats.items() if key[0] == "worker" and not seat.left}
@@ -308,7 +321,7 @@ class Membership:
         actions: list[Action] = [Answer(seat.peer, 0, self._news()) for seat in self._seats.values() if seat.live]
         if not self.complete:
             actions += self._failures_for([Waiting(s.peer, s.seq) for s in self._seats.values() if s.live])
-        return actions + self._failures_for([*self._barriers.clear(), *self._directory.clear()])
+        return actions + self._failures_for([*self._barriers.clear(), *self._directory.clear(), *self._pools.clear()])
 
     def _failures_for(self, waiting: list[Waiting]) -> list[Action]:
         if not self.deaths:
@@ -350,7 +363,8 @@ class Membership:
         if self.complete and all(not one.live for one in workers) and self._ending is None:
             self._ending = now
             return self._tell_servers()
-        return [*self._tell_servers(), *self._opened()] if self.complete else []
+        given = self._pools.leave(seat.member.rank) if seat.member.role == "worker" else []
+        return [*self._tell_servers(), *self._opened(), *given] if self.complete else []
 
     def _tell_servers(self) -> list[Action]:
         servers = [one for (role, _), one in self._seats.items() if role == "server" and one.live]

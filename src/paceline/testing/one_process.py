@@ -36,6 +36,9 @@ class _Session:
         units = policy.unit_of(len(workers)) if self.settings.local_merge else range(len(workers))
         return LocalMerge(workers, servers, units)
 
+    def on_pause(self, pauser: Callable[[], None]) -> None:
+        """Nothing: a test's workers do not wait for samples."""
+
     def on_close(self, closer: Callable[[], None]) -> None:
         """Nothing: a test closes stores itself."""
 

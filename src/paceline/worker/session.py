@@ -57,6 +57,7 @@ class Session:
         self.settings = settings
         self._pid = os.getpid()
         self._closers: list[Callable[[], None]] = []
+        self._pausers: list[Callable[[], None]] = []
         self._gathers: Counter[str] = Counter()
         self._closed = False
         self.waited_s = 0.0
@@ -276,6 +277,15 @@ class Session:
         gathered = self.call_scheduler(m.Gather(full, bytes(payload)), f"gather {name!r}", timeout_s)
         assert isinstance(gathered, m.Gathered)
         return gathered.payloads
+
+    def on_pause(self, pauser: Callable[[], None]) -> None:
+        """Register what :meth:`pause` calls."""
+        self._pausers.append(pauser)
+
+    def pause(self) -> None:
+        """Tell the servers of all stores that nobody shall wait for this worker until it pushes again."""
+        for pauser in self._pausers:
+            pauser()
 
     # ---- leaving ---------------------------------------------------------------------------------------------------
 

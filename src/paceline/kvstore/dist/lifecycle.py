@@ -82,11 +82,15 @@ class Lifecycle:
     def barrier(self) -> None:
         """Wait until all workers have called this. Servers do not wait for pushes of a worker that has called it."""
         self._barriers += 1
-        if self.is_open:
-            self.ask_all_servers(m.Pause(self._name), "entering a barrier")
+        self.pause()
         self._session.barrier(f"{self._name}/{self._barriers}")
         for block in self._table.blocks.values():
             block.fresh = [False] * len(block.fresh)
+
+    def pause(self) -> None:
+        """Tell the servers that nobody shall wait for this worker's pushes, until it pushes again or a barrier opens."""
+        if self.is_open and not self._is_closed:
+            self.ask_all_servers(m.Pause(self._name), "entering a barrier")
 
     def close(self) -> None:
         """Leave the store: servers and workers do not wait for this worker any more. Idempotent.

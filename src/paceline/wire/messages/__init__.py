@@ -56,6 +56,7 @@ from paceline.wire.messages.forwarding import (
 from paceline.wire.messages.membership import (
     AskAbsent,
     AskStatus,
+    AwaitSamples,
     BlockSpec,
     Bye,
     Claim,
@@ -71,7 +72,9 @@ from paceline.wire.messages.membership import (
     Member,
     News,
     Publish,
+    Samples,
     Status,
+    TakeSamples,
     Welcome,
 )
 
@@ -79,6 +82,7 @@ PROTOCOL = 1
 
 Request: TypeAlias = (
     Hello | Heartbeat | Bye | Claim | Enter | Gather | Publish | Lookup | AskStatus | AskAbsent
+    | TakeSamples | AwaitSamples
     | OpenStore | Init | SetUpdater | SetCompression | Push | Pull | MapArena | GetState | SetState
     | Command | AskStats | AskMissing | Leave | Pause | PullRows | AskValues | ForwardBuckets
     | PushSum | OnBehalf | SetValues | AskNorm | Commit | Probe
@@ -89,6 +93,7 @@ Reply: TypeAlias = (
     | News
     | Found
     | Gathered
+    | Samples
     | Status
     | Values
     | StateIs
@@ -128,6 +133,7 @@ __all__ = [
     "AskStats",
     "AskStatus",
     "AskValues",
+    "AwaitSamples",
     "BlockSpec",
     "Body",
     "BucketSpec",
@@ -171,6 +177,7 @@ __all__ = [
     "PushSum",
     "Reply",
     "Request",
+    "Samples",
     "SetCompression",
     "SetState",
     "SetUpdater",
@@ -180,6 +187,7 @@ __all__ = [
     "StateItem",
     "StatsAre",
     "Status",
+    "TakeSamples",
     "Unknown",
     "Values",
     "ValuesAt",

@@ -170,3 +170,32 @@ class Gathered(Message, tag=15):
     """What every worker sent, by rank; empty for a worker that had left before."""
 
     payloads: list[Saying]
+
+
+class TakeSamples(Message, tag=16):
+    """Ask for samples of an epoch, and say which are done; answered with :class:`Samples`."""
+
+    pool: Name
+    length: Count
+    """Samples of the data set."""
+    number: Number
+    """Of this worker's requests, from 1."""
+    epoch: Number
+    count: Count
+    """How many at most."""
+    done: Number
+    """Number of the last request whose samples were trained on; 0: none."""
+
+
+class AwaitSamples(Message, tag=17):
+    """Wait for the samples of the last request; answered with :class:`Samples`."""
+
+    pool: Name
+
+
+class Samples(Message, tag=18):
+    """Positions in an epoch's order that the worker now holds; none if the epoch is over, or if it has to wait."""
+
+    ranges: list[tuple[Count, Count]]
+    over: bool
+    waits: bool
