@@ -18,6 +18,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "launch": ("paceline.cli.launch", "start a job: scheduler, servers and workers"),
     "scheduler": ("paceline.cli.roles", "run the scheduler of a job"),
     "server": ("paceline.cli.roles", "run a server of a job"),
+    "group": ("paceline.cli.group", "group workers by measured speed"),
     "simulate": ("paceline.cli.simulate", "say what a cluster would do, before it does it"),
 }
 

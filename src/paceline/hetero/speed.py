@@ -25,9 +25,10 @@ from numpy.typing import NDArray
 #: Steps in a row that must agree before they count as a change of speed.
 STREAK = 3
 
-#: Change that counts: steps that take 1.2 times as long, or 1 / 1.2. A step of a steady worker with 10 % of noise
-#: is beyond that in one of 30 cases, three in a row on the same side in one of 30,000.
-CHANGE = 1.2
+#: Change that counts: steps that take 1.3 times as long, or 1 / 1.3. Of a steady worker with 10 % of noise one step in
+#: 230 is so slow, and three in a row are once in 12 million. Smaller changes are followed when half of the window shows
+#: them.
+CHANGE = 1.3
 
 #: Sizes that differ by less than this share say nothing about the time per sample.
 _DISTINCT = 0.2
