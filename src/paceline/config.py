@@ -90,6 +90,10 @@ class Settings:
     """Silence after which a member counts as dead although its connection is open."""
     disconnect_grace_s: float = 1.5
     """How long a peer whose connection closed has to come back."""
+    profile: str = ""
+    """Path of the speeds file that worker 0 writes; then the job ends (``paceline profile``). Empty: no such end."""
+    profile_rounds: int = 20
+    """Rounds that ``paceline profile`` measures."""
     check_rules: bool = False
     """Check the rule of every slot after each event, on servers: for tests and bug reports, as it costs time."""
     log_level: str = "WARNING"

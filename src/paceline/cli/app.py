@@ -19,6 +19,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "scheduler": ("paceline.cli.roles", "run the scheduler of a job"),
     "server": ("paceline.cli.roles", "run a server of a job"),
     "group": ("paceline.cli.group", "group workers by measured speed"),
+    "profile": ("paceline.cli.profile", "measure how fast each worker is"),
     "simulate": ("paceline.cli.simulate", "say what a cluster would do, before it does it"),
 }
 

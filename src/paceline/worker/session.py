@@ -30,6 +30,7 @@ from paceline.transport.sockets import SocketHub
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_GATHER_BYTES
 from paceline.worker.leaving import Exit
+from paceline.worker.profile import Pace, Profile
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,8 @@ class Session:
         self._closed = False
         self.waited_s = 0.0
         """Seconds that this worker has spent waiting for answers: what is left of a step is computation."""
+        self.pace = Pace()
+        self._profile = Profile(settings.profile, settings.profile_rounds) if settings.profile else None
         self._client = Client(make_hub(), check=self._check_open)
         self._lifeline = Lifeline(settings, make_hub(), on_change=self._client.wake)
         with contextlib.ExitStack() as on_error:
@@ -125,6 +128,7 @@ class Session:
     def note_round(self, round: int) -> None:
         """Report the round with the next heartbeat."""
         self._lifeline.round = max(self._lifeline.round, round)
+        self.pace.push(round, self.waited_s)
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
@@ -205,6 +209,8 @@ class Session:
             DeadlineError: the answers did not arrive in time; the text names the missing processes.
             Exception: the first error that a peer answered or that ``on_answer`` raised.
         """
+        if self._profile is not None:
+            self._profile.check(self)
         timeout_s = self.settings.timeout_s if timeout_s is None else timeout_s
         begun = time.monotonic()
         late = self._client.wait(calls, timeout_s)
