@@ -112,6 +112,7 @@ def test_loader_of_torch_takes_it() -> None:
     ("options", "why"),
     [
         ({"seed": -1}, "seed is -1"),
+        ({"max_batch": 0}, "max_batch 0"),
         ({"shares": [1, 2, 3]}, "not one per worker; the job has 2"),
         ({"length": 1}, "1 samples are not enough"),
         ({"batch": 1}, "too small for 2 workers"),
@@ -130,3 +131,14 @@ def test_measured_shares_need_lock_step() -> None:
     with pytest.raises(ValueError, match="needs dist_sync"):
         SharedBatchSampler(10, store, global_batch_size=5, shares="measured")
     assert SharedBatchSampler(10, store, global_batch_size=5).shares == {0: 5}
+
+
+def test_share_that_is_too_large_for_memory_is_cut_into_even_parts() -> None:
+    (sampler,) = samplers(1, 40, 10, max_batch=4)
+    x, y = torch.arange(20.0).reshape(10, 2), torch.arange(10)
+    parts = sampler.parts(x, y)
+    assert [weight for weight, _ in parts] == pytest.approx([0.4, 0.3, 0.3])
+    assert torch.equal(torch.cat([one for _, (one, _) in parts]), x)
+    assert torch.equal(torch.cat([one for _, (_, one) in parts]), y)
+    (whole,) = samplers(1, 40, 10)
+    assert [weight for weight, _ in whole.parts(x)] == [1.0]

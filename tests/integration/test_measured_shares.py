@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import pytest
@@ -79,3 +80,35 @@ def test_share_of_a_worker_that_has_left_goes_to_the_others():
         (first, alone), (second, _) = job.run(leave_early)
     assert sorted(first + second) == list(range(40))
     assert sorted(alone) == list(range(40))
+
+
+def accumulate(max_batch):
+    """Train with unequal shares; worker 1 computes its own in parts if it has a limit."""
+    store = paceline.kvstore.create("dist_sync")
+    data = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    optimizer = paceline.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), kvstore=store, model=model)
+    cap = max_batch if store.rank == 1 else None
+    sampler = paceline.data.SharedBatchSampler(64, store, global_batch_size=16, shares=[1, 3], max_batch=cap)
+    passes = 0
+    for indices in sampler:
+        optimizer.zero_grad()
+        parts = sampler.parts(data[indices])
+        for number, (weight, (x,)) in enumerate(parts, start=1):
+            with optimizer.no_sync() if number < len(parts) else contextlib.nullcontext():
+                (weight * model(x).square().mean()).backward()
+        optimizer.step()
+        passes += len(parts)
+    return passes, torch.cat([one.detach().flatten() for one in model.parameters()]).tolist()
+
+
+def test_parts_make_the_same_steps_as_the_whole_share():
+    with LocalJob(num_workers=2, num_servers=1) as job:
+        whole = job.run(accumulate, None)
+    with LocalJob(num_workers=2, num_servers=1) as job:
+        cut = job.run(accumulate, 5)
+    assert [one[0] for one in whole] == [4, 4]
+    assert [one[0] for one in cut] == [4, 12]
+    for rank in range(2):
+        torch.testing.assert_close(torch.tensor(cut[rank][1]), torch.tensor(whole[0][1]))

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from typing import Any
 
+import torch
 from torch.utils.data import Sampler
 
 from paceline.data.sampler import State, epoch_order
@@ -21,7 +22,8 @@ from paceline.worker.session import Session
 #: A worker that has not measured itself yet; a worker that has left brings nothing at all.
 _UNKNOWN = b"?"
 
-_SPEED = struct.Struct("<dd")
+#: Fixed seconds, seconds per sample, and the largest batch that fits into memory (0: no limit).
+_SPEED = struct.Struct("<ddq")
 
 #: Shares are revised in each of the first rounds, then in every second one: so a change of speed, which three steps
 #: show, is followed in five rounds.
@@ -57,6 +59,8 @@ class SharedBatchSampler(Sampler[list[int]]):
         drop_last: leave out a last global batch that is smaller.
         prefetch: batches that the loader fetches ahead: 0, or ``num_workers * prefetch_factor`` of a ``DataLoader``
             with workers.
+        max_batch: samples that fit into this worker's memory at once. Its share may be larger; :meth:`parts` cuts it,
+            and each further part costs the fixed time of a step, which ``measured`` takes into account.
 
     Raises:
         ValueError: there are fewer samples than workers, or ``measured`` with a store whose workers go on at their own
@@ -75,14 +79,18 @@ class SharedBatchSampler(Sampler[list[int]]):
         seed: int = 0,
         drop_last: bool = False,
         prefetch: int = 0,
+        max_batch: int | None = None,
     ) -> None:
         self._length = data if isinstance(data, int) else len(data)
         self._rank, self._num_workers = store.rank, store.num_workers
         self._shuffle, self._seed, self._drop_last, self._prefetch = shuffle, seed, drop_last, prefetch
+        self._max_batch = max_batch
         self._check(global_batch_size)
         self._measures = shares == "measured"
         self._session = _session_of(store, self._measures)
-        self._shares = Shares(global_batch_size, _fractions(shares, self._num_workers))
+        self._caps: list[int | None] = [None] * self._num_workers
+        self._caps[self._rank] = max_batch
+        self._shares = Shares(global_batch_size, _fractions(shares, self._num_workers), self._caps)
         self._meter = SpeedMeter()
         self._speeds: dict[int, Speed] = {}
         self._rounds = 0
@@ -109,6 +117,27 @@ class SharedBatchSampler(Sampler[list[int]]):
         """Number of batches in an epoch."""
         size = self._shares.global_batch
         return self._length // size if self._drop_last else -(-self._length // size)
+
+    def parts(self, *batch: torch.Tensor) -> list[tuple[float, tuple[torch.Tensor, ...]]]:
+        """Cut a batch into parts that fit into this worker's memory, as few and as even as possible.
+
+        Each comes with its weight: its part of the samples. Accumulate ``weight * loss`` of all parts::
+
+            parts = sampler.parts(x, y)
+            for number, (weight, (x, y)) in enumerate(parts, start=1):
+                with optimizer.no_sync() if number < len(parts) else contextlib.nullcontext():
+                    (weight * loss_fn(model(x), y)).backward()
+
+        Args:
+            batch: tensors with the samples of this worker's share along their first dimension.
+        """
+        length = len(batch[0])
+        sizes = split_evenly(length, [1.0] * self._passes(length))
+        cuts = [torch.split(tensor, sizes) for tensor in batch]
+        return [(size / length, tuple(cut[number] for cut in cuts)) for number, size in enumerate(sizes)]
+
+    def _passes(self, samples: int) -> int:
+        return 1 if self._max_batch is None else -(-samples // self._max_batch)
 
     # ---- an epoch --------------------------------------------------------------------------------------------------
 
@@ -148,7 +177,8 @@ class SharedBatchSampler(Sampler[list[int]]):
 
     def _measure(self, samples: int, seconds: float) -> None:
         if seconds > 0:
-            self._meter.add(samples, seconds)
+            passes = self._passes(samples)
+            self._meter.add(samples / passes, seconds / passes)
         speed = self._meter.speed()
         if speed is not None:
             self._speeds[self._rank] = speed
@@ -160,13 +190,14 @@ class SharedBatchSampler(Sampler[list[int]]):
         if not (self._measures and due) or self._session is None:
             return
         own = self._meter.speed()
-        payload = _UNKNOWN if own is None else _SPEED.pack(own.fixed_s, own.per_sample_s)
+        payload = _UNKNOWN if own is None else _SPEED.pack(own.fixed_s, own.per_sample_s, self._max_batch or 0)
         for worker, said in enumerate(self._session.gather("paceline/speeds", payload)):
             if not said:
                 self._speeds.pop(worker, None)
                 self._shares.leave(worker)
             elif said != _UNKNOWN:
-                self._speeds[worker] = Speed(*_SPEED.unpack(said))
+                fixed_s, per_sample_s, cap = _SPEED.unpack(said)
+                self._speeds[worker], self._caps[worker] = Speed(fixed_s, per_sample_s), cap or None
         self._shares.revise({worker: speed for worker, speed in self._speeds.items() if worker in self._shares.samples})
 
     # ---- state -----------------------------------------------------------------------------------------------------
@@ -209,7 +240,7 @@ class SharedBatchSampler(Sampler[list[int]]):
         shares = state["shares"]
         fits = len(shares) == self._num_workers and sum(shares) == self._shares.global_batch and min(shares) > 0
         if self._measures and fits:
-            self._shares = Shares(self._shares.global_batch, shares)
+            self._shares = Shares(self._shares.global_batch, shares, self._caps)
 
     def _settings(self) -> State:
         return {
@@ -221,8 +252,8 @@ class SharedBatchSampler(Sampler[list[int]]):
         }
 
     def _check(self, global_batch_size: int) -> None:
-        if self._seed < 0:
-            raise ValueError(f"seed is {self._seed}; it must be 0 or more")
+        if self._seed < 0 or (self._max_batch is not None and self._max_batch < 1):
+            raise ValueError(f"seed is {self._seed}, max_batch {self._max_batch}; 0 and 1 are the least")
         if self._length < max(1, global_batch_size if self._drop_last else self._num_workers):
             raise ValueError(f"{self._length} samples are not enough for a batch of all {self._num_workers} workers")
 

@@ -97,7 +97,7 @@ class Shares:
     Args:
         global_batch: samples of all workers together.
         fractions: initial weight per worker, in order of rank; for equal shares ``[1] * num_workers``.
-        max_batch: largest batch that fits into each worker's memory; None: no limit.
+        max_batch: largest batch that fits into each worker's memory; None: no limit. The list is read at each revision.
         hysteresis: part of a step's time that new shares must save.
 
     Raises:
@@ -114,7 +114,7 @@ class Shares:
         if global_batch < len(fractions):
             raise ValueError(f"a global batch of {global_batch} samples is too small for {len(fractions)} workers")
         self.global_batch = global_batch
-        self._caps = list(max_batch) or [None] * len(fractions)
+        self._caps = max_batch or [None] * len(fractions)
         self._hysteresis = hysteresis
         self._speeds: dict[int, Speed] = {}
         self.samples = dict(enumerate(split_evenly(global_batch, fractions)))
