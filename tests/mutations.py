@@ -75,7 +75,7 @@ AREAS = (
             ),
             ("min(self.policy.first, len(self._activity.workers))", "self.policy.first"),
             ("if first.round <= self.pushed[first.worker]:", "if first.round < self.pushed[first.worker]:"),
-            ("if not one.before_barrier:", "if one.before_barrier:"),
+            ("self.paused and not one.before_barrier:", "self.paused and one.before_barrier:"),
             ("                self.read[worker] = self.version", "                pass"),
             ("slowest(worker) <= self.policy.bound", "slowest(worker) <= self.policy.bound + 1"),
             ("slowest(worker) <= self.policy.bound", "slowest(worker) < self.policy.bound"),

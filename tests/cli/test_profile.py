@@ -42,6 +42,18 @@ def test_speeds_of_all_workers_are_written_and_the_job_ends(tmp_path: Path, stor
     assert done.stdout.strip().endswith((tmp_path / "found").read_text().strip())
 
 
+def test_script_that_ends_too_early_is_said_to(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT.format(store="dist_sync").replace("100_000", "4"))
+    (tmp_path / "speeds").write_text("from before")
+    words = ["profile", "-n", "2", "-s", "1", "--", sys.executable, "train.py"]
+    command = [sys.executable, "-m", "paceline", *words]
+    done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr
+    assert "was not written here" in done.stdout
+    assert "the script ended before enough rounds were measured" in done.stdout
+    assert (tmp_path / "speeds").read_text() == "from before"
+
+
 def test_options_of_launch_are_taken_and_own_ones_are_not_passed_on(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["profile", "-n", "2", "--rounds=5", "--speeds", "here", "--dry-run", "--", sys.executable, "-c", "pass"]
     assert main(words) == 0

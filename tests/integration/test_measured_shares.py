@@ -67,7 +67,7 @@ def test_shares_reach_the_limit_and_follow_a_worker_that_becomes_slower():
 def leave_early():
     """Worker 1 leaves after its first epoch; the other one takes the whole batch."""
     store = paceline.kvstore.create("dist_sync")
-    sampler = paceline.data.SharedBatchSampler(40, store, global_batch_size=8, shares="measured")
+    sampler = paceline.data.SharedBatchSampler(48, store, global_batch_size=8, shares="measured")
     first = [index for batch in sampler for index in batch]
     if store.rank == 1:
         current_session().close()
@@ -78,8 +78,8 @@ def leave_early():
 def test_share_of_a_worker_that_has_left_goes_to_the_others():
     with LocalJob(num_workers=2, num_servers=1) as job:
         (first, alone), (second, _) = job.run(leave_early)
-    assert sorted(first + second) == list(range(40))
-    assert sorted(alone) == list(range(40))
+    assert sorted(first + second) == list(range(48))
+    assert sorted(alone) == list(range(48))
 
 
 def accumulate(max_batch):

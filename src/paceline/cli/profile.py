@@ -41,10 +41,11 @@ def run(name: str, words: Sequence[str]) -> int:
     if rounds < 1:
         raise UsageError(f"--rounds is {rounds}; it must be at least 1")
     path = os.path.abspath(options.speeds or "speeds")
+    before = _written(path)
     settings = ["--env", f"PACELINE_PROFILE={path}", "--env", f"PACELINE_PROFILE_ROUNDS={rounds}"]
     code = launch.run(name, [*settings, *_without_own(ours), "--", *command])
     if code == 0 and not options.dry_run:
-        print(_report(path))
+        print(_report(path, before))
     return code
 
 
@@ -60,8 +61,13 @@ def _without_own(words: Sequence[str]) -> list[str]:
     return kept
 
 
-def _report(path: str) -> str:
-    if not os.path.exists(path):
-        return f"{path} is not on this machine, or the script ended before enough rounds were measured"
+def _written(path: str) -> int:
+    return os.stat(path).st_mtime_ns if os.path.exists(path) else 0
+
+
+def _report(path: str, before: int) -> str:
+    if _written(path) == before:
+        why = "worker 0 runs on another machine, or the script ended before enough rounds were measured"
+        return f"{path} was not written here: {why}"
     with open(path) as file:
         return file.read().rstrip()

@@ -41,7 +41,8 @@ class SharedBatchSampler(Sampler[list[int]]):
     The order of the whole data set follows from (``seed``, ``epoch``) and is cut into global batches; each is divided
     among the workers. So every sample is trained on once per epoch, whatever the shares are. All workers get the same
     number of batches. The last global batch of an epoch may be smaller; it begins the order again only as far as there
-    are fewer samples left than workers.
+    are fewer samples left than workers. What a worker that leaves in the middle of an epoch has not trained on is left
+    out; with ``measured`` the others share the rest from the next revision on.
 
     With ``measured``, the time between two batches, less the time spent waiting for the store, is a step's computation.
     All workers exchange their speeds and divide the next global batches so that all finish at the same time. The
@@ -148,8 +149,9 @@ class SharedBatchSampler(Sampler[list[int]]):
         self._pending = False
         order = epoch_order(self._length, self._seed, self._epoch) if self._shuffle else range(self._length)
         sizes: deque[int] = deque()
-        for row in range(self._row, len(self)):
-            self._revise()
+        begin = self._row
+        for row in range(begin, len(self)):
+            self._revise(is_first=row == begin)
             start, stop = self._columns(row)
             sizes.append(stop - start)
             begun, waited = time.monotonic(), self._waited()
@@ -183,10 +185,14 @@ class SharedBatchSampler(Sampler[list[int]]):
         if speed is not None:
             self._speeds[self._rank] = speed
 
-    def _revise(self) -> None:
-        """Exchange speeds with all workers, and follow them. All workers do this in the same rounds."""
+    def _revise(self, is_first: bool) -> None:
+        """Exchange speeds with all workers, and follow them. All workers do this in the same rounds.
+
+        Args:
+            is_first: the walk through an epoch begins: nothing goes to workers that have left after the last one.
+        """
         self._rounds += 1
-        due = self._rounds <= _FIRST_REVISIONS or self._rounds % _REVISION_INTERVAL == 0
+        due = is_first or self._rounds <= _FIRST_REVISIONS or self._rounds % _REVISION_INTERVAL == 0
         if not (self._measures and due) or self._session is None:
             return
         own = self._meter.speed()

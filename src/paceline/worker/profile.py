@@ -77,6 +77,6 @@ class Profile:
         me = session.workers[session.rank]
         line = f"{me.host}:{me.local_rank} {session.pace.seconds:.6g}\n"
         lines = [said.decode() for said in session.gather("paceline/profile", line.encode())]
-        if session.rank == 0:
+        if session.rank == 0 and all(lines):  # not if the script has ended on a worker before
             self._path.write_text("".join(lines))
         raise SystemExit(0)
