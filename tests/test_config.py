@@ -102,6 +102,8 @@ def test_text_that_cannot_be_read_names_its_source(field: str, text: str, wanted
         ({"start_timeout_s": float("nan")}, "every wait needs a deadline"),
         ({"disconnect_grace_s": -1.0}, "disconnect_grace_s"),
         ({"heartbeat_timeout_s": 0.5}, "longer than heartbeat_interval_s"),
+        ({"heartbeat_timeout_s": 60.0}, "raise PACELINE_STALL_TIMEOUT_S too"),
+        ({"stall_timeout_s": 0.0}, "every wait needs a deadline"),
         ({"staleness": -1}, "0 or more"),
         ({"age": -1}, "missed updates, 0 or more"),
         ({"scheduler": "tcp://h:1"}, "PACELINE_JOB_KEY"),

@@ -86,8 +86,10 @@ class Settings:
     """How long any request may take, including the wait for slower workers."""
     heartbeat_interval_s: float = 0.5
     """Interval of the heartbeats that a member sends to the scheduler."""
-    heartbeat_timeout_s: float = 15.0
-    """Silence after which a member counts as dead although its connection is open."""
+    heartbeat_timeout_s: float = 4.0
+    """Silence after which a member counts as dead if its host is silent too, or its process is stopped."""
+    stall_timeout_s: float = 30.0
+    """Silence after which a member counts as dead although its host answers; a call may hold Python's lock so long."""
     disconnect_grace_s: float = 1.5
     """How long a peer whose connection closed has to come back."""
     check_rules: bool = False
@@ -213,11 +215,23 @@ def check(settings: Settings) -> None:
     for name in ("num_workers", "num_servers", "bigarray_bound"):
         if getattr(settings, name) < 1:
             raise ConfigError(f"{name} is {getattr(settings, name)}; it must be at least 1")
-    for name in ("start_timeout_s", "timeout_s", "heartbeat_interval_s", "heartbeat_timeout_s", "disconnect_grace_s"):
+    for name in (
+        "start_timeout_s",
+        "timeout_s",
+        "heartbeat_interval_s",
+        "heartbeat_timeout_s",
+        "stall_timeout_s",
+        "disconnect_grace_s",
+    ):
         if not getattr(settings, name) > 0:
             raise ConfigError(f"{name} is {getattr(settings, name)}; every wait needs a deadline above 0 seconds")
     if settings.heartbeat_timeout_s <= settings.heartbeat_interval_s:
         raise ConfigError("heartbeat_timeout_s must be longer than heartbeat_interval_s")
+    if settings.stall_timeout_s < settings.heartbeat_timeout_s:
+        raise ConfigError(
+            f"stall_timeout_s is {settings.stall_timeout_s:g}; it must be at least heartbeat_timeout_s "
+            f"({settings.heartbeat_timeout_s:g}): raise {variable('stall_timeout_s')} too"
+        )
     if settings.staleness is not None and settings.staleness < 0:
         raise ConfigError(f"staleness is {settings.staleness}; it is a number of rounds, 0 or more")
     if settings.age is not None and settings.age < 0:

@@ -24,9 +24,10 @@ from paceline.errors import ProtocolError
 from paceline.transport.admission import HANDSHAKE_S, Gate
 from paceline.transport.allocator import keep_freed_frames
 from paceline.transport.base import Frames
-from paceline.transport.endpoints import dial, end, listen, tune
+from paceline.transport.endpoints import dial, end, listen
 from paceline.transport.handshake import GREETING_BYTES, Agreed, HandshakeError, Initiator, Responder
 from paceline.transport.inbox import Inbox
+from paceline.transport.keepalive import host_silent_s, tune
 from paceline.transport.records import ClosedError, Intake, RecordReader, RecordWriter, size_of
 from paceline.transport.security import Security
 from paceline.transport.sender import Sender
@@ -119,7 +120,7 @@ class SocketListener:
     ) -> None:
         if bulk:
             keep_freed_frames()
-        self._watch = watch
+        self._watch, self._bulk = watch, bulk
         self._inbox: Inbox[bytes] = Inbox()
         self._peers: dict[bytes, _Peer] = {}
         self._lost: list[bytes] = []
@@ -141,7 +142,7 @@ class SocketListener:
         self._gate = Gate(sockets, lambda local: Responder(psk, security.encrypt, local), self._admit)
 
     def _admit(self, sock: socket.socket, agreed: Agreed) -> None:
-        tune(sock)
+        tune(sock, self._bulk)
         peer = _Peer(agreed.identity, sock)
         peer.sender.open(sock, RecordWriter(agreed.sending, agreed.encrypts))
         with self._lock:
@@ -186,6 +187,12 @@ class SocketListener:
             lost, self._lost = self._lost, []
         return lost
 
+    def host_silent_s(self, peer: bytes) -> float | None:
+        """Return the seconds since the kernel of the peer's host was heard; None where that is not known."""
+        with self._lock:
+            found = self._peers.get(peer)
+        return None if found is None else host_silent_s(found.socket)
+
     def watch_hub(self, hub: SocketHub) -> None:
         """Make ``receive`` return also when something arrives at a hub that the same thread uses."""
         hub.add_inbox(self._inbox)
@@ -222,6 +229,7 @@ class _Channel:
 
     def __init__(self, index: int, address: str, identity: bytes, security: Security, bulk: bool, inbox: Inbox[int]):
         self._index, self._address, self._identity, self._security = index, address, identity, security
+        self._bulk = bulk
         self._room = _Room()
         self._inbox = inbox
         self._closed = threading.Event()
@@ -250,7 +258,7 @@ class _Channel:
             OSError: nobody listens there, or he does not answer.
         """
         with dial(self._address) as sock:
-            tune(sock)
+            tune(sock, self._bulk)
             try:
                 agreed = self._greet(sock)
             except HandshakeError as error:
@@ -343,6 +351,11 @@ class SocketHub:
     def is_open(self, channel: int) -> bool:
         """Tell whether the channel is connected now."""
         return self._channels[channel].is_open
+
+    def host_silent_s(self, channel: int) -> float | None:
+        """Return the seconds since the kernel of the listener's host was heard; None where that is not known."""
+        one = self._channels[channel]
+        return host_silent_s(one.socket) if one.is_open and one.socket is not None else None
 
     def reopened(self) -> list[int]:
         """Return channels that were connected anew since the last call: what was under way may be lost."""
