@@ -2,15 +2,18 @@
 
 import contextlib
 import ctypes
+import hashlib
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from paceline import kvstore
+from paceline import DistributedOptimizer, kvstore
 from paceline.errors import PacelineError, PeerDiedError
 from paceline.testing import LocalJob, tell
 
@@ -19,6 +22,8 @@ NOTICED_WITHIN_S = 5.0
 STALL_S = 8
 #: Shorter than ``heartbeat_timeout_s``.
 STOP_S = 3.0
+#: How long a job trains on a busy host; more in a soak.
+BUSY_S = float(os.environ.get("PACELINE_TEST_BUSY_S", "10"))
 
 PTRACE_ATTACH, PTRACE_DETACH = 16, 17
 
@@ -195,3 +200,47 @@ def test_stall_that_does_not_end_fails_the_job_and_is_named():
         assert "although its host answers: its process is stalled" in text
         assert "PACELINE_STALL_TIMEOUT_S" in text
         assert job.scheduler.wait(30) == 76
+
+
+# ---- a busy host ---------------------------------------------------------------------------------------------------
+
+
+def train_a_network(seconds):
+    """Train a network with an optimizer; return a digest of the weights and the number of steps."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(400, 600), torch.nn.Tanh(), torch.nn.Linear(600, 100))
+    optimizer = DistributedOptimizer(torch.optim.Adam(model.parameters()), "dist_sync", model=model)
+    store, steps, until = optimizer.kvstore, 0, time.monotonic() + seconds
+    tell("training")
+    while b"stop" not in store.session.gather("stop", b"stop" if time.monotonic() > until else b"go"):
+        optimizer.zero_grad()
+        model(torch.randn(64, 400)).square().mean().backward()
+        optimizer.step()
+        steps += 1
+    weights = torch.cat([param.detach().reshape(-1) for param in model.parameters()])
+    return [hashlib.sha256(weights.numpy().tobytes()).hexdigest(), steps]
+
+
+@contextlib.contextmanager
+def busy(count):
+    """Keep the host busy with processes that only use up time."""
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.timeout(300)
+def test_busy_host_is_no_failure():
+    with LocalJob(2, 2, timeout_s=60) as job:
+        workers = job.start_all(train_a_network, BUSY_S)
+        assert [worker.heard() for worker in workers] == ["training"] * 2
+        with busy(20):
+            first, second = [worker.result(120 + BUSY_S) for worker in workers]
+        assert first == second
+        assert first[1] > 0
+        assert [one.wait(60) for one in (*job.servers, job.scheduler)] == [0, 0, 0]
+        assert "died" not in job.report()

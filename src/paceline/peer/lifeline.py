@@ -44,7 +44,7 @@ _JOIN_GRACE_S = 5.0
 _MAX_HEARTBEATS = 4
 
 #: How long :meth:`Lifeline.leave` waits for the answer to its goodbye, and how often it checks that there can be one.
-_BYE_TIMEOUT_S, _BYE_CHECK_INTERVAL_S = 2.0, 0.1
+BYE_TIMEOUT_S, _BYE_CHECK_INTERVAL_S = 2.0, 0.1
 
 #: How long :meth:`Lifeline.leave` waits for the thread; longer than the goodbye may take.
 _LEAVE_TIMEOUT_S = 5.0
@@ -184,7 +184,7 @@ class Lifeline:
         self._on_change()
 
     def _say_goodbye(self, reason: str) -> None:
-        deadline = time.monotonic() + _BYE_TIMEOUT_S
+        deadline = time.monotonic() + BYE_TIMEOUT_S
         bye = self._client.ask(self._channel, m.Bye(reason), "leaving")
         while not bye.done and time.monotonic() < deadline and self._hub.is_open(self._channel):
             self._client.poll(_BYE_CHECK_INTERVAL_S)

@@ -31,7 +31,7 @@ BULK_TIMEOUT_S = 60.0
 CONTROL_TIMEOUT_S = 24 * 3600.0
 
 #: Longest time after which an unanswered packet is sent again; doubling times would double every outage. Linux 6.15.
-_TCP_RTO_MAX_MS, _RTO_MAX_MS = 44, 1000
+_TCP_RTO_MAX_MS, RTO_MAX_MS = 44, 1000
 
 #: ``struct tcp_info`` of linux/tcp.h: 8 bytes, then numbers of 32 bits; 9 of them are skipped. Times are milliseconds.
 _TCP_INFO = struct.Struct("@8x36x4I")
@@ -54,7 +54,7 @@ def tune(sock: socket.socket, bulk: bool) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_S)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
         with contextlib.suppress(OSError):  # an older kernel
-            sock.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, _RTO_MAX_MS)
+            sock.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, RTO_MAX_MS)
 
 
 def host_silent_s(sock: socket.socket) -> float | None:

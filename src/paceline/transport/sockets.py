@@ -46,7 +46,7 @@ REFUSALS = 3
 #: Takes a message: frames, bytes, and what to release when it is used.
 _Put: TypeAlias = Callable[[Sequence[Any], int, threading.Semaphore], None]
 
-_FIRST_RETRY_S, _LAST_RETRY_S = 0.05, 1.0
+FIRST_RETRY_S, LAST_RETRY_S = 0.05, 1.0
 
 
 class _Room:
@@ -242,14 +242,14 @@ class _Channel:
         self._thread.start()
 
     def _run(self) -> None:
-        pause_s = _FIRST_RETRY_S
+        pause_s = FIRST_RETRY_S
         while not self._closed.is_set():
             with contextlib.suppress(OSError):
                 if self._connect_once():
-                    pause_s = _FIRST_RETRY_S
+                    pause_s = FIRST_RETRY_S
             if self._closed.wait(pause_s):
                 return
-            pause_s = min(_LAST_RETRY_S, 2 * pause_s)
+            pause_s = min(LAST_RETRY_S, 2 * pause_s)
 
     def _connect_once(self) -> bool:
         """Use one connection until it ends; False when there was none.
