@@ -46,7 +46,7 @@ class Job:
     def _note(self, actions: list[Action]) -> None:
         self.lines += [one.text for one in actions if isinstance(one, Warn)]
 
-    def run(self, seconds: float, sees: bool = True) -> str:
+    def run(self, seconds: float) -> str:
         """Let time pass; return the first death, as ``at 4.2: worker 1: reason``, or an empty text."""
         until = self.now + seconds
         while self.now < until - 1e-9:
@@ -55,11 +55,12 @@ class Job:
                 for seat in SEATS:
                     if seat not in self.silent:
                         self.beat(*seat)
-            for suspect in self.members.suspects(self.now) if sees else ():
-                key = (suspect.role, suspect.rank)
-                since = self.hosts.get(key, self.now)
-                silent_s = None if since is None else self.now - since
-                self.members.observe(suspect, silent_s, self.states.get(key), self.now)
+            for peer in self.members.lifelines():
+                since = self.hosts.get(SEATS[[f"{role}-{rank}".encode() for role, rank in SEATS].index(peer)], self.now)
+                self.members.note_host(peer, None if since is None else self.now - since)
+            for suspect in self.members.suspects(self.now):
+                if (suspect.role, suspect.rank) in self.states:
+                    self.members.note_state(suspect, self.states[suspect.role, suspect.rank], self.now)
             self._note(self.members.tick(self.now))
             self.members.check()
             if self.members.deaths:

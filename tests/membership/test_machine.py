@@ -368,8 +368,8 @@ def test_silence_is_a_death() -> None:
     for peer in (b"worker-1", b"server-0"):
         members.handle(peer, 2, m.Heartbeat(0), 14.0)
     assert members.tick(15.0) == []
-    for suspect in members.suspects(15.1):
-        members.observe(suspect, 15.1, None, 15.1)
+    for peer in members.lifelines():
+        members.note_host(peer, 15.1)
     assert members.tick(15.1)
     assert [(one.rank, one.reason) for one in members.deaths] == [(0, "its host was not heard for 15.1 s")]
 
@@ -383,7 +383,7 @@ def test_who_waits_for_others_to_join_may_be_silent_until_they_have() -> None:
     assert members.tick(70.0) == []
     members.handle(b"worker-1", 2, m.Heartbeat(0), 70.0)
     for suspect in members.suspects(70.1):
-        members.observe(suspect, None, "T", 70.1)
+        members.note_state(suspect, "T", 70.1)
     members.tick(70.1)
     assert [(one.role, one.rank) for one in members.deaths] == [("worker", 0), ("server", 0)]
 
@@ -520,15 +520,17 @@ class Job(RuleBasedStateMachine):
         seconds=st.sampled_from([0.2, 1.0, 3.0, 16.0]),
         beating=st.booleans(),
         host_silent_s=st.sampled_from([None, 0.0, 100.0]),
-        state=st.sampled_from([None, "R", "T", "t"]),
+        state=st.sampled_from(["", "R", "T", "t"]),
     )
-    def wait(self, seconds: float, beating: bool, host_silent_s: float | None, state: str | None) -> None:
+    def wait(self, seconds: float, beating: bool, host_silent_s: float | None, state: str) -> None:
         self.now += seconds
         for seat in sorted(self.live) if beating else []:
-            self.ask(seat, m.Heartbeat(1, [m.Sighting("worker", 0, state or "")]))
+            self.ask(seat, m.Heartbeat(1, [m.Sighting("worker", 0, state)]))
         for suspect in self.members.suspects(self.now):
             assert (suspect.role, suspect.rank) in self.live
-            self.members.observe(suspect, host_silent_s, state, self.now)
+            self.members.note_state(suspect, state, self.now)
+        for peer in self.members.lifelines():
+            self.members.note_host(peer, host_silent_s)
         self.take(self.members.tick(self.now))
         dead = {(one.role, one.rank) for one in self.members.deaths}
         self.live -= dead

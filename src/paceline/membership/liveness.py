@@ -68,7 +68,7 @@ class Liveness:
     # ---- what is known -----------------------------------------------------------------------------------------------
 
     def turn(self, seats: Iterable[Seat], now: float) -> None:
-        """Begin to judge: time in which the scheduler itself did not run is no silence of others."""
+        """Begin to judge: the time in which this process itself did not run is no silence of others."""
         lost_s = self._own_time.lost_s(now)
         for seat in seats if lost_s else ():
             seat.heard = min(now, seat.heard + lost_s)

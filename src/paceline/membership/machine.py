@@ -235,23 +235,21 @@ class Membership:
         if key is not None and self._seats[key].peer == peer and self._seats[key].closed_since is None:
             self._seats[key].closed_since = now
 
+    def lifelines(self) -> list[bytes]:
+        """Return the connections whose hosts :meth:`note_host` should tell of before every :meth:`tick`."""
+        return [seat.peer for seat in self._seats.values() if seat.live]
+
+    def note_host(self, peer: bytes, silent_s: float | None) -> None:
+        """Note for how long the kernel of a member's host was not heard; None: not known. Counts for one tick."""
+        self._seats[self._peers[peer]].host_silent_s = silent_s
+
     def suspects(self, now: float) -> list[Suspect]:
-        """Return the members of which :meth:`observe` should tell more."""
+        """Return the members whose processes :meth:`note_state` should tell of."""
         return self._liveness.suspects(self._seats.values(), now)
 
-    def observe(self, suspect: Suspect, host_silent_s: float | None, state: str | None, now: float) -> None:
-        """Note what is known of a suspect.
-
-        Args:
-            suspect: one of :meth:`suspects`.
-            host_silent_s: for how long the kernel of its host was not heard; None: not known. Counts for one tick.
-            state: letter of its process in /proc; None: not known.
-            now: seconds on the caller's clock.
-        """
-        seat = self._seats[suspect.role, suspect.rank]
-        seat.host_silent_s = host_silent_s
-        if state is not None:
-            self._liveness.note_state(seat, state, now)
+    def note_state(self, suspect: Suspect, state: str, now: float) -> None:
+        """Note the state of a suspect's process, as in /proc."""
+        self._liveness.note_state(self._seats[suspect.role, suspect.rank], state, now)
 
     def tick(self, now: float) -> list[Action]:
         """Note that time has passed."""

@@ -165,8 +165,8 @@ class Lifeline:
         seat.closed_since = None if self._hub.is_open(self._channel) else seat.closed_since or now
         if self.failure is not None or self.shutdown:
             return
+        seat.host_silent_s = self._hub.host_silent_s(self._channel)
         for suspect in liveness.suspects([seat], now):
-            seat.host_silent_s = self._hub.host_silent_s(self._channel)
             if suspect.host_id == self._hello.host_id:
                 liveness.note_state(seat, process_state(suspect.pid), now)
         reason = liveness.why_dead(seat, True, now)

@@ -52,7 +52,7 @@ class Scheduler:
             for peer in self._listener.lost():
                 self._membership.lost(peer, time.monotonic())
             self._take_ends()
-            self._look_at_suspects(time.monotonic())
+            self._look_around(time.monotonic())
             code = self._perform(self._membership.tick(time.monotonic()))
             if code is not None:
                 return code
@@ -62,11 +62,13 @@ class Scheduler:
             self._perform(self._membership.ended(role, rank, code, time.monotonic()))
         self._membership.is_supervised = self._launcher.reports_ends
 
-    def _look_at_suspects(self, now: float) -> None:
-        """Say what the kernels know of members that are silent."""
+    def _look_around(self, now: float) -> None:
+        """Say what the kernels know of the members' hosts, and of processes of this host that are silent."""
+        for peer in self._membership.lifelines():
+            self._membership.note_host(peer, self._listener.host_silent_s(peer))
         for suspect in self._membership.suspects(now):
-            state = process_state(suspect.pid) if suspect.host_id == self._host_id else None
-            self._membership.observe(suspect, self._listener.host_silent_s(suspect.peer), state, now)
+            if suspect.host_id == self._host_id:
+                self._membership.note_state(suspect, process_state(suspect.pid), now)
 
     def _report_cause(self) -> None:
         cause = self._membership.cause

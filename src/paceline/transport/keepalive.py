@@ -20,6 +20,7 @@ import contextlib
 import socket
 import struct
 import sys
+import time
 
 #: Seconds without a packet from the other host, after which the kernel asks for one; again after as long.
 KEEPALIVE_S = 1
@@ -33,8 +34,9 @@ CONTROL_TIMEOUT_S = 24 * 3600.0
 #: Longest time after which an unanswered packet is sent again; doubling times would double every outage. Linux 6.15.
 _TCP_RTO_MAX_MS, RTO_MAX_MS = 44, 1000
 
-#: ``struct tcp_info`` of linux/tcp.h: 8 bytes, then numbers of 32 bits; 9 of them are skipped. Times are milliseconds.
-_TCP_INFO = struct.Struct("@8x36x4I")
+#: ``struct tcp_info`` of linux/tcp.h, as far as it is used: packets in flight, milliseconds since data and since an
+#: acknowledgement came, bytes that were acknowledged.
+_TCP_INFO = struct.Struct("=24xI24x2I60xQ")
 
 
 def tune(sock: socket.socket, bulk: bool) -> None:
@@ -57,17 +59,35 @@ def tune(sock: socket.socket, bulk: bool) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, RTO_MAX_MS)
 
 
-def host_silent_s(sock: socket.socket) -> float | None:
-    """Return the seconds since the kernel of the other host was heard; None where that is not known."""
-    if sock.family == socket.AF_UNIX:
-        return 0.0
-    if sys.platform != "linux":
-        return None
-    try:
-        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-    except OSError:  # closed
-        return None
-    if len(info) < _TCP_INFO.size:
-        return None
-    _sent, _, data_received, ack_received = _TCP_INFO.unpack(info)
-    return float(min(data_received, ack_received)) / 1000
+class HostWatch:
+    """Tells for how long the host at the other end of a connection is silent.
+
+    Args:
+        sock: connected.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._acknowledged, self._since = -1, 0.0
+
+    def silent_s(self) -> float | None:
+        """Return the seconds since the kernel of the other host was heard, or acknowledged what is sent to it.
+
+        The second is seen only by calling this again and again. Without it a network that carries one way only would
+        look sound at the end that hears. None: not known.
+        """
+        if self._socket.family == socket.AF_UNIX:
+            return 0.0
+        if sys.platform != "linux":
+            return None
+        try:
+            info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+        except OSError:  # closed
+            return None
+        if len(info) < _TCP_INFO.size:
+            return None
+        in_flight, data_ms, ack_ms, acknowledged = _TCP_INFO.unpack(info)
+        now = time.monotonic()
+        if in_flight == 0 or acknowledged != self._acknowledged:
+            self._acknowledged, self._since = acknowledged, now
+        return max(float(min(data_ms, ack_ms)) / 1000, now - self._since)

@@ -27,7 +27,7 @@ from paceline.transport.base import Frames
 from paceline.transport.endpoints import dial, end, listen
 from paceline.transport.handshake import GREETING_BYTES, Agreed, HandshakeError, Initiator, Responder
 from paceline.transport.inbox import Inbox
-from paceline.transport.keepalive import host_silent_s, tune
+from paceline.transport.keepalive import HostWatch, tune
 from paceline.transport.records import ClosedError, Intake, RecordReader, RecordWriter, size_of
 from paceline.transport.security import Security
 from paceline.transport.sender import Sender
@@ -85,7 +85,7 @@ class _Peer:
     """A member that is connected to a listener."""
 
     def __init__(self, identity: bytes, sock: socket.socket) -> None:
-        self.identity, self.socket = identity, sock
+        self.identity, self.socket, self.host = identity, sock, HostWatch(sock)
         self.room = _Room()
         self.thread: threading.Thread | None = None
         self.sender = Sender(identity.decode("ascii", "replace"), keeps=False)
@@ -191,7 +191,7 @@ class SocketListener:
         """Return the seconds since the kernel of the peer's host was heard; None where that is not known."""
         with self._lock:
             found = self._peers.get(peer)
-        return None if found is None else host_silent_s(found.socket)
+        return None if found is None else found.host.silent_s()
 
     def watch_hub(self, hub: SocketHub) -> None:
         """Make ``receive`` return also when something arrives at a hub that the same thread uses."""
@@ -235,6 +235,7 @@ class _Channel:
         self._closed = threading.Event()
         self.sender = Sender(identity.decode("ascii", "replace"), keeps=True)
         self.socket: socket.socket | None = None
+        self.host: HostWatch | None = None
         self.is_open = self.was_open = self.reopened = False
         self.failures = 0
         self.reason = ""
@@ -265,7 +266,7 @@ class _Channel:
                 self.failures, self.reason = self.failures + 1, error.reason
                 self._inbox.wake()
                 return False
-            self.socket = sock
+            self.socket, self.host = sock, HostWatch(sock)
             if self._closed.is_set():
                 return False
             self.sender.open(sock, RecordWriter(agreed.sending, agreed.encrypts))
@@ -355,7 +356,7 @@ class SocketHub:
     def host_silent_s(self, channel: int) -> float | None:
         """Return the seconds since the kernel of the listener's host was heard; None where that is not known."""
         one = self._channels[channel]
-        return host_silent_s(one.socket) if one.is_open and one.socket is not None else None
+        return one.host.silent_s() if one.is_open and one.host is not None else None
 
     def reopened(self) -> list[int]:
         """Return channels that were connected anew since the last call: what was under way may be lost."""

@@ -89,12 +89,13 @@ class Lifecycle:
 
     def close(self) -> None:
         """Leave the store: servers and workers do not wait for this worker any more. Idempotent."""
-        if self._is_closed:
+        if self._is_closed or self._session.has_left:
             return
         self.open()
         self._is_closed = True
         self.finish()
         self.ask_all_servers(m.Leave(self._name), f"leaving store {self._name!r}")
+        self._session.note_closed(self._name)
         self._has_left = True
         for block in self._table.blocks.values():
             block.close()
