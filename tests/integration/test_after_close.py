@@ -9,7 +9,6 @@ from paceline.testing import LocalJob
 VERBS = {
     "init": lambda store: store.init("x", torch.zeros(3)),
     "push": lambda store: store.push("w", torch.ones(3)),
-    "pull": lambda store: store.pull("w", out=torch.zeros(3)),
     "pushpull": lambda store: store.pushpull("w", torch.ones(3)),
     "broadcast": lambda store: store.broadcast("y", torch.ones(3), out=torch.zeros(3)),
     "set_values": lambda store: store.set_values("w", torch.ones(3)),
@@ -44,6 +43,7 @@ def calls_after_close():
         found[what]["backward"] = said(lambda model=model: model(torch.ones(2, 3)).sum().backward())
         found[what]["closed twice"] = said(store.close)
         found[what]["read"] = said(optimizer.state_dict) + said(model.state_dict)
+        found[what]["read"] += said(store.pull, "w", torch.zeros(3))  # this worker has the values
     return found
 
 

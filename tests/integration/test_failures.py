@@ -14,7 +14,7 @@ import torch
 
 import paceline
 from paceline import DistributedOptimizer, kvstore
-from paceline.errors import DeadlineError, KeyMismatchError, PacelineError, PeerDiedError, RemoteError
+from paceline.errors import DeadlineError, JoinTimeoutError, KeyMismatchError, PacelineError, PeerDiedError, RemoteError
 from paceline.testing import LocalJob, listen, tell
 from paceline.transport import new_job_key
 from paceline.wire import messages
@@ -455,6 +455,18 @@ def test_an_optimizer_that_raises_on_the_server_reaches_every_caller(survived):
 
 def test_workers_with_more_steps_go_on_after_the_others_have_left(survived):
     assert [worker["steps"] for worker in survived] == [4, 6]
+
+
+def test_worker_that_never_comes_is_named_after_the_start_timeout():
+    with LocalJob(2, 1, start_timeout_s=6) as job:
+        worker = job.start(0, join)
+        started = time.monotonic()
+        kind, text = worker.result(60)
+        assert kind == JoinTimeoutError.__name__
+        assert "worker 1 did not join within 6 s" in text
+        assert time.monotonic() - started < 30
+        assert job.servers[0].wait(30) != 0
+        assert job.scheduler.wait(30) == 1
 
 
 def test_a_deadline_names_who_is_missing():

@@ -74,7 +74,7 @@ class Sighting(Message):
     role: Role
     rank: Rank
     state: Letter
-    """As in /proc/PID/stat; empty: there is no such process."""
+    """Letter as in /proc/PID/stat; empty: there is no such process."""
 
 
 class Heartbeat(Message, tag=3):
