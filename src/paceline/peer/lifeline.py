@@ -11,8 +11,23 @@
 | member, failed, over | :meth:`Lifeline.leave` | left: the thread has said :class:`~paceline.wire.messages.Bye` |
 
 ``failure`` and ``shutdown`` are set once and never change. The scheduler answers every heartbeat with its news, so news
-that were lost come with the next answer. How the times relate is in :mod:`paceline.peer.client`. The scheduler's side
-is :mod:`paceline.membership`.
+that were lost come with the next answer. The scheduler's side is :mod:`paceline.membership`.
+
+Which silence is a death is decided by :mod:`paceline.membership.liveness`, for the scheduler as for members: its host is
+silent for ``heartbeat_timeout_s``, or its process is and is stopped, or its process is for ``stall_timeout_s``. Only
+members on its host see that it is stopped. The time in which this thread itself did not run, because another one held
+Python's lock or the process was stopped, is not silence of the scheduler.
+
+| time | must exceed |
+|---|---|
+| ``heartbeat_timeout_s`` | several ``heartbeat_interval_s``; the outages of a network that a job survives |
+| ``stall_timeout_s`` | ``heartbeat_timeout_s``; the time for which the scheduler may be starved |
+| ``disconnect_grace_s`` | the time to connect again: at most 1 s, and a handshake |
+| ``start_timeout_s`` and 5 s | the scheduler's ``start_timeout_s``: it knows who is missing |
+| ``timeout_s`` of requests | ``stall_timeout_s``: a death is reported as a death, not as a deadline |
+
+What breaks the guarantees: a scheduler that is stopped on a host without members counts as stalled, which takes longer;
+a thread that holds Python's lock for ``stall_timeout_s`` of the scheduler makes this member dead there.
 """
 
 from __future__ import annotations
@@ -172,6 +187,7 @@ class Lifeline:
         reason = liveness.why_dead(seat, True, now)
         if reason:
             self._fail(describe(m.Death("scheduler", 0, seat.member.host, reason)))
+            return
         self._log(liveness.warnings([seat], now))
 
     def _log(self, actions: Iterable[Action]) -> None:
