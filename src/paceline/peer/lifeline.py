@@ -15,8 +15,8 @@ that were lost come with the next answer. The scheduler's side is :mod:`paceline
 
 Which silence is a death is decided by :mod:`paceline.membership.liveness`, for the scheduler as for members. Either its
 host is silent for ``heartbeat_timeout_s``; or its process is silent for as long and is stopped, which only members on
-its host see; or its process is silent for ``stall_timeout_s``. The time in which this thread itself did not run, because
-another one held Python's lock or the process was stopped, is not silence of the scheduler.
+its host see; or its process is silent for ``stall_timeout_s``. The time in which this thread itself did not run,
+because another one held Python's lock or the process was stopped, is not silence of the scheduler.
 
 | time | must exceed |
 |---|---|
