@@ -25,9 +25,10 @@ from paceline.errors import ProtocolError
 from paceline.transport.admission import HANDSHAKE_S, Gate
 from paceline.transport.allocator import keep_freed_frames
 from paceline.transport.base import Frames
-from paceline.transport.endpoints import dial, end, listen, tune
+from paceline.transport.endpoints import dial, end, listen
 from paceline.transport.handshake import GREETING_BYTES, Agreed, HandshakeError, Initiator, Responder
 from paceline.transport.inbox import Inbox
+from paceline.transport.keepalive import HostWatch, tune
 from paceline.transport.records import ClosedError, Intake, RecordReader, RecordWriter, size_of
 from paceline.transport.security import Security
 from paceline.transport.sender import Sender
@@ -46,7 +47,7 @@ REFUSALS = 3
 #: Takes a message: frames, bytes, and what to release when it is used.
 _Put: TypeAlias = Callable[[Sequence[Any], int, threading.Semaphore], None]
 
-_FIRST_RETRY_S, _LAST_RETRY_S = 0.05, 1.0
+FIRST_RETRY_S, LAST_RETRY_S = 0.05, 1.0
 
 
 class _Room:
@@ -85,7 +86,7 @@ class _Peer:
     """A member that is connected to a listener."""
 
     def __init__(self, identity: bytes, sock: socket.socket) -> None:
-        self.identity, self.socket = identity, sock
+        self.identity, self.socket, self.host = identity, sock, HostWatch(sock)
         self.room = _Room()
         self.thread: threading.Thread | None = None
         self.sender = Sender(identity.decode("ascii", "replace"), keeps=False)
@@ -120,7 +121,7 @@ class SocketListener:
     ) -> None:
         if bulk:
             keep_freed_frames()
-        self._watch = watch
+        self._watch, self._bulk = watch, bulk
         self._pid = os.getpid()
         self._inbox: Inbox[bytes] = Inbox()
         self._peers: dict[bytes, _Peer] = {}
@@ -143,7 +144,7 @@ class SocketListener:
         self._gate = Gate(sockets, lambda local: Responder(psk, security.encrypt, local), self._admit)
 
     def _admit(self, sock: socket.socket, agreed: Agreed) -> None:
-        tune(sock)
+        tune(sock, self._bulk)
         peer = _Peer(agreed.identity, sock)
         peer.sender.open(sock, RecordWriter(agreed.sending, agreed.encrypts))
         with self._lock:
@@ -189,6 +190,12 @@ class SocketListener:
             lost, self._lost = self._lost, []
         return lost
 
+    def host_silent_s(self, peer: bytes) -> float | None:
+        """Return the seconds since the kernel of the peer's host was heard; None where that is not known."""
+        with self._lock:
+            found = self._peers.get(peer)
+        return None if found is None else found.host.silent_s()
+
     def watch_hub(self, hub: SocketHub) -> None:
         """Make ``receive`` return also when something arrives at a hub that the same thread uses."""
         hub.add_inbox(self._inbox)
@@ -225,11 +232,13 @@ class _Channel:
 
     def __init__(self, index: int, address: str, identity: bytes, security: Security, bulk: bool, inbox: Inbox[int]):
         self._index, self._address, self._identity, self._security = index, address, identity, security
+        self._bulk = bulk
         self._room = _Room()
         self._inbox = inbox
         self._closed = threading.Event()
         self.sender = Sender(identity.decode("ascii", "replace"), keeps=True)
         self.socket: socket.socket | None = None
+        self.host: HostWatch | None = None
         self.is_open = self.was_open = self.reopened = False
         self.failures = 0
         self.reason = ""
@@ -237,14 +246,14 @@ class _Channel:
         self._thread.start()
 
     def _run(self) -> None:
-        pause_s = _FIRST_RETRY_S
+        pause_s = FIRST_RETRY_S
         while not self._closed.is_set():
             with contextlib.suppress(OSError):
                 if self._connect_once():
-                    pause_s = _FIRST_RETRY_S
+                    pause_s = FIRST_RETRY_S
             if self._closed.wait(pause_s):
                 return
-            pause_s = min(_LAST_RETRY_S, 2 * pause_s)
+            pause_s = min(LAST_RETRY_S, 2 * pause_s)
 
     def _connect_once(self) -> bool:
         """Use one connection until it ends; False when there was none.
@@ -253,14 +262,14 @@ class _Channel:
             OSError: nobody listens there, or he does not answer.
         """
         with dial(self._address) as sock:
-            tune(sock)
+            tune(sock, self._bulk)
             try:
                 agreed = self._greet(sock)
             except HandshakeError as error:
                 self.failures, self.reason = self.failures + 1, error.reason
                 self._inbox.wake()
                 return False
-            self.socket = sock
+            self.socket, self.host = sock, HostWatch(sock)
             if self._closed.is_set():
                 return False
             self.sender.open(sock, RecordWriter(agreed.sending, agreed.encrypts))
@@ -347,6 +356,11 @@ class SocketHub:
     def is_open(self, channel: int) -> bool:
         """Tell whether the channel is connected now."""
         return self._channels[channel].is_open
+
+    def host_silent_s(self, channel: int) -> float | None:
+        """Return the seconds since the kernel of the listener's host was heard; None where that is not known."""
+        one = self._channels[channel]
+        return one.host.silent_s() if one.is_open and one.host is not None else None
 
     def reopened(self) -> list[int]:
         """Return channels that were connected anew since the last call: what was under way may be lost."""

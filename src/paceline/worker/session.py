@@ -57,6 +57,7 @@ class Session:
         self._pid = os.getpid()
         self._closers: list[Callable[[], None]] = []
         self._gathers: Counter[str] = Counter()
+        self._closed_stores: set[str] = set()
         self._closed = False
         self._client = Client(make_hub(), check=self._check_open)
         self._lifeline = Lifeline(settings, make_hub(), on_change=self._client.wake)
@@ -147,6 +148,8 @@ class Session:
         self, channel: int, body: m.Request, what: str, frames: Frames = (), on_answer: OnAnswer | None = None
     ) -> Call:
         self._check_open()
+        if self._closed_stores:
+            self._check_store(body)
         return self._client.ask(channel, body, what, frames, on_answer)
 
     @property
@@ -171,6 +174,11 @@ class Session:
         """
         self.check_process()
         self._lifeline.check()
+
+    def _check_store(self, body: m.Request) -> None:
+        store = getattr(body, "store", None)
+        if store in self._closed_stores and not isinstance(body, m.AskStats | m.GetState):
+            raise PacelineError(f"store {store!r} is closed on worker {self.rank}; create another one")
 
     def _check_open(self) -> None:
         self.check_process()
@@ -277,6 +285,15 @@ class Session:
     def on_close(self, closer: Callable[[], None]) -> None:
         """Register a function that is called before the connections close."""
         self._closers.append(closer)
+
+    def note_closed(self, store: str) -> None:
+        """Refuse requests on a store that this worker has left; its counters and states can still be read."""
+        self._closed_stores.add(store)
+
+    @property
+    def has_left(self) -> bool:
+        """Whether this worker has left the job."""
+        return self._closed
 
     @property
     def failure(self) -> PacelineError | None:

@@ -93,7 +93,7 @@ class Lifecycle:
 
         Does nothing in a forked child. If the job has failed, it only releases what this worker holds.
         """
-        if self._is_closed or not self._session.is_own:
+        if self._is_closed or self._session.has_left or not self._session.is_own:
             return
         if self._session.failure is not None:
             self._release()
@@ -102,6 +102,7 @@ class Lifecycle:
         self._is_closed = True
         self.finish()
         self.ask_all_servers(m.Leave(self._name), f"leaving store {self._name!r}")
+        self._session.note_closed(self._name)
         self._release()
 
     def _release(self) -> None:
