@@ -47,6 +47,9 @@ _Put: TypeAlias = Callable[[Sequence[Any], int, threading.Semaphore], None]
 
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.05, 1.0
 
+#: How long ``close`` waits for all threads together; each of them has little to do by then.
+_JOIN_S = 1.0
+
 
 class _Room:
     """Room for messages that are read and not taken yet."""
@@ -74,10 +77,14 @@ def _read(sock: socket.socket, agreed: Agreed, name: str, room: _Room, put: _Put
             frames = reader.message()
             size = sum(map(size_of, frames))
             put(frames, size, room.wait(size))
+            del frames  # the next message may take long, and this one's memory is not needed here
     except ProtocolError as error:
         logger.warning("closed the connection with %s: %s", name, error)
     except (OSError, ClosedError):
         pass
+    except Exception:
+        # Thread border: a connection that is not read any more must end, or its peer waits for ever.
+        logger.exception("closed the connection with %s", name)
 
 
 class _Peer:
@@ -94,11 +101,11 @@ class _Peer:
         end(self.socket)
         self.room.end()
 
-    def join(self) -> None:
-        """Wait for the threads."""
+    def join(self, until: float) -> None:
+        """Wait for the threads, until a time."""
         if self.thread is not None:
-            self.thread.join(1.0)
-        self.sender.join()
+            self.thread.join(max(0.0, until - time.monotonic()))
+        self.sender.join(until)
 
 
 class SocketListener:
@@ -163,8 +170,10 @@ class SocketListener:
         peer.sender.close()
         peer.socket.close()
         with self._lock:
-            if self._peers.get(peer.identity) is peer:
+            is_last = self._peers.get(peer.identity) is peer
+            if is_last:
                 del self._peers[peer.identity]
+            if is_last and self._watch:
                 self._lost.append(peer.identity)
         if self._watch:
             self._inbox.wake()
@@ -181,7 +190,7 @@ class SocketListener:
             found.sender.send(frames, urgency)
 
     def lost(self) -> list[bytes]:
-        """Return peers whose connection has closed since the last call."""
+        """Return peers whose connection has closed since the last call; only with ``watch``."""
         with self._lock:
             lost, self._lost = self._lost, []
         return lost
@@ -206,8 +215,9 @@ class SocketListener:
         for peer in peers:
             peer.end()
         # A thread that is in the cipher while the interpreter ends would abort the process.
+        until = time.monotonic() + _JOIN_S
         for peer in peers:
-            peer.join()
+            peer.join(until)
 
 
 def _close_all(senders: Sequence[Sender], linger_s: float) -> None:
@@ -251,14 +261,14 @@ class _Channel:
         """
         with dial(self._address) as sock:
             tune(sock)
+            self.socket = sock
+            if self._closed.is_set():  # end() may have come before there was a socket
+                return False
             try:
                 agreed = self._greet(sock)
             except HandshakeError as error:
                 self.failures, self.reason = self.failures + 1, error.reason
                 self._inbox.wake()
-                return False
-            self.socket = sock
-            if self._closed.is_set():
                 return False
             self.sender.open(sock, RecordWriter(agreed.sending, agreed.encrypts))
             self.reopened |= self.was_open
@@ -295,10 +305,10 @@ class _Channel:
         """Connect no more."""
         self._closed.set()
 
-    def join(self) -> None:
-        """Wait for the threads."""
-        self._thread.join(1.0)
-        self.sender.join()
+    def join(self, until: float) -> None:
+        """Wait for the threads, until a time."""
+        self._thread.join(max(0.0, until - time.monotonic()))
+        self.sender.join(until)
 
     def end(self) -> None:
         """Have the thread that reads end."""
@@ -371,5 +381,6 @@ class SocketHub:
         for channel in self._channels:
             channel.end()
         # A thread that is in the cipher while the interpreter ends would abort the process.
+        until = time.monotonic() + _JOIN_S
         for channel in self._channels:
-            channel.join()
+            channel.join(until)

@@ -251,6 +251,11 @@ class Session:
         """Register a function that is called before the connections close."""
         self._closers.append(closer)
 
+    def remove_closer(self, closer: Callable[[], None]) -> None:
+        """Undo :meth:`on_close`."""
+        if closer in self._closers:
+            self._closers.remove(closer)
+
     @property
     def failure(self) -> PacelineError | None:
         """The error with which the job has failed; None while it has not failed."""
@@ -266,7 +271,7 @@ class Session:
             return
         try:
             if not reason and self.failure is None:
-                for closer in self._closers:
+                for closer in list(self._closers):
                     closer()
         except BaseException as error:
             # Process border: the other members learn why this worker could not leave.

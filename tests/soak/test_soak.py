@@ -1,0 +1,64 @@
+"""The short form: every mode over every transport; and proofs that the soak sees what grows."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass, field
+
+import pytest
+
+from tests.soak.__main__ import FRONTS, MODES, problems_of
+from tests.soak.census import census, grown
+from tests.soak.job import Outcome, Trial
+from tests.soak.samples import MIB, Sample, growth, sample, slope
+
+#: What the C library's allocator and the interpreter take and keep by chance, spread over the steps.
+MOST_BYTES_PER_STEP = 200.0
+
+
+@dataclass
+class Table:
+    __module__ = "paceline.made_up"
+    rows: list[int] = field(default_factory=list)
+
+
+def test_census_counts_tables_objects_and_globals():
+    table = Table()
+    before = census()
+    table.rows.extend(range(500))
+    kept = [threading.Event() for _ in range(200)]
+    more = grown(before, census(), 100)
+    assert more["Table.rows"] == 500
+    assert more["objects threading.Event"] == len(kept)
+
+
+def test_a_line_is_fitted_and_descriptors_and_threads_are_compared():
+    assert slope([(0.0, 1.0), (1.0, 3.0), (2.0, 5.0)]) == pytest.approx(2.0)
+    samples = [Sample(60.0 * i, int((100 + 2 * i) * MIB), 10 + (i > 6), 5) for i in range(9)]
+    found = growth(samples)
+    assert found.mib_per_minute == pytest.approx(2.0)
+    assert (found.descriptors, found.threads) == (1, 0)
+    assert len(problems_of(Outcome(found, 0.0, {}, samples))) == 2
+
+
+def test_a_sample_sees_memory_and_descriptors():
+    before = sample(os.getpid(), 0.0)
+    block, files = bytearray(os.urandom(1 << 20) * 16), os.pipe()
+    after = sample(os.getpid(), 1.0)
+    assert after.memory_bytes - before.memory_bytes >= len(block) * 0.9
+    assert after.descriptors == before.descriptors + 2
+    for one in files:
+        os.close(one)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_nothing_grows_in_5000_steps(mode: str) -> None:
+    trial = Trial([mode], FRONTS, ["shm", "tcp"], servers=1, warm_up=(300, 0), measured=(700, 0), interval_s=0.2)
+    outcomes = trial.run()
+    assert trial.steps * len(FRONTS) >= 4000
+    for name, one in outcomes.items():
+        assert not one.grown, f"{name}: {one.grown}"
+        assert one.bytes_per_step < MOST_BYTES_PER_STEP, name
+        assert not one.growth.descriptors, name
+        assert not one.growth.threads, name
