@@ -147,16 +147,17 @@ USES = {
 }  # fmt: skip
 
 
-def repeat(name: str, times: tuple[int, int]) -> None:
-    """Use something so many times, tell what this process holds, use it again, tell again."""
-    use, number = USES[name](), 0
-    for more in times:
-        for _ in range(more):
-            use(number)
-            number += 1
-        current_session().gather("done", b"")
-        tell(census())
-        listen(600.0)
+def repeat(times: dict[str, tuple[int, int]]) -> None:
+    """Use one thing after the other so many times, tell what this process holds, use it again, tell again."""
+    for name, counts in times.items():
+        use, number = USES[name](), 0
+        for more in counts:
+            for _ in range(more):
+                use(number)
+                number += 1
+            current_session().gather("done", b"")
+            tell(census())
+            listen(600.0)
 
 
 def memory_of_a_closed_store() -> list[bool]:

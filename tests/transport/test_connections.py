@@ -133,7 +133,7 @@ def test_a_reader_that_fails_ends_its_connection_only(
         return found
 
     monkeypatch.setattr(RecordReader, "message", fail_once)
-    until(lambda: hub.is_open(0))
+    exchange(hub, listener, [b"the readers wait in the method as it was"])
     hub.send(0, [b"lost"])
     until(hub.reopened, hub)
     exchange(hub, listener, [b"after"])

@@ -12,11 +12,11 @@ the kernel or in the cipher, without the interpreter's lock.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -49,6 +49,18 @@ _FIRST_RETRY_S, _LAST_RETRY_S = 0.05, 1.0
 
 #: How long ``close`` waits for all threads together; each of them has little to do by then.
 _JOIN_S = 1.0
+
+
+_open: weakref.WeakSet[SocketHub | SocketListener] = weakref.WeakSet()
+
+
+def close_all() -> None:
+    """Close what is still open, before the interpreter ends.
+
+    A thread that comes back from the cipher while the interpreter is torn down aborts the process.
+    """
+    for one in list(_open):
+        one.close()
 
 
 class _Room:
@@ -144,6 +156,7 @@ class SocketListener:
                 sock.close()
             raise
         self.addresses = tuple(found)
+        _open.add(self)
         psk = security.psk
         self._gate = Gate(sockets, lambda local: Responder(psk, security.encrypt, local), self._admit)
 
@@ -246,9 +259,14 @@ class _Channel:
     def _run(self) -> None:
         pause_s = _FIRST_RETRY_S
         while not self._closed.is_set():
-            with contextlib.suppress(OSError):
+            try:
                 if self._connect_once():
                     pause_s = _FIRST_RETRY_S
+            except OSError:  # nobody listens there now
+                pass
+            except Exception:
+                # Thread border: without this thread the connection would never be made again.
+                logger.exception("the connection to %s failed", self._address)
             if self._closed.wait(pause_s):
                 return
             pause_s = min(_LAST_RETRY_S, 2 * pause_s)
@@ -329,6 +347,7 @@ class SocketHub:
         self._channels: list[_Channel] = []
         self._inbox: Inbox[int] = Inbox()
         self._closed = False
+        _open.add(self)
 
     def connect(self, address: str, identity: bytes, *, bulk: bool = False) -> int:
         """Open a channel; returns its index."""
