@@ -20,16 +20,22 @@ _SIZED = (dict, list, set, frozenset, deque, tuple, bytearray)
 
 def census() -> Census:
     """Count what this process holds. Tables are the containers that objects and modules of paceline refer to."""
+    _count()  # looking at an object makes others: its dictionary, a tensor's storage
+    return _count()
+
+
+def _count() -> Census:
     gc.collect()
     objects = gc.get_objects()
     found: Counter[str] = Counter()
     storages: dict[int, int] = {}
     for one in objects:
         kind = type(one)
-        found[f"objects {kind.__module__}.{kind.__qualname__}"] += 1
+        module = str(kind.__module__)  # of some types it is a descriptor
+        found[f"objects {module}.{kind.__qualname__}"] += 1
         if issubclass(kind, torch.Tensor) and one.layout is torch.strided and one.device.type == "cpu":
             storages[one.untyped_storage().data_ptr()] = one.untyped_storage().nbytes()
-        elif kind.__module__.startswith("paceline"):
+        elif module.startswith("paceline"):
             for name, value in _attributes(one):
                 found[f"{kind.__qualname__}.{name}"] += _length(value)
     for module, name, value in _globals():

@@ -135,7 +135,10 @@ class Trial:
         waiting = list(job.workers)
         while waiting:
             for name, one in job.names().items():
-                self.samples.setdefault(name, []).append(sample(one.pid, time.monotonic()))
+                try:
+                    self.samples.setdefault(name, []).append(sample(one.pid, time.monotonic()))
+                except OSError:
+                    raise RuntimeError(f"{name} has ended\n{job.report()}") from None
             if time.monotonic() > deadline:
                 raise TimeoutError(f"workers still run\n{job.report()}")
             try:

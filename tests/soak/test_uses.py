@@ -10,7 +10,7 @@ from tests.soak.job import SoakJob
 from tests.soak.uses import USES, memory_of_a_closed_store, repeat
 
 #: Repetitions before the first count, and between the two counts. The first fill what is bounded.
-TIMES = {name: (40, 400) for name in USES} | {"barriers": (300, 3000), "lists": (600, 1000), "reconnects": (40, 300)}
+TIMES = dict.fromkeys(USES, (40, 400)) | {"barriers": (300, 3000), "lists": (600, 1000), "reconnects": (40, 300)}
 
 
 def counted(job: SoakJob) -> dict[str, Census]:

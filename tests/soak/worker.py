@@ -27,8 +27,8 @@ TRANSPORTS = {
 }
 CODEC = {"type": "2bit", "threshold": 0.01}
 
-#: Steps between two questions whether to go on.
-CHUNK = 50
+#: Steps between two questions whether to go on. After so many, every way to train stands as it did before.
+CHUNK = 48
 
 Step = Callable[[], object]
 

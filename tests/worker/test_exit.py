@@ -45,8 +45,8 @@ def exit_twice():
     atexit.register(say_who_lives)
     store = kvstore.create("dist_sync")
     store.close()
-    current_session().close()
-    current_session().close()
+    store.session.close()
+    store.session.close()
 
 
 @pytest.mark.parametrize("transport", [{}, {"unix_sockets": False, "shared_memory": False}])
