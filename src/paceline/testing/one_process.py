@@ -38,8 +38,8 @@ class _Session:
     def on_close(self, closer: Callable[[], None]) -> None:
         """Nothing: a test closes stores itself."""
 
-    def remove_closer(self, closer: Callable[[], None]) -> None:
-        """Nothing, as there are none."""
+    def forget_store(self, name: str, closer: Callable[[], None]) -> None:
+        """Nothing, as there are no functions to call."""
 
     def note_round(self, round: int) -> None:
         """Nothing: there is no scheduler."""

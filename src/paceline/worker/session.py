@@ -251,10 +251,12 @@ class Session:
         """Register a function that is called before the connections close."""
         self._closers.append(closer)
 
-    def remove_closer(self, closer: Callable[[], None]) -> None:
-        """Undo :meth:`on_close`."""
+    def forget_store(self, name: str, closer: Callable[[], None]) -> None:
+        """Undo :meth:`on_close` for a store that is closed, and forget the gathers that were named after it."""
         if closer in self._closers:
             self._closers.remove(closer)
+        for one in [one for one in self._gathers if one.rpartition("/")[0] == name]:
+            del self._gathers[one]
 
     @property
     def failure(self) -> PacelineError | None:

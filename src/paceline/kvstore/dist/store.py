@@ -398,4 +398,4 @@ class DistStore(KVStore):
         the servers forget it. Until then a store takes memory on all servers, and here also if nobody refers to it.
         """
         self.lifecycle.close()
-        self.session.remove_closer(self.lifecycle.finish)
+        self.session.forget_store(self.name, self.lifecycle.finish)
