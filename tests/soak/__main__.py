@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from rich.table import Table
 
 from tests.soak.job import Outcome, Trial
 from tests.soak.picture import draw, listed
+from tests.soak.repetitions import left_by
 from tests.soak.worker import TRANSPORTS
 
 MODES = ("dist_sync", "dist_async", "dist_ssync", "dist_gsync", "dist_ksync")
@@ -30,7 +32,7 @@ LIMIT_MIB_PER_MINUTE = 1.0
 def main() -> int:
     """Run a job per mode; the exit code is 0 if nothing grew."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
-    parser.add_argument("--mode", nargs="+", choices=MODES, default=MODES, help="types of stores (default: all)")
+    parser.add_argument("--mode", nargs="+", choices=MODES, default=list(MODES), help="types of stores (default: all)")
     parser.add_argument("--front", nargs="+", default=FRONTS, help=f"ways to train (default: {' '.join(FRONTS)})")
     parser.add_argument(
         "--transport", nargs="+", choices=list(TRANSPORTS), default=list(TRANSPORTS),
@@ -40,6 +42,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600, help="of each job, the warm-up included (default: 600)")
     parser.add_argument("--warm-up", type=float, default=60, help="seconds that are not judged (default: 60)")
     parser.add_argument("--steps", type=int, default=5000, help="that are judged at least (default: 5000)")
+    parser.add_argument(
+        "--repetitions", type=int, default=1000, help="of what a program may repeat: stores, optimizers, reconnections "
+        "and so on; 0: none (default: 1000)",
+    )  # fmt: skip
     parser.add_argument("--picture", type=Path, default=Path("soak.svg"), help="where to draw (default: soak.svg)")
     options = parser.parse_args()
     outcomes: dict[str, Mapping[str, Outcome]] = {}
@@ -55,13 +61,26 @@ def main() -> int:
         report[mode] = {"steps": trial.steps, "seconds": round(time.monotonic() - began)}
         report[mode] |= {"processes": {name: _figures(one) for name, one in outcomes[mode].items()}}
         console.print(_table(mode, trial.steps, outcomes[mode]))
-    draw(outcomes, options.picture)
+    if outcomes:
+        draw(outcomes, options.picture)
     problems = [f"{mode}, {name}: {text}" for mode, name, one in listed(outcomes) for text in problems_of(one)]
+    problems += _left(options.repetitions) if options.repetitions else []
     for problem in problems:
         console.print(f"[red]{problem}[/red]")
     worst = max((one.growth.mib_per_minute for _, _, one in listed(outcomes)), default=0.0)
     print(json.dumps({"problems": problems, "worst_mib_per_minute": round(worst, 3), "modes": report}))
     return 1 if problems else 0
+
+
+def _left(times: int) -> list[str]:
+    """Repeat what a program may repeat; returns what that left."""
+    with tempfile.TemporaryDirectory() as folder:
+        return [
+            f"{times} times {use}, {who}: {name} grew by {more}"
+            for use, left in left_by(times, Path(folder))
+            for who, what in left.items()
+            for name, more in what.items()
+        ]
 
 
 def problems_of(one: Outcome) -> list[str]:
