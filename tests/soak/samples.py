@@ -16,7 +16,8 @@ class Sample:
 
     Attributes:
         at_s: when.
-        memory_bytes: memory of its own, and its share of what it shares (PSS): shared memory counts once in a sum.
+        memory_bytes: memory of its own, and its share of shared memory (PSS): that counts once in a sum. Without mapped
+            programs and libraries: its share of those depends on what else runs on this host.
         descriptors: open files.
         threads: of the process.
     """
@@ -33,9 +34,10 @@ def sample(pid: int, at_s: float) -> Sample:
     Raises:
         OSError: it has ended.
     """
-    memory = next(line for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines() if "Pss:" in line)
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    memory = sum(int(line.split()[1]) for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
     descriptors = len(os.listdir(f"/proc/{pid}/fd"))
-    return Sample(at_s, int(memory.split()[1]) * 1024, descriptors, len(os.listdir(f"/proc/{pid}/task")))
+    return Sample(at_s, memory * 1024, descriptors, len(os.listdir(f"/proc/{pid}/task")))
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
