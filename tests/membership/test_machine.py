@@ -193,7 +193,7 @@ def test_claim_needs_the_token_and_gives_the_member_a_further_connection() -> No
 
 
 def test_server_work_is_not_the_schedulers() -> None:
-    assert "does not take Leave" in refusal(joined().handle(b"worker-0", 3, m.Leave("s"), 1.0))
+    assert "does not take Pause" in refusal(joined().handle(b"worker-0", 3, m.Pause("s"), 1.0))
 
 
 # ---- barriers and keys -----------------------------------------------------------------------------------------------
