@@ -156,5 +156,5 @@ class Trial:
         samples = self.samples[name]
         elapsed = samples[-1].at_s - samples[0].at_s
         line = slope([(one.at_s, float(one.memory_bytes)) for one in samples])
-        more = grown(before, after, max(30, self.steps // 50))
+        more = grown(before, after, max(20, self.steps // 50))
         return Outcome(growth(samples), line * elapsed / max(1, self.steps), more, samples)

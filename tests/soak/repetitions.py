@@ -10,7 +10,7 @@ from tests.soak.job import SoakJob
 from tests.soak.uses import USES, repeat
 
 #: Repetitions that fill what is bounded, where that takes more than a few.
-_WARM_UP = {"lists": 300, "barriers": 100}
+_WARM_UP = {"lists": 300, "barriers": 50}
 
 
 def left_by(times: int, folder: Path) -> Iterator[tuple[str, dict[str, Mapping[str, int]]]]:
@@ -18,7 +18,7 @@ def left_by(times: int, folder: Path) -> Iterator[tuple[str, dict[str, Mapping[s
 
     Descriptors must not grow at all, other counts by less than one in three repetitions.
     """
-    counts = {name: (_WARM_UP.get(name, 20), times) for name in USES}
+    counts = {name: (_WARM_UP.get(name, 10), times) for name in USES}
     with SoakJob(["shm", "tcp"], 2, folder, encrypt=False, check_rules=False) as job:
         job.start_all(repeat, counts)
         for name in counts:

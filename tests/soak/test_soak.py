@@ -54,12 +54,11 @@ def test_a_sample_sees_memory_and_descriptors():
         os.close(one)
 
 
-def test_nothing_grows_in_5000_steps() -> None:
-    """Steps of all ways to train, in all modes, by one job: it starts once."""
-    trial = Trial(MODES, FRONTS, ["shm", "tcp"], servers=1, warm_up=(96, 0), measured=(192, 0), interval_s=0.2)
+def test_nothing_grows_with_steps() -> None:
+    """All ways to train, in all modes, by one job: it starts once. ``make soak`` takes 5,000 steps and more of each."""
+    trial = Trial(MODES, FRONTS, ["shm", "tcp"], servers=1, warm_up=(24, 0), measured=(48, 0), interval_s=0.2)
     outcomes = trial.run()
     steps = trial.steps * len(MODES) * len(FRONTS)
-    assert steps >= 5000
     for name, one in outcomes.items():
         assert not one.grown, f"{name}: {one.grown}"
         assert one.bytes_per_step * trial.steps / steps < MOST_BYTES_PER_STEP, name

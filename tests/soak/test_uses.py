@@ -10,7 +10,7 @@ from tests.soak.uses import memory_of_a_closed_store
 
 
 def test_repetitions_leave_nothing(tmp_path: Path) -> None:
-    left = {(use, who): what for use, more in left_by(60, tmp_path) for who, what in more.items() if what}
+    left = {(use, who): what for use, more in left_by(40, tmp_path) for who, what in more.items() if what}
     assert left == {}
 
 

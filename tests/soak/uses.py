@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import random
 import weakref
@@ -15,7 +16,7 @@ from paceline import kvstore
 from paceline.testing import listen, tell
 from paceline.transport import sockets
 from paceline.worker.session import current_session
-from tests.soak.census import census
+from tests.soak.census import census, leave_out_what_is_there
 from tests.soak.worker import CODEC, net
 
 Use = Callable[[int], object]
@@ -151,6 +152,8 @@ USES = {
 
 def repeat(times: dict[str, tuple[int, int]]) -> None:
     """Use one thing after the other so many times, tell what this process holds, use it again, tell again."""
+    importlib.import_module("torch._dynamo")  # as an optimizer would
+    leave_out_what_is_there()
     for name, counts in times.items():
         use, number = USES[name](), 0
         for more in counts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from paceline.gluon import Trainer, backward, replicate
 from paceline.kvstore.dist import DistStore
 from paceline.testing import listen, tell
 from paceline.worker.session import current_session
-from tests.soak.census import census
+from tests.soak.census import census, leave_out_what_is_there
 
 #: Environment of a worker for each transport.
 TRANSPORTS = {
@@ -28,7 +29,7 @@ TRANSPORTS = {
 CODEC = {"type": "2bit", "threshold": 0.01}
 
 #: Steps between two questions whether to go on. After so many, every way to train stands as it did before.
-CHUNK = 48
+CHUNK = 24
 
 Step = Callable[[], object]
 
@@ -139,6 +140,8 @@ def work(modes: Sequence[str], fronts: Sequence[str], phases: Sequence[tuple[int
         fronts: names of ways to train, ``+codec`` for the same with a codec.
         phases: at least so many steps, for at least so many seconds.
     """
+    importlib.import_module("torch._dynamo")  # as an optimizer would
+    leave_out_what_is_there()
     session = current_session()
     made = [FRONTS[front.removesuffix("+codec")](mode, front.endswith("+codec")) for mode in modes for front in fronts]
     for steps, seconds in phases:
