@@ -13,7 +13,7 @@ from tests.soak.job import Outcome, Trial
 from tests.soak.samples import MIB, Sample, growth, sample, slope
 
 #: What the C library's allocator and the interpreter take and keep by chance, spread over the steps.
-MOST_BYTES_PER_STEP = 200.0
+MOST_BYTES_PER_STEP = 1000.0
 
 
 class Table:
@@ -61,6 +61,8 @@ def test_nothing_grows_with_steps() -> None:
     steps = trial.steps * len(MODES) * len(FRONTS)
     for name, one in outcomes.items():
         assert not one.grown, f"{name}: {one.grown}"
-        assert one.bytes_per_step * trial.steps / steps < MOST_BYTES_PER_STEP, name
+        per_step = one.bytes_per_step * trial.steps / steps
+        print(f"{name}: {per_step:+.0f} bytes per step")
+        assert per_step < MOST_BYTES_PER_STEP, name
         assert not one.growth.descriptors, name
         assert not one.growth.threads, name
