@@ -78,6 +78,17 @@ class Outcome:
     output: str
     missed: bool = False
 
+    @property
+    def kind(self) -> str:
+        """Return what went wrong in a word: ``hung``, ``left running``, ``wrong``; empty if all is well."""
+        if not self.problem:
+            return ""
+        return next((kind for kind, begin in _KINDS.items() if self.problem.startswith(begin)), "wrong")
+
+
+#: How a problem of each kind begins; all others are ``wrong``: the wrong process was named, or none.
+_KINDS = {"hung": "no end within", "left running": "left running"}
+
 
 def draw(seed: int, workers: int = 3, servers: int = 2) -> Trial:
     """Draw a trial; the same for the same arguments."""

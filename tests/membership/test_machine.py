@@ -206,7 +206,7 @@ def test_claim_needs_the_token_and_gives_the_member_a_further_connection() -> No
 
 
 def test_server_work_is_not_the_schedulers() -> None:
-    assert "does not take Leave" in refusal(joined().handle(b"worker-0", 3, m.Leave("s"), 1.0))
+    assert "does not take Pause" in refusal(joined().handle(b"worker-0", 3, m.Pause("s"), 1.0))
 
 
 # ---- barriers and keys -----------------------------------------------------------------------------------------------
@@ -315,6 +315,23 @@ def test_lookup_waits_until_all_its_keys_are_published() -> None:
         (b"worker-1", 2, m.Found([BLOCK, other]))
     ]
     assert answers(members.handle(b"worker-1", 4, m.Lookup("s", ["v"]), 1.0)) == [(b"worker-1", 4, m.Found([other]))]
+
+
+def test_blocks_of_a_store_are_forgotten_when_all_workers_have_left_it_or_the_job() -> None:
+    members = joined()
+    for store in ("s", "t"):
+        members.handle(b"worker-0", 2, m.Publish(store, [BLOCK]), 1.0)
+        assert answers(members.handle(b"worker-0", 3, m.Leave(store), 1.0)) == [(b"worker-0", 3, m.Done())]
+    find = m.Lookup("s", ["w"])
+    assert answers(members.handle(b"worker-1", 2, find, 1.0)) == [(b"worker-1", 2, m.Found([BLOCK]))]
+    members.handle(b"worker-1", 3, m.Leave("s"), 1.0)
+    assert members.handle(b"worker-0", 4, find, 1.0) == []
+    assert answers(members.handle(b"worker-0", 5, m.Publish("s", [BLOCK]), 1.0))[1:] == [
+        (b"worker-0", 4, m.Found([BLOCK]))
+    ]
+    members.handle(b"worker-1", 4, m.Bye(""), 1.0)
+    assert members.handle(b"worker-0", 6, m.Lookup("t", ["w"]), 1.0) == []
+    assert answers(members.handle(b"worker-0", 7, find, 1.0)) == [(b"worker-0", 7, m.Found([BLOCK]))]
 
 
 def test_status_tells_rounds_and_silence_but_no_tokens() -> None:

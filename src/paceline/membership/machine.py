@@ -139,6 +139,10 @@ class Membership:
                 return [Answer(peer, seq, m.Done()), *self._directory.publish(body.store, body.blocks)]
             case m.Lookup():
                 return self._look_up(Waiting(peer, seq, frozenset(body.keys)), body.store)
+            case m.Leave():
+                self._directory.leave(body.store, key)
+                self._directory.forget(self._expected())
+                return [Answer(peer, seq, m.Done())]
             case m.AskStatus():
                 return [Answer(peer, seq, self.status(now))]
             case m.AskAbsent():
@@ -361,6 +365,7 @@ class Membership:
 
     def _left(self, seat: Seat, now: float) -> list[Action]:
         seat.left = True
+        self._directory.forget(self._expected())
         workers = [one for (role, _), one in self._seats.items() if role == "worker"]
         if self.complete and all(not one.live for one in workers) and self._ending is None:
             self._ending = now

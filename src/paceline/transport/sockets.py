@@ -12,12 +12,12 @@ the kernel or in the cipher, without the interpreter's lock.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -49,6 +49,21 @@ _Put: TypeAlias = Callable[[Sequence[Any], int, threading.Semaphore], None]
 
 FIRST_RETRY_S, LAST_RETRY_S = 0.05, 1.0
 
+#: How long ``close`` waits for all threads together; each of them has little to do by then.
+_JOIN_S = 1.0
+
+
+_open: weakref.WeakSet[SocketHub | SocketListener] = weakref.WeakSet()
+
+
+def close_all() -> None:
+    """Close what is still open, before the interpreter ends.
+
+    A thread that comes back from the cipher while the interpreter is torn down aborts the process.
+    """
+    for one in list(_open):
+        one.close()
+
 
 class _Room:
     """Room for messages that are read and not taken yet."""
@@ -76,10 +91,14 @@ def _read(sock: socket.socket, agreed: Agreed, name: str, room: _Room, put: _Put
             frames = reader.message()
             size = sum(map(size_of, frames))
             put(frames, size, room.wait(size))
+            del frames  # the next message may take long, and this one's memory is not needed here
     except ProtocolError as error:
         logger.warning("closed the connection with %s: %s", name, error)
     except (OSError, ClosedError):
         pass
+    except Exception:
+        # Thread border: a connection that is not read any more must end, or its peer waits for ever.
+        logger.exception("closed the connection with %s", name)
 
 
 class _Peer:
@@ -96,11 +115,11 @@ class _Peer:
         end(self.socket)
         self.room.end()
 
-    def join(self) -> None:
-        """Wait for the threads."""
+    def join(self, until: float) -> None:
+        """Wait for the threads, until a time."""
         if self.thread is not None:
-            self.thread.join(1.0)
-        self.sender.join()
+            self.thread.join(max(0.0, until - time.monotonic()))
+        self.sender.join(until)
 
 
 class SocketListener:
@@ -140,6 +159,7 @@ class SocketListener:
                 sock.close()
             raise
         self.addresses = tuple(found)
+        _open.add(self)
         psk = security.psk
         self._gate = Gate(sockets, lambda local: Responder(psk, security.encrypt, local), self._admit)
 
@@ -166,10 +186,11 @@ class SocketListener:
         peer.sender.close()
         peer.socket.close()
         with self._lock:
-            if self._peers.get(peer.identity) is peer:
+            is_last = self._peers.get(peer.identity) is peer
+            if is_last:
                 del self._peers[peer.identity]
-                if self._watch:
-                    self._lost.append(peer.identity)
+            if is_last and self._watch:
+                self._lost.append(peer.identity)
         if self._watch:
             self._inbox.wake()
 
@@ -185,7 +206,7 @@ class SocketListener:
             found.sender.send(frames, urgency)
 
     def lost(self) -> list[bytes]:
-        """Return peers whose connection has closed since the last call."""
+        """Return peers whose connection has closed since the last call; only with ``watch``."""
         with self._lock:
             lost, self._lost = self._lost, []
         return lost
@@ -216,8 +237,9 @@ class SocketListener:
         for peer in peers:
             peer.end()
         # A thread that is in the cipher while the interpreter ends would abort the process.
+        until = time.monotonic() + _JOIN_S
         for peer in peers:
-            peer.join()
+            peer.join(until)
 
 
 def _close_all(senders: Sequence[Sender], linger_s: float) -> None:
@@ -248,9 +270,14 @@ class _Channel:
     def _run(self) -> None:
         pause_s = FIRST_RETRY_S
         while not self._closed.is_set():
-            with contextlib.suppress(OSError):
+            try:
                 if self._connect_once():
                     pause_s = FIRST_RETRY_S
+            except OSError:  # nobody listens there now
+                pass
+            except Exception:
+                # Thread border: without this thread the connection would never be made again.
+                logger.exception("the connection to %s failed", self._address)
             if self._closed.wait(pause_s):
                 return
             pause_s = min(LAST_RETRY_S, 2 * pause_s)
@@ -263,15 +290,16 @@ class _Channel:
         """
         with dial(self._address) as sock:
             tune(sock, self._bulk)
+            self.socket = sock
+            if self._closed.is_set():  # end() may have come before there was a socket
+                return False
             try:
                 agreed = self._greet(sock)
             except HandshakeError as error:
                 self.failures, self.reason = self.failures + 1, error.reason
                 self._inbox.wake()
                 return False
-            self.socket, self.host = sock, HostWatch(sock)
-            if self._closed.is_set():
-                return False
+            self.host = HostWatch(sock)
             self.sender.open(sock, RecordWriter(agreed.sending, agreed.encrypts))
             self.reopened |= self.was_open
             self.is_open, self.was_open, self.failures = True, True, 0
@@ -307,10 +335,10 @@ class _Channel:
         """Connect no more."""
         self._closed.set()
 
-    def join(self) -> None:
-        """Wait for the threads."""
-        self._thread.join(1.0)
-        self.sender.join()
+    def join(self, until: float) -> None:
+        """Wait for the threads, until a time."""
+        self._thread.join(max(0.0, until - time.monotonic()))
+        self.sender.join(until)
 
     def end(self) -> None:
         """Have the thread that reads end."""
@@ -332,6 +360,7 @@ class SocketHub:
         self._channels: list[_Channel] = []
         self._inbox: Inbox[int] = Inbox()
         self._closed = False
+        _open.add(self)
 
     def connect(self, address: str, identity: bytes, *, bulk: bool = False) -> int:
         """Open a channel; returns its index."""
@@ -389,5 +418,6 @@ class SocketHub:
         for channel in self._channels:
             channel.end()
         # A thread that is in the cipher while the interpreter ends would abort the process.
+        until = time.monotonic() + _JOIN_S
         for channel in self._channels:
-            channel.join()
+            channel.join(until)

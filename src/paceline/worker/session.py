@@ -38,6 +38,9 @@ _FIRST_SERVER = 1
 #: Longest time to find out which workers are missing, for the error of a deadline, in seconds.
 _MISSING_TIMEOUT_S = 5.0
 
+#: Names of closed stores that a session remembers, for errors.
+CLOSED_STORES = 100
+
 
 class Session:
     """One worker's connection to the job. Thread-safe.
@@ -57,7 +60,7 @@ class Session:
         self._pid = os.getpid()
         self._closers: list[Callable[[], None]] = []
         self._gathers: Counter[str] = Counter()
-        self._closed_stores: set[str] = set()
+        self._closed_stores: dict[str, None] = {}
         self._closed = False
         self._client = Client(make_hub(), check=self._check_open)
         self._lifeline = Lifeline(settings, make_hub(), on_change=self._client.wake)
@@ -288,12 +291,21 @@ class Session:
 
     def note_closed(self, store: str) -> None:
         """Refuse requests on a store that this worker has left; its counters and states can still be read."""
-        self._closed_stores.add(store)
+        self._closed_stores[store] = None
+        while len(self._closed_stores) > CLOSED_STORES:
+            del self._closed_stores[next(iter(self._closed_stores))]
 
     @property
     def has_left(self) -> bool:
         """Whether this worker has left the job."""
         return self._closed
+
+    def forget_store(self, name: str, closer: Callable[[], None]) -> None:
+        """Undo :meth:`on_close` for a store that is closed, and forget the gathers that were named after it."""
+        if closer in self._closers:
+            self._closers.remove(closer)
+        for one in [one for one in self._gathers if one.rpartition("/")[0] == name]:
+            del self._gathers[one]
 
     @property
     def failure(self) -> PacelineError | None:
@@ -310,7 +322,7 @@ class Session:
             return
         try:
             if not reason and self.failure is None:
-                for closer in self._closers:
+                for closer in list(self._closers):
                     closer()
         except BaseException as error:
             # Process border: the other members learn why this worker could not leave.

@@ -3,9 +3,9 @@
 | state  | event           | the servers get | next state |
 |--------|-----------------|-----------------|------------|
 | new    | first use       | ``OpenStore``   | open       |
-| new    | ``close()``     | ``OpenStore``, ``Leave`` | closed |
+| new    | ``close()``     | ``OpenStore``, ``Leave`` (the scheduler, too) | closed |
 | open   | ``barrier()``   | ``Pause``       | open       |
-| open   | ``close()``     | ``Leave``       | closed     |
+| open   | ``close()``     | ``Leave`` (the scheduler, too) | closed |
 | any    | ``close()`` after the job has failed | nothing | closed |
 | open   | the worker ends | nothing: the scheduler tells them | closed |
 
@@ -102,6 +102,7 @@ class Lifecycle:
         self._is_closed = True
         self.finish()
         self.ask_all_servers(m.Leave(self._name), f"leaving store {self._name!r}")
+        self._session.call_scheduler(m.Leave(self._name), f"leaving store {self._name!r}")
         self._session.note_closed(self._name)
         self._release()
 
