@@ -88,7 +88,7 @@ class RemoteCrew:
                     raise LaunchError(self._explain(self._hosts[link.host], link))
         if not silent and not self._asked:
             self._ask()
-        absent = [link.host for link in self._links.values() if not link.address]
+        absent = [link.host for link in silent or self._links.values() if not link.address]
         if absent and time.monotonic() > self._began + self._plan.graces.start_s:
             raise LaunchError(
                 f"no answer from {', '.join(absent)} within {self._plan.graces.start_s:g} s; the other "
@@ -141,6 +141,8 @@ class RemoteCrew:
         """Have the agents end what they started, and wait for their own end."""
         for link in self._links.values():
             link.hang_up()
+            if not link.about:
+                link.kill()
         until = time.monotonic() + _FINISH_S
         while any(link.code is None for link in self._links.values()):
             left = until - time.monotonic()
