@@ -232,6 +232,8 @@ def check(settings: Settings) -> None:
         raise ConfigError("heartbeat_timeout_s must be longer than heartbeat_interval_s")
     if settings.staleness is not None and settings.staleness < 0:
         raise ConfigError(f"staleness is {settings.staleness}; it is a number of rounds, 0 or more")
+    if not settings.weight > 0:
+        raise ConfigError(f"weight is {settings.weight}; it is a speed, above 0")
     if settings.age is not None and settings.age < 0:
         raise ConfigError(f"age is {settings.age}; it is a number of missed updates, 0 or more")
     if settings.scheduler and not settings.insecure and not settings.job_key:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
+import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 
 from paceline import config
 from paceline.cli.job_file import fill_in
@@ -18,6 +20,7 @@ from paceline.launch import (
     Graces,
     Group,
     Host,
+    Job,
     JobSpec,
     Machine,
     backend,
@@ -58,7 +61,30 @@ def run(name: str, words: Sequence[str]) -> int:
         return 0
     if options.log_dir:
         Path(options.log_dir).mkdir(parents=True, exist_ok=True)
-    return chosen.submit(request).wait()
+    return _wait(chosen.submit(request))
+
+
+def _wait(job: Job) -> int:
+    """Wait for a job; cancel it when a signal ends this process. What we supervise ourselves handles signals itself."""
+    before = signal.signal(signal.SIGTERM, _terminated)
+    try:
+        return job.wait()
+    except KeyboardInterrupt:
+        job.cancel()
+        return 128 + signal.SIGINT
+    except _TerminatedError:
+        job.cancel()
+        return 128 + signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _TerminatedError(Exception):
+    """SIGTERM came."""
+
+
+def _terminated(signum: int, frame: FrameType | None) -> None:
+    raise _TerminatedError
 
 
 def job_spec(options: argparse.Namespace, command: Sequence[str]) -> JobSpec:
@@ -181,4 +207,5 @@ def _graces(options: argparse.Namespace) -> Graces:
     return Graces(
         start_s=config.parse("start_timeout_s", text, name) if text else graces.start_s,
         survivors_s=graces.survivors_s if options.grace is None else options.grace,
+        interrupt_s=graces.interrupt_s if options.grace is None else options.grace,
     )

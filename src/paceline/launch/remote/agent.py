@@ -11,10 +11,11 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from ipaddress import ip_address
 from typing import Any
 
 from paceline.errors import PacelineError
-from paceline.interfaces import address_of, address_towards
+from paceline.interfaces import address_of, address_towards, interfaces
 from paceline.launch.hosts import LOCALHOST
 from paceline.launch.local import free_port
 from paceline.launch.plan import Late, Member, ProcessSpec
@@ -192,6 +193,7 @@ def _about() -> dict[str, Any]:
         "version": ".".join(map(str, sys.version_info[:3])),
         "cores": len(os.sched_getaffinity(0)),
         "host": socket.gethostname(),
+        "addresses": [one.address for one in interfaces() if not ip_address(one.address).is_loopback],
         "reached_at": connection[2] if len(connection) == 4 else "",
         "clock": time.time(),
         "pid": os.getpid(),
