@@ -10,12 +10,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
+from paceline.cli.hosts import read_hosts
 from paceline.cli.options import Option, Parser, UsageError
 from paceline.cli.table import table
 from paceline.errors import LaunchError
-from paceline.launch import Host, parse_host_list, parse_hosts, runtime
+from paceline.launch import Host, runtime
 from paceline.launch.marked import kill_marked
 from paceline.launch.ssh import ssh_command
 
@@ -70,7 +70,7 @@ def _kill(words: Sequence[str]) -> int:
         print(f"{kill_marked(named[0] if named else '')} processes killed")
         return 0
     if options.hosts is not None:
-        return _kill_on(_read_hosts(options.hosts), shlex.split(options.ssh), named)
+        return _kill_on(read_hosts(options.hosts), shlex.split(options.ssh), named)
     return _end(runtime.find(named[0] if named else None))
 
 
@@ -90,12 +90,6 @@ def _end(record: runtime.JobRecord) -> int:
             print(f"job {record.id} has ended")
             return 0
     raise LaunchError(f"the launcher of job {record.id} (pid {record.pid}) cannot be killed")
-
-
-def _read_hosts(text: str) -> tuple[Host, ...]:
-    if Path(text).exists():
-        return parse_hosts(Path(text).read_text(), text)
-    return parse_host_list(text)
 
 
 def _kill_on(hosts: Sequence[Host], ssh: Sequence[str], named: Sequence[str]) -> int:

@@ -40,7 +40,7 @@ OPTIONS = {
     "constraint": "features of the nodes",
     "nodes": "how many nodes (default: one per worker; slots= of a group says otherwise)",
     "signal": "seconds before the time limit at which the workers get SIGTERM (default: 60)",
-    "output": "file for the job's output (default: paceline-%j.out)",
+    "output": "file for the job's output (default: paceline-JOB.out; %j is the id of Slurm's job)",
     "detach": "1: do not wait for the job",
     "python": "interpreter on the nodes (default: the launcher's)",
 }

@@ -34,7 +34,7 @@ def batch_script(spec: JobSpec, python: str, directory: str, pythonpath: str) ->
 
 def output(spec: JobSpec) -> str:
     """Return the file that takes the job's output, in Slurm's pattern."""
-    return spec.options.get("output", "paceline-%j.out")
+    return spec.options.get("output", f"paceline-{spec.job_id}.out")
 
 
 def lead_s(options: Mapping[str, str]) -> int:

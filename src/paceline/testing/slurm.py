@@ -36,7 +36,7 @@ SlurmdParameters=config_overrides
 ReturnToService=2
 SlurmdTimeout=10
 KillWait=5
-SchedulerParameters=batch_sched_delay=1,sched_min_interval=100000
+SchedulerParameters=bf_interval=1,batch_sched_delay=1,sched_min_interval=100000
 """
 
 

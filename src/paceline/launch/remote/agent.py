@@ -20,6 +20,7 @@ from paceline.launch.hosts import LOCALHOST
 from paceline.launch.local import free_port
 from paceline.launch.plan import Late, Member, ProcessSpec
 from paceline.launch.preflight import CommandNotFoundError, check_command
+from paceline.launch.remote import checks
 from paceline.launch.remote.lines import MAGIC, SILENCE_S, Lines, encode, members, pairs, text
 from paceline.launch.supervise.crew import NOT_FOUND_CODE, LocalCrew
 from paceline.launch.supervise.events import Event, Exited, Lost, NotStarted, Ready, Started, Stopped
@@ -54,6 +55,7 @@ class Agent:
         self._ended: set[Member] = set()
         self._said_living: list[Member] = []
         self._gone = False
+        self._listening: socket.socket | None = None
         for fd in (in_fd, out_fd):
             os.set_blocking(fd, False)
         self._end_of_input = select.poll()
@@ -76,6 +78,8 @@ class Agent:
                 pass
             finally:
                 guardian.close()
+                if self._listening is not None:
+                    self._listening.close()
         return 0
 
     def _serve(self, selector: selectors.BaseSelector) -> None:
@@ -121,6 +125,11 @@ class Agent:
                 self._crew.inherit(self._environ)
             case ["address", list() as wanted, list() as targets]:
                 self._say(*_addresses(wanted, targets))
+            case ["facts", str() as interface, str() as witness]:
+                self._listening = checks.listen()
+                self._say("facts", checks.facts(interface, witness), self._listening.getsockname()[1])
+            case ["reach", list() as targets]:
+                self._say("reached", checks.reach(targets))
             case ["start", str() as role, int() as rank, list() as argv, dict() as env]:
                 self._start(ProcessSpec(role, rank, tuple(argv), env))
             case ["signal", int() as signum, list() as given]:
