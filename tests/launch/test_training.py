@@ -31,7 +31,8 @@ from paceline import DistributedOptimizer, kvstore
 torch.manual_seed(0)
 store = kvstore.create("dist_sync")
 model = torch.nn.Sequential(torch.nn.Linear(20, 300), torch.nn.Tanh(), torch.nn.Linear(300, 1))
-optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), store)
+sgd = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+optimizer = DistributedOptimizer(sgd, kvstore=store, model=model)
 data = torch.Generator().manual_seed(store.rank)
 for _ in range(12):
     x = torch.randn(16, 20, generator=data)
