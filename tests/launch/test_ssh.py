@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import paceline
+from paceline.launch.remote.lines import SILENCE_S
 from paceline.testing.ssh import SshHosts, why_no_ssh
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(bool(why_no_ssh()), reason=why_no_ssh())]
@@ -246,6 +247,23 @@ def test_host_that_dies_is_named(launch: Make, cluster: SshHosts) -> None:
         assert "the connection to host h2 ended" in job.err
     finally:
         cluster.start(2)
+
+
+@pytest.mark.slow
+def test_host_that_is_cut_off_is_named_and_ends_its_processes_itself(launch: Make, cluster: SshHosts) -> None:
+    job = launch("-n", "2", "-s", "0", "--grace", "1", *script("echo runs $RANK; exec sleep 1000"))
+    job.wait_for_line("runs 1")
+    cluster[2].run("ip link set net7 down")
+    try:
+        assert job.wait() != 0
+        assert "worker 1 on h2 failed" in job.err
+        until = time.monotonic() + SILENCE_S + CLEAN_S
+        while left := [one for one in cluster.processes(2) if not one.startswith("sshd")]:
+            assert time.monotonic() < until, left
+            time.sleep(0.1)
+    finally:
+        cluster[2].run("ip link set net7 up")
+    job.assert_nothing_left()
 
 
 def test_job_starts_again_after_a_failure(launch: Make) -> None:

@@ -189,7 +189,7 @@ class RemoteCrew:
                 self._left[link.host] = members(left)
             case ["stopped", list() as stopped]:
                 self._stopped[link.host] = frozenset(members(stopped))
-                self._around.take(Stopped(frozenset().union(*self._stopped.values())))
+                self._around.take(Stopped(frozenset[Member]().union(*self._stopped.values())))
             case _:
                 self._event(line)
 
