@@ -133,6 +133,34 @@ def test_directory_is_synchronised_as_mxnet_has_it(cluster: SshHosts, tmp_path: 
     assert "Trained mlp" in done.stdout
 
 
+GROUPED = """
+import os, sys, torch
+from paceline import kvstore
+
+store = kvstore.create("dist_gsync", staleness=4)
+store.init(0, torch.zeros(4))
+for _ in range(6):
+    store.push(0, torch.ones(4))
+    store.pull(0, torch.zeros(4))
+print(os.environ["PACELINE_WORKER_GROUP"], store.rank, store.policy.groups, sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+def test_two_groups_train_from_one_command(cluster: SshHosts, tmp_path: Path) -> None:
+    """The second group is behind a slow link."""
+    (tmp_path / "train.py").write_text(GROUPED)
+    groups = ["--group", "new: n=2, hosts=h1,h2, args=--batch-size 64", "--group", "old: n=1, hosts=h3, weight=0.5"]
+    words = ["paceline", "launch", *groups, "--launcher", "ssh", "-s", "1", "--", sys.executable, "train.py"]
+    done = run(cluster, words, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [
+        "[worker 0] new 0 ((0, 1), (2,)) ['--batch-size', '64']",
+        "[worker 1] new 1 ((0, 1), (2,)) ['--batch-size', '64']",
+        "[worker 2] old 2 ((0, 1), (2,)) []",
+    ]
+
+
 MNIST = [
     *(sys.executable, str(EXAMPLES / "train_mnist.py"), "--network", "lenet", "--kv-store", "dist_sync"),
     *("--lr", "0.05"),
