@@ -6,21 +6,24 @@ READY = $(VENV)/.ready
 
 # Tests that measure no times run on two cores; whole jobs, and tests with deadlines, by themselves.
 TIMED = tests/gluon/test_work_load.py
-ALONE = tests/integration tests/launch tests/testing tests/gluon
+ALONE = tests/integration tests/launch tests/testing tests/gluon tests/soak
 SIDE_BY_SIDE = $(filter-out $(ALONE),$(sort $(patsubst %/,%,$(dir $(wildcard tests/*/*.py))))) \
   $(filter-out $(TIMED),$(wildcard tests/gluon/test_*.py)) $(wildcard tests/test_*.py)
 
-.PHONY: help demo test check format fuzz mutations oracle blame bench clean
+.PHONY: help demo test test-ssh test-engines check format fuzz mutations oracle blame soak bench clean
 
 help:
 	@echo "make demo   train LeNet on handwritten digits with 2 workers and 2 servers"
 	@echo "make test   run the tests, with coverage"
+	@echo "make test-ssh      the launcher ssh on hosts with real ssh servers (root; packages openssh-server, rsync)"
+	@echo "make test-engines  MNIST on every cluster manager that is installed (root; see docs/launching.md)"
 	@echo "make check  ruff, ruff format, mypy"
 	@echo "make bench  run the benchmarks (about 7 minutes) and write docs/benchmarks.md"
 	@echo "make fuzz   one million mutated messages against a server, and 10,000 half-open connections"
 	@echo "make mutations  change lines of the core, one at a time: a test must fail for each (about 5 minutes)"
 	@echo "make oracle training loops against one process, 10 times each under faults (hours); ORACLE='--repeat 1' for less"
 	@echo "make blame  200 jobs with a random fault each: is the right process named? (about an hour) BLAME='--jobs 20' for less"
+	@echo "make soak   10 minutes of training in every mode: does memory grow? SOAK='--seconds 120' for less"
 	@echo "make clean  remove what the targets above have made"
 
 $(READY): pyproject.toml constraints.txt
@@ -40,6 +43,12 @@ test: $(READY)
 	$(BIN)/python -m coverage report --skip-covered --sort=cover
 	$(BIN)/python -m coverage report --fail-under=100 \
 	  --include='*/paceline/consistency/*,*/paceline/placement.py,*/paceline/membership/*,*/paceline/interval_map.py,*/paceline/local_merge.py,*/paceline/wire/*'
+
+test-ssh: $(READY)
+	$(BIN)/python -m pytest tests/launch/test_ssh.py tests/launch/test_training.py
+
+test-engines: $(READY)
+	PACELINE_TEST_ENGINES=1 $(BIN)/python -m pytest --timeout 900 tests/launch
 
 check: $(READY)
 	$(BIN)/ruff check .
@@ -62,6 +71,9 @@ oracle: $(READY)
 
 blame: $(READY)
 	$(BIN)/python -m tests.blame --load 10 $(BLAME)
+
+soak: $(READY)
+	$(BIN)/python -m tests.soak $(SOAK)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks --report docs/benchmarks.md

@@ -20,7 +20,7 @@ TESTS = Path(__file__).parent
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "exitcodes", "context", "naming", "forks"),
     ("config",),
-    ("logs", "ranges", "interval_map", "placement", "consistency", "local_merge", "wire"),
+    ("logs", "interfaces", "ranges", "interval_map", "placement", "consistency", "local_merge", "wire"),
     ("hetero",),
     ("agreement", "membership"),
     ("updaters", "tensors", "keys", "compression", "transport"),
@@ -40,7 +40,7 @@ IMPURE = {
     "socket", "threading", "time", "random", "torch", "cryptography", "secrets", "asyncio", "selectors", "datetime",
 }  # fmt: skip
 #: Folders of tests that belong to no package.
-ACROSS = {"integration", "oracle", "blame", "docs", "examples", "benchmarks"}
+ACROSS = {"integration", "oracle", "blame", "soak", "docs", "examples", "benchmarks"}
 
 
 def modules() -> dict[str, Path]:

@@ -2,7 +2,7 @@
 
 Every setting has one name: field ``num_workers`` is argument ``num_workers=``, variable ``PACELINE_NUM_WORKERS`` and
 key ``num_workers`` of the TOML file that ``PACELINE_CONFIG`` names. The ``DMLC_*`` and ``MXNET_*`` names of MXNet
-scripts are accepted as aliases, weaker than our own name.
+scripts are accepted as aliases, weaker than our own name; ``DMLC_*`` only where ``DMLC_ROLE`` is set.
 """
 
 from __future__ import annotations
@@ -22,7 +22,17 @@ from paceline.naming import nearest
 PREFIX = "PACELINE_"
 
 #: Variables with our prefix that are no settings.
-_OTHER_VARIABLES = ("PACELINE_CONFIG", "PACELINE_READY_FD", "PACELINE_ENDED_FD", "PACELINE_UPDATE_ON_KVSTORE")
+_OTHER_VARIABLES = (
+    "PACELINE_CONFIG",
+    "PACELINE_READY_FD",
+    "PACELINE_ENDED_FD",
+    "PACELINE_UPDATE_ON_KVSTORE",
+    "PACELINE_SPEC",
+)
+
+#: Values of ``placement`` and ``log_level``.
+PLACEMENTS = ("balanced", "layered", "hash")
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off", ""})
@@ -55,11 +65,22 @@ class Settings:
     host: str = ""
     """Address that this process binds and advertises. Empty: the one from which it reaches the scheduler."""
     interface: str = ""
-    """Network interface whose address to use (exact name)."""
+    """Network interface whose address to use: exact name, address, or network (``10.0.0.0/8``)."""
     staleness: int | None = None
     """Default bound of ``dist_ssync`` and ``dist_gsync``, in rounds."""
     groups: str = ""
-    """Path of the groups file of ``dist_gsync``: a group per line, members by rank, host or ``host:slot``."""
+    """Path of the groups file of ``dist_gsync``: a group per line, members by rank, host or ``host:slot``. Or its text
+    with ``;`` after each group (``0 1; 2;``)."""
+    worker_group: str = ""
+    """Name of the worker group that this worker belongs to, of jobs that have groups."""
+    worker_groups: str = ""
+    """Ranks of all worker groups (``0 1; 2;``): groups of ``dist_gsync`` if ``groups`` is empty."""
+    weight: float = 1.0
+    """Speed of this worker relative to the others, as the user says."""
+    restart: int = 0
+    """How often the launcher has started the job again after a failure."""
+    verbose: int = 0
+    """What the roles log: 1 connections, 2 every message as well."""
     weighting: str = ""
     """Default weighting of stale updates: ``none``, ``inverse``, ``normalised`` or a registered one."""
     age: int | None = None
@@ -86,8 +107,10 @@ class Settings:
     """How long any request may take, including the wait for slower workers."""
     heartbeat_interval_s: float = 0.5
     """Interval of the heartbeats that a member sends to the scheduler."""
-    heartbeat_timeout_s: float = 15.0
-    """Silence after which a member counts as dead although its connection is open."""
+    heartbeat_timeout_s: float = 4.0
+    """Silence after which a member counts as dead if its host is silent too, or its process is stopped."""
+    stall_timeout_s: float = 30.0
+    """Silence after which a member counts as dead although its host answers; a call may hold Python's lock so long."""
     disconnect_grace_s: float = 1.5
     """How long a peer whose connection closed has to come back."""
     profile: str = ""
@@ -104,7 +127,7 @@ class Settings:
         return dataclasses.replace(self, **changes)
 
 
-#: Names that MXNet scripts set. Weaker than ``PACELINE_*``.
+#: Names that MXNet scripts set. Weaker than ``PACELINE_*``; ``DMLC_*`` count only together with ``DMLC_ROLE``.
 ALIASES: Mapping[str, str] = {
     "DMLC_ROLE": "role",
     "DMLC_NUM_WORKER": "num_workers",
@@ -114,6 +137,7 @@ ALIASES: Mapping[str, str] = {
     "MXNET_KVSTORE_BIGARRAY_BOUND": "bigarray_bound",
     "PS_HEARTBEAT_INTERVAL": "heartbeat_interval_s",
     "PS_HEARTBEAT_TIMEOUT": "heartbeat_timeout_s",
+    "PS_VERBOSE": "verbose",
 }
 
 _TYPES = {field.name: str(field.type) for field in dataclasses.fields(Settings)}
@@ -176,14 +200,17 @@ def from_environment(env: Mapping[str, str] | None = None, **arguments: Any) -> 
     env = os.environ if env is None else env
     check_names(env)
     values: dict[str, Any] = _from_file(env[variable("config")]) if env.get(variable("config")) else {}
-    values |= _scheduler_alias(env)
-    values |= {name: parse(name, env[alias], alias) for alias, name in ALIASES.items() if env.get(alias)}
+    # Other systems set DMLC_* too (XGBoost's tracker): these names count only together with a role.
+    known = {name: text for name, text in env.items() if env.get("DMLC_ROLE") or not name.startswith("DMLC_")}
+    values |= _scheduler_alias(known)
+    values |= {name: parse(name, known[alias], alias) for alias, name in ALIASES.items() if known.get(alias)}
     values |= {
         name: parse(name, env[variable(name)], variable(name)) for name in _TYPES if env.get(variable(name), "") != ""
     }
     values |= {name: value for name, value in arguments.items() if value is not None}
     settings = Settings(**values)
     check(settings)
+    warn_of_unused(settings)
     return settings
 
 
@@ -202,6 +229,19 @@ def check_names(env: Mapping[str, str]) -> None:
             warnings.warn(f"the variable {name} is unknown and changes nothing", stacklevel=3)
 
 
+def warn_of_unused(settings: Settings) -> None:
+    """Warn of settings that change nothing because of others. The scheduler does, so there is one line in a job."""
+    if settings.role != "scheduler":
+        return
+    unused = {
+        "interface": "host is set too, and is used" if settings.interface and settings.host else "",
+        "server_speeds": "placement is hash" if settings.server_speeds and settings.placement == "hash" else "",
+    }
+    for name, why in unused.items():
+        if why:
+            warnings.warn(f"{variable(name)} is set and changes nothing: {why}", stacklevel=3)
+
+
 def check(settings: Settings) -> None:
     """Check that settings can work.
 
@@ -217,17 +257,49 @@ def check(settings: Settings) -> None:
     for name in ("num_workers", "num_servers", "bigarray_bound"):
         if getattr(settings, name) < 1:
             raise ConfigError(f"{name} is {getattr(settings, name)}; it must be at least 1")
-    for name in ("start_timeout_s", "timeout_s", "heartbeat_interval_s", "heartbeat_timeout_s", "disconnect_grace_s"):
+    for name in (
+        "start_timeout_s",
+        "timeout_s",
+        "heartbeat_interval_s",
+        "heartbeat_timeout_s",
+        "stall_timeout_s",
+        "disconnect_grace_s",
+    ):
         if not getattr(settings, name) > 0:
             raise ConfigError(f"{name} is {getattr(settings, name)}; every wait needs a deadline above 0 seconds")
     if settings.heartbeat_timeout_s <= settings.heartbeat_interval_s:
         raise ConfigError("heartbeat_timeout_s must be longer than heartbeat_interval_s")
+    for name, known in (("placement", PLACEMENTS), ("log_level", LOG_LEVELS)):
+        given = getattr(settings, name)
+        if given not in known and not (name == "log_level" and given.upper() in known):
+            raise ConfigError(f"{name} {given!r} is unknown; it is {', '.join(known[:-1])} or {known[-1]}")
+    _check_speeds(settings)
+    if settings.stall_timeout_s < settings.heartbeat_timeout_s:
+        raise ConfigError(
+            f"stall_timeout_s is {settings.stall_timeout_s:g}; it must be at least heartbeat_timeout_s "
+            f"({settings.heartbeat_timeout_s:g}): raise {variable('stall_timeout_s')} too"
+        )
     if settings.staleness is not None and settings.staleness < 0:
         raise ConfigError(f"staleness is {settings.staleness}; it is a number of rounds, 0 or more")
+    if not settings.weight > 0:
+        raise ConfigError(f"weight is {settings.weight}; it is a speed, above 0")
     if settings.age is not None and settings.age < 0:
         raise ConfigError(f"age is {settings.age}; it is a number of missed updates, 0 or more")
     if settings.scheduler and not settings.insecure and not settings.job_key:
         raise ConfigError(
             "this process has no job key: set PACELINE_JOB_KEY to the key of the job (paceline launch does), "
             "or PACELINE_INSECURE=1 for all processes on a network that nobody else can reach"
+        )
+
+
+def _check_speeds(settings: Settings) -> None:
+    try:
+        speeds = [float(part) for part in settings.server_speeds.split(",") if part]
+    except ValueError:
+        speeds = [0.0]
+    is_wrong_count = bool(settings.scheduler) and len(speeds) not in (0, settings.num_servers)
+    if is_wrong_count or not all(speed > 0 for speed in speeds):
+        raise ConfigError(
+            f"server_speeds {settings.server_speeds!r} is not a list of one positive number for each of "
+            f"{settings.num_servers} servers, as in 1,2.5"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from paceline.cli import launch
+from paceline.cli import launch, launch_options
 from paceline.cli.options import Option, Parser, UsageError, split_command
 
 OPTIONS = (
@@ -33,7 +33,7 @@ def run(name: str, words: Sequence[str]) -> int:
         UsageError: the command line is wrong.
         paceline.errors.PacelineError: the job cannot be started.
     """
-    every = (*OPTIONS, *launch.OPTIONS)
+    every = (*OPTIONS, *launch_options.OPTIONS)
     ours, command = split_command(words, every)
     usage = f"paceline {name} -n N [options] [--] command ..."
     options = Parser(name, every, usage, DESCRIPTION, EPILOG).parse(ours)

@@ -73,6 +73,11 @@ class Buffers:
         for one, value in zip(current.values(), values, strict=True):
             one.copy_(value)
 
+    def close(self) -> None:
+        """Leave the buffers' store."""
+        if self._store is not None:
+            self._store.close()
+
     @property
     def are_old(self) -> bool:
         """Whether this worker may not have rank 0's buffers of its last step."""

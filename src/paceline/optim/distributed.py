@@ -107,6 +107,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         setup = Setup(optimizer, self._names, choices, model, self._samples, compression)
         self._strategy = choose_strategy(setup, store, update)
         self.kvstore = self._strategy.store
+        self._own_stores = [one for one in dict.fromkeys((self.kvstore, store)) if one is not kvstore]
         self._step_supports_amp_scaling = self._strategy.scales_by_itself
         if model is not None:
             buffers, synchronize = self._strategy.buffers, self._strategy.synchronize
@@ -207,8 +208,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
         super().zero_grad(set_to_none)
 
     def close(self) -> None:
-        """Stop watching backward passes. A new DistributedOptimizer of the same parameters closes this one too."""
+        """Stop watching backward passes, and leave the stores that were made for this optimizer. Idempotent.
+
+        A new DistributedOptimizer of the same parameters stops this one's watch too. But only after ``close`` of every
+        worker the servers forget what they hold for it.
+        """
+        watch, buffers = self._strategy.model_watch, self._strategy.buffers
         self._strategy.close()
+        if watch is not None:
+            watch.close()
+        if buffers is not None:
+            buffers.close()
+        for store in self._own_stores:
+            store.close()
 
     # ---- state -----------------------------------------------------------------------------------------------------
 

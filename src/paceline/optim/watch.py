@@ -29,6 +29,11 @@ class ModelHook:
         if call is not None:
             call(*args)
 
+    @property
+    def is_dead(self) -> bool:
+        """Whether this hook does nothing any more."""
+        return self._call is None or self._call() is None
+
     def __deepcopy__(self, memo: dict[int, Any]) -> ModelHook:
         return type(self)()
 
@@ -83,13 +88,23 @@ class ModelWatch:
     ) -> None:
         self._samples, self._buffers, self._synchronize = samples, buffers, synchronize
         self._weights = weights
-        model.register_forward_pre_hook(ModelHook(self._before_forward))
-        model.register_forward_hook(ModelHook(self._after_forward), with_kwargs=True)
+        for module in model.modules():
+            _remove_dead_hooks(module)
+        hooks = self._hooks = [
+            model.register_forward_pre_hook(ModelHook(self._before_forward)),
+            model.register_forward_hook(ModelHook(self._after_forward), with_kwargs=True),
+        ]
         for module in model.modules() if lazy else [model]:
-            module.register_state_dict_pre_hook(ModelHook(self._before_read))  # type: ignore[no-untyped-call]
+            before_read = ModelHook(self._before_read)
+            hooks.append(module.register_state_dict_pre_hook(before_read))  # type: ignore[no-untyped-call]
             CopyHook(self._before_read).put_first(module)
             if module is not model:
-                module.register_forward_pre_hook(ModelHook(self._before_part))
+                hooks.append(module.register_forward_pre_hook(ModelHook(self._before_part)))
+
+    def close(self) -> None:
+        """Watch no more."""
+        for hook in self._hooks:
+            hook.remove()
 
     def _after_forward(self, module: torch.nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:
         self._samples.see((args, kwargs), outputs)
@@ -114,6 +129,14 @@ class ModelWatch:
         finally:
             if self._buffers is not None:
                 self._buffers.take()
+
+
+def _remove_dead_hooks(module: torch.nn.Module) -> None:
+    """Remove what earlier optimizers have left, which are freed by now."""
+    for hooks in (module._forward_pre_hooks, module._forward_hooks, module._state_dict_pre_hooks):
+        for key in [key for key, hook in hooks.items() if isinstance(hook, ModelHook) and hook.is_dead]:
+            del hooks[key]
+            module._forward_hooks_with_kwargs.pop(key, None)
 
 
 def refuse_renormalising(model: torch.nn.Module) -> None:

@@ -155,7 +155,9 @@ def main(settings: Settings) -> int:
         lifeline.leave()
     except PacelineError as error:
         logger.error("server %d: %s", settings.rank, error)
-        code = PEER_FAILED if isinstance(error, PeerDiedError) else 1
+        is_victim = isinstance(error, PeerDiedError)
+        lifeline.leave("" if is_victim else str(error))
+        code = PEER_FAILED if is_victim else 1
     except BaseException as error:
         # Process border: the other members learn why this server ends.
         lifeline.leave(f"it raised {type(error).__name__}: {error}")

@@ -42,8 +42,29 @@ class _Session:
     def on_close(self, closer: Callable[[], None]) -> None:
         """Nothing: a test closes stores itself."""
 
+    def forget_store(self, name: str, closer: Callable[[], None]) -> None:
+        """Nothing, as there are no functions to call."""
+
     def note_round(self, round: int) -> None:
         """Nothing: there is no scheduler."""
+
+    def note_closed(self, store: str) -> None:
+        """Nothing: the servers refuse who has left."""
+
+    def check(self) -> None:
+        """Nothing: nobody dies here."""
+
+    @property
+    def is_own(self) -> bool:
+        return True
+
+    @property
+    def has_left(self) -> bool:
+        return False
+
+    @property
+    def failure(self) -> None:
+        return None
 
     def barrier(self, name: str) -> None:
         """Deliver all there is; a test calls its workers one after the other."""
@@ -69,6 +90,8 @@ class _Session:
     def call_scheduler(self, body: m.Request, what: str, timeout_s: float | None = None) -> m.Body:
         if isinstance(body, m.Publish):
             self._job.published.setdefault(body.store, []).extend(body.blocks)
+            return m.Done()
+        if isinstance(body, m.Leave):
             return m.Done()
         assert isinstance(body, m.Lookup)
         wanted = set(body.keys)

@@ -84,13 +84,6 @@ def _socket(family: int) -> socket.socket:
         return forks.in_children(socket.socket(family, socket.SOCK_STREAM), socket.socket.close)
 
 
-def tune(sock: socket.socket) -> None:
-    """Have messages leave at once, and a host that vanished be noticed."""
-    if sock.family != socket.AF_UNIX:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-
-
 def end(sock: socket.socket) -> None:
     """End a connection that another thread reads, which then closes the socket."""
     with contextlib.suppress(OSError):

@@ -5,12 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from paceline.hetero import SpeedMeter
-
-if TYPE_CHECKING:
-    from paceline.worker.session import Session
+from paceline.wire import messages as m
 
 #: Rounds that are not measured: the first ones load libraries and make memory.
 WARM_UP = 3
@@ -52,6 +50,30 @@ class Pace:
         return None if speed is None else speed.seconds(1)
 
 
+class Team(Protocol):
+    """What a profile needs of a worker's session."""
+
+    pace: Pace
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank."""
+        ...
+
+    @property
+    def workers(self) -> list[m.Member]:
+        """All workers, in rank order."""
+        ...
+
+    def pause(self) -> None:
+        """Tell the servers that nobody shall wait for this worker until it pushes again."""
+        ...
+
+    def gather(self, name: str, payload: bytes) -> list[bytes]:
+        """Return the payloads of all workers, by rank."""
+        ...
+
+
 class Profile:
     """Ends a worker when enough rounds are measured; worker 0 writes the speeds of all (``paceline profile``).
 
@@ -64,7 +86,7 @@ class Profile:
         self._path, self._rounds = Path(path), rounds
         self._is_over = False
 
-    def check(self, session: Session) -> None:
+    def check(self, session: Team) -> None:
         """End the process, with exit code 0, when enough rounds are measured. Called before every wait.
 
         Raises:

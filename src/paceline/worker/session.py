@@ -20,6 +20,7 @@ from paceline.config import Settings, from_environment
 from paceline.consistency import Policy
 from paceline.errors import ConfigError, DeadlineError, PacelineError
 from paceline.local_merge import LocalMerge
+from paceline.logs import set_up_worker_logging
 from paceline.peer.call import Call, OnAnswer
 from paceline.peer.client import Client
 from paceline.peer.hosts import address_for
@@ -40,6 +41,9 @@ _FIRST_SERVER = 1
 #: Longest time to find out which workers are missing, for the error of a deadline, in seconds.
 _MISSING_TIMEOUT_S = 5.0
 
+#: Names of closed stores that a session remembers, for errors.
+CLOSED_STORES = 100
+
 
 class Session:
     """One worker's connection to the job. Thread-safe.
@@ -55,11 +59,13 @@ class Session:
     """
 
     def __init__(self, settings: Settings, make_hub: Callable[[], Hub]) -> None:
+        set_up_worker_logging(settings)
         self.settings = settings
         self._pid = os.getpid()
         self._closers: list[Callable[[], None]] = []
         self._pausers: list[Callable[[], None]] = []
         self._gathers: Counter[str] = Counter()
+        self._closed_stores: dict[str, None] = {}
         self._closed = False
         self.waited_s = 0.0
         """Seconds that this worker has spent waiting for answers: what is left of a step is computation."""
@@ -155,6 +161,8 @@ class Session:
         self, channel: int, body: m.Request, what: str, frames: Frames = (), on_answer: OnAnswer | None = None
     ) -> Call:
         self._check_open()
+        if self._closed_stores:
+            self._check_store(body)
         return self._client.ask(channel, body, what, frames, on_answer)
 
     @property
@@ -179,6 +187,11 @@ class Session:
         """
         self.check_process()
         self._lifeline.check()
+
+    def _check_store(self, body: m.Request) -> None:
+        store = getattr(body, "store", None)
+        if store in self._closed_stores and not isinstance(body, m.AskStats | m.GetState):
+            raise PacelineError(f"store {store!r} is closed on worker {self.rank}; create another one")
 
     def _check_open(self) -> None:
         self.check_process()
@@ -299,6 +312,24 @@ class Session:
         """Register a function that is called before the connections close."""
         self._closers.append(closer)
 
+    def note_closed(self, store: str) -> None:
+        """Refuse requests on a store that this worker has left; its counters and states can still be read."""
+        self._closed_stores[store] = None
+        while len(self._closed_stores) > CLOSED_STORES:
+            del self._closed_stores[next(iter(self._closed_stores))]
+
+    @property
+    def has_left(self) -> bool:
+        """Whether this worker has left the job."""
+        return self._closed
+
+    def forget_store(self, name: str, closer: Callable[[], None]) -> None:
+        """Undo :meth:`on_close` for a store that is closed, and forget the gathers that were named after it."""
+        if closer in self._closers:
+            self._closers.remove(closer)
+        for one in [one for one in self._gathers if one.rpartition("/")[0] == name]:
+            del self._gathers[one]
+
     @property
     def failure(self) -> PacelineError | None:
         """The error with which the job has failed; None while it has not failed."""
@@ -314,7 +345,7 @@ class Session:
             return
         try:
             if not reason and self.failure is None:
-                for closer in self._closers:
+                for closer in list(self._closers):
                     closer()
         except BaseException as error:
             # Process border: the other members learn why this worker could not leave.
@@ -331,10 +362,11 @@ class Session:
 
 def _workers_of(status: m.Status, ranks: Sequence[int]) -> list[str]:
     found = []
-    for member, round, silent_s in zip(status.members, status.rounds, status.silent_s, strict=True):
+    for member, state in zip(status.members, status.states, strict=True):
         if member.role == "worker" and member.rank in ranks:
             where = f"worker {member.rank} on {member.host} (pid {member.pid})"
-            found.append(f"{where}, which is at round {round} and sent its last heartbeat {silent_s:.1f} s ago")
+            heard = f"sent its last heartbeat {state.silent_s:.1f} s ago"
+            found.append(f"{where}, which is at round {state.round} and {heard}")
     return found
 
 

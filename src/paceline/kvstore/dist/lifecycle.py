@@ -3,9 +3,9 @@
 | state  | event           | the servers get | next state |
 |--------|-----------------|-----------------|------------|
 | new    | first use       | ``OpenStore``   | open       |
-| new    | ``close()``     | ``OpenStore``, ``Leave`` | closed |
+| new    | ``close()``     | ``OpenStore``, ``Leave`` (the scheduler, too) | closed |
 | open   | ``barrier()``   | ``Pause``       | open       |
-| open   | ``close()``     | ``Leave``       | closed     |
+| open   | ``close()``     | ``Leave`` (the scheduler, too) | closed |
 | any    | ``close()`` after the job has failed | nothing | closed |
 | open   | the worker ends | nothing: the scheduler tells them | closed |
 
@@ -97,7 +97,7 @@ class Lifecycle:
 
         Does nothing in a forked child. If the job has failed, it only releases what this worker holds.
         """
-        if self._is_closed or not self._session.is_own:
+        if self._is_closed or self._session.has_left or not self._session.is_own:
             return
         if self._session.failure is not None:
             self._release()
@@ -106,6 +106,8 @@ class Lifecycle:
         self._is_closed = True
         self.finish()
         self.ask_all_servers(m.Leave(self._name), f"leaving store {self._name!r}")
+        self._session.call_scheduler(m.Leave(self._name), f"leaving store {self._name!r}")
+        self._session.note_closed(self._name)
         self._release()
 
     def _release(self) -> None:
