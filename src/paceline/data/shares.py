@@ -94,7 +94,7 @@ class SharedBatchSampler(Sampler[list[int]]):
         self._shares = Shares(global_batch_size, _fractions(shares, self._num_workers), self._caps)
         self._meter = SpeedMeter()
         self._speeds: dict[int, Speed] = {}
-        self._rounds = 0
+        self._rounds = self._measured = 0
         self._epoch, self._row, self._pending = 0, 0, True
 
     # ---- questions -------------------------------------------------------------------------------------------------
@@ -178,7 +178,8 @@ class SharedBatchSampler(Sampler[list[int]]):
         return 0.0 if self._session is None else self._session.waited_s
 
     def _measure(self, samples: int, seconds: float) -> None:
-        if seconds > 0:
+        self._measured += 1
+        if seconds > 0 and self._measured > 1:  # the first step loads libraries and makes memory
             passes = self._passes(samples)
             self._meter.add(samples / passes, seconds / passes)
         speed = self._meter.speed()

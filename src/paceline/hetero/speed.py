@@ -131,17 +131,22 @@ class SpeedMeter:
 
 
 def _fit(samples: _Values, seconds: _Values) -> Speed:
-    """Theil and Sen: the median slope of all pairs of steps with unlike sizes, then the median offset."""
-    size = float(np.median(samples))
-    typical = float(np.median(seconds * size / samples))
+    """Theil and Sen: the median slope of all pairs of steps with unlike sizes, then the median offset.
+
+    One or two steps of another size prove nothing: one of them may be an outlier. Until there are more, times count as
+    proportional to samples, which is right at the last size.
+    """
+    large = int((samples > (samples.min() + samples.max()) / 2).sum())
     first, second = np.triu_indices(len(samples), 1)
     apart = samples[second] - samples[first]
     useful = np.abs(apart) >= _DISTINCT * samples.max()
-    if not useful.any():
-        return Speed(0.0, typical / size)
+    if min(large, len(samples) - large) < STREAK or not useful.any():
+        near = np.abs(samples - samples[-1]) <= _DISTINCT * samples[-1]
+        return Speed(0.0, float(np.median(seconds[near] / samples[near])))
+    size = float(np.median(samples))
     slope = float(np.median((seconds[second] - seconds[first])[useful] / apart[useful]))
     level = float(np.median(seconds - slope * samples)) + slope * size
     if level <= 0:
-        return Speed(0.0, typical / size)
+        return Speed(0.0, float(np.median(seconds / samples)))
     slope = min(max(slope, (1 - _MOST_FIXED) * level / size), level / size)
     return Speed(level - slope * size, slope)
