@@ -55,11 +55,22 @@ class Settings:
     host: str = ""
     """Address that this process binds and advertises. Empty: the one from which it reaches the scheduler."""
     interface: str = ""
-    """Network interface whose address to use (exact name)."""
+    """Network interface whose address to use: exact name, address, or network (``10.0.0.0/8``)."""
     staleness: int | None = None
     """Default bound of ``dist_ssync`` and ``dist_gsync``, in rounds."""
     groups: str = ""
-    """Path of the groups file of ``dist_gsync``: a group per line, members by rank, host or ``host:slot``."""
+    """Path of the groups file of ``dist_gsync``: a group per line, members by rank, host or ``host:slot``. Or its text
+    with ``;`` after each group (``0 1; 2;``)."""
+    worker_group: str = ""
+    """Name of the worker group that this worker belongs to, of jobs that have groups."""
+    worker_groups: str = ""
+    """Ranks of all worker groups (``0 1; 2;``): groups of ``dist_gsync`` if ``groups`` is empty."""
+    weight: float = 1.0
+    """Speed of this worker relative to the others, as the user says."""
+    restart: int = 0
+    """How often the launcher has started the job again after a failure."""
+    verbose: int = 0
+    """What the roles log: 1 connections, 2 every message as well."""
     weighting: str = ""
     """Default weighting of stale updates: ``none``, ``inverse``, ``normalised`` or a registered one."""
     age: int | None = None
@@ -110,6 +121,7 @@ ALIASES: Mapping[str, str] = {
     "MXNET_KVSTORE_BIGARRAY_BOUND": "bigarray_bound",
     "PS_HEARTBEAT_INTERVAL": "heartbeat_interval_s",
     "PS_HEARTBEAT_TIMEOUT": "heartbeat_timeout_s",
+    "PS_VERBOSE": "verbose",
 }
 
 _TYPES = {field.name: str(field.type) for field in dataclasses.fields(Settings)}

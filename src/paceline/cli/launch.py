@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from paceline import config
 from paceline.cli.options import Option, Parser, UsageError, split_command
 from paceline.consistency import weighting_names
-from paceline.launch import BACKENDS, Graces, JobSpec, Machine, backend, describe, make_plan
+from paceline.launch import BACKENDS, Graces, JobSpec, Machine, backend
 from paceline.launch.preflight import readable_file
 
 OPTIONS = (
@@ -86,14 +86,14 @@ def run(name: str, words: Sequence[str]) -> int:
     config.check_names(os.environ | dict(_variable(text) for text in options.env))
     try:
         chosen = backend(options.launcher)
-        plan = make_plan(job_spec(options, command), Machine.here())
+        request = chosen.plan(job_spec(options, command), Machine.here())
     except ValueError as error:
         raise UsageError(str(error)) from error
-    chosen.check(plan)
+    chosen.check(request)
     if options.dry_run:
-        print(describe(plan), end="")
+        print(chosen.render(request), end="")
         return 0
-    return chosen.run(plan)
+    return chosen.submit(request).wait()
 
 
 def job_spec(options: argparse.Namespace, command: Sequence[str]) -> JobSpec:
