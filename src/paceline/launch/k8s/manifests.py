@@ -21,7 +21,7 @@ from paceline.launch.spec import JobSpec
 
 _RESTART_LABEL = "metadata.labels['jobset.sigs.k8s.io/restart-attempt']"
 _COORDINATOR = "metadata.annotations['jobset.sigs.k8s.io/coordinator']"
-_COORDINATOR_VARIABLE = "PACELINE_COORDINATOR"
+_COORDINATOR_VARIABLE = "SCHEDULER_HOST"
 _ANCESTOR = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
 _MASTER_PORT = 29500
 
@@ -66,7 +66,7 @@ def make_manifests(spec: JobSpec, machine: Machine, restart: int = 0) -> Manifes
     options = read_options(spec.options)
     elsewhere = replace(machine, python=options.python, cores={}, directory="")
     plan = make_plan(spec, elsewhere, alone=True)
-    name = f"paceline-{spec.job_id}"
+    name = f"pl-{spec.job_id}"  # not paceline-: Kubernetes makes variables of the names of Services
     parts = crews(plan, spec.worker_groups, named=bool(spec.groups))
     if options.layout == "jobset":
         objects = [_jobset(name, parts, options, spec)]

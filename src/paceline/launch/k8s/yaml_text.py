@@ -9,6 +9,8 @@ from typing import Any
 
 #: Words that every reader of YAML takes for a string: no number, no yes or no, no null.
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")
+#: A character of two surrogates, and the control character that JSON leaves as it is.
+_BEYOND_JSON = re.compile(r"\\ud[89ab]..\\ud[c-f]..|\x7f")
 _NOT_STRINGS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
 
 
@@ -44,4 +46,10 @@ def _items(values: Iterable[Any]) -> list[str]:
 def _scalar(value: Any) -> str:
     if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _NOT_STRINGS:
         return value
-    return json.dumps(value)  # JSON is YAML too
+    return _BEYOND_JSON.sub(_escaped, json.dumps(value))  # JSON is YAML too, but for these
+
+
+def _escaped(match: re.Match[str]) -> str:
+    """Return a character as YAML escapes it."""
+    text = match.group()
+    return "\\U%08x" % ord(json.loads(f'"{text}"'))
