@@ -43,7 +43,7 @@ class KubernetesBackend:
             others = ", ".join(f"{name} ({what})" for name, what in LAYOUTS.items() if name != layout)
             raise LaunchError(
                 f"the cluster has no {missing}: layout {layout} needs {LAYOUTS[layout]}; "
-                f"--option layout=… chooses another: {others}"
+                f"-o layout=… chooses another: {others}"
             )
 
     def submit(self, request: Manifests) -> KubernetesJob:

@@ -54,7 +54,7 @@ class Options:
 
     def __post_init__(self) -> None:
         if not self.image:
-            raise ValueError("launcher k8s needs an image that has Python and paceline: --option image=NAME")
+            raise ValueError("launcher k8s needs an image that has Python and paceline: -o image=NAME")
         if self.layout not in LAYOUTS:
             raise ValueError(f"unknown layout {self.layout!r}{suggestion(self.layout, LAYOUTS)}: {', '.join(LAYOUTS)}")
         if self.pull not in ("", "Always", "IfNotPresent", "Never"):

@@ -31,6 +31,10 @@ class Bundle:
     labels: Mapping[str, str] = field(default_factory=dict)
     """Labels that the node has, with the values that Ray's label selectors take (``a``, ``!a``, ``in(a,b)``)."""
 
+    def __str__(self) -> str:
+        amounts = [f"{name}={amount:g}" for name, amount in self.resources.items()]
+        return " ".join([*amounts, *(f"{name}={value}" for name, value in self.labels.items())])
+
 
 @dataclass(frozen=True)
 class Options:
@@ -46,6 +50,8 @@ class Options:
     """How bundles spread over nodes: one of Ray's placement strategies."""
     server_cpus: float = 1.0
     """CPUs of a server's bundle."""
+    python: str = ""
+    """Interpreter of the processes on the nodes; empty: the launcher's if a node has it, else ``python3``."""
     wait: float = 60.0
     """How long the cluster may take to find room for all bundles, in seconds."""
 

@@ -5,7 +5,7 @@ actors of the job; a command in an actor loses its stdin and ends too.
 
 | it reads | it writes |
 |---|---|
-| one line of JSON on stdin: :class:`Request` | ``ready`` on stdout when the bundles are reserved |
+| one line of JSON on stdin: :class:`~paceline.launch.ray_cluster.request.Request` | ``ready`` on stdout when the bundles are reserved |
 | connections to the unix socket, see :mod:`~paceline.launch.ray_cluster.rsh` | frames on them |
 
 Errors before ``ready`` are one text on stderr, and exit code 1.
@@ -19,7 +19,6 @@ import os
 import socket
 import sys
 import threading
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import ray
@@ -29,25 +28,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from paceline.launch.ray_cluster.actor import Shell
 from paceline.launch.ray_cluster.frames import ERR, EXIT, LARGEST, pack
+from paceline.launch.ray_cluster.request import Request
 from paceline.launch.ray_cluster.rsh import LOST
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the driver is asked to do."""
-
-    job: str
-    address: str
-    socket: str
-    strategy: str
-    wait_s: float
-    resources: list[dict[str, float]]
-    labels: list[dict[str, str]]
-
-    @property
-    def text(self) -> str:
-        """The request as a line."""
-        return json.dumps(asdict(self)) + "\n"
 
 
 def main() -> int:
@@ -110,7 +92,7 @@ def _no_room(request: Request) -> str:
             f"asked for: {'; '.join(asked)}",
             f"free now: {free or 'nothing'}; nodes:",
             *there,
-            "ask for less (cpus=, gpus=, select=, --option server-cpus=), or wait longer: --option wait=SECONDS",
+            "ask for less (cpus=, gpus=, select=, -o server-cpus=), or wait longer: -o wait=SECONDS",
         ]
     )
 

@@ -1,0 +1,248 @@
+"""The backend that runs a job as one job of Grid Engine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from paceline.errors import LaunchError
+from paceline.launch.environment import OWNED
+from paceline.launch.planner import Machine, make_plan
+from paceline.launch.remote import RemoteJob, forwarded
+from paceline.launch.render import describe
+from paceline.launch.sge.inside import SPEC, Inside, explain
+from paceline.launch.sge.inside import request as inside_request
+from paceline.launch.sge.script import job_script, options_of
+from paceline.launch.spec import JobSpec
+from paceline.launch.supervise.signals import SignalPipe
+
+_POLL_S = 0.2
+_CALL_S = 60.0
+#: How long a job may take to end after qdel: the queue's ``notify`` is 60 s as installed.
+_DELETE_S = 90.0
+
+
+@dataclass(frozen=True)
+class SgeRequest:
+    """What runs on Grid Engine."""
+
+    spec: JobSpec
+    machine: Machine
+    script: str
+    folder: str
+    pe: str
+    environ: dict[str, str]
+    inside: bool
+    """The launcher runs in a job with a parallel environment already."""
+
+
+class SgeBackend:
+    """Submits a script, or starts agents in the job that the launcher runs in."""
+
+    def plan(self, spec: JobSpec, machine: Machine) -> SgeRequest:
+        """Write the script.
+
+        Raises:
+            ValueError: an option cannot be; see also :func:`~paceline.launch.make_plan`.
+        """
+        options = options_of(spec)
+        directory = spec.directory or machine.directory
+        folder = os.path.join(directory, f".paceline-{spec.job_id}")
+        if any(one.isspace() for one in folder):
+            raise ValueError(f"Grid Engine cannot run in a directory with blanks in its name: {directory!r}")
+        python = options.get("python", machine.python)
+        there = replace(machine, python=python, cores={}, directory=directory)
+        script = job_script(spec, options, python, folder, directory)
+        environ = forwarded(machine.environ, OWNED)
+        inside = "PE_HOSTFILE" in machine.environ
+        placed = replace(spec, directory=directory, options={})
+        return SgeRequest(placed, there, script, folder, options.get("pe", "paceline"), environ, inside)
+
+    def render(self, request: SgeRequest) -> str:
+        """Return the script and the processes; Grid Engine chooses their hosts."""
+        plan = make_plan(request.spec, request.machine, alone=True)
+        return f"{request.script}\n{describe(plan, environ=request.environ)}"
+
+    def check(self, request: SgeRequest) -> None:
+        """Look for the programs and the parallel environment.
+
+        Raises:
+            LaunchError: something is missing; the message says what there is.
+        """
+        program = "qrsh" if request.inside else "qsub"
+        if shutil.which(program) is None:
+            raise LaunchError(f"the program {program!r} is not on the PATH: run this on a submit host of Grid Engine")
+        if not request.inside:
+            there = _call(["qconf", "-spl"]).split()
+            if request.pe not in there:
+                raise LaunchError(
+                    f"Grid Engine has no parallel environment {request.pe!r}; it has {', '.join(there) or 'none'}: "
+                    "-o pe=NAME"
+                )
+
+    def submit(self, request: SgeRequest) -> SgeJob | RemoteJob:
+        """Submit the script; inside a job, return the job that starts agents when it is waited for.
+
+        Raises:
+            LaunchError: Grid Engine refused the script.
+        """
+        self.check(request)
+        if request.inside:
+            folder = Path(request.folder)
+            folder.mkdir(mode=0o700, exist_ok=True)
+            return RemoteJob(inside_request(request.spec, request.machine, request.environ, folder), explain)
+        return SgeJob(request)
+
+
+class SgeJob:
+    """A job of Grid Engine.
+
+    Args:
+        request: what to submit.
+
+    Raises:
+        LaunchError: Grid Engine refused it.
+    """
+
+    def __init__(self, request: SgeRequest) -> None:
+        self._folder = Path(request.folder)
+        self._ended = False
+        try:
+            self._folder.mkdir(mode=0o700)
+            given = Inside(request.spec, request.environ, request.machine.python)
+            spec = self._folder / SPEC
+            spec.touch(0o600)
+            spec.write_bytes(msgspec.json.encode(given))
+            script = self._folder / "script"
+            script.write_text(request.script)
+            self.id = _call(["qsub", "-terse", str(script)]).strip()
+        except OSError as error:
+            raise LaunchError(f"the folder of the job cannot be made: {error}") from error
+        except LaunchError:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+
+    def wait(self) -> int:
+        """Show what the job prints until it ends; return its exit code.
+
+        Raises:
+            LaunchError: Grid Engine does not say how the job ended.
+        """
+        interrupted = 0
+        with SignalPipe() as signals, contextlib.ExitStack() as stack:
+            stack.callback(self.cancel)
+            streams = [(self._folder / "out", sys.stdout.fileno()), (self._folder / "err", sys.stderr.fileno())]
+            tails = [stack.enter_context(Tail(path, fd)) for path, fd in streams]
+            while self._is_there():
+                for signum in signals.read():
+                    interrupted = interrupted or signum
+                    self.cancel()
+                time.sleep(_POLL_S)
+                for tail in tails:
+                    tail.show()
+            self._ended = True
+            for tail in tails:
+                tail.show()
+        if interrupted:
+            return 128 + interrupted
+        return self._code()
+
+    def cancel(self) -> None:
+        """Delete the job, wait until it has ended, and remove its folder. Idempotent."""
+        if not self._ended:
+            with contextlib.suppress(LaunchError):  # it ended meanwhile
+                _call(["qdel", self.id])
+            until = time.monotonic() + _DELETE_S
+            while self._is_there() and time.monotonic() < until:
+                time.sleep(_POLL_S)
+            self._ended = not self._is_there()
+        if self._ended:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def logs(self) -> Iterator[str]:
+        """Give the lines that the job has printed so far."""
+        for name in ("out", "err"):
+            with contextlib.suppress(FileNotFoundError):
+                yield from (self._folder / name).read_text(errors="replace").splitlines()
+
+    def _is_there(self) -> bool:
+        try:
+            _call(["qstat", "-j", self.id])
+        except LaunchError as error:
+            if "do not exist" in str(error):
+                return False
+            raise
+        return True
+
+    def _code(self) -> int:
+        """Return what the accounting says; its file is written a moment after the end."""
+        until = time.monotonic() + _CALL_S
+        while True:
+            try:
+                lines = _call(["qacct", "-j", self.id]).splitlines()
+            except LaunchError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(_POLL_S)
+                continue
+            values = dict(line.split(None, 1) for line in lines if len(line.split(None, 1)) == 2)
+            return _exit_code(values)
+
+
+def _exit_code(values: dict[str, str]) -> int:
+    """Return the exit code of a job from its accounting."""
+    failed = values.get("failed", "0").split()[0]
+    code = int(values.get("exit_status", "1"))
+    return code if code or failed == "0" else 1
+
+
+class Tail:
+    """Shows what a growing file has got since the last look.
+
+    Args:
+        path: of the file, which need not exist yet.
+        fd: where it goes.
+    """
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self._path, self._fd = path, fd
+        self._file: IO[bytes] | None = None
+
+    def __enter__(self) -> Tail:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def show(self) -> None:
+        """Show what is new."""
+        if self._file is None:
+            with contextlib.suppress(FileNotFoundError):
+                self._file = open(self._path, "rb")  # noqa: SIM115 - closed at exit
+        while self._file is not None and (data := self._file.read(65536)):
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
+
+
+def _call(words: list[str]) -> str:
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=_CALL_S)
+    except FileNotFoundError:
+        raise LaunchError(f"the program {words[0]!r} is not on the PATH: run this on a submit host") from None
+    except subprocess.TimeoutExpired:
+        raise LaunchError(f"{words[0]} did not answer within {_CALL_S:g} s") from None
+    if done.returncode:
+        raise LaunchError(f"{' '.join(words[:2])}: {(done.stderr or done.stdout).strip()}")
+    return done.stdout
