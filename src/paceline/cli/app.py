@@ -18,6 +18,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "launch": ("paceline.cli.launch", "start a job: scheduler, servers and workers"),
     "scheduler": ("paceline.cli.roles", "run the scheduler of a job"),
     "server": ("paceline.cli.roles", "run a server of a job"),
+    "agent": ("paceline.cli.agent", "run the processes of one host (the launcher starts it there)"),
 }
 
 USAGE_CODE = 2

@@ -5,7 +5,7 @@ Nothing here imports torch, so a launcher starts fast and needs little memory.
 
 from paceline.launch.backends import BACKENDS, Backend, Job, backend, names
 from paceline.launch.groups import Group, group_from_table, parse_group
-from paceline.launch.hosts import Host, parse_host_list, parse_hosts
+from paceline.launch.hosts import Host, parse_host_list, parse_hosts, with_default_interface
 from paceline.launch.plan import Late, Member, Plan, ProcessSpec
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.render import describe
@@ -32,4 +32,5 @@ __all__ = [
     "parse_group",
     "parse_host_list",
     "parse_hosts",
+    "with_default_interface",
 ]

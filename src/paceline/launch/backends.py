@@ -46,7 +46,10 @@ from paceline.naming import suggestion
 ENTRY_POINTS = "paceline.launchers"
 
 #: Backend by name: the module and class that implement it, imported when asked for.
-BACKENDS: dict[str, str] = {"local": "paceline.launch.local:LocalBackend"}
+BACKENDS: dict[str, str] = {
+    "local": "paceline.launch.local:LocalBackend",
+    "ssh": "paceline.launch.ssh:SshBackend",
+}
 
 R = TypeVar("R")
 

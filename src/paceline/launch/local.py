@@ -30,13 +30,18 @@ class LocalJob:
 
     def wait(self) -> int:
         """Run the job and return its exit code."""
-        from paceline.launch.supervise.supervisor import Supervisor  # only here: a dry run does not need it
+        from paceline.launch.supervise.again import run_again  # only here: a dry run does not need it
+        from paceline.launch.supervise.supervisor import Supervisor, local_crew
 
-        known = {Late.BIND: f"tcp://{LOCALHOST}:0"}
-        if self._plan.needs(Late.JOB_KEY):
-            known[Late.JOB_KEY] = new_job_key()
         environ = {name: value for name, value in os.environ.items() if name not in OWNED}
-        return Supervisor(self._plan, known, located, environ).run()
+
+        def make(restart: int) -> Supervisor:
+            known = {Late.BIND: f"tcp://{LOCALHOST}:0", Late.RESTART: str(restart)}
+            if self._plan.needs(Late.JOB_KEY):
+                known[Late.JOB_KEY] = new_job_key()
+            return Supervisor(self._plan, known, located, local_crew(environ))
+
+        return run_again(make, self._plan.max_restarts)
 
     def cancel(self) -> None:
         """Do nothing: the job ends with :meth:`wait`."""

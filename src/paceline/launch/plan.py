@@ -86,6 +86,8 @@ class Plan:
     """Where processes run; empty: where the launcher runs."""
     log_dir: str = ""
     """Where a file per process takes what it prints; empty: no files."""
+    max_restarts: int = 0
+    """How often the whole job is started again after a failure."""
 
     def __post_init__(self) -> None:
         roles = Counter(process.role for process in self.processes)

@@ -68,6 +68,7 @@ def make_plan(spec: JobSpec, machine: Machine, *, alone: bool = False) -> Plan:
         tuple(host for name, host in hosts.items() if name in used) or (first,),
         spec.directory or machine.directory,
         spec.log_dir,
+        spec.max_restarts,
     )
 
 

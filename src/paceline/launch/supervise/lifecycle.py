@@ -159,8 +159,8 @@ class Lifecycle:
                 return []
             case Ready():
                 return self._ready()
-            case NotStarted(member, reason):
-                self._fail(member, 1, reason, now)
+            case NotStarted(member, reason, code):
+                self._fail(member, code, reason, now)
                 self._is_named = True
                 return self._finish_if_empty()
             case Stopped(members):
