@@ -49,6 +49,9 @@ ENTRY_POINTS = "paceline.launchers"
 BACKENDS: dict[str, str] = {
     "local": "paceline.launch.local:LocalBackend",
     "ssh": "paceline.launch.ssh:SshBackend",
+    "ray": "paceline.launch.ray_cluster.backend:RayBackend",
+    "sge": "paceline.launch.sge.backend:SgeBackend",
+    "k8s": "paceline.launch.k8s.backend:KubernetesBackend",
 }
 
 R = TypeVar("R")

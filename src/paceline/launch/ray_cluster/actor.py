@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 import ray
 
 from paceline.launch.ray_cluster.frames import ERR, EXIT, OUT
+from paceline.launch.remote.agent import ADDRESS_VARIABLE
 
 _READ_BYTES = 65536
 
@@ -27,6 +28,7 @@ class Shell:
             stderr=subprocess.PIPE,
             bufsize=0,
             start_new_session=True,
+            env={**os.environ, ADDRESS_VARIABLE: ray.util.get_node_ip_address()},
         )
 
     @ray.method(concurrency_group="output", num_returns="streaming")

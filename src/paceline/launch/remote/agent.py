@@ -25,6 +25,9 @@ from paceline.launch.supervise.events import Event, Exited, Lost, NotStarted, Re
 from paceline.launch.supervise.guardian import Guardian
 from paceline.launch.supervise.signals import SignalPipe
 
+#: Says at which address this host is reached, where no ssh does.
+ADDRESS_VARIABLE = "PACELINE_AGENT_ADDRESS"
+
 _READ_BYTES = 256 * 1024
 #: Check interval for what ended processes have left running.
 _LEFTOVERS_CHECK_S = 0.1
@@ -192,7 +195,7 @@ def _about() -> dict[str, Any]:
         "version": ".".join(map(str, sys.version_info[:3])),
         "cores": len(os.sched_getaffinity(0)),
         "host": socket.gethostname(),
-        "reached_at": connection[2] if len(connection) == 4 else "",
+        "reached_at": os.environ.get(ADDRESS_VARIABLE) or (connection[2] if len(connection) == 4 else ""),
         "clock": time.time(),
         "pid": os.getpid(),
     }
@@ -213,7 +216,7 @@ def main() -> int:
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(2, 1)  # what anything prints by mistake is not part of the protocol
-    environ = dict(os.environ)
+    environ = {name: value for name, value in os.environ.items() if name != ADDRESS_VARIABLE}
     if sys.prefix != sys.base_prefix:  # then `python` of the user's command is this one
         environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), environ.get("PATH", os.defpath)])
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
