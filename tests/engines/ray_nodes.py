@@ -95,3 +95,12 @@ class RayNodes:
             assert self._nodes[self._hosts.names[0]].poll() is None, log
             assert time.monotonic() < until, log
             time.sleep(0.2)
+
+    def wait_for(self, count: int) -> None:
+        """Wait until so many nodes are alive."""
+        code = (
+            f"import ray; ray.init({self.address!r}, log_to_driver=False, logging_level='error');"
+            f"import time\nwhile sum(node['Alive'] for node in ray.nodes()) < {count}: time.sleep(0.2)"
+        )
+        python = str(self._ray.with_name("python"))
+        self._hosts.run(self._hosts.names[0], [python, "-c", code], self._environment, _START_S)
