@@ -2,7 +2,7 @@
 
 Every setting has one name: field ``num_workers`` is argument ``num_workers=``, variable ``PACELINE_NUM_WORKERS`` and
 key ``num_workers`` of the TOML file that ``PACELINE_CONFIG`` names. The ``DMLC_*`` and ``MXNET_*`` names of MXNet
-scripts are accepted as aliases, weaker than our own name.
+scripts are accepted as aliases, weaker than our own name; ``DMLC_*`` only where ``DMLC_ROLE`` is set.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Settings:
         return dataclasses.replace(self, **changes)
 
 
-#: Names that MXNet scripts set. Weaker than ``PACELINE_*``.
+#: Names that MXNet scripts set. Weaker than ``PACELINE_*``; ``DMLC_*`` count only together with ``DMLC_ROLE``.
 ALIASES: Mapping[str, str] = {
     "DMLC_ROLE": "role",
     "DMLC_NUM_WORKER": "num_workers",
@@ -184,8 +184,10 @@ def from_environment(env: Mapping[str, str] | None = None, **arguments: Any) -> 
     env = os.environ if env is None else env
     check_names(env)
     values: dict[str, Any] = _from_file(env[variable("config")]) if env.get(variable("config")) else {}
-    values |= _scheduler_alias(env)
-    values |= {name: parse(name, env[alias], alias) for alias, name in ALIASES.items() if env.get(alias)}
+    # Other systems set DMLC_* too (XGBoost's tracker): these names count only together with a role.
+    known = {name: text for name, text in env.items() if env.get("DMLC_ROLE") or not name.startswith("DMLC_")}
+    values |= _scheduler_alias(known)
+    values |= {name: parse(name, known[alias], alias) for alias, name in ALIASES.items() if known.get(alias)}
     values |= {
         name: parse(name, env[variable(name)], variable(name)) for name in _TYPES if env.get(variable(name), "") != ""
     }
@@ -232,6 +234,8 @@ def check(settings: Settings) -> None:
         raise ConfigError("heartbeat_timeout_s must be longer than heartbeat_interval_s")
     if settings.staleness is not None and settings.staleness < 0:
         raise ConfigError(f"staleness is {settings.staleness}; it is a number of rounds, 0 or more")
+    if not settings.weight > 0:
+        raise ConfigError(f"weight is {settings.weight}; it is a speed, above 0")
     if settings.age is not None and settings.age < 0:
         raise ConfigError(f"age is {settings.age}; it is a number of missed updates, 0 or more")
     if settings.scheduler and not settings.insecure and not settings.job_key:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.cli.options import UsageError
+from paceline.cli.options import Parser
 from paceline.launch.remote.agent import main
+
+_DESCRIPTION = """\
+Start and watch the processes of one host, for a launcher that talks to it on stdin and stdout. It ends everything it
+has started when its stdin ends. paceline launch starts it on each host."""
 
 
 def run(name: str, words: Sequence[str]) -> int:
-    """Serve a launcher on stdin and stdout until it hangs up.
+    """Serve a launcher until it hangs up.
 
     Raises:
-        UsageError: it was called by hand, with options.
+        UsageError: there are options; it has none.
     """
-    if words:
-        raise UsageError("an agent has no options; paceline launch starts it on each host and talks to it on its stdin")
+    Parser(name, (), "paceline agent", _DESCRIPTION).parse(words)
     return main()

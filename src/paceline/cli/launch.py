@@ -5,25 +5,25 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
+import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 
 from paceline import config
+from paceline.cli.hosts import read_hosts
 from paceline.cli.job_file import fill_in
 from paceline.cli.launch_options import DESCRIPTION, EPILOG, OPTIONS, USAGE
 from paceline.cli.options import Parser, UsageError, split_command
-from paceline.errors import LaunchError
 from paceline.launch import (
     Graces,
     Group,
-    Host,
+    Job,
     JobSpec,
     Machine,
     backend,
     parse_group,
-    parse_host_list,
-    parse_hosts,
     with_default_interface,
 )
 from paceline.launch.preflight import readable_file
@@ -58,7 +58,30 @@ def run(name: str, words: Sequence[str]) -> int:
     chosen.check(request)
     if options.log_dir:
         Path(options.log_dir).mkdir(parents=True, exist_ok=True)
-    return chosen.submit(request).wait()
+    return _wait(chosen.submit(request))
+
+
+def _wait(job: Job) -> int:
+    """Wait for a job; cancel it when a signal ends this process. What we supervise ourselves handles signals itself."""
+    before = signal.signal(signal.SIGTERM, _terminated)
+    try:
+        return job.wait()
+    except KeyboardInterrupt:
+        job.cancel()
+        return 128 + signal.SIGINT
+    except _TerminatedError:
+        job.cancel()
+        return 128 + signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _TerminatedError(Exception):
+    """SIGTERM came."""
+
+
+def _terminated(signum: int, frame: FrameType | None) -> None:
+    raise _TerminatedError
 
 
 def job_spec(options: argparse.Namespace, command: Sequence[str]) -> JobSpec:
@@ -69,7 +92,8 @@ def job_spec(options: argparse.Namespace, command: Sequence[str]) -> JobSpec:
         ValueError: see :class:`~paceline.launch.JobSpec`.
         paceline.errors.PacelineError: the groups file cannot be read, or a setting cannot work.
     """
-    hosts, groups = _hosts(options), _groups(options.group)
+    groups, number_is_slots = _groups(options.group), options.launcher in _NUMBER_IS_SLOTS
+    hosts = () if options.hosts is None else read_hosts(options.hosts, number_is_slots=number_is_slots)
     if options.num_workers is None and not groups:
         raise UsageError("the number of workers is missing; give -n, as in: paceline launch -n 2 -- python train.py")
     if options.sync_dst_dir is not None and not os.path.isabs(options.sync_dst_dir):
@@ -96,23 +120,6 @@ def job_spec(options: argparse.Namespace, command: Sequence[str]) -> JobSpec:
         max_restarts=options.max_restarts or 0,
         options=dict(_pair("-o", text) for text in options.option),
     )
-
-
-def _hosts(options: argparse.Namespace) -> tuple[Host, ...]:
-    """Read the hostfile, or the list in its place."""
-    if options.hosts is None:
-        return ()
-    number_is_slots = options.launcher in _NUMBER_IS_SLOTS
-    try:
-        text = Path(options.hosts).read_text()
-    except OSError as error:
-        if "," in options.hosts:
-            return parse_host_list(options.hosts, number_is_slots=number_is_slots)
-        raise LaunchError(
-            f"the hostfile {options.hosts!r} cannot be read: {error.strerror}; it lists a host per line. For a list "
-            f"without a file write commas: -H h1,h2"
-        ) from error
-    return parse_hosts(text, options.hosts, number_is_slots=number_is_slots)
 
 
 def _groups(given: Iterable[str | Group]) -> tuple[Group, ...]:
@@ -181,4 +188,5 @@ def _graces(options: argparse.Namespace) -> Graces:
     return Graces(
         start_s=config.parse("start_timeout_s", text, name) if text else graces.start_s,
         survivors_s=graces.survivors_s if options.grace is None else options.grace,
+        interrupt_s=graces.interrupt_s if options.grace is None else options.grace,
     )

@@ -48,6 +48,8 @@ ENTRY_POINTS = "paceline.launchers"
 #: Backend by name: the module and class that implement it, imported when asked for.
 BACKENDS: dict[str, str] = {
     "local": "paceline.launch.local:LocalBackend",
+    "mpi": "paceline.launch.mpi:MpiBackend",
+    "slurm": "paceline.launch.slurm:SlurmBackend",
     "ssh": "paceline.launch.ssh:SshBackend",
     "ray": "paceline.launch.ray_cluster.backend:RayBackend",
     "sge": "paceline.launch.sge.backend:SgeBackend",

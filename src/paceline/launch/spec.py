@@ -19,6 +19,8 @@ class Graces:
     """Until the scheduler has reported its address."""
     survivors_s: float = 6.0
     """Until the others have exited by themselves after a failure or an interrupt; then they are terminated."""
+    interrupt_s: float = 6.0
+    """The same after an interrupt: for workers that save their state when they get SIGTERM."""
     leave_s: float = 10.0
     """Until servers and scheduler have exited after the last worker, or workers after the first of those."""
     terminate_s: float = 5.0

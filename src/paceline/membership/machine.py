@@ -106,6 +106,8 @@ class Membership:
         if isinstance(body, m.Claim):
             return self._claim(peer, seq, body)
         key = self._peers.get(peer)
+        if key is None and isinstance(body, m.AskStatus):  # whoever holds the job's key may know
+            return [Answer(peer, seq, self.status(now))]
         if key is None:
             return [refuse(peer, seq, "this connection belongs to no member; join the job first")]
         seat = self._seats[key]
@@ -113,7 +115,7 @@ class Membership:
         match body:
             case m.Heartbeat():
                 seat.closed_since = seat.closed_since if seat.code is not None else None
-                seat.round = body.round
+                seat.beat(body, now)
                 return [Answer(peer, seq, self._news())]
             case m.Bye():
                 return [Answer(peer, seq, m.Done()), *self._bye(key, body.reason, now)]
@@ -365,10 +367,14 @@ class Membership:
         seats = [self._seats[key] for key in sorted(self._seats)]
         return m.Status(
             [without_token(seat.member) for seat in seats],
-            [seat.round for seat in seats],
-            [now - seat.heard for seat in seats],
+            [seat.state(self._waits_for(key), now) for key, seat in sorted(self._seats.items())],
             self.deaths,
         )
+
+    def _waits_for(self, key: MemberKey) -> str:
+        name = self._barriers.where(key)
+        missing = sorted(rank for _, rank in self._expected() - self._barriers.inside(name)) if name else []
+        return " ".join(map(str, missing))
 
     def check(self) -> None:
         """Assert what must always hold."""

@@ -27,7 +27,7 @@ from paceline.errors import JoinTimeoutError, PacelineError, PeerDiedError
 from paceline.membership import describe
 from paceline.peer.client import Client
 from paceline.peer.hosts import host_id, own_address
-from paceline.transport import Hub
+from paceline.transport import Hub, traffic
 from paceline.transport.base import Frames
 from paceline.wire import messages as m
 
@@ -42,6 +42,14 @@ _BYE_TIMEOUT_S, _BYE_CHECK_INTERVAL_S = 2.0, 0.1
 
 #: How long :meth:`Lifeline.leave` waits for the thread; longer than the goodbye may take.
 _LEAVE_TIMEOUT_S = 5.0
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def _memory() -> int:
+    """Return the resident memory of this process in bytes."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * _PAGE_BYTES
 
 
 class Lifeline:
@@ -129,7 +137,7 @@ class Lifeline:
 
     def _send_heartbeat(self) -> None:
         if len(self._client) < _MAX_HEARTBEATS:
-            beat = m.Heartbeat(self.round)
+            beat = m.Heartbeat(self.round, _memory(), *traffic.total())
             self._client.ask(
                 self._channel, beat, "heartbeat", (), lambda body, frames: self._take_news(body), self._take_news
             )

@@ -63,7 +63,7 @@ class SshHosts:
 
     Args:
         count: of hosts.
-        hidden: by host, a folder that it does not have.
+        hidden: by host, folders that are empty there and shared with nobody.
         paths: by host, its PATH.
         rate_bits_s: see :class:`~paceline.testing.hosts.Hosts`.
     """
@@ -72,7 +72,7 @@ class SshHosts:
         self,
         count: int,
         *,
-        hidden: Mapping[int, str] | None = None,
+        hidden: Mapping[int, Sequence[str]] | None = None,
         paths: Mapping[int, str] | None = None,
         rate_bits_s: float | None = None,
     ) -> None:
@@ -116,8 +116,7 @@ class SshHosts:
     def start(self, index: int) -> None:
         """Start the ssh server of a host and wait until it answers."""
         steps = [f"hostname h{index}"]
-        if index in self._hidden:
-            steps.append(f"mount -t tmpfs none {shlex.quote(self._hidden[index])}")
+        steps += [f"mount -t tmpfs none {shlex.quote(folder)}" for folder in self._hidden.get(index, ())]
         if index in self._paths:
             config = self.folder / f"sshd_config{index}"
             config.write_text(f"{self._server_config()}SetEnv PATH={self._paths[index]}\n")
@@ -133,6 +132,17 @@ class SshHosts:
         """End a host's ssh server and everything that it has started: the host dies."""
         self._servers[index].kill()
         self._servers[index].wait()
+
+    def processes(self, index: int) -> list[str]:
+        """Return the command lines of what runs on a host, except its ssh server and what holds the namespace."""
+        own = os.readlink(f"/proc/{self._servers[index].pid}/ns/net")
+        found = []
+        for process in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):  # no process, or it has ended
+                command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                if command and process.name.isdigit() and os.readlink(process / "ns/net") == own:
+                    found.append(command)
+        return [one for one in found if not one.startswith(("sshd: /usr/sbin/sshd", _SSHD, "unshare ", "cat"))]
 
     def _configure(self) -> None:
         Path("/run/sshd").mkdir(parents=True, exist_ok=True)
@@ -153,7 +163,8 @@ class SshHosts:
     def _wait_for(self, index: int) -> None:
         probe = f"exec 3<>/dev/tcp/{self.hosts[index].address}/{PORT}"
         until = time.monotonic() + _START_S
-        while subprocess.run(self.hosts[index].command(["bash", "-c", probe]), stderr=subprocess.DEVNULL).returncode:
+        command = self.hosts[index].command(["bash", "-c", probe])
+        while subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode:
             if time.monotonic() > until or self._servers[index].poll() is not None:
                 log = self.folder / f"h{index}.log"
                 raise OSError(f"sshd on h{index} did not start: {log.read_text() if log.exists() else 'no log'}")

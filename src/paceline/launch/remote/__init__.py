@@ -10,6 +10,7 @@ and talks with it over that command's stdin and stdout, in lines of JSON (``line
 | ``["start", role, rank, argv, env]`` | answered by ``started`` or ``not_started``; secrets travel here only |
 | ``["signal", number, [[role, rank], ...]]`` | to processes and all that they started |
 | ``["ended", role, rank, code]`` | for the scheduler: how a process of another host ended |
+| ``["facts", interface, witness]``, ``["reach", [[host, address, port], ...]]`` | for ``paceline doctor`` |
 | ``["ping"]`` | answered by ``pong`` |
 
 | from the agent | |

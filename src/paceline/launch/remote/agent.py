@@ -11,14 +11,16 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from ipaddress import ip_address
 from typing import Any
 
 from paceline.errors import PacelineError
-from paceline.interfaces import address_of, address_towards
+from paceline.interfaces import address_of, address_towards, interfaces
 from paceline.launch.hosts import LOCALHOST
 from paceline.launch.local import free_port
 from paceline.launch.plan import Late, Member, ProcessSpec
 from paceline.launch.preflight import CommandNotFoundError, check_command
+from paceline.launch.remote import checks
 from paceline.launch.remote.lines import MAGIC, SILENCE_S, Lines, encode, members, pairs, text
 from paceline.launch.supervise.crew import NOT_FOUND_CODE, LocalCrew
 from paceline.launch.supervise.events import Event, Exited, Lost, NotStarted, Ready, Started, Stopped
@@ -56,6 +58,7 @@ class Agent:
         self._ended: set[Member] = set()
         self._said_living: list[Member] = []
         self._gone = False
+        self._listening: socket.socket | None = None
         for fd in (in_fd, out_fd):
             os.set_blocking(fd, False)
         self._end_of_input = select.poll()
@@ -78,6 +81,8 @@ class Agent:
                 pass
             finally:
                 guardian.close()
+                if self._listening is not None:
+                    self._listening.close()
         return 0
 
     def _serve(self, selector: selectors.BaseSelector) -> None:
@@ -123,6 +128,11 @@ class Agent:
                 self._crew.inherit(self._environ)
             case ["address", list() as wanted, list() as targets]:
                 self._say(*_addresses(wanted, targets))
+            case ["facts", str() as interface, str() as witness]:
+                self._listening = checks.listen()
+                self._say("facts", checks.facts(interface, witness), self._listening.getsockname()[1])
+            case ["reach", list() as targets]:
+                self._say("reached", checks.reach(targets))
             case ["start", str() as role, int() as rank, list() as argv, dict() as env]:
                 self._start(ProcessSpec(role, rank, tuple(argv), env))
             case ["signal", int() as signum, list() as given]:
@@ -195,6 +205,7 @@ def _about() -> dict[str, Any]:
         "version": ".".join(map(str, sys.version_info[:3])),
         "cores": len(os.sched_getaffinity(0)),
         "host": socket.gethostname(),
+        "addresses": [one.address for one in interfaces() if not ip_address(one.address).is_loopback],
         "reached_at": os.environ.get(ADDRESS_VARIABLE) or (connection[2] if len(connection) == 4 else ""),
         "clock": time.time(),
         "pid": os.getpid(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -67,6 +68,7 @@ class RemoteCrew:
         self._lost: set[str] = set()
         self._began = time.monotonic()
         self._ping_at = 0.0
+        self._signalled = False
         for host in plan.hosts:
             self._links[host.name] = Link(
                 host.name, command(host), shell_environ, around.selector, around.register, self._heard, self._say
@@ -88,7 +90,7 @@ class RemoteCrew:
                     raise LaunchError(self._explain(self._hosts[link.host], link))
         if not silent and not self._asked:
             self._ask()
-        absent = [link.host for link in self._links.values() if not link.address]
+        absent = [link.host for link in silent or self._links.values() if not link.address]
         if absent and time.monotonic() > self._began + self._plan.graces.start_s:
             raise LaunchError(
                 f"no answer from {', '.join(absent)} within {self._plan.graces.start_s:g} s; the other "
@@ -141,6 +143,8 @@ class RemoteCrew:
         """Have the agents end what they started, and wait for their own end."""
         for link in self._links.values():
             link.hang_up()
+            if not link.about:
+                link.kill()
         until = time.monotonic() + _FINISH_S
         while any(link.code is None for link in self._links.values()):
             left = until - time.monotonic()
@@ -157,9 +161,8 @@ class RemoteCrew:
     def _ask(self) -> None:
         """Ask every host for its address towards the others, once all can be named."""
         self._asked = True
-        names = {link.host: str(link.about["reached_at"]) or link.host for link in self._links.values()}
         for link in self._links.values():
-            others = [name for host, name in names.items() if host != link.host]
+            others = [target for one in self._links.values() if one is not link for target in _targets(one)]
             link.send("environ", self._environ)
             link.send("address", self._interfaces[link.host], others)
 
@@ -175,6 +178,10 @@ class RemoteCrew:
                 self._around.console.feed(Member(role, rank), stream, data(text))
             case ["closed", str() as role, int() as rank, int() as stream]:
                 self._around.console.close(Member(role, rank), stream)
+            case ["signalled", int() as signum]:
+                if not self._signalled:  # the engine ends the job, and says so on every host
+                    self._signalled = True
+                    signal.raise_signal(signum)
             case ["living", list() as left]:
                 self._left[link.host] = members(left)
             case ["stopped", list() as stopped]:
@@ -230,6 +237,12 @@ def _interfaces(plan: Plan) -> dict[str, list[str]]:
         if isinstance(wanted, str) and wanted not in found[process.host]:
             found[process.host].append(wanted)
     return found
+
+
+def _targets(link: Link) -> list[str]:
+    """Return what may reach a host: how we reached it, its name, its addresses."""
+    reached = str(link.about["reached_at"])
+    return [*([reached] if reached else []), link.host, *map(str, link.about["addresses"])]
 
 
 def _bracketed(address: str) -> str:

@@ -23,6 +23,7 @@ _KNOWN = (
         "-o python=PATH, or copy this directory with --sync-dst-dir",
     ),
     ("No module named 'paceline", "has an older paceline than this machine: install the same version there"),
+    ("unknown command 'agent'", "has an older paceline than this machine: install the same version there"),
 )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 from paceline.errors import LaunchError
 from paceline.launch.remote.lines import MAGIC, PING_S, SILENCE_S, Lines, encode
+from paceline.launch.supervise import sessions
 from paceline.launch.supervise.child import Child
 
 _READ_BYTES = 256 * 1024
@@ -96,6 +98,10 @@ class Link:
                 self._selector.unregister(self._in)
             self._in = None
             self._child.close_stdin()
+
+    def kill(self) -> None:
+        """Kill the remote shell: it has not reached an agent, and may be stuck."""
+        sessions.send(signal.SIGKILL, {self._child.pid})
 
     def drain(self) -> None:
         """Take in what is left in the pipes. Does not wait."""

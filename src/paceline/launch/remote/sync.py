@@ -17,10 +17,10 @@ _EXCLUDED = ("__pycache__", ".git", ".venv", "*.pyc")
 
 
 def rsync_command(ssh: Sequence[str], host: Host, directory: str) -> list[str]:
-    """Return the command that mirrors the working directory on a host."""
+    """Return the command that copies the working directory to a host; nothing there is deleted."""
     excluded = [f"--exclude={name}" for name in _EXCLUDED]
     name = f"[{host.name}]" if ":" in host.name else host.name
-    return ["rsync", "-az", "--mkpath", "--delete", *excluded, "-e", shlex.join(ssh), "./", f"{name}:{directory}/"]
+    return ["rsync", "-az", "--mkpath", *excluded, "-e", shlex.join(ssh), "./", f"{name}:{directory}/"]
 
 
 def check_rsync() -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import selectors
+import shlex
 import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from paceline.errors import LaunchError
+from paceline.launch import runtime
 from paceline.launch.plan import Late, Member, Plan
 from paceline.launch.supervise.console import Console
 from paceline.launch.supervise.crew import Crew, LocalCrew, Take
@@ -94,6 +99,7 @@ class Supervisor:
                 guardian.close()
                 self._crew.close()
                 self._console.close_files()
+                self._forget()
             self._report()
         return code
 
@@ -117,7 +123,32 @@ class Supervisor:
         self._end_leftovers()
         return self._code
 
+    def _record(self, scheduler: str | None) -> None:
+        """Tell ``paceline status`` of this job. A job runs without that if its file cannot be written."""
+        roles = [process.role for process in self._plan]
+        worker = next(process for process in self._plan if process.role == "worker")
+        with contextlib.suppress(OSError, LaunchError):
+            runtime.write(
+                runtime.JobRecord(
+                    self._plan.job_id,
+                    os.getpid(),
+                    runtime.birth(os.getpid()),
+                    time.time(),
+                    shlex.join(worker.argv),
+                    tuple(host.name for host in self._plan.hosts),
+                    roles.count("worker"),
+                    roles.count("server"),
+                    scheduler or "",
+                    self._known.get(Late.JOB_KEY, ""),
+                )
+            )
+
+    def _forget(self) -> None:
+        with contextlib.suppress(OSError, LaunchError):
+            runtime.remove(self._plan.job_id)
+
     def _learn(self, scheduler: str | None) -> None:
+        self._record(scheduler)
         self._known |= {**self._located(scheduler), **self._crew.late(scheduler)}
 
     def _report(self) -> None:

@@ -71,6 +71,7 @@ from paceline.wire.messages.membership import (
     Member,
     News,
     Publish,
+    State,
     Status,
     Welcome,
 )
@@ -176,6 +177,7 @@ __all__ = [
     "SetUpdater",
     "SetValues",
     "Share",
+    "State",
     "StateIs",
     "StateItem",
     "StatsAre",
