@@ -88,7 +88,21 @@ def test_status_shows_every_process(tmp_path: Path, folder: Path, capsys: pytest
     ]
     assert main(["status"]) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert shown[0].split() == "role rank host state round pace waits for sent received memory last heard".split()
+    assert shown[0].split() == [
+        "role",
+        "rank",
+        "host",
+        "state",
+        "round",
+        "pace",
+        "waits",
+        "for",
+        "sent",
+        "received",
+        "memory",
+        "last",
+        "heard",
+    ]
     assert len(shown) == 4
     files = list(folder.iterdir())
     assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o600]

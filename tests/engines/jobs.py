@@ -95,7 +95,9 @@ def marked(mark: str) -> dict[int, str]:
     return found
 
 
-def start(launch: Launch, words: Sequence[str], command: Sequence[str], env: Mapping[str, str] | None = None) -> Running:
+def start(
+    launch: Launch, words: Sequence[str], command: Sequence[str], env: Mapping[str, str] | None = None
+) -> Running:
     """Launch a job."""
     mark = uuid.uuid4().hex
     given = ["--env", f"PACELINE_TEST_MARK={mark}", *words, "--", *command]
@@ -142,7 +144,7 @@ def check_failure(launch: Launch, words: Sequence[str] = ()) -> Done:
     job = start(launch, ["-n", "2", "-s", "1", *words], [PYTHON, "-c", FAILS])
     done = job.end()
     assert done.code == 7, done.text
-    for text in ('line 4, in fail', "RuntimeError: this one breaks", "worker 1 failed: exit code 7"):
+    for text in ("line 4, in fail", "RuntimeError: this one breaks", "worker 1 failed: exit code 7"):
         assert text in done.out + done.err, done.text
     job.check_gone()
     return done

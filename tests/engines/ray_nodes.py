@@ -73,7 +73,9 @@ class RayNodes:
         node.wait()
 
     def _start(self, index: int, name: str) -> None:
-        role = ["--head", "--port", str(_PORT), "--include-dashboard=false"] if index == 0 else ["--address", self.address]
+        role = (
+            ["--head", "--port", str(_PORT), "--include-dashboard=false"] if index == 0 else ["--address", self.address]
+        )
         labels = ",".join(f"{key}={value}" for key, value in self._labels[index].items())
         command = [str(self._ray), "start", "--block", *role, "--node-ip-address", self._hosts.address(name)]
         command += ["--num-cpus", str(self._cpus), "--object-store-memory", "80000000", "--disable-usage-stats"]

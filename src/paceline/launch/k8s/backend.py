@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from paceline.errors import LaunchError
 from paceline.launch.k8s.job import KubernetesJob
 from paceline.launch.k8s.kubectl import Kubectl
@@ -55,5 +54,3 @@ class KubernetesBackend:
         job = KubernetesJob(request)
         job.create()
         return job
-
-

@@ -2,7 +2,7 @@
 
 | phase | what happens | ends when |
 |---|---|---|
-| waiting, running | pods are listed every ``_POLL_S``; what they print is shown as it comes | all workers are done, or a failure |
+| waiting, running | pods are listed every ``_POLL_S``; their output is shown | all workers are done, or a failure |
 | failing | the others may report, for ``survivors_s`` | no pod runs any more, or the time is over |
 | deleting | everything with the job's label is deleted | kubectl says it is gone |
 

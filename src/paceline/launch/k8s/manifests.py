@@ -95,7 +95,7 @@ def _jobset(name: str, parts: list[Crew], options: Options, spec: JobSpec) -> Ob
 
 
 def _jobset_spec(name: str, parts: list[Crew], options: Options, spec: JobSpec, places: Places) -> Object:
-    """Return the JobSet: servers when the scheduler listens, workers when servers run, success when workers are done."""
+    """Return the JobSet: servers start when the scheduler listens, workers when servers run; workers decide success."""
     replicated: list[Object] = []
     for crew in parts:
         template = pod_template(name, crew, options, spec.directory, places)

@@ -88,7 +88,7 @@ def pod_template(
         options: of the user.
         directory: where the command runs; empty: where the image says.
         places: how the scheduler is found.
-        process: the one process, in layouts with a template for each; None: the pods' completion index tells them apart.
+        process: the one process, in layouts with a template for each; None: the completion index tells pods apart.
     """
     indexed = process is None
     one = process or crew.processes[0]

@@ -5,7 +5,7 @@ actors of the job; a command in an actor loses its stdin and ends too.
 
 | it reads | it writes |
 |---|---|
-| one line of JSON on stdin: :class:`~paceline.launch.ray_cluster.request.Request` | ``ready`` on stdout when the bundles are reserved |
+| one line of JSON on stdin: a ``Request`` | ``ready`` on stdout when the bundles are reserved |
 | connections to the unix socket, see :mod:`~paceline.launch.ray_cluster.rsh` | frames on them |
 
 Errors before ``ready`` are one text on stderr, and exit code 1.
@@ -85,7 +85,9 @@ def _no_room(request: Request) -> str:
         for node in ray.nodes()
         if node["Alive"]
     ]
-    free = ", ".join(f"{name}={amount:g}" for name, amount in sorted(ray.available_resources().items()) if ":" not in name)
+    free = ", ".join(
+        f"{name}={amount:g}" for name, amount in sorted(ray.available_resources().items()) if ":" not in name
+    )
     return "\n".join(
         [
             f"the Ray cluster has had no room for the job for {request.wait_s:g} s ({request.strategy}).",

@@ -8,14 +8,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
-import msgspec
-
 from paceline.errors import LaunchError
+from paceline.launch.canceller import Canceller
 from paceline.launch.environment import OWNED
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.remote import RemoteJob, forwarded
@@ -26,7 +25,7 @@ from paceline.launch.sge.script import job_script, options_of
 from paceline.launch.spec import JobSpec
 from paceline.launch.supervise.signals import SignalPipe
 
-_POLL_S = 0.2
+_SHOW_S, _LOOK_S = 0.2, 1.0
 _CALL_S = 60.0
 #: How long a job may take to end after qdel: the queue's ``notify`` is 60 s as installed.
 _DELETE_S = 90.0
@@ -41,7 +40,7 @@ class SgeRequest:
     script: str
     folder: str
     pe: str
-    environ: dict[str, str]
+    environ: Mapping[str, str]
     inside: bool
     """The launcher runs in a job with a parallel environment already."""
 
@@ -62,8 +61,8 @@ class SgeBackend:
             raise ValueError(f"Grid Engine cannot run in a directory with blanks in its name: {directory!r}")
         python = options.get("python", machine.python)
         there = replace(machine, python=python, cores={}, directory=directory)
-        script = job_script(spec, options, python, folder, directory)
         environ = forwarded(machine.environ, OWNED)
+        script = job_script(spec, options, python, folder, directory, environ.get("PYTHONPATH", ""))
         inside = "PE_HOSTFILE" in machine.environ
         placed = replace(spec, directory=directory, options={})
         return SgeRequest(placed, there, script, folder, options.get("pe", "paceline"), environ, inside)
@@ -122,10 +121,11 @@ class SgeJob:
             given = Inside(request.spec, request.environ, request.machine.python)
             spec = self._folder / SPEC
             spec.touch(0o600)
-            spec.write_bytes(msgspec.json.encode(given))
+            spec.write_text(given.text)
             script = self._folder / "script"
             script.write_text(request.script)
             self.id = _call(["qsub", "-terse", str(script)]).strip()
+            self._canceller = Canceller(["qdel", self.id])
         except OSError as error:
             raise LaunchError(f"the folder of the job cannot be made: {error}") from error
         except LaunchError:
@@ -139,35 +139,48 @@ class SgeJob:
             LaunchError: Grid Engine does not say how the job ended.
         """
         interrupted = 0
+        print(f"[launch] Grid Engine job {self.id}", file=sys.stderr, flush=True)
         with SignalPipe() as signals, contextlib.ExitStack() as stack:
             stack.callback(self.cancel)
             streams = [(self._folder / "out", sys.stdout.fileno()), (self._folder / "err", sys.stderr.fileno())]
             tails = [stack.enter_context(Tail(path, fd)) for path, fd in streams]
             while self._is_there():
-                for signum in signals.read():
-                    interrupted = interrupted or signum
-                    self.cancel()
-                time.sleep(_POLL_S)
-                for tail in tails:
-                    tail.show()
+                look_at = time.monotonic() + _LOOK_S
+                while time.monotonic() < look_at and not interrupted:
+                    time.sleep(_SHOW_S)
+                    for tail in tails:
+                        tail.show()
+                    interrupted = next(iter(signals.read()), 0)
+                if interrupted:
+                    self._delete()
             self._ended = True
             for tail in tails:
                 tail.show()
-        if interrupted:
-            return 128 + interrupted
-        return self._code()
+        return 128 + interrupted if interrupted else self._code()
 
     def cancel(self) -> None:
-        """Delete the job, wait until it has ended, and remove its folder. Idempotent."""
+        """Delete the job, wait until it has ended, and remove its folder. Idempotent.
+
+        Raises:
+            LaunchError: Grid Engine cannot end it.
+        """
         if not self._ended:
-            with contextlib.suppress(LaunchError):  # it ended meanwhile
-                _call(["qdel", self.id])
-            until = time.monotonic() + _DELETE_S
-            while self._is_there() and time.monotonic() < until:
-                time.sleep(_POLL_S)
-            self._ended = not self._is_there()
-        if self._ended:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._delete()
+        self._canceller.release()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _delete(self) -> None:
+        """Delete the job and wait for its end, a moment longer than queues give notice."""
+        with contextlib.suppress(LaunchError):  # it ended meanwhile
+            _call(["qdel", self.id])
+        until = time.monotonic() + _DELETE_S
+        while self._is_there():
+            if time.monotonic() > until:
+                raise LaunchError(
+                    f"Grid Engine job {self.id} has not ended {_DELETE_S:g} s after qdel: qdel -f {self.id}"
+                )
+            time.sleep(_SHOW_S)
+        self._ended = True
 
     def logs(self) -> Iterator[str]:
         """Give the lines that the job has printed so far."""
@@ -193,7 +206,7 @@ class SgeJob:
             except LaunchError:
                 if time.monotonic() > until:
                     raise
-                time.sleep(_POLL_S)
+                time.sleep(_SHOW_S)
                 continue
             values = dict(line.split(None, 1) for line in lines if len(line.split(None, 1)) == 2)
             return _exit_code(values)

@@ -1,16 +1,16 @@
-"""The launcher inside a Grid Engine job: ``python -m paceline.launch.sge.inside FOLDER``, or in a job of the user's own."""
+"""The launcher inside a Grid Engine job: ``python -m paceline.launch.sge.inside FOLDER``."""
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-
-import msgspec
 
 from paceline.errors import LaunchError, PacelineError
 from paceline.launch.hosts import Host
@@ -20,20 +20,37 @@ from paceline.launch.remote.link import Link
 from paceline.launch.sge.allocation import on_allocation, read_hostfile
 from paceline.launch.sge.script import agent_file
 from paceline.launch.spec import JobSpec
+from paceline.launch.spec_json import from_json, to_json
 
 SPEC, AGENT = "spec.json", "agent"
 
 
-class Inside(msgspec.Struct):
+@dataclass(frozen=True)
+class Inside:
     """What the launcher outside leaves in the folder for the one inside."""
 
     spec: JobSpec
-    environ: dict[str, str]
+    environ: Mapping[str, str]
     """Variables of the user's shell that processes get."""
     python: str
 
+    @property
+    def text(self) -> str:
+        """As JSON. It holds the user's variables: it must not be shown."""
+        return json.dumps([to_json(self.spec), dict(self.environ), self.python])
 
-def request(spec: JobSpec, machine: Machine, environ: dict[str, str], folder: Path) -> RemoteRequest:
+    @classmethod
+    def read(cls, text: str) -> Inside:
+        """Return what :attr:`text` says.
+
+        Raises:
+            ValueError: it is of another version.
+        """
+        spec, environ, python = json.loads(text)
+        return cls(from_json(spec), environ, python)
+
+
+def request(spec: JobSpec, machine: Machine, environ: Mapping[str, str], folder: Path) -> RemoteRequest:
     """Return what to run on the hosts of this job, and write the file that starts agents.
 
     Raises:
@@ -73,7 +90,7 @@ def end_on_notice() -> None:
 def main(words: Sequence[str]) -> int:
     """Run the job that a folder describes."""
     [folder] = words
-    given = msgspec.json.decode((Path(folder) / SPEC).read_bytes(), type=Inside)
+    given = Inside.read((Path(folder) / SPEC).read_text())
     machine = Machine(given.python, {}, given.environ, given.spec.directory)
     end_on_notice()
     try:

@@ -43,7 +43,9 @@ def options_of(spec: JobSpec) -> Mapping[str, str]:
     return options
 
 
-def job_script(spec: JobSpec, options: Mapping[str, str], python: str, folder: str, directory: str) -> str:
+def job_script(
+    spec: JobSpec, options: Mapping[str, str], python: str, folder: str, directory: str, pythonpath: str
+) -> str:
     """Return the script.
 
     Args:
@@ -52,6 +54,7 @@ def job_script(spec: JobSpec, options: Mapping[str, str], python: str, folder: s
         python: that runs the launcher inside.
         folder: of the job, on a file system that all hosts share.
         directory: where processes run.
+        pythonpath: of the launcher.
     """
     selected = [group.select["queue"] for group in spec.groups if "queue" in group.select]
     queues = options.get("queue") or ",".join(dict.fromkeys(selected))
@@ -62,7 +65,8 @@ def job_script(spec: JobSpec, options: Mapping[str, str], python: str, folder: s
     lines += [f"-P {options['project']}"] if "project" in options else []
     lines += [f"-wd {directory}", f"-o {folder}/out", f"-e {folder}/err", "-S /bin/sh", "-notify", "-r no", "-R yes"]
     command = shlex.join([python, "-m", "paceline.launch.sge.inside", folder])
-    return "\n".join(["#!/bin/sh", *(f"#$ {line}" for line in lines), f"exec {command}", ""])
+    path = [f"export PYTHONPATH={shlex.quote(pythonpath)}"] if pythonpath else []
+    return "\n".join(["#!/bin/sh", *(f"#$ {line}" for line in lines), *path, f"exec {command}", ""])
 
 
 def agent_file(script: list[str]) -> str:

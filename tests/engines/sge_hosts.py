@@ -1,0 +1,120 @@
+"""A real Grid Engine on hosts with names, for tests. Its files lie where Debian's package has them."""
+# ruff: noqa: E501 - sed cannot break lines
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from tests.engines.named_hosts import NamedHosts
+
+_ROOT = Path("/var/lib/gridengine")
+_CELL = _ROOT / "default"
+_PROGRAMS = ("sge_qmaster", "sge_execd", "qsub", "qconf")
+_START_S = 90.0
+
+_SET_UP = r"""
+set -e
+E='s/^\(min_.id\).*/\1 0/;s/^load_report_time.*/load_report_time 00:00:02/;s/^max_unheard.*/max_unheard 00:00:10/' qconf -mconf
+E='s/^schedule_interval.*/schedule_interval 0:0:1/;s/^flush_\(submit\|finish\)_sec.*/flush_\1_sec 1/' qconf -msconf
+E='s/^slots.*/slots 999/;s/^allocation_rule.*/allocation_rule $round_robin/;s/^control_slaves.*/control_slaves TRUE/;s/^job_is_first.*/job_is_first_task FALSE/' qconf -ap paceline
+E=';' qconf -ahgrp @pc
+for h in $HOSTS; do qconf -ah $h; qconf -as $h; E="s/^hostname.*/hostname $h/" qconf -ae; qconf -aattr hostgroup hostlist $h @pc; done
+E='s/^hostlist.*/hostlist @pc/;s/^slots.*/slots 4/;s/^pe_list.*/pe_list paceline/;s/^load_thresholds.*/load_thresholds NONE/;s/^shell_start_mode.*/shell_start_mode unix_behavior/;s/^notify.*/notify 00:00:20/' qconf -aq main.q
+for h in $HOSTS; do install -d -m 1777 $FOLDER/tmp-$h; qconf -aattr queue tmpdir "[$h=$FOLDER/tmp-$h]" main.q; done
+E='s/^hostlist.*/hostlist h3/;s/^slots.*/slots 4/;s/^pe_list.*/pe_list paceline/;s/^load_thresholds.*/load_thresholds NONE/;s/^shell_start_mode.*/shell_start_mode unix_behavior/' qconf -aq old.q
+qconf -aattr queue tmpdir "[h3=$FOLDER/tmp-h3]" old.q
+"""
+
+
+def why_no_sge() -> str:
+    """Return why Grid Engine cannot run here; an empty text when it can."""
+    absent = [name for name in _PROGRAMS if shutil.which(name) is None]
+    return f"needs {', '.join(absent)} (packages gridengine-master, -exec and -client)" if absent else ""
+
+
+class SgeHosts:
+    """A master and an execution daemon per host; queue ``main.q`` on all, ``old.q`` on the last.
+
+    Args:
+        hosts: where; the first has the master.
+        folder: for scripts and jobs' directories.
+    """
+
+    def __init__(self, hosts: NamedHosts, folder: Path) -> None:
+        self._hosts, self._folder = hosts, folder
+        self._saved = folder / "saved"
+        self.environment = {**os.environ, "SGE_ROOT": str(_ROOT), "SGE_CELL": "default"}
+        self._daemons: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> SgeHosts:
+        shutil.copytree(_ROOT, self._saved, symlinks=True)
+        try:
+            (_CELL / "common" / "act_qmaster").write_text(f"{self._hosts.names[0]}\n")
+            editor = self._folder / "editor"
+            editor.write_text('#!/bin/sh\nsleep 1; exec sed -i "$E" "$1"\n')
+            editor.chmod(0o755)
+            self._daemon(self._hosts.names[0], "sge_qmaster")
+            self._until(lambda: "h1" in self._try("qconf -sh"))
+            names = " ".join(self._hosts.names)
+            env = {**self.environment, "EDITOR": str(editor), "HOSTS": names, "FOLDER": str(self._folder)}
+            self._hosts.run("h1", ["sh", "-c", _SET_UP], env, _START_S)
+            for name in self._hosts.names:
+                self._daemon(name, "sge_execd")
+            self._until(self._ready)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all daemons and put the files back."""
+        for daemon in reversed(self._daemons):
+            daemon.kill()
+            daemon.wait()
+        shutil.rmtree(_ROOT, ignore_errors=True)
+        shutil.copytree(self._saved, _ROOT, symlinks=True, dirs_exist_ok=True)
+        subprocess.run(
+            ["chown", "-R", "--reference=/var/spool/gridengine", str(_ROOT)], check=False, capture_output=True
+        )
+
+    def _ready(self) -> bool:
+        lines = [line.split() for line in self._try("qhost").splitlines()]
+        return sum(1 for words in lines if words and words[0] in self._hosts.names and words[3] != "-") == len(
+            self._hosts.names
+        )
+
+    def _daemon(self, host: str, program: str) -> None:
+        """Start a daemon in a process namespace that ends with one process."""
+        wait = f"{program}; exec sleep infinity"
+        own = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", wait]
+        self._daemons.append(
+            subprocess.Popen(
+                self._hosts.command(host, own),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=self.environment,
+            )
+        )
+
+    def _try(self, command: str) -> str:
+        with contextlib.suppress(AssertionError):
+            return self._hosts.run("h1", command, self.environment)
+        return ""
+
+    def _until(self, true: Callable[[], bool]) -> None:
+
+        until = time.monotonic() + _START_S
+        while not true():
+            assert time.monotonic() < until, self._try("qhost")
+            time.sleep(0.3)
