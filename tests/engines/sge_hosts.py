@@ -28,8 +28,6 @@ E=';' qconf -ahgrp @pc
 for h in $HOSTS; do qconf -ah $h; qconf -as $h; E="s/^hostname.*/hostname $h/" qconf -ae; qconf -aattr hostgroup hostlist $h @pc; done
 E='s/^hostlist.*/hostlist @pc/;s/^slots.*/slots 4/;s/^pe_list.*/pe_list paceline/;s/^load_thresholds.*/load_thresholds NONE/;s/^shell_start_mode.*/shell_start_mode unix_behavior/;s/^notify.*/notify 00:00:20/' qconf -aq main.q
 for h in $HOSTS; do install -d -m 1777 $FOLDER/tmp-$h; qconf -aattr queue tmpdir "[$h=$FOLDER/tmp-$h]" main.q; done
-E='s/^hostlist.*/hostlist h3/;s/^slots.*/slots 4/;s/^pe_list.*/pe_list paceline/;s/^load_thresholds.*/load_thresholds NONE/;s/^shell_start_mode.*/shell_start_mode unix_behavior/' qconf -aq old.q
-qconf -aattr queue tmpdir "[h3=$FOLDER/tmp-h3]" old.q
 """
 
 
@@ -40,7 +38,7 @@ def why_no_sge() -> str:
 
 
 class SgeHosts:
-    """A master and an execution daemon per host; queue ``main.q`` on all, ``old.q`` on the last.
+    """A master and an execution daemon per host.
 
     Args:
         hosts: where; the first has the master.

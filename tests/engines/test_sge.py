@@ -71,17 +71,23 @@ def test_kill_of_the_launcher_leaves_nothing(cluster: Cluster) -> None:
         subprocess.run(["rm", "-r", str(folder)], check=True)
 
 
-def test_groups_run_in_their_queues_and_variables_keep_their_quotes(cluster: Cluster) -> None:
-    command = ["sh", "-c", 'echo $PACELINE_WORKER_GROUP $(hostname) "$NOTE" "$1"', "sh", "it's $x"]
-    groups = [
-        "--group",
-        "new: n=1, select=queue=main.q",
-        "--group",
-        "old: n=1, select=queue=old.q, env=NOTE='a, \"b\"'",
-    ]
+def test_groups_have_their_own_words_and_variables_with_all_quotes(cluster: Cluster) -> None:
+    command = ["sh", "-c", 'echo $PACELINE_WORKER_GROUP "$NOTE" "$1" "$2"', "sh", "it's $x"]
+    groups = ["--group", "new: n=2, slots=1", "--group", "old: n=1, args=more, env=NOTE='a, \"b\"'"]
     done = jobs.start(cluster.launch, ["-s", "0", *groups], command).end()
     assert done.code == 0, done.text
-    assert '[worker 1] old h3 a, "b" it\'s $x' in done.out, done.text
+    lines = sorted(line for line in done.out.splitlines() if line.startswith("[worker"))
+    assert lines == ["[worker 0] new  it's $x ", "[worker 1] new  it's $x ", '[worker 2] old a, "b" it\'s $x more'], (
+        done.text
+    )
+
+
+def test_workers_spread_over_the_slots_that_grid_engine_gave(cluster: Cluster) -> None:
+    done = jobs.start(cluster.launch, ["-n", "3", "-s", "0"], ["hostname"]).end()
+    assert done.code == 0, done.text
+    assert sorted(line.split()[-1] for line in done.out.splitlines() if "worker" in line) == ["h1", "h2", "h3"], (
+        done.text
+    )
 
 
 def test_missing_environment_says_which_there_are(cluster: Cluster) -> None:

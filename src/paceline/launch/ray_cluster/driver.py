@@ -31,13 +31,16 @@ from paceline.launch.ray_cluster.frames import ERR, EXIT, LARGEST, pack
 from paceline.launch.ray_cluster.request import Request
 from paceline.launch.ray_cluster.rsh import LOST
 
+_REACH_S = 10.0
+
 
 def main() -> int:
     """Run until stdin ends."""
     request = Request(**json.loads(sys.stdin.readline()))
     try:
+        _reach(request.address)
         ray.init(request.address or "auto", namespace=request.job, log_to_driver=False, logging_level="error")
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         print(f"no Ray cluster: {error}", file=sys.stderr)
         return 1
     with socket.socket(socket.AF_UNIX) as listener:
@@ -53,6 +56,20 @@ def main() -> int:
         sys.stdin.read()
     ray.shutdown()
     return 0
+
+
+def _reach(address: str) -> None:
+    """Look whether somebody listens at an address: Ray itself tries for minutes.
+
+    Raises:
+        OSError: nobody does.
+    """
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdecimal():
+        try:
+            socket.create_connection((host, int(port)), _REACH_S).close()
+        except OSError as error:
+            raise OSError(f"nothing listens at {address} ({error.strerror or error})") from error
 
 
 def _reserve(request: Request) -> PlacementGroup:
@@ -124,8 +141,9 @@ def _serve(connection: socket.socket, group: PlacementGroup, request: Request) -
 
 
 def _start(group: PlacementGroup, bundle: int, resources: dict[str, float], argv: list[str]) -> Any:
+    shell: Any = Shell  # ray.remote has made it more than a class
     own = {name: amount for name, amount in resources.items() if name not in ("CPU", "GPU", "memory")}
-    return Shell.options(
+    return shell.options(
         num_cpus=resources.get("CPU", 0),
         num_gpus=resources.get("GPU", 0),
         memory=resources.get("memory"),

@@ -14,7 +14,6 @@ class Slots:
 
     host: str
     count: int
-    queue: str
 
 
 def read_hostfile(text: str) -> tuple[Slots, ...]:
@@ -28,20 +27,14 @@ def read_hostfile(text: str) -> tuple[Slots, ...]:
         words = line.split()
         if len(words) < 2 or not words[1].isdecimal():
             raise ValueError(f"PE_HOSTFILE: {line!r} is not HOST SLOTS QUEUE@HOST PROCESSORS")
-        found.append(Slots(words[0], int(words[1]), words[2].partition("@")[0] if len(words) > 2 else ""))
+        found.append(Slots(words[0], int(words[1])))
     if not found:
         raise ValueError("PE_HOSTFILE names no host")
     return tuple(found)
 
 
 def on_allocation(spec: JobSpec, slots: tuple[Slots, ...]) -> JobSpec:
-    """Return the spec with the hosts of an allocation: a slot for each server, the others for workers.
-
-    A group that selects a queue gets that queue's hosts.
-
-    Raises:
-        ValueError: a group's queue has no slot in the allocation.
-    """
+    """Return the spec with the hosts of an allocation: a slot for each server, the others for workers."""
     free = {one.host: 0 for one in slots}
     for one in slots:
         free[one.host] += one.count
@@ -52,12 +45,4 @@ def on_allocation(spec: JobSpec, slots: tuple[Slots, ...]) -> JobSpec:
     left = {name: max(0, free[name] - taken[name]) for name in names}
     if sum(left.values()) < spec.num_workers:  # more servers than hosts: several share a slot
         left = free
-    hosts = {name: Host(name, slots=left[name]) for name in names}
-    groups = []
-    for group in spec.groups:
-        queue = group.select.get("queue")
-        there = tuple(hosts[name] for name in names if queue in {one.queue for one in slots if one.host == name})
-        if queue is not None and not there:
-            raise ValueError(f"group {group.name}: Grid Engine gave the job no slot of queue {queue}")
-        groups.append(replace(group, hosts=there) if queue is not None else group)
-    return replace(spec, hosts=tuple(hosts.values()), groups=tuple(groups))
+    return replace(spec, hosts=tuple(Host(name, slots=left[name]) for name in names))

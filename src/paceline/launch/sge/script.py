@@ -11,7 +11,7 @@ from paceline.launch.spec import JobSpec
 
 OPTIONS = {
     "pe": "parallel environment with control_slaves TRUE (default: paceline)",
-    "queue": "queues, separated by commas (default: those that the groups select, or any)",
+    "queue": "queues, separated by commas (default: any)",
     "resources": "resource request of a slot, as qsub -l has it: h_vmem=4G,gpu=1",
     "time": "limit of the run time: HH:MM:SS or seconds",
     "project": "project to charge, as qsub -P has it",
@@ -30,16 +30,18 @@ def options_of(spec: JobSpec) -> Mapping[str, str]:
     """Return the options, checked.
 
     Raises:
-        ValueError: one is unknown, or cannot be a word of a ``#$`` line; a group selects what is not a queue.
+        ValueError: one is unknown, or cannot be a word of a ``#$`` line; a group chooses its hosts.
     """
     options = backend_options("sge", OPTIONS, spec.options)
     for name, text in options.items():
         if not _PLAIN.fullmatch(text):
             raise ValueError(f"option {name}={text!r}: no blanks or quotes are possible there")
     for group in spec.groups:
-        for name, text in group.select.items():
-            if name != "queue" or not _PLAIN.fullmatch(text):
-                raise ValueError(f"group {group.name}: select={name}={text}; launcher sge knows select=queue=NAME")
+        if group.select or group.hosts:
+            raise ValueError(
+                f"group {group.name}: Grid Engine gives a job slots wherever it finds them, so a group cannot choose "
+                "its hosts; choose queues for the whole job with -o queue=NAME, or use launcher ssh on hosts you have"
+            )
     return options
 
 
@@ -56,10 +58,8 @@ def job_script(
         directory: where processes run.
         pythonpath: of the launcher.
     """
-    selected = [group.select["queue"] for group in spec.groups if "queue" in group.select]
-    queues = options.get("queue") or ",".join(dict.fromkeys(selected))
     lines = [f"-N pl-{spec.job_id}", f"-pe {options.get('pe', 'paceline')} {slots(spec)}"]
-    lines += [f"-q {queues}"] if queues else []
+    lines += [f"-q {options['queue']}"] if "queue" in options else []
     lines += [f"-l {options['resources']}"] if "resources" in options else []
     lines += [f"-l h_rt={options['time']}"] if "time" in options else []
     lines += [f"-P {options['project']}"] if "project" in options else []

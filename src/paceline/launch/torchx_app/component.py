@@ -4,7 +4,8 @@ TorchX calls the function with what it reads from its command line, so the types
 """
 
 import json
-from typing import Dict, List, Optional  # noqa: UP035 - TorchX knows these names only
+from collections.abc import Mapping
+from typing import Dict, List, NamedTuple, Optional  # noqa: UP035 - TorchX knows these names only
 
 from torchx import specs
 
@@ -15,6 +16,15 @@ from paceline.launch.spec import JobSpec
 from paceline.launch.torchx_app.start import FILLED_IN, START, default_key_file
 
 _MB = 1024 * 1024
+
+
+class _Shared(NamedTuple):
+    """What all roles have alike."""
+
+    image: str
+    python: str
+    port: int
+    key_file: str
 
 
 def job(
@@ -75,33 +85,31 @@ def job(
     plan = make_plan(spec, Machine(python, {}, {}), alone=True)
     key = "" if insecure else key_file or default_key_file()
     small = specs.resource(cpu=cpu, gpu=0, memMB=memMB)
-    shared = {"image": image, "python": python, "port": port, "key_file": key}
+    shared = _Shared(image, python, port, key)
     roles = [
-        _role(role, [one for one in plan if one.role == role], small, **shared)
+        _role(role, [one for one in plan if one.role == role], small, shared)
         for role in ("scheduler", "server")
         if any(one.role == role for one in plan)
     ]
     for one in spec.worker_groups:
         members = [process for process in plan if process.role == "worker" and process.group == one.name]
         resource = _resource(one, cpu, gpu, memMB, h)
-        roles.append(_role(f"worker-{one.name}" if spec.groups else "worker", members, resource, **shared))
+        roles.append(_role(f"worker-{one.name}" if spec.groups else "worker", members, resource, shared))
     for role in roles:
         role.max_retries = max_retries
         role.mounts = list(specs.parse_mounts(mounts)) if mounts else []
     return specs.AppDef(name=name, roles=roles)
 
 
-def _role(
-    name: str, members: list[ProcessSpec], resource: specs.Resource, image: str, python: str, port: int, key_file: str
-) -> specs.Role:
+def _role(name: str, members: list[ProcessSpec], resource: specs.Resource, shared: _Shared) -> specs.Role:
     first = members[0]
     late = {key: value.name for key, value in first.env.items() if isinstance(value, Late) and value in FILLED_IN}
     plain = {key: _literal(value) for key, value in first.env.items() if isinstance(value, str)}
-    start = {"late": late, "first_rank": first.rank, "port": port, "key_file": key_file}
+    start = {"late": late, "first_rank": first.rank, "port": shared.port, "key_file": shared.key_file}
     return specs.Role(
         name=name,
-        image=image,
-        entrypoint=python,
+        image=shared.image,
+        entrypoint=shared.python,
         args=[
             "-m",
             START,
@@ -114,7 +122,7 @@ def _role(
         env=plain,
         num_replicas=len(members),
         resource=resource,
-        port_map={"scheduler": port} if first.role == "scheduler" else {},
+        port_map={"scheduler": shared.port} if first.role == "scheduler" else {},
     )
 
 
@@ -132,7 +140,7 @@ def _resource(group: Group, cpu: int, gpu: int, memory_mb: int, named: Optional[
     )
 
 
-def _megabytes(given: "dict[str, str]", otherwise: int) -> int:
+def _megabytes(given: Mapping[str, str], otherwise: int) -> int:
     text = given.get("memory")
     if text is None:
         return otherwise
