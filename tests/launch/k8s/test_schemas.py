@@ -29,13 +29,16 @@ OWN = {"JobSet": "JobsetV1alpha2JobSet", "ClusterTrainingRuntime": "TrainerV1alp
        "TrainJob": "TrainerV1alpha1TrainJob"}
 SPECS = {"JobSet": "JobsetV1alpha2JobSetSpec"}
 
-def unknown(given, back, path=""):
+def unknown(given, back, path):
     "Return the fields that a model has dropped."
     if isinstance(given, dict):
-        return [x for k, v in given.items() for x in ([f"{path}.{k}"] if k not in (back or {}) else unknown(v, back[k], f"{path}.{k}"))]
-    if isinstance(given, list):
-        return [x for i, v in enumerate(given) for x in unknown(v, back[i], f"{path}[{i}]")]
-    return []
+        inner = [(f"{path}.{key}", value, (back or {}).get(key)) for key, value in given.items()]
+    elif isinstance(given, list):
+        inner = [(f"{path}[{i}]", value, back[i]) for i, value in enumerate(given)]
+    else:
+        return []
+    lost = [name for name, value, found in inner if found is None and value is not None]
+    return lost + [one for name, value, found in inner if found is not None for one in unknown(value, found, name)]
 
 problems = []
 for one in json.load(sys.stdin):

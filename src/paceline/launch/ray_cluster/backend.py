@@ -71,7 +71,7 @@ class RayBackend:
         where = request.options.address or "the cluster of this machine"
         lines = [f"placement group on {where}: {request.options.strategy}"]
         lines += [f"  {bundle.host}: {bundle}" for bundle in request.bundles]
-        return "\n".join(lines) + "\n\n" + describe(request.remote.plan)
+        return "\n".join(lines) + "\n\n" + describe(request.remote.plan, environ=request.remote.environ)
 
     def check(self, request: RayRequest) -> None:
         """Look for ray.
