@@ -6,15 +6,17 @@ READY = $(VENV)/.ready
 
 # Tests that measure no times run on two cores; whole jobs, and tests with deadlines, by themselves.
 TIMED = tests/gluon/test_work_load.py
+ENGINES = $(VENV)-engines
 ALONE = tests/integration tests/launch tests/testing tests/gluon
 SIDE_BY_SIDE = $(filter-out $(ALONE),$(sort $(patsubst %/,%,$(dir $(wildcard tests/*/*.py))))) \
   $(filter-out $(TIMED),$(wildcard tests/gluon/test_*.py)) $(wildcard tests/test_*.py)
 
-.PHONY: help demo test check format fuzz mutations oracle blame bench clean
+.PHONY: help demo test check format fuzz mutations oracle blame bench clean test-engines
 
 help:
 	@echo "make demo   train LeNet on handwritten digits with 2 workers and 2 servers"
 	@echo "make test   run the tests, with coverage"
+	@echo "make test-engines  launchers on a real Ray, Grid Engine and TorchX (root; packages: docs/launching)"
 	@echo "make check  ruff, ruff format, mypy"
 	@echo "make bench  run the benchmarks (about 7 minutes) and write docs/benchmarks.md"
 	@echo "make fuzz   one million mutated messages against a server, and 10,000 half-open connections"
@@ -40,6 +42,19 @@ test: $(READY)
 	$(BIN)/python -m coverage report --skip-covered --sort=cover
 	$(BIN)/python -m coverage report --fail-under=100 \
 	  --include='*/paceline/consistency/*,*/paceline/placement.py,*/paceline/membership/*,*/paceline/interval_map.py,*/paceline/local_merge.py,*/paceline/wire/*'
+
+# A venv of its own, because Ray is heavy; what paceline needs comes from the other one.
+$(ENGINES)/.ready: $(READY)
+	$(PYTHON) -m venv $(ENGINES)
+	$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	  ray torchx kubernetes-validate kubeflow-trainer-api hatchling editables
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > $$($(ENGINES)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz-paceline.pth
+	$(ENGINES)/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	touch $@
+
+test-engines: $(READY) $(ENGINES)/.ready
+	PACELINE_TEST_ENGINES=$(abspath $(ENGINES)) $(BIN)/python -m pytest tests/engines tests/launch/k8s --timeout 600
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""A real Grid Engine on hosts with names, for tests. Its files lie where Debian's package has them."""
+"""A real Grid Engine on hosts with names, for tests, with a cell of its own; the programs are Debian's."""
 # ruff: noqa: E501 - sed cannot break lines
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from types import TracebackType
 
 from tests.engines.named_hosts import NamedHosts
 
-_ROOT = Path("/var/lib/gridengine")
-_CELL = _ROOT / "default"
+_INSTALLED = Path("/var/lib/gridengine")
+_USER = "sgeadmin"
 _PROGRAMS = ("sge_qmaster", "sge_execd", "qsub", "qconf")
 _START_S = 90.0
 
 _SET_UP = r"""
 set -e
-E='s/^\(min_.id\).*/\1 0/;s/^load_report_time.*/load_report_time 00:00:02/;s/^max_unheard.*/max_unheard 00:00:10/' qconf -mconf
+E='s/^\(min_.id\).*/\1 0/;s/^load_report_time.*/load_report_time 00:00:02/;s#^execd_spool_dir.*#execd_spool_dir '$FOLDER'/execd#;s/^max_unheard.*/max_unheard 00:00:10/' qconf -mconf
 E='s/^schedule_interval.*/schedule_interval 0:0:1/;s/^flush_\(submit\|finish\)_sec.*/flush_\1_sec 1/' qconf -msconf
 E='s/^slots.*/slots 999/;s/^allocation_rule.*/allocation_rule $round_robin/;s/^control_slaves.*/control_slaves TRUE/;s/^job_is_first.*/job_is_first_task FALSE/' qconf -ap paceline
 E=';' qconf -ahgrp @pc
@@ -42,19 +42,18 @@ class SgeHosts:
 
     Args:
         hosts: where; the first has the master.
-        folder: for scripts and jobs' directories.
+        folder: for all files; other users can enter it.
     """
 
     def __init__(self, hosts: NamedHosts, folder: Path) -> None:
         self._hosts, self._folder = hosts, folder
-        self._saved = folder / "saved"
-        self.environment = {**os.environ, "SGE_ROOT": str(_ROOT), "SGE_CELL": "default"}
+        self._root = folder / "root"
+        self.environment = {**os.environ, "SGE_ROOT": str(self._root), "SGE_CELL": "default"}
         self._daemons: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> SgeHosts:
-        shutil.copytree(_ROOT, self._saved, symlinks=True)
+        self._make_cell()
         try:
-            (_CELL / "common" / "act_qmaster").write_text(f"{self._hosts.names[0]}\n")
             editor = self._folder / "editor"
             editor.write_text('#!/bin/sh\nsleep 1; exec sed -i "$E" "$1"\n')
             editor.chmod(0o755)
@@ -75,15 +74,26 @@ class SgeHosts:
         self.close()
 
     def close(self) -> None:
-        """End all daemons and put the files back."""
+        """End all daemons."""
         for daemon in reversed(self._daemons):
             daemon.kill()
             daemon.wait()
-        shutil.rmtree(_ROOT, ignore_errors=True)
-        shutil.copytree(self._saved, _ROOT, symlinks=True, dirs_exist_ok=True)
-        subprocess.run(
-            ["chown", "-R", "--reference=/var/spool/gridengine", str(_ROOT)], check=False, capture_output=True
-        )
+
+    def _make_cell(self) -> None:
+        """Make an empty cluster, as the package does when it is installed."""
+        common, spool = self._root / "default" / "common", self._folder / "spool"
+        for path in (common, spool / "qmaster" / "job_scripts", spool / "spooldb", self._folder / "execd"):
+            path.mkdir(parents=True)
+        for path in _INSTALLED.iterdir():
+            if path.name != "default":
+                (self._root / path.name).symlink_to(path)
+        text = (_INSTALLED / "default" / "common" / "bootstrap").read_text()
+        (common / "bootstrap").write_text(text.replace("/var/spool/gridengine", str(spool)))
+        (common / "act_qmaster").write_text(f"{self._hosts.names[0]}\n")
+        subprocess.run(["chown", "-R", _USER, str(self._folder)], check=True)
+        script = "/usr/share/gridengine/scripts/init_cluster"
+        command = ["runuser", "-u", _USER, "--", script, str(self._root), "default", str(spool / "spooldb"), _USER]
+        subprocess.run(command, check=True, capture_output=True, env=self.environment)
 
     def _ready(self) -> bool:
         lines = [line.split() for line in self._try("qhost").splitlines()]

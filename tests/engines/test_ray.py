@@ -123,5 +123,5 @@ def test_a_node_that_dies_is_reported_by_ray(cluster: Cluster) -> None:
     done = job.end(120)
     assert done.code != 0
     assert "Ray says" in done.err, done.text
-    assert "worker 0 failed" in done.err
+    assert "worker 0 on worker-0 failed" in done.err, done.text
     job.check_gone()

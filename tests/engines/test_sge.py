@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -37,11 +38,12 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    folder = tmp_path_factory.mktemp("sge")
-    folder.chmod(0o755)
-    with NamedHosts(3, folder) as hosts, SgeHosts(hosts, folder) as sge:
-        yield Cluster(hosts, sge)
+def cluster() -> Iterator[Cluster]:
+    with tempfile.TemporaryDirectory(prefix="paceline-sge-", dir="/var/tmp") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        with NamedHosts(3, folder) as hosts, SgeHosts(hosts, folder) as sge:
+            yield Cluster(hosts, sge)
 
 
 @pytest.fixture(autouse=True)
