@@ -109,7 +109,7 @@ def check_trains(launch: Launch, folder: Path, words: Sequence[str] = ()) -> Don
     """Train on two workers and two servers."""
     result = folder / "result.json"
     example = [PYTHON, "examples/train_mnist.py", "--kv-store", "dist_sync", "--result", str(result)]
-    job = start(launch, ["-n", "2", "-s", "2", *words], example)
+    job = start(launch, ["-n", "2", "-s", "2", "--env", "OMP_NUM_THREADS=1", *words], example)
     done = job.end()
     assert done.code == 0, done.text
     assert json.loads(result.read_text())["accuracy"][-1] >= 0.95

@@ -37,7 +37,7 @@ def run(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def test_mnist_trains(tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     command = [jobs.PYTHON, "examples/train_mnist.py", "--kv-store", "dist_sync", "--result", str(result)]
-    done = run(tmp_path, "--n", "2", "--s", "2", "--port", "9377", "--", *command)
+    done = run(tmp_path, "--n", "2", "--s", "2", "--env", "OMP_NUM_THREADS=1", "--port", "9377", "--", *command)
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(result.read_text())["accuracy"][-1] >= 0.95
     assert (tmp_path / ".paceline" / "torchx.key").stat().st_mode & 0o777 == 0o600
