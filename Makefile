@@ -11,12 +11,13 @@ ALONE = tests/integration tests/launch tests/testing tests/gluon
 SIDE_BY_SIDE = $(filter-out $(ALONE),$(sort $(patsubst %/,%,$(dir $(wildcard tests/*/*.py))))) \
   $(filter-out $(TIMED),$(wildcard tests/gluon/test_*.py)) $(wildcard tests/test_*.py)
 
-.PHONY: help demo test check format fuzz mutations oracle blame bench clean test-engines
+.PHONY: help demo test test-ssh test-engines check format fuzz mutations oracle blame bench clean
 
 help:
 	@echo "make demo   train LeNet on handwritten digits with 2 workers and 2 servers"
 	@echo "make test   run the tests, with coverage"
-	@echo "make test-engines  launchers on a real Ray, Grid Engine and TorchX (root; packages: docs/launching)"
+	@echo "make test-ssh      the launcher ssh on hosts with real ssh servers (root; packages openssh-server, rsync)"
+	@echo "make test-engines  MNIST on every cluster manager that is installed (root; see docs/launching.md)"
 	@echo "make check  ruff, ruff format, mypy"
 	@echo "make bench  run the benchmarks (about 7 minutes) and write docs/benchmarks.md"
 	@echo "make fuzz   one million mutated messages against a server, and 10,000 half-open connections"
@@ -53,8 +54,12 @@ $(ENGINES)/.ready: $(READY)
 	$(ENGINES)/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	touch $@
 
+test-ssh: $(READY)
+	$(BIN)/python -m pytest tests/launch/test_ssh.py tests/launch/test_training.py
+
 test-engines: $(READY) $(ENGINES)/.ready
-	PACELINE_TEST_ENGINES=$(abspath $(ENGINES)) $(BIN)/python -m pytest tests/engines tests/launch/k8s --timeout 600
+	PACELINE_TEST_ENGINES=1 PACELINE_TEST_ENGINES_VENV=$(abspath $(ENGINES)) \
+	  $(BIN)/python -m pytest --timeout 900 tests/launch tests/engines
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -22,7 +22,13 @@ from paceline.naming import nearest
 PREFIX = "PACELINE_"
 
 #: Variables with our prefix that are no settings.
-_OTHER_VARIABLES = ("PACELINE_CONFIG", "PACELINE_READY_FD", "PACELINE_ENDED_FD", "PACELINE_UPDATE_ON_KVSTORE")
+_OTHER_VARIABLES = (
+    "PACELINE_CONFIG",
+    "PACELINE_READY_FD",
+    "PACELINE_ENDED_FD",
+    "PACELINE_UPDATE_ON_KVSTORE",
+    "PACELINE_SPEC",
+)
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off", ""})

@@ -16,13 +16,13 @@ from tests.engines import jobs
 from tests.engines.named_hosts import NamedHosts
 from tests.engines.ray_nodes import RayNodes
 
-VENV = Path(os.environ.get("PACELINE_TEST_ENGINES", "/nowhere"))
+VENV = Path(os.environ.get("PACELINE_TEST_ENGINES_VENV", "/nowhere"))
 RAY = VENV / "bin" / "ray"
 
 pytestmark = [
     pytest.mark.root,
     pytest.mark.skipif(bool(why_no_hosts()), reason=why_no_hosts() or "possible"),
-    pytest.mark.skipif(not RAY.exists(), reason="needs Ray in the environment that PACELINE_TEST_ENGINES names"),
+    pytest.mark.skipif(not RAY.exists(), reason="needs Ray in the environment that PACELINE_TEST_ENGINES_VENV names"),
     pytest.mark.timeout(400),
 ]
 

@@ -12,12 +12,12 @@ import pytest
 
 from tests.engines import jobs
 
-VENV = Path(os.environ.get("PACELINE_TEST_ENGINES", "/nowhere"))
+VENV = Path(os.environ.get("PACELINE_TEST_ENGINES_VENV", "/nowhere"))
 TORCHX = VENV / "bin" / "torchx"
 COMPONENT = jobs.ROOT / "src" / "paceline" / "launch" / "torchx_app" / "component.py"
 
 pytestmark = [
-    pytest.mark.skipif(not TORCHX.exists(), reason="needs TorchX in the environment that PACELINE_TEST_ENGINES names"),
+    pytest.mark.skipif(not TORCHX.exists(), reason="needs TorchX in the environment that PACELINE_TEST_ENGINES_VENV names"),
     pytest.mark.timeout(400),
 ]
 

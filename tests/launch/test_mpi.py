@@ -72,6 +72,15 @@ def test_job_trains(cluster: SshHosts, mpirun: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.root
+def test_workers_see_no_rank_but_ours(cluster: SshHosts, mpirun: str, tmp_path: Path) -> None:
+    text = "echo $RANK $LOCAL_RANK $MASTER_ADDR; env | grep -E '^(OMPI|PMI)' | sort"
+    job = start(cluster, mpirun, tmp_path, "-n", "2", "-s", "0", "--", "sh", "-c", text)
+    out, err = job.communicate(timeout=DEADLINE_S)
+    assert job.returncode == 0, err
+    assert sorted(out.splitlines()) == ["[worker 0] 0 0 10.77.0.2", "[worker 1] 1 0 10.77.0.2"]
+
+
+@pytest.mark.root
 def test_failure_comes_back_and_nothing_is_left(cluster: SshHosts, mpirun: str, tmp_path: Path) -> None:
     text = "test $RANK = 1 || exec sleep 1000; echo boom >&2; exit 7"
     job = start(cluster, mpirun, tmp_path, "-n", "2", "-s", "0", "--grace", "0.5", "--", "sh", "-c", text)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import paceline
+from paceline.launch.remote.lines import SILENCE_S
 from paceline.testing.ssh import SshHosts, why_no_ssh
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(bool(why_no_ssh()), reason=why_no_ssh())]
@@ -248,6 +249,23 @@ def test_host_that_dies_is_named(launch: Make, cluster: SshHosts) -> None:
         cluster.start(2)
 
 
+@pytest.mark.slow
+def test_host_that_is_cut_off_is_named_and_ends_its_processes_itself(launch: Make, cluster: SshHosts) -> None:
+    job = launch("-n", "2", "-s", "0", "--grace", "1", *script("echo runs $RANK; exec sleep 1000"))
+    job.wait_for_line("runs 1")
+    cluster[2].run("ip link set net7 down")
+    try:
+        assert job.wait() != 0
+        assert "worker 1 on h2 failed" in job.err
+        until = time.monotonic() + SILENCE_S + CLEAN_S
+        while left := [one for one in cluster.processes(2) if not one.startswith("sshd")]:
+            assert time.monotonic() < until, left
+            time.sleep(0.1)
+    finally:
+        cluster[2].run("ip link set net7 up")
+    job.assert_nothing_left()
+
+
 def test_job_starts_again_after_a_failure(launch: Make) -> None:
     text = "echo try $PACELINE_RESTART; test $PACELINE_RESTART = 2 || exit 3"
     job = launch("-n", "1", "-s", "0", "--max-restarts", "2", *script(text), hosts=("h1",))
@@ -370,3 +388,54 @@ def test_each_host_may_have_an_interface_of_its_own(launch: Make, tmp_path: Path
     job = launch("-n", "2", "-s", "2", "--", sys.executable, "train.py", hosts=("h1 iface=eth0", "h2 iface=net7"))
     assert job.wait() == 0, job.err
     assert job.out.count("[3.0, 3.0]") == 2
+
+
+def command(cluster: SshHosts, *words: str) -> subprocess.CompletedProcess[str]:
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    argv = cluster.command([sys.executable, "-m", "paceline", *words, "--ssh", f"ssh -F {cluster.client_config}"])
+    return subprocess.run(
+        argv, cwd=cluster.folder, env=env, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+
+
+def test_doctor_finds_nothing_on_good_hosts(cluster: SshHosts) -> None:
+    done = command(cluster, "doctor", "-H", "h1,h2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    head, first, second, *rest = done.stdout.splitlines()
+    assert head.split()[:2] == ["host", "ssh"]
+    assert first.split()[:2] == ["h1", "ok"]
+    assert first.endswith("1 of 1  shared")
+    assert "10.77.0.3" in second
+    assert rest == ["", "nothing to fix"]
+
+
+def test_doctor_says_what_to_fix(cluster: SshHosts) -> None:
+    cluster[2].run("iptables -A INPUT -p tcp -s 10.77.0.2 -j DROP")
+    try:
+        hosts = cluster.hostfile(["h1 iface=eth0", "h2 iface=net7", "h0 iface=none", "nosuchhost.invalid"])
+        done = command(cluster, "doctor", "-H", hosts)
+    finally:
+        cluster[2].run("iptables -F")
+    assert done.returncode == 1, done.stderr
+    fixes = done.stdout.partition("to fix:\n")[2]
+    for text in (
+        "h1: cannot reach h2: no answer within 3 s; open the ports between the hosts",
+        "h0: interface 'none' does not exist on h0",
+        "nosuchhost.invalid: host nosuchhost.invalid is unknown",
+    ):
+        assert f"  {text}" in fixes
+
+
+def test_what_a_job_left_on_a_host_is_killed(launch: Make, cluster: SshHosts) -> None:
+    job = launch("-n", "1", "-s", "0", *script("setsid sh -c 'echo runs; exec sleep 1000' & wait"), hosts=("h1",))
+    job.wait_for_line("runs")
+    job.process.kill()
+    job.wait()
+    until = time.monotonic() + CLEAN_S
+    while [one for one in cluster.processes(1) if one != "sleep 1000"]:
+        assert time.monotonic() < until, cluster.processes(1)
+        time.sleep(0.05)
+    assert cluster.processes(1) == ["sleep 1000"]
+    done = command(cluster, "kill", "-H", "h1,")
+    assert done.stdout == "h1: 1 processes killed\n"
+    job.assert_nothing_left()

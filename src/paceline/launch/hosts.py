@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 LOCALHOST = "127.0.0.1"
 
-_WORD = re.compile(r"[^\s,#]+")
 #: ``name``, ``name:port``, ``[IPv6]`` or ``[IPv6]:port``, each with ``user@`` in front.
 _NAME = re.compile(r"(?P<name>(?:[^\s@\[\]]+@)?(?:\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]]+))(?::(?P<number>\d+))?")
 #: Words of Open MPI's hostfiles that change nothing here.
@@ -79,7 +78,7 @@ def parse_host_list(text: str, *, number_is_slots: bool = False) -> tuple[Host, 
     Raises:
         ValueError: see :func:`parse_hosts`.
     """
-    lines = "\n".join(_WORD.findall(text))
+    lines = "\n".join(text.split(","))
     return parse_hosts(lines, f"the list of hosts {text!r}", number_is_slots=number_is_slots)
 
 

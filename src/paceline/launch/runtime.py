@@ -43,10 +43,11 @@ class JobRecord:
 
 
 def birth(pid: int) -> str:
-    """Return when a process began, or nothing if there is none."""
+    """Return when a process began, or nothing if it has ended."""
     with contextlib.suppress(OSError):
         text = Path("/proc", str(pid), "stat").read_text()
-        return text[text.rindex(")") + 2 :].split()[19]
+        state, *rest = text[text.rindex(")") + 2 :].split()
+        return "" if state in "ZX" else rest[18]
     return ""
 
 

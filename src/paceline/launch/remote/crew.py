@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -58,6 +58,7 @@ class RemoteCrew:
         self._environ = dict(environ)
         self._hosts = {host.name: host for host in plan.hosts}
         self._host_of = {process.member: process.host for process in plan}
+        self._workers_on = Counter(process.host for process in plan if process.role == "worker")
         self._interfaces = _interfaces(plan)
         self._links: dict[str, Link] = {}
         self._asked = False
@@ -113,6 +114,8 @@ class RemoteCrew:
         link = self._links[process.host]
         own = {Late.BIND: f"tcp://{_bracketed(link.address)}:0", Late.READY_FD: "", Late.ENDED_FD: ""}
         env = process.environment({**known, **own})
+        if process.role == "worker" and "OMP_NUM_THREADS" not in {**self._environ, **env}:
+            env["OMP_NUM_THREADS"] = str(max(1, int(link.about["cores"]) // self._workers_on[process.host]))
         argv = [str(link.about["python"]) if word == self._python else word for word in process.argv[:1]]
         link.send("start", process.role, process.rank, [*argv, *process.argv[1:]], env)
 
@@ -186,7 +189,7 @@ class RemoteCrew:
                 self._left[link.host] = members(left)
             case ["stopped", list() as stopped]:
                 self._stopped[link.host] = frozenset(members(stopped))
-                self._around.take(Stopped(frozenset().union(*self._stopped.values())))
+                self._around.take(Stopped(frozenset[Member]().union(*self._stopped.values())))
             case _:
                 self._event(line)
 

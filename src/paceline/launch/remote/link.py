@@ -82,7 +82,9 @@ class Link:
 
     def ping(self, now: float) -> float:
         """Ping if it is time; return when the next one is due."""
-        if self.about and now >= self._pinged_at + PING_S:
+        if not self.about:
+            return now + PING_S
+        if now >= self._pinged_at + PING_S:
             self._pinged_at = now
             self.send("ping")
         return self._pinged_at + PING_S
