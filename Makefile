@@ -8,7 +8,7 @@ READY = $(VENV)/.ready
 TIMED = tests/gluon/test_work_load.py
 ENGINES = $(VENV)-engines
 ALONE = tests/integration tests/launch tests/testing tests/gluon
-SIDE_BY_SIDE = $(filter-out $(ALONE),$(sort $(patsubst %/,%,$(dir $(wildcard tests/*/*.py))))) \
+SIDE_BY_SIDE = $(filter-out $(ALONE) tests/engines,$(sort $(patsubst %/,%,$(dir $(wildcard tests/*/*.py))))) \
   $(filter-out $(TIMED),$(wildcard tests/gluon/test_*.py)) $(wildcard tests/test_*.py)
 
 .PHONY: help demo test test-ssh test-engines check format fuzz mutations oracle blame bench clean
@@ -39,7 +39,7 @@ demo: $(READY)
 test: $(READY)
 	rm -f .coverage .coverage.*
 	$(BIN)/python -m pytest -n 2 --dist loadfile --cov=paceline --cov-branch --cov-report= $(SIDE_BY_SIDE)
-	$(BIN)/python -m pytest --cov=paceline --cov-branch --cov-report= --cov-append $(SIDE_BY_SIDE:%=--ignore=%)
+	$(BIN)/python -m pytest --cov=paceline --cov-branch --cov-report= --cov-append --ignore=tests/engines $(SIDE_BY_SIDE:%=--ignore=%)
 	$(BIN)/python -m coverage report --skip-covered --sort=cover
 	$(BIN)/python -m coverage report --fail-under=100 \
 	  --include='*/paceline/consistency/*,*/paceline/placement.py,*/paceline/membership/*,*/paceline/interval_map.py,*/paceline/local_merge.py,*/paceline/wire/*'
