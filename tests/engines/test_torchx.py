@@ -17,7 +17,7 @@ TORCHX = VENV / "bin" / "torchx"
 COMPONENT = jobs.ROOT / "src" / "paceline" / "launch" / "torchx_app" / "component.py"
 
 pytestmark = [
-    pytest.mark.skipif(not TORCHX.exists(), reason="needs TorchX in the environment that PACELINE_TEST_ENGINES_VENV names"),
+    pytest.mark.skipif(not TORCHX.exists(), reason="needs TorchX (PACELINE_TEST_ENGINES_VENV)"),
     pytest.mark.timeout(400),
 ]
 

@@ -15,7 +15,7 @@ from tests.launch.k8s.test_manifests import manifests
 
 PYTHON = Path(os.environ.get("PACELINE_TEST_ENGINES_VENV", "/nowhere"), "bin", "python")
 pytestmark = pytest.mark.skipif(
-    not PYTHON.exists(), reason="needs kubernetes-validate and kubeflow-trainer-api where PACELINE_TEST_ENGINES_VENV points"
+    not PYTHON.exists(), reason="needs kubernetes-validate and kubeflow-trainer-api (PACELINE_TEST_ENGINES_VENV)"
 )
 
 #: The oldest and the newest that must work; indexed Jobs with stable host names are older than both.

@@ -28,8 +28,9 @@ def test_every_application_has_a_key_of_its_own() -> None:
 
 def test_it_becomes_the_command_with_its_exit_code() -> None:
     start = json.dumps({"late": {}, "first_rank": 0, "port": 1, "key_file": ""})
-    words = [sys.executable, "-m", START, start, "app", "4", "HOST", "sh", "-c", 'echo "$PACELINE_RANK $1"; exit 5', "x"]
-    done = subprocess.run([*words, "a  b"], capture_output=True, text=True, check=False)
+    command = ["sh", "-c", 'echo "$PACELINE_RANK $1"; exit 5', "x", "a  b"]
+    words = [sys.executable, "-m", START, start, "app", "4", "HOST", *command]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (5, "4 a  b\n")
 
 

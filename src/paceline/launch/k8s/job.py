@@ -37,6 +37,8 @@ from paceline.transport.security import new_job_key
 
 _POLL_S = 1.0
 _DELETE_S = 60
+#: How long the last lines of a job may take to arrive.
+_DRAIN_S = 3.0
 
 #: By layout: the object that says how the job goes, if the engine decides; and the kinds to delete.
 _JUDGES = {"jobset": "jobsets.jobset.x-k8s.io", "trainer": "trainjobs.trainer.kubeflow.org"}
@@ -124,21 +126,21 @@ class KubernetesJob:
         failure: Failure | None = None
         give_up = float("inf")
         while True:
-            self._followers.read(_POLL_S)
-            for signum in signals.read():
+            for signum in self._followers.read(_POLL_S, signals):
                 self._console.say(f"{signal.Signals(signum).name}: deleting the job")
                 return 128 + signum
             found = self._look()
             failure = self._judge_pods(found) or failure
             ended = self._verdict(found, failure)
             if ended:
+                self._followers.drain(signals)
                 return 0
             if ended is None:
                 continue
             give_up = min(give_up, time.monotonic() + self._graces.survivors_s)
             if any(pod.has_started and pod.code is None for pod in found) and time.monotonic() < give_up:
                 continue
-            self._followers.drain()
+            self._followers.drain(signals)
             if failure is None:
                 raise LaunchError(f"{self.id} failed, and no pod says why: kubectl describe {self._judge} {self.id}")
             self._report(failure, found)
@@ -230,26 +232,29 @@ class Followers:
         self._running[fd] = (pod, process)
         self._selector.register(fd, selectors.EVENT_READ)
 
-    def read(self, timeout_s: float) -> None:
-        """Show what comes, for at most a time."""
+    def read(self, timeout_s: float, signals: SignalPipe) -> list[int]:
+        """Show what comes, for at most a time; return the signals that ended it.
+
+        Every call of kubectl that ends wakes the selector by SIGCHLD, which means nothing here.
+        """
         until = time.monotonic() + timeout_s
         while (left := until - time.monotonic()) > 0:
             for key, _ in self._selector.select(left):
-                if key.fd not in self._running:
-                    return  # a signal
-                self._show(key.fd)
+                if key.fd in self._running:
+                    self._show(key.fd)
+                elif found := signals.read():
+                    return found
+        return []
 
-    def drain(self) -> None:
-        """Show what is left of pods that have ended, for at most a second."""
-        until = time.monotonic() + 1.0
-        while self._running and (left := until - time.monotonic()) > 0:
-            for key, _ in self._selector.select(left):
-                if key.fd not in self._running:
-                    return
-                self._show(key.fd)
+    def drain(self, signals: SignalPipe) -> None:
+        """Show what is left of pods that have ended. Pods that still run end this after ``_DRAIN_S``."""
+        until = time.monotonic() + _DRAIN_S
+        while self._running and (left := until - time.monotonic()) > 0 and not self.read(min(left, 0.1), signals):
+            pass
 
     def close(self) -> None:
-        """End all."""
+        """End all, and follow pods of the same names anew."""
+        self._seen.clear()
         for fd in list(self._running):
             self._end(fd)
 
