@@ -37,20 +37,22 @@ def run(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def test_mnist_trains(tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     command = [jobs.PYTHON, "examples/train_mnist.py", "--kv-store", "dist_sync", "--result", str(result)]
-    done = run(tmp_path, "--n", "2", "--s", "2", "--env", "OMP_NUM_THREADS=1", "--port", "9377", "--", *command)
+    done = run(
+        tmp_path, "--workers", "2", "--servers", "2", "--env", "OMP_NUM_THREADS=1", "--port", "9377", "--", *command
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(result.read_text())["accuracy"][-1] >= 0.95
     assert (tmp_path / ".paceline" / "torchx.key").stat().st_mode & 0o777 == 0o600
 
 
 def test_failure_fails_the_application(tmp_path: Path) -> None:
-    done = run(tmp_path, "--n", "2", "--s", "1", "--port", "9378", "--", jobs.PYTHON, "-c", jobs.FAILS)
+    done = run(tmp_path, "--workers", "2", "--servers", "1", "--port", "9378", "--", jobs.PYTHON, "-c", jobs.FAILS)
     assert done.returncode != 0
     assert "FAILED" in done.stdout + done.stderr
 
 
 def test_dry_run_shows_a_role_each_and_no_key(tmp_path: Path) -> None:
-    words = ["--group", "a:n=2,cpus=2;old:n=1,args=$HOME", "--s", "1", "--", "python", "train.py"]
+    words = ["--group", "a:n=2,cpus=2;old:n=1,args=$HOME", "--servers", "1", "--", "python", "train.py"]
     given = ["run", "--dryrun", "--scheduler", "local_cwd", "--workspace", "", f"{COMPONENT}:job"]
     done = torchx(*given, *words, home=tmp_path)
     shown = done.stdout + done.stderr

@@ -29,9 +29,9 @@ class _Shared(NamedTuple):
 
 def job(
     *command: str,
-    n: int = 0,
-    s: int = -1,
-    group: Optional[List[str]] = None,  # noqa: UP006, UP045
+    workers: int = 0,
+    servers: int = -1,
+    group: str = "",
     name: str = "paceline",
     image: str = "",
     python: str = "python3",
@@ -54,8 +54,8 @@ def job(
 
     Args:
         command: what every worker runs; follows ``--``.
-        n: number of workers; leave it out with groups.
-        s: number of servers; -1: as many as workers.
+        workers: how many; leave it out with groups.
+        servers: how many; -1: as many as workers.
         group: worker groups, as ``--group`` of paceline launch has them; several are separated by semicolons.
         name: of the application.
         image: what TorchX's scheduler starts the processes from; ignored by local_cwd.
@@ -71,11 +71,11 @@ def job(
         max_retries: how often a scheduler may start a failed role again.
         mounts: mounts of TorchX, as in type=bind,src=/host,dst=/job.
     """
-    texts = [text for one in group or [] for text in one.split(";") if text.strip()]
+    texts = [text for text in group.split(";") if text.strip()]
     spec = JobSpec(
         command=command,
-        num_workers=n,
-        num_servers=None if s < 0 else s,
+        num_workers=workers,
+        num_servers=None if servers < 0 else servers,
         job_id=name,
         groups=tuple(parse_group(text) for text in texts),
         env=env or {},
