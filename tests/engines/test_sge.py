@@ -92,6 +92,17 @@ def test_workers_spread_over_the_slots_that_grid_engine_gave(cluster: Cluster) -
     )
 
 
+def test_job_of_the_users_own_is_used_from_inside(cluster: Cluster, tmp_path: Path) -> None:
+    launch = f"{jobs.PYTHON} -m paceline launch --launcher sge -n 3 -s 0 -- hostname"
+    script = tmp_path / "own"
+    script.write_text(f"#!/bin/sh\nexport PYTHONPATH={jobs.ROOT / 'src'}\ncd {jobs.ROOT}\nexec {launch}\n")
+    out = tmp_path / "out"
+    words = ["qsub", "-sync", "y", "-pe", "paceline", "3", "-S", "/bin/sh", "-j", "y", "-o", str(out), str(script)]
+    cluster.hosts.run("h1", words, cluster.env, 120)
+    lines = sorted(line.split()[-1] for line in out.read_text().splitlines() if line.startswith("[worker"))
+    assert lines == ["h1", "h2", "h3"], out.read_text()
+
+
 def test_missing_environment_says_which_there_are(cluster: Cluster) -> None:
     done = jobs.start(cluster.launch, ["-n", "1", "-o", "pe=mpi"], ["true"]).end(60)
     assert done.code == 1

@@ -19,7 +19,7 @@ from paceline.launch.environment import OWNED
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.remote import RemoteJob, forwarded
 from paceline.launch.render import describe
-from paceline.launch.sge.inside import SPEC, Inside, explain
+from paceline.launch.sge.inside import CODE, SPEC, Inside, explain
 from paceline.launch.sge.inside import request as inside_request
 from paceline.launch.sge.script import job_script, options_of
 from paceline.launch.spec import JobSpec
@@ -89,7 +89,7 @@ class SgeBackend:
                     "-o pe=NAME"
                 )
 
-    def submit(self, request: SgeRequest) -> SgeJob | RemoteJob:
+    def submit(self, request: SgeRequest) -> SgeJob | InsideJob:
         """Submit the script; inside a job, return the job that starts agents when it is waited for.
 
         Raises:
@@ -97,10 +97,40 @@ class SgeBackend:
         """
         self.check(request)
         if request.inside:
-            folder = Path(request.folder)
-            folder.mkdir(mode=0o700, exist_ok=True)
-            return RemoteJob(inside_request(request.spec, request.machine, request.environ, folder), explain)
+            return InsideJob(request)
         return SgeJob(request)
+
+
+class InsideJob:
+    """A job in the slots of a Grid Engine job of the user's own; it runs while :meth:`wait` does.
+
+    Args:
+        request: what to run.
+    """
+
+    def __init__(self, request: SgeRequest) -> None:
+        self._request = request
+        self.id = request.spec.job_id
+
+    def wait(self) -> int:
+        """Run the job and return its exit code.
+
+        Raises:
+            LaunchError: the allocation or a host cannot be used; nothing runs.
+        """
+        one, folder = self._request, Path(self._request.folder)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        try:
+            return RemoteJob(inside_request(one.spec, one.machine, one.environ, folder), explain).wait()
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def cancel(self) -> None:
+        """Do nothing: the job ends with :meth:`wait`."""
+
+    def logs(self) -> Iterator[str]:
+        """Give nothing: :meth:`wait` has shown everything."""
+        return iter(())
 
 
 class SgeJob:
@@ -133,10 +163,10 @@ class SgeJob:
             raise
 
     def wait(self) -> int:
-        """Show what the job prints until it ends; return its exit code.
+        """Show what the job prints until it ends; return its exit code, 1 if Grid Engine ended it.
 
         Raises:
-            LaunchError: Grid Engine does not say how the job ended.
+            LaunchError: Grid Engine does not answer, or cannot end the job.
         """
         interrupted = 0
         print(f"[launch] Grid Engine job {self.id}", file=sys.stderr, flush=True)
@@ -156,7 +186,7 @@ class SgeJob:
             self._ended = True
             for tail in tails:
                 tail.show()
-        return 128 + interrupted if interrupted else self._code()
+            return 128 + interrupted if interrupted else self._code()
 
     def cancel(self) -> None:
         """Delete the job, wait until it has ended, and remove its folder. Idempotent.
@@ -198,25 +228,12 @@ class SgeJob:
         return True
 
     def _code(self) -> int:
-        """Return what the accounting says; its file is written a moment after the end."""
-        until = time.monotonic() + _CALL_S
-        while True:
-            try:
-                lines = _call(["qacct", "-j", self.id]).splitlines()
-            except LaunchError:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(_SHOW_S)
-                continue
-            values = dict(line.split(None, 1) for line in lines if len(line.split(None, 1)) == 2)
-            return _exit_code(values)
-
-
-def _exit_code(values: dict[str, str]) -> int:
-    """Return the exit code of a job from its accounting."""
-    failed = values.get("failed", "0").split()[0]
-    code = int(values.get("exit_status", "1"))
-    return code if code or failed == "0" else 1
+        """Return what the launcher inside has left as the job's exit code."""
+        try:
+            return int((self._folder / CODE).read_text())
+        except (FileNotFoundError, ValueError):
+            print(f"[launch] Grid Engine ended job {self.id}: qacct -j {self.id} says why", file=sys.stderr, flush=True)
+            return 1
 
 
 class Tail:

@@ -22,7 +22,7 @@ from paceline.launch.sge.script import agent_file
 from paceline.launch.spec import JobSpec
 from paceline.launch.spec_json import from_json, to_json
 
-SPEC, AGENT = "spec.json", "agent"
+SPEC, AGENT, CODE = "spec.json", "agent", "code"
 
 
 @dataclass(frozen=True)
@@ -88,13 +88,21 @@ def end_on_notice() -> None:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the job that a folder describes."""
+    """Run the job that a folder describes, and leave its exit code there."""
     [folder] = words
-    given = Inside.read((Path(folder) / SPEC).read_text())
+    code = _run(Path(folder))
+    unfinished = Path(folder, f"{CODE}.new")
+    unfinished.write_text(str(code))
+    unfinished.rename(Path(folder, CODE))
+    return code
+
+
+def _run(folder: Path) -> int:
+    given = Inside.read((folder / SPEC).read_text())
     machine = Machine(given.python, {}, given.environ, given.spec.directory)
     end_on_notice()
     try:
-        return RemoteJob(request(given.spec, machine, given.environ, Path(folder)), explain).wait()
+        return RemoteJob(request(given.spec, machine, given.environ, folder), explain).wait()
     except (PacelineError, ValueError) as error:
         print(f"paceline launch: {error}", file=sys.stderr)
         return 1
