@@ -98,7 +98,7 @@ SEEDS = [
     "export DMLC_INTERFACE=eth0; paceline launch -n 2 -H hosts python train_mnist.py --network mlp "
     "--kv-store dist_sync",
     "export PS_VERBOSE=1; paceline launch -n 2 -H hosts python train_mnist.py --network mlp --kv-store dist_sync",
-    "paceline launch -n 2 -s 2 -i eth0 --launcher ssh -H hosts python train_mnist.py --network mlp "
+    "paceline launch -n 2 -s 2 -i eth0 --launcher ssh -H hosts --groups groups python train_mnist.py --network mlp "
     "--kv-store dist_gsync --staleness 2",
 ]
 
@@ -108,6 +108,7 @@ def in_examples(folder: Path, cluster: SshHosts) -> Path:
     here = folder / "examples"
     shutil.copytree(EXAMPLES, here, ignore=shutil.ignore_patterns("__pycache__"))
     (here / "hosts").write_text("h1\nh2\n")
+    (here / "groups").write_text(f"{cluster[1].address}\n{cluster[2].address}\n")
     return here
 
 
@@ -138,6 +139,7 @@ import os, sys, torch
 from paceline import kvstore
 
 store = kvstore.create("dist_gsync", staleness=4)
+store.set_optimizer("sgd", lr=0.1)
 store.init(0, torch.zeros(4))
 for _ in range(6):
     store.push(0, torch.ones(4))

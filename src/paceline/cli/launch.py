@@ -14,7 +14,7 @@ from types import FrameType
 from paceline import config
 from paceline.cli.hosts import read_hosts
 from paceline.cli.job_file import fill_in
-from paceline.cli.launch_options import DESCRIPTION, EPILOG, OPTIONS, USAGE
+from paceline.cli.launch_options import DESCRIPTION, EPILOG, OF_SERVERS, OPTIONS, USAGE
 from paceline.cli.options import Parser, UsageError, split_command
 from paceline.launch import (
     Graces,
@@ -96,6 +96,7 @@ def job_spec(options: argparse.Namespace, command: Sequence[str]) -> JobSpec:
     hosts = () if options.hosts is None else read_hosts(options.hosts, number_is_slots=number_is_slots)
     if options.num_workers is None and not groups:
         raise UsageError("the number of workers is missing; give -n, as in: paceline launch -n 2 -- python train.py")
+    _refuse_unused(options)
     if options.sync_dst_dir is not None and not os.path.isabs(options.sync_dst_dir):
         raise UsageError(f"--sync-dst-dir {options.sync_dst_dir!r} is not an absolute path, such as /tmp/train")
     named = {host.name: host for host in hosts}
@@ -120,6 +121,16 @@ def job_spec(options: argparse.Namespace, command: Sequence[str]) -> JobSpec:
         max_restarts=options.max_restarts or 0,
         options=dict(_pair("-o", text) for text in options.option),
     )
+
+
+def _refuse_unused(options: argparse.Namespace) -> None:
+    """Refuse options that change nothing in a job without servers. Other hosts have a deadline for their start."""
+    given = {option.flags[-1]: getattr(options, option.name) for option in OPTIONS if option.flags[-1] in OF_SERVERS}
+    if options.launcher != "local":
+        given.pop("--start-timeout", None)
+    unused = [flag for flag, value in given.items() if value not in (None, False, [])]
+    if options.num_servers == 0 and unused:
+        raise UsageError(f"{', '.join(unused)} changes nothing with -s 0: then there are workers only, and no stores")
 
 
 def _groups(given: Iterable[str | Group]) -> tuple[Group, ...]:

@@ -121,6 +121,20 @@ OPTIONS = (
     Option(("--dry-run",), "print the plan, start nothing", section=_RUNNING),
 )
 
+#: Options of stores, of servers, and of joining a job.
+OF_SERVERS = frozenset(
+    (
+        "--staleness",
+        "--groups",
+        "--weighting",
+        "--age",
+        "--allow-optimizer",
+        "--insecure",
+        "--timeout",
+        "--start-timeout",
+    )
+)
+
 USAGE = "paceline launch -n N [options] [--] command ..."
 
 DESCRIPTION = """\

@@ -176,7 +176,7 @@ class LocalCrew:
             self._ended.close()
 
     def _start(self, member: Member, argv: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int] = ()) -> None:
-        child = Child(argv, self._environ | env, self._register, pass_fds)
+        child = Child(argv, {**self._environ, **env}, self._register, pass_fds)
         self._children[member] = child
         self._running.add(member)
         for stream, fd in zip((OUT, ERR), child.pipes(), strict=True):

@@ -109,10 +109,16 @@ class Supervisor:
         return self._signalled
 
     def _run(self) -> int:
+        code = self._open()
+        return self._supervise() if code is None else code
+
+    def _open(self) -> int | None:
+        """Wait until the crew can start processes; return the exit code if a signal came first."""
         while self._code is None and self._crew.opening():
             self._wait(None)
-        if self._code is not None:
-            return self._code
+        return self._code
+
+    def _supervise(self) -> int:
         self._lifecycle = Lifecycle(list(self._processes), self._plan.graces, time.monotonic())
         if Member("scheduler", 0) not in self._processes:
             self._learn(None)
