@@ -30,8 +30,9 @@ _OTHER_VARIABLES = (
     "PACELINE_SPEC",
 )
 
-#: Values of ``placement`` and ``log_level``.
+#: Values of ``placement``, ``on_worker_death`` and ``log_level``.
 PLACEMENTS = ("balanced", "layered", "hash")
+ON_WORKER_DEATH = ("", "stop", "continue")
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -113,6 +114,9 @@ class Settings:
     """Silence after which a member counts as dead although its host answers; a call may hold Python's lock so long."""
     disconnect_grace_s: float = 1.5
     """How long a peer whose connection closed has to come back."""
+    on_worker_death: str = ""
+    """``stop``: the death of a worker ends the job; ``continue``: the others go on. Empty: ``stop`` if a store of the
+    job is ``dist_sync``, else ``continue``."""
     profile: str = ""
     """Path of the speeds file that worker 0 writes; then the job ends (``paceline profile``). Empty: no such end."""
     profile_rounds: int = 20
@@ -273,6 +277,8 @@ def check(settings: Settings) -> None:
         given = getattr(settings, name)
         if given not in known and not (name == "log_level" and given.upper() in known):
             raise ConfigError(f"{name} {given!r} is unknown; it is {', '.join(known[:-1])} or {known[-1]}")
+    if settings.on_worker_death not in ON_WORKER_DEATH:
+        raise ConfigError(f"on_worker_death {settings.on_worker_death!r} is unknown; it is stop or continue")
     _check_speeds(settings)
     if settings.stall_timeout_s < settings.heartbeat_timeout_s:
         raise ConfigError(

@@ -106,7 +106,11 @@ class Model(RuleBasedStateMachine):
         before = {w for w in chosen if data.draw(st.booleans())}
         for w in chosen:
             self.pushed[w] += 1
-        self.paused -= set(chosen) - before
+        for w in [w for w in chosen if w in self.paused and w not in before]:
+            mates = [other for other in self.active if self.unit.get(other) == self.unit.get(w)]
+            if mates:
+                self.level[w] = self.finished[w] - min(self.finished[other] - self.level[other] for other in mates)
+            self.paused.discard(w)
         self.take(self.rule.push_sum([Pushed(w, self.pushed[w], samples[w], w in before) for w in chosen]), samples)
 
     @precondition(lambda self: any(self.pushed[w] for w in self.live))
@@ -394,6 +398,25 @@ def test_sync_applies_once_and_releases_everybody_when_the_last_has_pushed() -> 
     assert rule.missing_for(2) == [1]
     assert rule.push(1, 1, 0) == [Merge(0, 1), Apply(0, (0, 1, 2), 64.0, 1, 1.0, 1), Release((0, 1, 2), 1)]
     assert rule.missing_for(2) == []
+
+
+@pytest.mark.parametrize("policy", [Policy("groups", ((0, 1), (2, 3)), bound=0), Policy("all", bound=0)])
+def test_worker_that_goes_on_before_its_barrier_opens_waits_for_nobody_for_ever(policy: Policy) -> None:
+    """Its mates have finished a round without it; each of the two would wait for the other."""
+    rule = CheckedRule(policy, 4)
+    rule.pause(0)
+    rule.pause(2)
+    rule.leave(1)
+    rule.push(3, 1)
+    assert rule.answered[3] == 1
+    rule.push(2, 1)
+    for round in (2, 3, 4):
+        assert rule.missing_for(2) == [3]
+        rule.push(3, round)
+        rule.push(2, round)
+        assert rule.answered[3] == round
+        assert rule.answered[2] == round - 1
+    rule.check()
 
 
 def test_async_push_that_missed_three_updates_has_staleness_four() -> None:

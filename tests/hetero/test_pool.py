@@ -110,7 +110,7 @@ class Job(RuleBasedStateMachine):
         self.waits = dict.fromkeys(range(WORKERS), False)
         self.held: dict[int, dict[int, list[int]]] = {worker: {} for worker in range(WORKERS)}
         self.ledger: dict[int, Counter[int]] = {}
-        self.last: dict[int, tuple[int, int, int, int, int]] = {}
+        self.last: dict[int, tuple[int, int, int, int, int, int]] = {}
 
     def note(self, answers: list[object]) -> None:
         for answer in answers:
@@ -134,7 +134,7 @@ class Job(RuleBasedStateMachine):
             return
         self.train(worker)
         done, self.number[worker] = self.number[worker], self.number[worker] + 1
-        self.last[worker] = (worker, self.number[worker], self.epoch[worker], count, done)
+        self.last[worker] = (worker, self.number[worker], self.epoch[worker], count, done, done)
         self.note(self.pool.take(*self.last[worker]))  # type: ignore[arg-type]
 
     @rule(worker=st.integers(0, WORKERS - 1))
@@ -145,12 +145,17 @@ class Job(RuleBasedStateMachine):
             assert positions(answer.ranges) == self.held[worker][answer.number]
 
     @precondition(lambda self: len(self.number) > 1)
-    @rule(worker=st.integers(0, WORKERS - 1))
-    def die(self, worker: int) -> None:
+    @rule(worker=st.integers(0, WORKERS - 1), has_pushed=st.booleans())
+    def die(self, worker: int, has_pushed: bool) -> None:
+        """Die before or after the push for what it holds; each batch is one round."""
         if worker in self.number:
+            round = self.number[worker] - 1
+            if has_pushed and self.held[worker]:
+                self.train(worker)
+                round += 1
             del self.number[worker], self.held[worker]
             self.last.pop(worker, None)
-            self.note(self.pool.leave(worker))  # type: ignore[arg-type]
+            self.note(self.pool.leave(worker, round))  # type: ignore[arg-type]
 
     @invariant()
     def nothing_is_trained_on_twice(self) -> None:

@@ -18,7 +18,7 @@ def test_worker_is_told_to_wait_and_answered_when_another_leaves() -> None:
     assert pools.take(1, Waiting(b"1", 2), take(2, done=1)) == [Answer(b"1", 2, m.Samples([], False, True))]
     assert pools.wait(1, Waiting(b"1", 3), m.AwaitSamples("p")) == []
     given = m.Samples([(0, 2)], False, False)
-    assert pools.leave(0) == [Answer(b"1", 3, given)]
+    assert pools.leave(0, 0) == [Answer(b"1", 3, given)]
     assert pools.wait(1, Waiting(b"1", 4), m.AwaitSamples("p")) == [Answer(b"1", 4, given)], "a repeat counts once"
 
 
@@ -42,7 +42,7 @@ def test_who_waits_when_the_job_fails_is_returned() -> None:
 
 def test_worker_that_left_before_the_pool_was_made_gets_nothing() -> None:
     pools = Pools(2)
-    pools.leave(0)
+    pools.leave(0, 0)
     [answer] = pools.take(0, Waiting(b"0", 1), take(1))
     assert isinstance(answer, Answer)
     assert isinstance(answer.body, m.Failed)

@@ -169,6 +169,7 @@ def _settings(options: argparse.Namespace) -> dict[str, str]:
         "weighting": options.weighting,
         "allow_optimizer": ",".join(options.allow_optimizer) or None,
         "age": options.age,
+        "on_worker_death": options.on_worker_death,
         "insecure": "1" if options.insecure else None,
         "timeout_s": options.timeout,
         "start_timeout_s": options.start_timeout,

@@ -105,6 +105,12 @@ OPTIONS = (
         elsewhere=("--local-num-attempt", "--restarts"),
         section=_RUNNING,
     ),
+    Option(
+        ("--on-worker-death",),
+        "stop the job, or let the other workers continue (default: stop with dist_sync, else continue)",
+        "stop|continue",
+        section=_RUNNING,
+    ),
     Option(("--timeout",), "how long any request may take (default: 300)", "SECONDS", float, section=_RUNNING),
     Option(
         ("--start-timeout",),
@@ -130,6 +136,7 @@ OF_SERVERS = frozenset(
         "--age",
         "--allow-optimizer",
         "--insecure",
+        "--on-worker-death",
         "--timeout",
         "--start-timeout",
     )

@@ -18,7 +18,7 @@ class Activity:
     def __init__(self, live: set[int], paused: set[int], unit: list[int], finished: list[int]) -> None:
         self._live, self._paused, self._unit, self._finished = live, paused, unit, finished
         self.level = [0] * len(unit)
-        """Rounds that had been finished when the last barrier opened, per worker."""
+        """Finished rounds from which the bound counts, per worker: those of the last barrier, or see :meth:`resume`."""
         self.change()
 
     def change(self) -> None:
@@ -31,6 +31,18 @@ class Activity:
     def open(self) -> None:
         """Note that a barrier has opened: a worker that pushed less before it need not catch up."""
         self.level = list(self._finished)
+        self.change()
+
+    def resume(self, worker: int) -> None:
+        """Note that a worker goes on before its barrier opens: it counts as far ahead as the workers of its unit.
+
+        Those may have finished rounds without it. If it were behind them, they would wait for it by the bound, and it
+        for them by the cohort, for ever.
+        """
+        mates = self.of_unit(self._unit[worker])
+        if mates:
+            self.level[worker] = self._finished[worker] - min(map(self.ahead, mates))
+        self._paused.discard(worker)
         self.change()
 
     def finish(self, worker: int, round: int) -> None:

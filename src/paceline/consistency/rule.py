@@ -30,6 +30,8 @@ A cohort is open until it is complete, then it is applied and forgotten::
     age set                             all are paused, what it has
 
 With a bound ``s`` a worker goes on only when it is at most ``s`` finished rounds ahead of the slowest active worker.
+A paused worker that pushes goes on before its barrier opens. For the bound it is then as far ahead as the active
+workers of its unit, with whom it steps from here on.
 
 Invariants (:meth:`Rule.check`): a worker has at most one unanswered push; nobody who may go on is left unanswered; no
 complete cohort is left open; no worker has read a version that does not exist; an open cohort counts no worker twice
@@ -119,8 +121,7 @@ class Rule:
         for one in pushes:
             self.pushed[one.worker] = one.round
             if one.worker in self.paused and not one.before_barrier:
-                self.paused.discard(one.worker)
-                self._activity.change()
+                self._activity.resume(one.worker)
         action = self._drop(first) if self._is_too_old(first.worker) else self._merge(pushes)
         return [action, *self._settle([one.worker for one in pushes])]
 
@@ -203,7 +204,10 @@ class Rule:
             return []
         held_by = self._held_by(worker)
         if held_by is not None:
-            return sorted(self._required(held_by) - set(held_by.samples) - set(waiting))
+            others = self._required(held_by) - set(held_by.samples)
+            # A mate that waits by the bound holds this worker up too: then it is for whom the mate waits.
+            held_up = {one for other in others.intersection(waiting) for one in self.missing_for(other)}
+            return sorted(others.difference(waiting) or held_up)
         slowest = self._activity.slowest(worker)
         return [
             other
@@ -280,9 +284,7 @@ class Rule:
             assert self.answered[worker] <= last <= self.answered[worker] + 1, f"worker {worker}: unanswered pushes"
             assert self.finished[worker] <= last, f"worker {worker}: finished a round that it has not pushed"
             assert 0 <= self.read[worker] <= self.version, f"worker {worker}: read a version that does not exist"
-            assert 0 <= self._activity.level[worker] <= self.finished[worker], (
-                f"worker {worker}: counts from a later round"
-            )
+            assert self._activity.level[worker] <= self.finished[worker], f"worker {worker}: counts from a later round"
         assert self.paused <= self.live, "a worker that has left is paused"
         kept = [worker for worker in self.waiting() if self._may_go_on(worker)]
         assert not kept, f"{workers_text(kept)} may go on but got no answer"

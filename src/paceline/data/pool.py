@@ -73,8 +73,9 @@ class PooledBatchSampler(Sampler[list[int]]):
         while True:
             self._number += 1  # all batches before are trained on, also the last one of a loop that was left
             request = m.TakeSamples(
-                self._name, self._length, self._number, self._epoch, self._batch_size, self._number - 1
-            )
+                self._name, self._length, self._number, self._epoch, self._batch_size, self._number - 1,
+                self._session.round,
+            )  # fmt: skip
             samples = self._take(request)
             if samples.over:
                 return

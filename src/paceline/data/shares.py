@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import struct
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,6 +31,23 @@ _SPEED = struct.Struct("<ddq")
 #: show, is followed in five rounds.
 _FIRST_REVISIONS, _REVISION_INTERVAL = 5, 2
 
+#: Global batches that are remembered, beside those fetched ahead: more than may be handed out between two revisions.
+_REMEMBERED = _REVISION_INTERVAL + 4
+
+
+@dataclass(frozen=True)
+class _HandedOut:
+    """A global batch of an epoch."""
+
+    round: int
+    """Of its push."""
+    first: int
+    """Index of its first sample among those of the epoch."""
+    length: int
+    """Samples of the epoch, as far as they were known: what is beyond is a repetition."""
+    columns: dict[int, tuple[int, int]]
+    """By worker, start and stop of its part."""
+
 
 class SharedBatchSampler(Sampler[list[int]]):
     """A worker's part of every global batch, for ``DataLoader(batch_sampler=...)``: unequal machines get unequal parts.
@@ -41,8 +60,11 @@ class SharedBatchSampler(Sampler[list[int]]):
     The order of the whole data set follows from (``seed``, ``epoch``) and is cut into global batches; each is divided
     among the workers. So every sample is trained on once per epoch, whatever the shares are. All workers get the same
     number of batches. The last global batch of an epoch may be smaller; it begins the order again only as far as there
-    are fewer samples left than workers. What a worker that leaves in the middle of an epoch has not trained on is left
-    out; with ``measured`` the others share the rest from the next revision on.
+    are fewer samples left than workers.
+
+    With ``measured``, the others take over from a worker that leaves or dies in the middle of an epoch: they share the
+    global batches from the next revision on, and what it has not trained on until then comes at the end of the epoch,
+    in as many more batches as that takes. This counts one push per batch. With other shares it is left out.
 
     With ``measured``, the time between two batches, less the time spent waiting for the store, is a step's computation.
     All workers exchange their speeds and divide the next global batches so that all finish at the same time. The
@@ -93,9 +115,14 @@ class SharedBatchSampler(Sampler[list[int]]):
         self._caps[self._rank] = max_batch
         self._shares = Shares(global_batch_size, _fractions(shares, self._num_workers), self._caps)
         self._meter = SpeedMeter()
+        self._now: Callable[[], float] = time.monotonic
         self._speeds: dict[int, Speed] = {}
         self._rounds = self._measured = 0
         self._epoch, self._row, self._pending = 0, 0, True
+        self._again: list[int] = []
+        """Positions in the epoch's order that come once more, because who had them is gone."""
+        self._handed_out: deque[_HandedOut] = deque(maxlen=prefetch + _REMEMBERED)
+        """The last global batches: some workers may not have trained on their parts."""
 
     # ---- questions -------------------------------------------------------------------------------------------------
 
@@ -115,9 +142,12 @@ class SharedBatchSampler(Sampler[list[int]]):
         return dict(self._speeds)
 
     def __len__(self) -> int:
-        """Number of batches in an epoch."""
-        size = self._shares.global_batch
-        return self._length // size if self._drop_last else -(-self._length // size)
+        """Number of batches in an epoch in which no worker leaves or dies."""
+        return self._rows(0)
+
+    def _rows(self, again: int | None = None) -> int:
+        size, length = self._shares.global_batch, self._length + (len(self._again) if again is None else again)
+        return length // size if self._drop_last else -(-length // size)
 
     def parts(self, *batch: torch.Tensor) -> list[tuple[float, tuple[torch.Tensor, ...]]]:
         """Cut a batch into parts that fit into this worker's memory, as few and as even as possible.
@@ -145,32 +175,43 @@ class SharedBatchSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         """Hand out this worker's part of every global batch of the next epoch."""
         if not self._pending:
-            self._epoch, self._row = self._epoch + 1, 0
+            self._epoch, self._row, self._again = self._epoch + 1, 0, []
         self._pending = False
         order = epoch_order(self._length, self._seed, self._epoch) if self._shuffle else range(self._length)
         sizes: deque[int] = deque()
-        begin = self._row
-        for row in range(begin, len(self)):
-            self._revise(is_first=row == begin)
-            start, stop = self._columns(row)
+        first, round = self._row * self._shares.global_batch, self._round()
+        self._handed_out.clear()
+        self._revise(is_due=True)
+        while self._has_batch(first):
+            length = self._length + len(self._again)
+            columns = self._columns(length - first)
+            start, stop = columns[self._rank]
             sizes.append(stop - start)
-            begun, waited = time.monotonic(), self._waited()
-            self._row = row + 1
-            first = row * self._shares.global_batch
-            yield [int(order[(first + column) % self._length]) for column in range(start, stop)]
+            begun, waited = self._now(), self._waited()
+            self._row, round = self._row + 1, round + 1
+            self._handed_out.append(_HandedOut(round, first, length, columns))
+            yield [int(order[self._position((first + column) % length)]) for column in range(start, stop)]
             if len(sizes) > self._prefetch:
-                self._measure(sizes.popleft(), time.monotonic() - begun - (self._waited() - waited))
+                self._measure(sizes.popleft(), self._now() - begun - (self._waited() - waited))
+            first = min(first + self._shares.global_batch, length)
+            # After the last batch too: it may show that somebody is gone, and then it was not the last one.
+            self._revise(is_due=not self._has_batch(first))
 
-    def _columns(self, row: int) -> tuple[int, int]:
-        """Return which columns of a global batch are this worker's; the last batch is divided in like proportion."""
-        left = self._length - row * self._shares.global_batch
-        if left >= self._shares.global_batch:
-            return self._shares.columns(self._rank)
+    def _position(self, index: int) -> int:
+        return index if index < self._length else self._again[index - self._length]
+
+    def _has_batch(self, first: int) -> bool:
+        left = self._length + len(self._again) - first
+        return left >= (self._shares.global_batch if self._drop_last else 1)
+
+    def _columns(self, left: int) -> dict[int, tuple[int, int]]:
+        """Return which columns of a global batch are each worker's; the last batch is divided in like proportion."""
         samples = self._shares.samples
+        if left >= self._shares.global_batch:
+            return {worker: self._shares.columns(worker) for worker in samples}
         parts = split_evenly(max(0, left - len(samples)), list(samples.values()))
-        before = [part + 1 for worker, part in zip(samples, parts, strict=True) if worker < self._rank]
-        own = parts[list(samples).index(self._rank)] + 1
-        return sum(before), sum(before) + own
+        stops = list(itertools.accumulate(part + 1 for part in parts))
+        return {worker: (stop - part - 1, stop) for worker, part, stop in zip(samples, parts, stops, strict=True)}
 
     # ---- speeds ----------------------------------------------------------------------------------------------------
 
@@ -186,14 +227,17 @@ class SharedBatchSampler(Sampler[list[int]]):
         if speed is not None:
             self._speeds[self._rank] = speed
 
-    def _revise(self, is_first: bool) -> None:
+    def _round(self) -> int:
+        return 0 if self._session is None else self._session.round
+
+    def _revise(self, is_due: bool) -> None:
         """Exchange speeds with all workers, and follow them. All workers do this in the same rounds.
 
         Args:
-            is_first: the walk through an epoch begins: nothing goes to workers that have left after the last one.
+            is_due: also in a round in which it is not done otherwise.
         """
         self._rounds += 1
-        due = is_first or self._rounds <= _FIRST_REVISIONS or self._rounds % _REVISION_INTERVAL == 0
+        due = is_due or self._rounds <= _FIRST_REVISIONS or self._rounds % _REVISION_INTERVAL == 0
         if not (self._measures and due) or self._session is None:
             return
         own = self._meter.speed()
@@ -201,11 +245,19 @@ class SharedBatchSampler(Sampler[list[int]]):
         for worker, said in enumerate(self._session.gather("paceline/speeds", payload)):
             if not said:
                 self._speeds.pop(worker, None)
+                self._take_over(worker, self._session.gone.get(worker, 0))
                 self._shares.leave(worker)
             elif said != _UNKNOWN:
                 fixed_s, per_sample_s, cap = _SPEED.unpack(said)
                 self._speeds[worker], self._caps[worker] = Speed(fixed_s, per_sample_s), cap or None
         self._shares.revise({worker: speed for worker, speed in self._speeds.items() if worker in self._shares.samples})
+
+    def _take_over(self, worker: int, last: int) -> None:
+        """Note what a worker that is gone was given and has not trained on: its rounds after the last one."""
+        for one in self._handed_out if worker in self._shares.samples else ():
+            if one.round > last and worker in one.columns:
+                start, stop = one.columns[worker]
+                self._again += [self._position(one.first + i) for i in range(start, stop) if one.first + i < one.length]
 
     # ---- state -----------------------------------------------------------------------------------------------------
 
@@ -218,18 +270,19 @@ class SharedBatchSampler(Sampler[list[int]]):
         if epoch < 0:
             raise ValueError(f"epoch is {epoch}; epochs count from 0")
         if not (self._pending and epoch == self._epoch):
-            self._epoch, self._row, self._pending = epoch, 0, True
+            self._epoch, self._row, self._pending, self._again = epoch, 0, True, []
 
     def state_dict(self) -> State:
         """Return where the epoch stands: plain numbers, the same on all workers, fit for JSON.
 
         Batches that the loader has fetched ahead count as not handed out.
         """
-        row = max(0, self._row - self._prefetch) if self._row < len(self) else self._row
-        done = row >= len(self)
+        rows = self._rows()
+        row = max(0, self._row - self._prefetch) if self._row < rows else self._row
+        done = row >= rows
         shares = [self._shares.samples.get(worker, 0) for worker in range(self._num_workers)]
         where = {"epoch": self._epoch + done, "batch": 0 if done else row, "shares": shares}
-        return where | self._settings()
+        return where | ({"again": list(self._again)} if self._again and not done else {}) | self._settings()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where :meth:`state_dict` was taken; the number of workers may be another one.
@@ -241,9 +294,12 @@ class SharedBatchSampler(Sampler[list[int]]):
         if differing:
             then = {name: state.get(name) for name in differing}
             raise ValueError(f"the state was taken in the middle of epoch {state['epoch']} with {then}")
-        if state["epoch"] < 0 or not 0 <= state["batch"] <= len(self):
-            raise ValueError(f"the state names batch {state['batch']}; an epoch has {len(self)}")
-        self._epoch, self._row, self._pending = state["epoch"], state["batch"], True
+        again = [int(one) for one in state.get("again", ())]
+        if not all(0 <= one < self._length for one in again):
+            raise ValueError(f"the state names samples beyond the {self._length} of the data")
+        if state["epoch"] < 0 or not 0 <= state["batch"] <= self._rows(len(again)):
+            raise ValueError(f"the state names batch {state['batch']}; an epoch has {self._rows(len(again))}")
+        self._epoch, self._row, self._pending, self._again = state["epoch"], state["batch"], True, again
         shares = state["shares"]
         fits = len(shares) == self._num_workers and sum(shares) == self._shares.global_batch and min(shares) > 0
         if self._measures and fits:

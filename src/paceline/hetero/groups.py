@@ -47,11 +47,13 @@ def group_by_speed(seconds: Sequence[float], alike: float = ALIKE, max_groups: i
         raise ValueError(f"step times {list(seconds)} cannot be grouped; they must be positive, one per worker")
     points = np.log(np.asarray(seconds, dtype=np.float64))
     best, best_score = np.zeros(len(points), dtype=np.int64), 0.0
-    for k in range(2, min(max_groups, len(set(points))) + 1):
-        labels = _cluster(points, k)
-        score = _score(points, labels, alike)
-        if _is_apart(points, labels, alike) and score > best_score:
-            best, best_score = labels, score
+    # A few dozen numbers: threads would cost more than they save, and far more on a host that is busy.
+    with _import("threadpoolctl").threadpool_limits(1):
+        for k in range(2, min(max_groups, len(set(points))) + 1):
+            labels = _cluster(points, k)
+            score = _score(points, labels, alike)
+            if _is_apart(points, labels, alike) and score > best_score:
+                best, best_score = labels, score
     return groups_of(best, points)
 
 
@@ -63,7 +65,7 @@ def groups_of(labels: NDArray[np.int64], points: _Points) -> Groups:
 
 
 def _cluster(points: _Points, k: int) -> NDArray[np.int64]:
-    cluster = _scikit_learn("cluster")
+    cluster = _import("sklearn.cluster")
     column = points[:, None]
     first = cluster.AgglomerativeClustering(n_clusters=k, linkage="ward").fit_predict(column)
     centres = np.array([[points[first == label].mean()] for label in range(k)])
@@ -74,7 +76,7 @@ def _cluster(points: _Points, k: int) -> NDArray[np.int64]:
 def _score(points: _Points, labels: NDArray[np.int64], alike: float) -> float:
     resolution = math.log(alike) / 4
     doubled = np.concatenate([points - resolution, points + resolution])[:, None]
-    return float(_scikit_learn("metrics").calinski_harabasz_score(doubled, np.tile(labels, 2)))
+    return float(_import("sklearn.metrics").calinski_harabasz_score(doubled, np.tile(labels, 2)))
 
 
 def _is_apart(points: _Points, labels: NDArray[np.int64], alike: float) -> bool:
@@ -82,8 +84,9 @@ def _is_apart(points: _Points, labels: NDArray[np.int64], alike: float) -> bool:
     return all(upper - lower >= math.log(alike) for lower, upper in pairwise(centres))
 
 
-def _scikit_learn(module: str) -> Any:
+def _import(module: str) -> Any:
+    """Return a module of scikit-learn, or of what that needs."""
     try:
-        return importlib.import_module(f"sklearn.{module}")
+        return importlib.import_module(module)
     except ImportError as error:
         raise ImportError("groups by speed need scikit-learn: pip install 'paceline[hetero]'") from error

@@ -5,7 +5,9 @@ An index of an epoch's order is *free*, *held* by a worker, or *done*::
     state   event                                     becomes   answers
     free    a worker takes samples                    held      Given, with the lowest free indices
     held    its worker takes again, or says done      done      none
-    held    its worker leaves or dies                 free      Given to a worker that waits
+    held    its worker leaves or dies, and a push     done      none
+            that followed has arrived at a server
+    held    its worker leaves or dies otherwise       free      Given to a worker that waits
     (all    done)                                     free      the next epoch begins for who waits for it
 
 and a worker that takes from epoch e gets, depending on the pool's epoch p::
@@ -22,9 +24,10 @@ A worker holds what it took until it says that it has trained on it: with its ne
 its last request that it has trained on) or with :meth:`Pool.finish`. Requests are numbered, so one that arrives twice
 is answered twice and counts once.
 
-What breaks the guarantee: a worker that dies after its gradient was applied and before it said so. Its samples are
-given out again, so they count twice. A worker says it with the request that follows the answered push, so this is at
-most one batch per death.
+With each request a worker says the last round that it has pushed. So when it leaves or dies, it is known whether a push
+followed what it holds: one round more has arrived at a server.
+
+What breaks the guarantee: a worker that pushes twice for one batch, or once for several, and dies in between.
 
 A worker that waits here must not keep others waiting: in lock step its store enters a barrier's pause while it waits.
 """
@@ -82,6 +85,8 @@ class _Taker:
     """What a worker holds, by number of the request, and its last answer."""
 
     held: dict[int, Ranges] = field(default_factory=dict)
+    rounds: dict[int, int] = field(default_factory=dict)
+    """By number of the request, the last round that the worker had pushed before it asked."""
     last: int = 0
     answer: Answer | None = None
     waits: tuple[int, int, int] | None = None
@@ -109,7 +114,7 @@ class Pool:
 
     # ---- events ----------------------------------------------------------------------------------------------------
 
-    def take(self, worker: int, number: int, epoch: int, count: int, done: int) -> list[Answer]:
+    def take(self, worker: int, number: int, epoch: int, count: int, done: int, round: int = 0) -> list[Answer]:
         """Take a request for samples; returns the answers, to this worker and to others.
 
         Args:
@@ -118,6 +123,7 @@ class Pool:
             epoch: of which it wants samples.
             count: how many at most.
             done: number of the last request whose samples it has trained on; 0: none.
+            round: the last that it has pushed.
         """
         taker = self._takers.get(worker)
         reason = self._objection(taker, worker, number, epoch, count)
@@ -126,6 +132,7 @@ class Pool:
         if number == taker.last:
             return [taker.answer] if taker.answer is not None else []
         taker.last, taker.answer, taker.waits = number, None, (number, epoch, count)
+        taker.rounds[number] = round
         self._finish(taker, done)
         answers = self._settle()
         if taker.waits is not None:
@@ -144,10 +151,16 @@ class Pool:
         """Note that a worker has joined; one that is there already changes nothing."""
         self._takers.setdefault(worker, _Taker())
 
-    def leave(self, worker: int) -> list[Answer]:
-        """Note that a worker has left or died: others get what it held."""
+    def leave(self, worker: int, round: int = 0) -> list[Answer]:
+        """Note that a worker has left or died: others get what it held and has not trained on.
+
+        Args:
+            worker: who is gone.
+            round: its last that a server has.
+        """
         taker = self._takers.pop(worker, None)
         if taker is not None:
+            self._finish(taker, max((number for number, before in taker.rounds.items() if before < round), default=0))
             self._free = joined([*self._free, *(one for held in taker.held.values() for one in held)])
         return self._settle()
 
@@ -187,6 +200,7 @@ class Pool:
         return f"worker {worker} asks for {count} samples" if count < 1 else ""
 
     def _finish(self, taker: _Taker, done: int) -> None:
+        taker.rounds = {number: before for number, before in taker.rounds.items() if number > done}
         numbers = [number for number in taker.held if number <= done]
         self.done = joined([*self.done, *(one for number in numbers for one in taker.held.pop(number))])
 

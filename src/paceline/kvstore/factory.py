@@ -84,5 +84,6 @@ def _create_dist(store_type: str, alias: str, options: dict[str, Any]) -> KVStor
         raise TypeError(f"a {alias} store has no option {', '.join(unknown)}; it has {', '.join(sorted(known))}")
     session = current_session()
     policy = resolve_policy(store_type, session, options)
+    session.lock_step |= policy.merge == "all"
     namespace = options.get("namespace") or f"kv{next(_numbers)}"
     return DistStore(alias, session, policy, namespace, bool(options.get("mean")))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from paceline.membership.actions import Action, Answer, MemberKey, Waiting
 from paceline.wire import messages as m
@@ -32,12 +32,17 @@ class Barriers:
         """Return the barrier at which a member waits, or nothing."""
         return next((name for name, inside in self._inside.items() if key in inside), "")
 
-    def opened(self, wanted: Collection[MemberKey]) -> list[Action]:
-        """Open the barriers that all wanted workers have entered; returns the answers."""
-        complete = [name for name, inside in self._inside.items() if inside.keys() >= set(wanted)]
-        return [action for name in complete for action in self._open(name, self._inside.pop(name))]
+    def opened(self, wanted: Collection[MemberKey], gone: Mapping[int, int]) -> list[Action]:
+        """Open the barriers that all wanted workers have entered; returns the answers.
 
-    def _open(self, name: str, inside: dict[MemberKey, Waiting]) -> list[Action]:
+        Args:
+            wanted: workers.
+            gone: last rounds of the workers that have left or died.
+        """
+        complete = [name for name, inside in self._inside.items() if inside.keys() >= set(wanted)]
+        return [action for name in complete for action in self._open(name, self._inside.pop(name), gone)]
+
+    def _open(self, name: str, inside: dict[MemberKey, Waiting], gone: Mapping[int, int]) -> list[Action]:
         """Answer all who have come; those who brought something get what all have brought."""
         size = sum(len(one.payload or b"") for one in inside.values())
         gathered: m.Reply
@@ -46,7 +51,8 @@ class Barriers:
             gathered = m.Failed("RemoteError", text)
         else:
             by_rank = {rank: one.payload or b"" for (_, rank), one in inside.items()}
-            gathered = m.Gathered([by_rank.get(rank, b"") for rank in range(self._num_workers)])
+            payloads = [by_rank.get(rank, b"") for rank in range(self._num_workers)]
+            gathered = m.Gathered(payloads, sorted(gone.items()))
         return [Answer(one.peer, one.seq, m.Done() if one.payload is None else gathered) for one in inside.values()]
 
     def clear(self) -> list[Waiting]:

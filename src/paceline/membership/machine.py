@@ -19,6 +19,9 @@ connections, which it claims with its token. What happens to a member::
     live      Bye                                    left      barriers that waited for it open
     live      Bye with a reason                      dead      the job fails
 
+A worker's death is no failure of the job where the others go on: then it is *lost* first (:mod:`.losses`), and what it
+still asks is answered with its own death.
+
 What happens to the job::
 
     state      event                                 becomes    answers
@@ -26,7 +29,9 @@ What happens to the job::
     starting   start_timeout_s after the start       ending     RendezvousError to all; exit code 1
     any        a member dies                         ending     News to all live members, PeerDiedError to all who wait
                                                                 or ask to wait; exit code PEER_FAILED
-    complete   the last worker leaves                ending     News with shutdown to the servers; exit code 0
+    complete   a worker dies, and the others go on   complete   News to all live members
+    complete   the last worker leaves                ending     News with shutdown to the servers; exit code 0, or
+                                                                WORKER_LOST if one has died
     ending     everybody has left, died or closed    over       Finish
     ending     LEAVE_TIMEOUT_S later                 over       Finish
 
@@ -63,12 +68,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from paceline.config import Settings
-from paceline.exitcodes import PEER_FAILED, describe_code
-from paceline.membership.actions import Action, Answer, Finish, MemberKey, Waiting, describe, refuse
+from paceline.exitcodes import PEER_FAILED, WORKER_LOST, describe_code
+from paceline.membership.actions import Action, Answer, Finish, MemberKey, Waiting, Warn, describe, refuse
 from paceline.membership.barriers import Barriers
 from paceline.membership.directory import Directory
 from paceline.membership.liveness import Liveness, Suspect
-from paceline.membership.newcomers import free_rank, objection
+from paceline.membership.losses import Losses, obituary
+from paceline.membership.newcomers import free_rank, objection, who_is_missing
 from paceline.membership.pools import Pools
 from paceline.membership.seat import Seat, without_token
 from paceline.wire import messages as m
@@ -89,6 +95,7 @@ class Membership:
 
     Attributes:
         cause: the member that failed first, and how.
+        losses: the workers that the job goes on without.
         is_supervised: a launcher reports the exit code of every process with :meth:`ended`.
     """
 
@@ -103,6 +110,7 @@ class Membership:
         self._barriers = Barriers(settings.num_workers)
         self._directory = Directory()
         self._pools = Pools(settings.num_workers)
+        self.losses = Losses(settings.on_worker_death)
         self._liveness = Liveness(settings, now)
         self._gone: dict[MemberKey, int] = {}
         """Exit codes of those who ended before they joined."""
@@ -127,19 +135,22 @@ class Membership:
         if key is None:
             return [refuse(peer, seq, "this connection belongs to no member; join the job first")]
         seat = self._seats[key]
+        if seat.dead and key[1] in self.losses.ranks and key[0] == "worker":
+            return [Answer(peer, seq, obituary(self.losses.death_of(key[1]), body))]
         return [*self._liveness.note_heard(seat, now), *self._handle(seat, key, peer, seq, body, now)]
 
     def _handle(self, seat: Seat, key: MemberKey, peer: bytes, seq: int, body: m.Body, now: float) -> list[Action]:
         match body:
             case m.Heartbeat():
-                return [Answer(peer, seq, self._heartbeat(seat, body, now))]
+                return [Answer(peer, seq, self._heartbeat(seat, body, now)), *self._taken_out(key, body)]
             case m.Bye():
-                return [Answer(peer, seq, m.Done()), *self._bye(key, body.reason, now)]
+                return [Answer(peer, seq, m.Done()), *self._bye(key, body, now)]
             case m.Enter():
                 return self._enter(key, Waiting(peer, seq), body.barrier)
             case m.Gather():
                 return self._enter(key, Waiting(peer, seq, payload=body.payload), body.barrier)
             case m.Publish():
+                self.losses.note_store(body.goes_on)
                 return [Answer(peer, seq, m.Done()), *self._directory.publish(body.store, body.blocks)]
             case m.Lookup():
                 return self._look_up(Waiting(peer, seq, frozenset(body.keys)), body.store)
@@ -237,11 +248,12 @@ class Membership:
 
     def _expected(self) -> set[MemberKey]:
         """Return the workers that a barrier waits for."""
-        return {key for key, seat in self._seats.items() if key[0] == "worker" and not seat.left}
+        workers = {key for key, seat in self._seats.items() if key[0] == "worker" and not seat.left}
+        return {key for key in workers if not self.losses.is_gone(key[1])}
 
     def _opened(self) -> list[Action]:
         """Open the barriers that every live worker has entered, once everybody has joined."""
-        return self._barriers.opened(self._expected()) if self.complete else []
+        return self._barriers.opened(self._expected(), self.losses.rounds) if self.complete else []
 
     def _look_up(self, waiting: Waiting, store: str) -> list[Action]:
         return self._failures_for([waiting]) if self.deaths else self._directory.look_up(store, waiting)
@@ -288,13 +300,38 @@ class Membership:
         if self._ending is not None:
             all_gone = all(not seat.live or seat.closed_since is not None for seat in self._seats.values())
             if all_gone or now - self._ending > LEAVE_TIMEOUT_S:
-                actions.append(Finish(self._code))
+                actions.append(Finish(self._code or (WORKER_LOST if self.losses.deaths else 0)))
         return actions
 
     def _die(self, key: MemberKey, reason: str, now: float) -> list[Action]:
         seat = self._seats[key]
         seat.dead = True
-        return self._mourn(m.Death(key[0], key[1], seat.member.host, reason), now)
+        death = m.Death(key[0], key[1], seat.member.host, reason)
+        return self._lose(death) if self._goes_on_without(key) else self._mourn(death, now)
+
+    def _goes_on_without(self, key: MemberKey) -> bool:
+        """Tell whether the others can go on: there are some, and nothing that only this worker can do is to come."""
+        others = any(other != key and other[0] == "worker" and one.live for other, one in self._seats.items())
+        is_well = self.complete and not self.deaths and self._ending is None
+        is_needed = key[1] == 0 and self._directory.has_lookups
+        return key[0] == "worker" and others and is_well and not is_needed and self.losses.may_go_on
+
+    def _lose(self, death: m.Death) -> list[Action]:
+        self.losses.add(death)
+        news = [Answer(seat.peer, 0, self._news()) for seat in self._seats.values() if seat.live]
+        return [Warn(f"{describe(death)}; the others go on"), *news]
+
+    def _taken_out(self, key: MemberKey, beat: m.Heartbeat) -> list[Action]:
+        """Go on without the workers that no server waits for any more."""
+        if key[0] != "server" or not beat.taken_out:
+            return []
+        self.losses.taken_out(key[1], beat.taken_out)
+        gone = self.losses.gone([rank for (role, rank), seat in self._seats.items() if role == "server" and seat.live])
+        if not gone or self.deaths:
+            return []
+        self._directory.forget(self._expected())
+        given = [action for rank in gone for action in self._pools.leave(rank, self.losses.rounds[rank])]
+        return [*self._opened(), *given]
 
     def _mourn(self, death: m.Death, now: float) -> list[Action]:
         self.deaths.append(death)
@@ -351,28 +388,19 @@ class Membership:
         return [Answer(one.peer, one.seq, m.Failed("PeerDiedError", text)) for one in waiting]
 
     def _nobody_came(self, now: float) -> list[Action]:
-        settings = self._settings
-        seats = [("server", r) for r in range(settings.num_servers)] + [
-            ("worker", r) for r in range(settings.num_workers)
-        ]
-        missing = ", ".join(f"{role} {rank}" for role, rank in seats if (role, rank) not in self._seats)
-        text = (
-            f"{missing} did not join within {settings.start_timeout_s:g} s; look at their output, "
-            "or raise PACELINE_START_TIMEOUT_S"
-        )
+        (role, rank), text = who_is_missing(self._settings, self._seats)
         self._ending, self._code = now, 1
         self.deaths.append(m.Death("scheduler", 0, "", text))
-        role, rank = next(seat for seat in seats if seat not in self._seats)
         self.cause = self.cause or m.Death(role, rank, "", text)
         return [Answer(seat.peer, seat.seq, m.Failed("JoinTimeoutError", text)) for seat in self._seats.values()]
 
-    def _bye(self, key: MemberKey, reason: str, now: float) -> list[Action]:
+    def _bye(self, key: MemberKey, bye: m.Bye, now: float) -> list[Action]:
         seat = self._seats[key]
         if not seat.live:
             return []
-        if reason:
-            return self._die(key, reason, now)
-        seat.goodbye_since = now
+        if bye.reason:
+            return self._die(key, bye.reason, now)
+        seat.goodbye_since, seat.round = now, max(seat.round, bye.round)
         return self._left(seat, now) if self._counts_as_left(seat, now) else []
 
     def _counts_as_left(self, seat: Seat, now: float) -> bool:
@@ -380,12 +408,14 @@ class Membership:
 
     def _left(self, seat: Seat, now: float) -> list[Action]:
         seat.left = True
+        if seat.member.role == "worker":
+            self.losses.leave(seat.member.rank, seat.round)
         self._directory.forget(self._expected())
         workers = [one for (role, _), one in self._seats.items() if role == "worker"]
         if self.complete and all(not one.live for one in workers) and self._ending is None:
             self._ending = now
             return self._tell_servers()
-        given = self._pools.leave(seat.member.rank) if seat.member.role == "worker" else []
+        given = self._pools.leave(seat.member.rank, seat.round) if seat.member.role == "worker" else []
         return [*self._tell_servers(), *self._opened(), *given] if self.complete else []
 
     def _tell_servers(self) -> list[Action]:
@@ -393,8 +423,9 @@ class Membership:
         return [Answer(one.peer, 0, self._news()) for one in servers]
 
     def _news(self, suspects: Sequence[m.Suspect] = ()) -> m.News:
-        left = [rank for (role, rank), seat in sorted(self._seats.items()) if role == "worker" and seat.left]
-        return m.News(self.deaths, self._ending is not None, left, list(suspects))
+        left = {rank for (role, rank), seat in self._seats.items() if role == "worker" and seat.left}
+        out = sorted(left | self.losses.ranks)
+        return m.News(self.deaths, self._ending is not None, out, list(suspects), list(self.losses.deaths))
 
     def status(self, now: float) -> m.Status:
         """Return who is there, how far, and since when not heard."""
@@ -402,7 +433,7 @@ class Membership:
         return m.Status(
             [without_token(seat.member) for seat in seats],
             [seat.report(self._waits_for(key), now) for key, seat in sorted(self._seats.items())],
-            self.deaths,
+            [*self.losses.deaths, *self.deaths],
         )
 
     def _waits_for(self, key: MemberKey) -> str:

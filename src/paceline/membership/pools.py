@@ -34,7 +34,8 @@ class Pools:
         self._waiting: dict[tuple[str, int], Waiting] = {}
         self._ready: dict[tuple[str, int], m.Samples] = {}
         """Answers that came before the worker asked for them."""
-        self._left: set[int] = set()
+        self._left: dict[int, int] = {}
+        """Workers that have left or died, and their last rounds."""
 
     def take(self, rank: int, waiting: Waiting, body: m.TakeSamples) -> list[Action]:
         """Give a worker samples, or say that it has to wait."""
@@ -43,14 +44,14 @@ class Pools:
             if len(self._pools) >= MAX_POOLS:
                 return [refuse(waiting.peer, waiting.seq, f"a job has at most {MAX_POOLS} pools of samples")]
             pool = self._pools[body.pool] = Pool(body.length, self._num_workers)
-            for worker in self._left:
-                pool.leave(worker)
+            for worker, last in self._left.items():
+                pool.leave(worker, last)
         if pool.length != body.length:
             text = f"pool {body.pool!r} has {pool.length} samples, worker {rank} has {body.length}; use the same data"
             return [Answer(waiting.peer, waiting.seq, m.Failed("ValueError", text))]
         self._ready.pop((body.pool, rank), None)
         actions: list[Action] = []
-        for answer in pool.take(rank, body.number, body.epoch, body.count, body.done):
+        for answer in pool.take(rank, body.number, body.epoch, body.count, body.done, body.round):
             if answer.worker == rank:
                 actions.append(_answer_to(waiting, answer))
             else:
@@ -67,10 +68,11 @@ class Pools:
         self._waiting[key] = waiting
         return []
 
-    def leave(self, rank: int) -> list[Action]:
-        """Give what a worker held, who has left or died, to those who wait."""
-        self._left.add(rank)
-        answers = [(name, answer) for name, pool in self._pools.items() for answer in pool.leave(rank)]
+    def leave(self, rank: int, round: int) -> list[Action]:
+        """Give what a worker held, who has left or died after a round, to those who wait."""
+        self._left[rank] = round
+        self._waiting = {key: waiting for key, waiting in self._waiting.items() if key[1] != rank}
+        answers = [(name, answer) for name, pool in self._pools.items() for answer in pool.leave(rank, round)]
         return [action for name, answer in answers for action in self._later(name, answer)]
 
     def clear(self) -> list[Waiting]:

@@ -77,6 +77,7 @@ class Server:
             self._handle(self._listener.receive(IDLE_S))
             self._owners.poll()
             self._requests.take_out(self._lifeline.left)
+            self._bury()
             if self._has_new_keys:
                 self._has_new_keys = False
                 give_back_freed_memory()
@@ -85,6 +86,14 @@ class Server:
                 return PEER_FAILED
             if self._lifeline.shutdown:
                 return 0
+
+    def _bury(self) -> None:
+        """Go on without the workers that have died, and tell the scheduler when nothing here waits for them."""
+        for death in self._lifeline.lost:
+            if not self._lifeline.is_noted(death.rank):
+                round = self._requests.bury(death.rank)
+                if round is not None:
+                    self._lifeline.note_taken_out(death.rank, round)
 
 
 def first_layers_first(requests: Iterable[Asked]) -> Iterator[Asked]:

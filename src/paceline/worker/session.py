@@ -67,6 +67,10 @@ class Session:
         self._closed = False
         self.waited_s = 0.0
         """Seconds that this worker has spent waiting for answers: what is left of a step is computation."""
+        self.lock_step = False
+        """Whether a store of this worker has all workers in lock step."""
+        self.gone: dict[int, int] = {}
+        """Workers that had left or died at the last gather, and their last rounds: the same on all workers."""
         self.pace = Pace()
         self._profile = Profile(settings.profile, settings.profile_rounds) if settings.profile else None
         self._client = Client(make_hub(), check=self._check_open)
@@ -127,7 +131,12 @@ class Session:
 
     def deaths(self) -> list[m.Death]:
         """Return the members that the job has lost."""
-        return list(self._lifeline.deaths)
+        return [*self._lifeline.lost, *self._lifeline.deaths]
+
+    @property
+    def round(self) -> int:
+        """The last round that this worker has pushed."""
+        return self._lifeline.round
 
     def note_round(self, round: int) -> None:
         """Report the round with the next heartbeat."""
@@ -293,6 +302,7 @@ class Session:
         full = f"gather/{name}/{self._gathers[name]}"
         gathered = self.call_scheduler(m.Gather(full, bytes(payload)), f"gather {name!r}", timeout_s)
         assert isinstance(gathered, m.Gathered)
+        self.gone = dict(gathered.gone)
         return gathered.payloads
 
     def on_pause(self, pauser: Callable[[], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections import Counter, defaultdict
@@ -204,8 +205,8 @@ class RemoteCrew:
                 self._ended(Member(role, rank), code)
             case ["ready", str() as address]:
                 self._around.take(Ready(address))
-            case ["lost", str() as role, int() as rank, str() as reason]:
-                self._around.take(Lost(Member(role, rank), reason))
+            case ["lost", str() as role, int() as rank, str() as reason, bool() as goes_on]:
+                self._around.take(Lost(Member(role, rank), reason, goes_on))
 
     def _ended(self, member: Member, code: int) -> None:
         self._running.pop(member, None)
@@ -219,7 +220,9 @@ class RemoteCrew:
         self._lost.add(link.host)
         there = [member for member in self._running if self._host_of[member] == link.host]
         self._left.pop(link.host, None)
-        if there:
+        if there and self._plan.may_go_on(os.environ) and all(member.role == "worker" for member in there):
+            self._say(self._explain(self._hosts[link.host], link))  # the scheduler decides
+        elif there:
             first = min(there, key=lambda member: member.role != "worker")
             self._around.take(Lost(first, self._explain(self._hosts[link.host], link)))
         for member in there:

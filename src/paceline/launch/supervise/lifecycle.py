@@ -14,7 +14,7 @@
 | from | to | when |
 |---|---|---|
 | ``STARTING`` | ``RUNNING`` | the scheduler listens, or the job has none |
-| ``RUNNING`` | ``LEAVING`` | all workers have exited with 0 |
+| ``RUNNING`` | ``LEAVING`` | all workers have exited with 0, or died and the others went on |
 | ``STARTING``, ``RUNNING``, ``LEAVING`` | ``FAILING`` | an exit code is not 0, no start, or ``Lost`` |
 | ``STARTING`` | ``FAILING`` | the scheduler exits with 0, or ``start_s`` has passed |
 | ``RUNNING`` | ``FAILING`` | a server or the scheduler left before the others, ``leave_s`` ago, and workers still run |
@@ -47,6 +47,10 @@ which they report it and exit. ``leave_s`` must exceed the time that servers nee
 ``survivors_s`` and ``VERDICT_S`` must exceed the time in which the scheduler names a process after it is told its exit
 code: 0.2 s on an idle machine.
 
+**Deaths that others survive.** A job may go on when a worker dies (``--on-worker-death``); the scheduler decides. A
+worker whose exit code is neither 0 nor ``PEER_FAILED`` then waits for its verdict (``Lost``), at most ``VERDICT_S``. If
+the others go on, the job's exit code is ``WORKER_LOST`` when it ends well.
+
 A job ends with processes left only if the kernel cannot end them within ``kill_s``.
 """
 
@@ -58,7 +62,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from paceline.exitcodes import PEER_FAILED, describe_code
+from paceline.exitcodes import PEER_FAILED, WORKER_LOST, describe_code
 from paceline.launch.plan import Member
 from paceline.launch.spec import Graces
 from paceline.launch.supervise.events import (
@@ -116,9 +120,10 @@ class Lifecycle:
         members: every process of the plan, in the order they start.
         graces: how long each phase may take.
         now: the time of the start, in seconds; later times are on the same clock.
+        may_go_on: the job may go on when a worker dies; its scheduler decides.
     """
 
-    def __init__(self, members: Sequence[Member], graces: Graces, now: float) -> None:
+    def __init__(self, members: Sequence[Member], graces: Graces, now: float, may_go_on: bool = False) -> None:
         self.members = tuple(members)
         self.graces = graces
         self.phase = Phase.STARTING
@@ -127,6 +132,11 @@ class Lifecycle:
         self.failure: Failure | None = None
         self.aftermath: dict[Member, int] = {}
         """Exit codes of the other processes that exited by themselves, in order."""
+        self.lost: dict[Member, Failure] = {}
+        """Workers that died while the others went on."""
+        self._may_go_on = may_go_on
+        self._in_question: dict[Member, int] = {}
+        """Workers that have failed, and their exit codes, while the scheduler has not said whether the others go on."""
         self.alive: dict[Member, None] = {}
         """The processes that run, in the order of starting."""
         self._started: list[Member] = []
@@ -168,6 +178,8 @@ class Lifecycle:
                 self._stopped = members
                 self._watch_stopped(now)
                 return []
+            case Lost(member, reason, True):
+                return self._survived(member, reason, now)
             case Lost(member, reason):
                 return self._lost(member, reason, now)
             case Exited(member, code):
@@ -182,7 +194,9 @@ class Lifecycle:
         """The exit code of the job as things stand."""
         if self.failure is not None:
             return self.failure.code
-        return 128 + self._signum if self._signum else 0
+        if self._signum:
+            return 128 + self._signum
+        return WORKER_LOST if self.lost else 0
 
     def check(self) -> None:
         """Assert what is always true."""
@@ -220,6 +234,7 @@ class Lifecycle:
         first, code = self.failure, self._codes.get(member, 0)
         if first is None:
             self._fail(member, code or 1, _describe(code, reason), now)
+            self.aftermath |= {one: end for one, end in self._in_question.items() if one != member}
         elif first.member != member:
             self.aftermath = {first.member: first.code, **self.aftermath}
             self.aftermath.pop(member, None)
@@ -245,18 +260,39 @@ class Lifecycle:
             return self.failure is not None
         return self.failure.code > 128 or (self.failure.code != PEER_FAILED and _SCHEDULER not in self.alive)
 
+    def _survived(self, member: Member, reason: str, now: float) -> list[Action]:
+        """Go on without a worker."""
+        code = self._codes.get(member, 0)
+        self.lost[member] = Failure(member, code or WORKER_LOST, _describe(code, reason), now - self._began)
+        self._in_question.pop(member, None)
+        if member not in self.alive:
+            self._finish_worker(member, now)
+        return [Warn(f"{member} died, the others go on: {self.lost[member].reason}")]
+
     def _judge(self, member: Member, code: int, now: float) -> None:
-        if code != 0:
+        if member in self.lost:
+            self.lost[member] = replace(self.lost[member], code=code or WORKER_LOST)
+            self._finish_worker(member, now)
+        elif self._may_go_on and member.role == "worker" and code not in (0, PEER_FAILED) and self._is_running():
+            self._in_question[member] = code
+            self.deadline = min(self.deadline or math.inf, now + VERDICT_S)
+        elif code != 0 and not (code == WORKER_LOST and member.role == "scheduler" and self.lost):
             self._fail(member, code, describe_code(code), now)
         elif self.phase is Phase.STARTING:
             self._fail(member, 1, "exited before it reported its address", now)
         elif member.role == "worker":
-            self._unfinished.discard(member)
-            if not self._unfinished:
-                self.phase, self.deadline = Phase.LEAVING, now + self.graces.leave_s
+            self._finish_worker(member, now)
         elif self._unfinished:
             self._departed.append(member)
             self.deadline = self._departure_deadline(now)
+
+    def _is_running(self) -> bool:
+        return self.phase is Phase.RUNNING and _SCHEDULER in self.alive
+
+    def _finish_worker(self, member: Member, now: float) -> None:
+        self._unfinished.discard(member)
+        if not self._unfinished and self.phase is Phase.RUNNING:
+            self.phase, self.deadline = Phase.LEAVING, now + self.graces.leave_s
 
     def _departure_deadline(self, now: float) -> float | None:
         """Return until when workers may go on without a server or scheduler that left with exit code 0.
@@ -308,6 +344,10 @@ class Lifecycle:
                 reason = f"stopped (SIGSTOP), and the job has waited for it for {self.graces.leave_s:g} s"
                 self._fail(self._workers()[0], 1, reason, now)
                 return self._terminate(now)
+            case Phase.RUNNING if self._in_question:
+                member, code = next(iter(self._in_question.items()))
+                self._fail(member, code, describe_code(code), now)
+                return self._finish_if_empty()
             case Phase.RUNNING if not self._departed or len(self.alive) == len(self._workers()):
                 self.deadline = None  # it goes on
                 return []

@@ -35,5 +35,20 @@ def failure_block(
     return b"\n".join([*lines, _RULE, b""])
 
 
+def lost_block(lost: Failure, tail: Sequence[bytes], host: str = LOCALHOST) -> bytes:
+    """Describe a worker that died while the others went on.
+
+    Args:
+        lost: the worker, how it ended, and when.
+        tail: the last lines that it printed.
+        host: where it ran.
+    """
+    where = "" if host == LOCALHOST else f" on {host}"
+    text = f"{lost.member}{where} died {lost.after_s:.1f} s after the start, and the others went on: {lost.reason}"
+    lines = [_RULE, text.encode()]
+    lines += [b"its last lines:", *(b"    " + line for line in tail)] if tail else [b"it printed nothing"]
+    return b"\n".join([*lines, _RULE, b""])
+
+
 def _hint(failure: Failure) -> bytes:
     return b"something outside the job killed it; if the machine ran out of memory, dmesg says so"

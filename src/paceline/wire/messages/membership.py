@@ -86,6 +86,8 @@ class Heartbeat(Message, tag=3):
     memory: Number = 0
     sent: Number = 0
     received: Number = 0
+    taken_out: list[tuple[Rank, Number]] = msgspec.field(default_factory=list)
+    """From a server: dead workers that it waits for no more, each with its last round there."""
 
 
 class Death(Message):
@@ -107,12 +109,16 @@ class News(Message, tag=4):
     """Ranks of the workers that have left. Servers wait for them no more, in any store."""
     suspects: list[Suspect] = msgspec.field(default_factory=list)
     """Silent members on the receiver's host."""
+    lost: list[Death] = msgspec.field(default_factory=list)
+    """Workers that have died, and that the job goes on without; they are among ``left`` too."""
 
 
 class Bye(Message, tag=5):
     """Leave the job; with a reason it is a failure and ends the job for all."""
 
     reason: Text
+    round: Number = 0
+    """Last round of a worker."""
 
 
 class Claim(Message, tag=6):
@@ -161,6 +167,8 @@ class Publish(Message, tag=8):
 
     store: Name
     blocks: list[BlockSpec]
+    goes_on: bool = False
+    """The workers can go on if one of them dies."""
 
 
 class Lookup(Message, tag=9):
@@ -224,9 +232,11 @@ class Gather(Message, tag=14):
 
 
 class Gathered(Message, tag=15):
-    """What every worker sent, by rank; empty for a worker that had left before."""
+    """What every worker sent, by rank; empty for a worker that had left or died before."""
 
     payloads: list[Saying]
+    gone: list[tuple[Rank, Number]] = msgspec.field(default_factory=list)
+    """The workers that have left or died, each with its last round."""
 
 
 class TakeSamples(Message, tag=16):
@@ -242,6 +252,8 @@ class TakeSamples(Message, tag=16):
     """How many at most."""
     done: Number
     """Number of the last request whose samples were trained on; 0: none."""
+    round: Number = 0
+    """Last round that the worker has pushed."""
 
 
 class AwaitSamples(Message, tag=17):
