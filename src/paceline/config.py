@@ -84,6 +84,9 @@ class Settings:
     """What the roles log: 1 connections, 2 every message as well."""
     weighting: str = ""
     """Default weighting of stale updates: ``none``, ``inverse``, ``normalised`` or a registered one."""
+    lr_scale: str = ""
+    """What the learning rate is that of: an ``update`` (the default), or a ``sample``: an update then steps by its part
+    of one batch of every worker."""
     age: int | None = None
     """Missed updates beyond which ``dist_async``, ``dist_ssync`` and ``dist_ksync`` drop a push; None: no limit."""
     bigarray_bound: int = 1_000_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import settings
@@ -681,3 +681,37 @@ def test_damage_is_noticed_by_check() -> None:
     rule.answered[0] = 5
     with pytest.raises(AssertionError, match="unanswered"):
         rule.check()
+
+
+# ---- learning rates --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("samples", [(16.0, 16.0, 16.0, 16.0), (8.0, 24.0, 16.0, 16.0)])
+def test_rate_of_a_sample_gives_each_mode_one_step_per_batch_of_all_workers(samples: tuple[float, ...]) -> None:
+    """Each worker pushes as many rounds: the step mass is that of lock step, however many updates there are."""
+    policies = [Policy("all"), Policy("each"), Policy("groups", ((0,), (1, 2, 3))), Policy("first", first=2)]
+    for policy in policies:
+        rule = CheckedRule(replace(policy, lr_scale="sample"), 4)
+        for round in (1, 2, 3):
+            for worker in range(4):
+                rule.push(worker, round, samples[worker])
+        before = rule.stats.weight_sum
+        for round in (4, 5, 6):
+            for worker in range(4):
+                rule.push(worker, round, samples[worker])
+        assert rule.stats.weight_sum - before == pytest.approx(3.0)
+
+
+def test_rate_of_a_sample_counts_workers_that_have_not_pushed_and_not_those_that_have_left() -> None:
+    rule = CheckedRule(Policy("each", weighting="inverse", lr_scale="sample"), 4)
+    assert updates(rule.push(0, 1, 16))[0].weight == 1 / 4
+    assert updates(rule.push(1, 1, 32))[0].weight == 32 / (24 * 4) / 2, "times 1/Y"
+    rule.leave(2)
+    rule.leave(3)
+    assert updates(rule.push(0, 2, 16))[0].weight == 16 / 48 / 2
+
+
+def test_rate_of_an_update_is_the_default() -> None:
+    assert updates(CheckedRule(Policy("each"), 4).push(0, 1, 16))[0].weight == 1.0
+    with pytest.raises(ValueError, match="it is update or sample"):
+        CheckedRule(Policy("each", lr_scale="samples"), 2)  # type: ignore[arg-type]

@@ -82,6 +82,12 @@ OPTIONS = (
     Option(("--groups",), "groups file of dist_gsync (default: the worker groups)", "FILE", section=_TRAINING),
     Option(("--weighting",), f"factor of a stale update: {', '.join(weighting_names())}", "NAME", section=_TRAINING),
     Option(
+        ("--lr-scale",),
+        "the learning rate is that of an update, or of a sample: an update of few samples then steps less",
+        "update|sample",
+        section=_TRAINING,
+    ),
+    Option(
         ("--age",),
         "missed updates beyond which a push is dropped (dist_async, dist_ssync, dist_ksync)",
         "UPDATES",
@@ -133,6 +139,7 @@ OF_SERVERS = frozenset(
         "--staleness",
         "--groups",
         "--weighting",
+        "--lr-scale",
         "--age",
         "--allow-optimizer",
         "--insecure",

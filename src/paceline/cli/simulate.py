@@ -34,6 +34,7 @@ OPTIONS = (
     Option(("--groups",), "groups file of dist_gsync (default: clusters of the workers' speeds)", "FILE"),
     Option(("--staleness",), "rounds a worker may be ahead of the slowest", "ROUNDS", int),
     Option(("--weighting",), "factor of a stale update", "NAME"),
+    Option(("--lr-scale",), "learning rate of an update, or of a sample (default: update)", "update|sample"),
     Option(("--age",), "missed updates beyond which a push is dropped", "UPDATES", int),
     Option(("--first",), "pushes that make an update of dist_ksync (default: half of the workers)", "K", int),
     Option(("--seed",), "of noise and data (default: 0)", "SEED", int, default=0),
@@ -155,6 +156,7 @@ def _policy(store_type: str, cluster: Cluster, options: argparse.Namespace) -> P
         first=options.first,
         staleness=options.staleness,
         weighting=None if is_sync else options.weighting,
+        lr_scale=None if is_sync else options.lr_scale,
         age=options.age if store_type in ("dist_async", "dist_ssync", "dist_ksync") else None,
         num_workers=count,
     )

@@ -55,6 +55,7 @@ from paceline.consistency.activity import Activity
 from paceline.consistency.cohort import Cohort
 from paceline.consistency.objections import objection_to_sum
 from paceline.consistency.policy import Policy
+from paceline.consistency.scale import Samples
 from paceline.consistency.stats import Stats
 from paceline.consistency.story import KEPT, joined_events, new_events, sentences, workers_text
 from paceline.consistency.weighting import find_weighting
@@ -95,6 +96,7 @@ class Rule:
         self.read = [0] * num_workers
         """Version that the worker got last."""
         self._weight = find_weighting(policy.weighting)
+        self._samples = Samples(num_workers) if policy.lr_scale == "sample" else None
         self._activity = Activity(self.live, self.paused, self.unit, self.finished)
         self._seen_low = 0
         """Rounds of the slowest active worker when all who wait were last looked at."""
@@ -141,6 +143,8 @@ class Rule:
         for one in pushes:
             worker, read = one.worker, self.read[one.worker]
             cohort.join(worker, one.samples, read)
+            if self._samples is not None:
+                self._samples.note(worker, one.samples)
             self._events.append(("push", worker, one.round, one.samples, read, self.version, cohort.number))
         if self.policy.merge == "first":
             self._activity.finish(first.worker, first.round)
@@ -272,6 +276,7 @@ class Rule:
             self.answered,
             self._activity.level,
             read,
+            None if self._samples is None else self._samples.last,
         )
 
     def check(self) -> None:
@@ -352,16 +357,17 @@ class Rule:
 
     def _apply(self, cohort: Cohort) -> Apply:
         staleness = self.version - cohort.oldest + 1
+        samples = sum(cohort.samples.values())
         weight = self._weight(staleness, self.stats.seen(staleness))
+        weight *= 1.0 if self._samples is None else self._samples.part(samples, self.live)
         self.stats.weight_sum += weight
         self.version += 1
-        for worker, samples in cohort.samples.items():
-            self.stats.data_mass[worker] += samples * weight
+        for worker, pushed in cohort.samples.items():
+            self.stats.data_mass[worker] += pushed * weight
             if self.policy.merge != "first":
                 self._activity.finish(worker, self.pushed[worker])
         ordered = self.policy.merge in ("all", "groups")
         workers = tuple(sorted(cohort.workers) if ordered else cohort.workers)
-        samples = sum(cohort.samples.values())
         self._events.append(("apply", cohort.number, workers, samples, staleness, weight, self.version))
         return Apply(cohort.number, workers, samples, staleness, weight, self.version)
 

@@ -43,9 +43,10 @@ def create(name: str = "local", **options: Any) -> KVStoreBase:
         name: ``local``, ``device``, ``dist_sync``, ``dist_async``, ``dist_ssync``, ``dist_gsync``, ``dist_ksync``,
             the ``_device`` forms in both spellings, or a registered class's name; upper or lower case.
         **options: options of distributed stores: ``staleness``, ``groups`` (lists of members, or a path),
-            ``weighting``, ``age`` (missed updates beyond which a push is dropped), ``k`` (for ``dist_ksync``), ``mean``
-            (merge to the mean over samples instead of the sum), ``namespace`` (default: stores of different workers
-            match by the order in which they are created).
+            ``weighting``, ``lr_scale`` (``update``: every update steps by the learning rate; ``sample``: by its part of
+            one batch of every worker), ``age`` (missed updates beyond which a push is dropped), ``k`` (for
+            ``dist_ksync``), ``mean`` (merge to the mean over samples instead of the sum), ``namespace`` (default:
+            stores of different workers match by the order in which they are created).
 
     Raises:
         TypeError: the name is not a string, or the type does not have an option.

@@ -82,6 +82,7 @@ class Lifeline:
         hub: a transport of its own.
         address: where this process listens, if it is a server.
         on_change: called on the lifeline's thread when :attr:`failure` or :attr:`shutdown` has changed.
+        step_seconds: returns how long this worker computes in a step; called on the lifeline's thread.
 
     Attributes:
         round: reported with every heartbeat.
@@ -94,9 +95,14 @@ class Lifeline:
     """
 
     def __init__(
-        self, settings: Settings, hub: Hub, address: str = "", on_change: Callable[[], None] = lambda: None
+        self,
+        settings: Settings,
+        hub: Hub,
+        address: str = "",
+        on_change: Callable[[], None] = lambda: None,
+        step_seconds: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self._settings, self._hub, self._on_change = settings, hub, on_change
+        self._settings, self._hub, self._on_change, self._step_seconds = settings, hub, on_change, step_seconds
         self._hello = m.Hello(
             m.PROTOCOL, settings.job_id, settings.role, settings.rank, settings.local_rank, own_address(settings),
             host_id(), os.getpid(), address, settings.num_workers, settings.num_servers,
@@ -169,7 +175,9 @@ class Lifeline:
         if len(self._client) < _MAX_HEARTBEATS:
             seen = [m.Sighting(one.role, one.rank, process_state(one.pid)) for one in self._suspects]
             sent, received = traffic.total()
-            beat = m.Heartbeat(self.round, seen, _memory(), sent, received, list(self._taken_out.items()))
+            beat = m.Heartbeat(
+                self.round, seen, _memory(), sent, received, list(self._taken_out.items()), self._step_seconds()
+            )
             self._client.ask(
                 self._channel, beat, "heartbeat", (), lambda body, frames: self._take_news(body), self._take_news
             )

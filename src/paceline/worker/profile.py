@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,9 @@ from paceline.wire import messages as m
 
 #: Rounds that are not measured: the first ones load libraries and make memory.
 WARM_UP = 3
+
+#: Rounds whose median is shown: few, so that it is that of now.
+_RECENT = 9
 
 
 class Pace:
@@ -26,6 +30,7 @@ class Pace:
         self._round, self._since, self._waited = 0, 0.0, 0.0
         self.rounds = 0
         """Rounds that were measured."""
+        self._recent: tuple[float, ...] = ()
 
     def push(self, round: int, waited_s: float) -> None:
         """Note a push of a round; only the first one counts.
@@ -40,8 +45,23 @@ class Pace:
         seconds = now - self._since - (waited_s - self._waited)
         if self._round >= WARM_UP and seconds > 0:
             self._meter.add(1, seconds)
+            self._recent = (*self._recent[1 - _RECENT :], seconds)  # replaced, as another thread reads it
             self.rounds += 1
         self._round, self._since, self._waited = round, now, waited_s
+
+    def step_seconds(self, waited_s: float | None) -> float:
+        """Return how long this worker computes in a step: the median of the last ones, or this one if it takes longer.
+
+        So a worker that becomes slow shows it in the step in which it does. 0 before the first step that is measured.
+        Any thread may call it.
+
+        Args:
+            waited_s: how long this worker has waited for answers so far; None: it is waiting now.
+        """
+        usual = statistics.median(self._recent) if self._recent else 0.0
+        if not self._recent or waited_s is None:
+            return usual
+        return max(usual, self._clock() - self._since - (waited_s - self._waited))
 
     @property
     def seconds(self) -> float | None:

@@ -72,9 +72,10 @@ class Session:
         self.gone: dict[int, int] = {}
         """Workers that had left or died at the last gather, and their last rounds: the same on all workers."""
         self.pace = Pace()
+        self._is_waiting = False
         self._profile = Profile(settings.profile, settings.profile_rounds) if settings.profile else None
         self._client = Client(make_hub(), check=self._check_open)
-        self._lifeline = Lifeline(settings, make_hub(), on_change=self._client.wake)
+        self._lifeline = Lifeline(settings, make_hub(), on_change=self._client.wake, step_seconds=self._step_seconds)
         with contextlib.ExitStack() as on_error:
             on_error.callback(self._client.close)
             on_error.callback(self._lifeline.leave, "it could not connect")
@@ -142,6 +143,9 @@ class Session:
         """Report the round with the next heartbeat."""
         self._lifeline.round = max(self._lifeline.round, round)
         self.pace.push(round, self.waited_s)
+
+    def _step_seconds(self) -> float:
+        return self.pace.step_seconds(None if self._is_waiting else self.waited_s)
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
@@ -232,9 +236,12 @@ class Session:
         if self._profile is not None:
             self._profile.check(self)
         timeout_s = self.settings.timeout_s if timeout_s is None else timeout_s
-        begun = time.monotonic()
-        late = self._client.wait(calls, timeout_s)
-        self.waited_s += time.monotonic() - begun
+        begun, self._is_waiting = time.monotonic(), True
+        try:
+            late = self._client.wait(calls, timeout_s)
+        finally:
+            self.waited_s += time.monotonic() - begun
+            self._is_waiting = False
         if late is not None:
             waits_for, story = self._whom_it_waits_for(late)
             raise DeadlineError(

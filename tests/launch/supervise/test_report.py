@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from paceline.launch import Member
-from paceline.launch.supervise.lifecycle import Failure
+from paceline.launch.supervise.failure import Failure
 from paceline.launch.supervise.report import failure_block
 
 

@@ -65,7 +65,7 @@ class Lifecycle:
         groups = [list(group) for group in policy.groups]
         body = m.OpenStore(
             self._name, policy.merge, groups, policy.first, bound, policy.weighting, self.mean,
-            self._session.settings.local_merge, self.clip_norm, age,
+            self._session.settings.local_merge, self.clip_norm, age, policy.lr_scale,
         )  # fmt: skip
         self.ask_all_servers(body, f"opening store {self._name!r}")
 

@@ -30,7 +30,7 @@ from paceline.launch.k8s.manifests import Manifests, make_manifests
 from paceline.launch.k8s.state import Pod, first_failure, pods, verdict, workers_done
 from paceline.launch.k8s.yaml_text import documents
 from paceline.launch.supervise.console import OUT, Console
-from paceline.launch.supervise.lifecycle import Failure
+from paceline.launch.supervise.failure import Failure
 from paceline.launch.supervise.report import failure_block
 from paceline.launch.supervise.signals import SignalPipe
 from paceline.transport.security import new_job_key

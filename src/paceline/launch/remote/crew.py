@@ -68,6 +68,8 @@ class RemoteCrew:
         self._left: dict[str, list[Member]] = {}
         self._stopped: dict[str, frozenset[Member]] = {}
         self._lost: set[str] = set()
+        self._why_lost: dict[Member, str] = {}
+        """Of processes on hosts that were lost."""
         self._began = time.monotonic()
         self._ping_at = 0.0
         self._signalled = False
@@ -206,7 +208,8 @@ class RemoteCrew:
             case ["ready", str() as address]:
                 self._around.take(Ready(address))
             case ["lost", str() as role, int() as rank, str() as reason, bool() as goes_on]:
-                self._around.take(Lost(Member(role, rank), reason, goes_on))
+                member = Member(role, rank)
+                self._around.take(Lost(member, self._why_lost.get(member, reason), goes_on))
 
     def _ended(self, member: Member, code: int) -> None:
         self._running.pop(member, None)
@@ -221,7 +224,8 @@ class RemoteCrew:
         there = [member for member in self._running if self._host_of[member] == link.host]
         self._left.pop(link.host, None)
         if there and self._plan.may_go_on(os.environ) and all(member.role == "worker" for member in there):
-            self._say(self._explain(self._hosts[link.host], link))  # the scheduler decides
+            # The scheduler decides whether the others go on.
+            self._why_lost |= dict.fromkeys(there, self._explain(self._hosts[link.host], link))
         elif there:
             first = min(there, key=lambda member: member.role != "worker")
             self._around.take(Lost(first, self._explain(self._hosts[link.host], link)))

@@ -60,7 +60,7 @@ import enum
 import math
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from paceline.exitcodes import PEER_FAILED, WORKER_LOST, describe_code
 from paceline.launch.plan import Member
@@ -81,6 +81,7 @@ from paceline.launch.supervise.events import (
     Tick,
     Warn,
 )
+from paceline.launch.supervise.failure import Failure, describe
 
 
 class Phase(enum.Enum):
@@ -101,16 +102,6 @@ VERDICT_S = 3.0
 
 _SCHEDULER = Member("scheduler", 0)
 _GOING_WELL = frozenset({Phase.STARTING, Phase.RUNNING, Phase.LEAVING})
-
-
-@dataclass(frozen=True)
-class Failure:
-    """What went wrong first: who, the job's exit code, what happened, and how long after the start."""
-
-    member: Member
-    code: int
-    reason: str
-    after_s: float
 
 
 class Lifecycle:
@@ -233,14 +224,13 @@ class Lifecycle:
         self._is_named = True
         first, code = self.failure, self._codes.get(member, 0)
         if first is None:
-            self._fail(member, code or 1, _describe(code, reason), now)
-            self.aftermath |= {one: end for one, end in self._in_question.items() if one != member}
+            self._fail(member, code or 1, describe(code, reason), now)
         elif first.member != member:
             self.aftermath = {first.member: first.code, **self.aftermath}
             self.aftermath.pop(member, None)
-            self.failure = Failure(member, code or 1, _describe(code, reason), first.after_s)
+            self.failure = Failure(member, code or 1, describe(code, reason), first.after_s)
         else:
-            self.failure = replace(first, reason=_describe(first.code, reason))
+            self.failure = replace(first, reason=describe(first.code, reason))
         return self._terminate_idle(now)
 
     def _terminate_idle(self, now: float) -> list[Action]:
@@ -263,7 +253,7 @@ class Lifecycle:
     def _survived(self, member: Member, reason: str, now: float) -> list[Action]:
         """Go on without a worker."""
         code = self._codes.get(member, 0)
-        self.lost[member] = Failure(member, code or WORKER_LOST, _describe(code, reason), now - self._began)
+        self.lost[member] = Failure(member, code or WORKER_LOST, describe(code, reason), now - self._began)
         self._in_question.pop(member, None)
         if member not in self.alive:
             self._finish_worker(member, now)
@@ -307,13 +297,15 @@ class Lifecycle:
     def _fail(self, member: Member, code: int, reason: str, now: float) -> None:
         if self.phase in _GOING_WELL:
             self.failure = Failure(member, code, reason, now - self._began)
+            self.aftermath |= {one: end for one, end in self._in_question.items() if one != member}
+            self._in_question.clear()
             self.phase, self.deadline = Phase.FAILING, now + self.graces.survivors_s
 
     def _add_to_failure(self, member: Member, code: int, now: float) -> None:
         """Note one more end. Who ends only because of another may do so before that other's process is gone."""
         first = self.failure
         if first is not None and first.member == member:  # it was named before it ended
-            self.failure = replace(first, code=code or first.code, reason=_describe(code, first.reason))
+            self.failure = replace(first, code=code or first.code, reason=describe(code, first.reason))
         elif not self._is_named and first is not None and first.code == PEER_FAILED and code not in (0, PEER_FAILED):
             self.aftermath = {first.member: first.code, **self.aftermath}
             self.failure = Failure(member, code, describe_code(code), now - self._began)
@@ -402,10 +394,3 @@ class Lifecycle:
 
     def _names(self) -> str:
         return ", ".join(str(member) for member in self.alive)
-
-
-def _describe(code: int, reason: str) -> str:
-    """Say how a process ended, and what the others saw of it."""
-    if code == 0:
-        return reason
-    return describe_code(code) if reason.startswith("its process ended: ") else f"{describe_code(code)}: {reason}"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from paceline.exitcodes import describe_code
 from paceline.launch.hosts import LOCALHOST
 from paceline.launch.plan import Member
-from paceline.launch.supervise.lifecycle import Failure
+from paceline.launch.supervise.failure import Failure
 
 _RULE = b"-" * 78
 

@@ -88,6 +88,8 @@ class Heartbeat(Message, tag=3):
     received: Number = 0
     taken_out: list[tuple[Rank, Number]] = msgspec.field(default_factory=list)
     """From a server: dead workers that it waits for no more, each with its last round there."""
+    step_s: float = 0.0
+    """Seconds that a worker computes in a step; 0: not known."""
 
 
 class Death(Message):
@@ -205,6 +207,8 @@ class State(Message):
     """``live``, ``left`` or ``dead``."""
     waits_for: Name
     """Ranks of workers that have not come to the barrier where it waits, ``1 3``; empty if it waits at none."""
+    step_s: float = 0.0
+    """Seconds that a worker computes in a step, without its waits; 0: not known."""
 
 
 class Status(Message, tag=12):
