@@ -94,7 +94,8 @@ class Settings:
     placement: str = "balanced"
     """Method that assigns buckets to servers: ``balanced``, ``layered`` or ``hash``."""
     server_speeds: str = ""
-    """Relative speeds of the servers for ``layered`` placement, comma separated; empty means equal."""
+    """Relative speeds of the servers for placement, comma separated; or ``measured``: what each measures at its start.
+    Empty means ``measured`` with ``layered`` placement, else equal."""
     shared_memory: bool = True
     """Exchange tensors through shared memory with servers of the same host."""
     local_merge: bool = True
@@ -128,6 +129,11 @@ class Settings:
     """Check the rule of every slot after each event, on servers: for tests and bug reports, as it costs time."""
     log_level: str = "WARNING"
     """Of the roles' processes: ``DEBUG``, ``INFO``, ``WARNING`` or ``ERROR``."""
+
+    @property
+    def measures_servers(self) -> bool:
+        """Whether servers measure their speeds."""
+        return self.server_speeds == "measured" or (self.placement == "layered" and not self.server_speeds)
 
     def replace(self, **changes: Any) -> Settings:
         """Return a copy with some fields changed."""
@@ -302,6 +308,8 @@ def check(settings: Settings) -> None:
 
 
 def _check_speeds(settings: Settings) -> None:
+    if settings.server_speeds == "measured":
+        return
     try:
         speeds = [float(part) for part in settings.server_speeds.split(",") if part]
     except ValueError:
@@ -310,5 +318,5 @@ def _check_speeds(settings: Settings) -> None:
     if is_wrong_count or not all(speed > 0 for speed in speeds):
         raise ConfigError(
             f"server_speeds {settings.server_speeds!r} is not a list of one positive number for each of "
-            f"{settings.num_servers} servers, as in 1,2.5"
+            f"{settings.num_servers} servers, as in 1,2.5; nor measured"
         )

@@ -190,8 +190,9 @@ class Membership:
             return [Answer(peer, seq, m.Failed("RendezvousError", reason))]
         rank = hello.rank if hello.rank >= 0 else free_rank(hello.role, self._settings, self._seats)
         member = m.Member(
-            hello.role, rank, hello.local_rank, hello.host, hello.host_id, hello.pid, hello.address, self._new_token()
-        )
+            hello.role, rank, hello.local_rank, hello.host, hello.host_id, hello.pid, hello.address, self._new_token(),
+            hello.speed,
+        )  # fmt: skip
         self._seats[hello.role, rank] = Seat(member, peer, now, seq)
         self._peers[peer] = (hello.role, rank)
         if self._gone and self._has_workers():

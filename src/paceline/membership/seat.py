@@ -80,4 +80,4 @@ class Seat:
 
 def without_token(one: m.Member) -> m.Member:
     """Return the member without its secret."""
-    return m.Member(one.role, one.rank, one.local_rank, one.host, one.host_id, one.pid, one.address, b"")
+    return m.Member(one.role, one.rank, one.local_rank, one.host, one.host_id, one.pid, one.address, b"", one.speed)

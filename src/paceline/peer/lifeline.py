@@ -83,6 +83,7 @@ class Lifeline:
         address: where this process listens, if it is a server.
         on_change: called on the lifeline's thread when :attr:`failure` or :attr:`shutdown` has changed.
         step_seconds: returns how long this worker computes in a step; called on the lifeline's thread.
+        speed: elements that this process sums and applies in a second, if it is a server; 0: not measured.
 
     Attributes:
         round: reported with every heartbeat.
@@ -101,11 +102,12 @@ class Lifeline:
         address: str = "",
         on_change: Callable[[], None] = lambda: None,
         step_seconds: Callable[[], float] = lambda: 0.0,
+        speed: float = 0.0,
     ) -> None:
         self._settings, self._hub, self._on_change, self._step_seconds = settings, hub, on_change, step_seconds
         self._hello = m.Hello(
             m.PROTOCOL, settings.job_id, settings.role, settings.rank, settings.local_rank, own_address(settings),
-            host_id(), os.getpid(), address, settings.num_workers, settings.num_servers,
+            host_id(), os.getpid(), address, settings.num_workers, settings.num_servers, speed,
         )  # fmt: skip
         self._name = f"scheduler at {settings.scheduler}"
         self._client = Client(hub, on_news=self._take_news)

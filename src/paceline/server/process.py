@@ -20,6 +20,7 @@ from paceline.peer.hosts import server_addresses
 from paceline.peer.lifeline import Lifeline
 from paceline.server.forward.owners import OwnerClient
 from paceline.server.requests import RequestHandler
+from paceline.server.speed import measure
 from paceline.transport import Hub, Listener, Security
 from paceline.transport.allocator import give_back_freed_memory
 from paceline.transport.base import Frames
@@ -146,7 +147,8 @@ def main(settings: Settings) -> int:
     except (PacelineError, OSError) as error:
         logger.error("server %d cannot start: %s", settings.rank, error)
         return 1
-    lifeline = Lifeline(settings, SocketHub(security), " ".join(listener.addresses), listener.wake)
+    speed = measure() if settings.measures_servers else 0.0
+    lifeline = Lifeline(settings, SocketHub(security), " ".join(listener.addresses), listener.wake, speed=speed)
     # While it waits for the others, and not while they wait for an answer.
     loading = threading.Thread(target=_load_optimizers, name="paceline-load", daemon=True)
     loading.start()

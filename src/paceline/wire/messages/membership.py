@@ -34,6 +34,8 @@ class Hello(Message, tag=1):
     """Where a server listens for workers; empty for workers."""
     num_workers: Rank
     num_servers: Rank
+    speed: float = 0.0
+    """Elements that a server sums and applies in a second; 0: not measured."""
 
 
 class Member(Message):
@@ -48,6 +50,8 @@ class Member(Message):
     address: Name
     token: Digest
     """Proves to a server that a connection belongs to this member."""
+    speed: float = 0.0
+    """As in its ``Hello``."""
 
 
 class Welcome(Message, tag=2):
