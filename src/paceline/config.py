@@ -71,7 +71,7 @@ class Settings:
     """Default bound of ``dist_ssync`` and ``dist_gsync``, in rounds."""
     groups: str = ""
     """Path of the groups file of ``dist_gsync``: a group per line, members by rank, host or ``host:slot``. Or its text
-    with ``;`` after each group (``0 1; 2;``)."""
+    with ``;`` after each group (``0 1; 2;``). Or ``auto`` (``paceline launch --groups auto``)."""
     worker_group: str = ""
     """Name of the worker group that this worker belongs to, of jobs that have groups."""
     worker_groups: str = ""

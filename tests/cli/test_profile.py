@@ -38,7 +38,7 @@ def test_speeds_of_all_workers_are_written_and_the_job_ends(tmp_path: Path, stor
     assert [name.rpartition(":")[2] for name in speeds] == ["0", "1"]
     slow, fast = speeds.values()
     assert slow >= 0.1
-    assert 0.02 <= fast < 0.1, "the wait for the slow worker does not count"
+    assert 0.02 <= fast < 0.9 * slow, "the wait for the slow worker does not count"
     assert done.stdout.strip().endswith((tmp_path / "found").read_text().strip())
 
 

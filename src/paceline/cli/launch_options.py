@@ -79,7 +79,12 @@ OPTIONS = (
         "ROUNDS",
         section=_TRAINING,
     ),
-    Option(("--groups",), "groups file of dist_gsync (default: the worker groups)", "FILE", section=_TRAINING),
+    Option(
+        ("--groups",),
+        "groups file of dist_gsync, or auto: a short job measures the workers first (default: the worker groups)",
+        "FILE|auto",
+        section=_TRAINING,
+    ),
     Option(("--weighting",), f"factor of a stale update: {', '.join(weighting_names())}", "NAME", section=_TRAINING),
     Option(
         ("--lr-scale",),

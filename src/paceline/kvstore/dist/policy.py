@@ -62,10 +62,19 @@ def _warn_of_unused(store_type: str, session: Session) -> None:
             warnings.warn(text, stacklevel=2)
 
 
+def _while_measuring(session: Session) -> tuple[tuple[int, ...], ...]:
+    """Return one group of all workers: they step together while their speeds are measured."""
+    if not session.settings.profile:
+        raise ConfigError("groups are auto, but nothing measures them here; start the job with --groups auto")
+    return (tuple(range(session.settings.num_workers)),)
+
+
 def _groups(given: Any, session: Session) -> tuple[tuple[int, ...], ...]:
     """Turn a groups file, its text in one line, or lists of members, into ranks."""
     if not given:
         return ()
+    if given == "auto":
+        return _while_measuring(session)
     if isinstance(given, str) and ";" in given:
         members = parse_groups(given.replace(";", "\n"))
     elif isinstance(given, str | Path):
