@@ -14,8 +14,9 @@ import torch
 import paceline
 from paceline import kvstore
 from paceline.testing import listen, tell
-from paceline.transport import sockets
-from paceline.worker.session import current_session
+from paceline.transport import channel
+from paceline.transport.endpoints import end
+from paceline.worker.current import current_session
 from tests.soak.census import census, leave_out_what_is_there
 from tests.soak.worker import CODEC, net
 
@@ -129,16 +130,16 @@ def lists() -> Use:
 
 def reconnects() -> Use:
     """Lose a connection to the servers or the scheduler in the middle of a step."""
-    sockets.FIRST_RETRY_S = 0.0
+    channel.FIRST_RETRY_S = 0.0
     store = kvstore.create("dist_sync")
     store.init("a", torch.zeros(20000))
 
     def use(number: int) -> None:
         session = store.session
         hubs = [session._client._hub, session._lifeline._hub]
-        channels = [channel for hub in hubs for channel in hub._channels]
+        channels = [one for hub in hubs for one in hub._channels]
         store.push("a", torch.ones(20000))
-        sockets.end(channels[number % len(channels)].socket)
+        end(channels[number % len(channels)].socket)
         store.pull("a", torch.zeros(20000))
 
     return use

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -183,3 +184,23 @@ def test_an_impostor_gets_neither_the_key_nor_a_gradient(encrypt: bool) -> None:
     assert "does not hold this job's key" in hub.refused(channel)
     assert {len(one) for one in heard} == {GREETING_BYTES}
     assert not any(b"gradient" in one or security.job_key.encode() in one or security.psk in one for one in heard)
+
+
+def test_without_descriptors_the_gate_rests_and_takes_members_again_when_there_are_some(
+    listener: SocketListener, caplog: pytest.LogCaptureFixture
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    host, _, port = listener.addresses[0].removeprefix("tcp://").rpartition(":")
+    with socket.socket() as sock:
+        free = os.dup(sock.fileno())
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+        try:
+            sock.connect((host, int(port)))
+            wait_until(lambda: "Too many open files" in caplog.text)
+            before = time.process_time()
+            time.sleep(0.5)
+            assert time.process_time() - before < 0.2
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        join(listener)

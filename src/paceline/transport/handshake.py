@@ -36,12 +36,11 @@ class HandshakeError(Exception):
     Args:
         reason: for messages.
         reply: what to send before the connection closes.
-        final: False where another try may help.
     """
 
-    def __init__(self, reason: str, reply: bytes = b"", final: bool = True) -> None:
+    def __init__(self, reason: str, reply: bytes = b"") -> None:
         super().__init__(reason)
-        self.reason, self.reply, self.final = reason, reply, final
+        self.reason, self.reply = reason, reply
 
 
 @dataclass(frozen=True)
