@@ -99,8 +99,8 @@ class Membership:
         self._started = now
         self._new_token = new_token
         self._seats = Seats(settings)
-        self._barriers = Barriers(settings.num_workers)
         self._directory = Directory()
+        self._barriers = Barriers(settings.num_workers, self._directory.left)
         self._liveness = Liveness(settings, now)
         self._gone: dict[MemberKey, int] = {}
         """Exit codes of those who ended before they joined."""
@@ -134,7 +134,7 @@ class Membership:
             case m.Bye():
                 return [Answer(peer, seq, m.Done()), *self._bye(key, body.reason, now)]
             case m.Enter():
-                return self._enter(key, Waiting(peer, seq), body.barrier)
+                return self._enter(key, Waiting(peer, seq), body.barrier, body.store)
             case m.Gather():
                 return self._enter(key, Waiting(peer, seq, payload=body.payload), body.barrier)
             case m.Publish():
@@ -143,12 +143,13 @@ class Membership:
                 return self._look_up(Waiting(peer, seq, frozenset(body.keys)), body.store)
             case m.Leave():
                 self._directory.leave(body.store, key)
+                opened = self._opened()
                 self._directory.forget(self._seats.expected())
-                return [Answer(peer, seq, m.Done())]
+                return [Answer(peer, seq, m.Done()), *opened]
             case m.AskStatus():
                 return [Answer(peer, seq, self.status(now))]
             case m.AskAbsent():
-                missing = self._seats.expected() - self._barriers.inside(body.barrier)
+                missing = self._barriers.missing(body.barrier, self._seats.expected())
                 return [Answer(peer, seq, m.Missing(sorted(rank for _, rank in missing)))]
         return [refuse(peer, seq, f"the scheduler does not take {type(body).__name__}")]
 
@@ -206,12 +207,12 @@ class Membership:
 
     # ---- barriers, gathers and keys ----------------------------------------------------------------------------------
 
-    def _enter(self, key: MemberKey, waiting: Waiting, name: str) -> list[Action]:
+    def _enter(self, key: MemberKey, waiting: Waiting, name: str, store: str = "") -> list[Action]:
         if self.deaths:
             return self._failures_for([waiting])
         if key[0] != "worker":
             return [refuse(waiting.peer, waiting.seq, f"barriers and gathers are for workers, not for a {key[0]}")]
-        self._barriers.enter(name, key, waiting)
+        self._barriers.enter(name, key, waiting, store)
         return self._opened()
 
     def _opened(self) -> list[Action]:
@@ -370,7 +371,7 @@ class Membership:
 
     def _waits_for(self, key: MemberKey) -> str:
         name = self._barriers.where(key)
-        missing = sorted(rank for _, rank in self._seats.expected() - self._barriers.inside(name)) if name else []
+        missing = sorted(rank for _, rank in self._barriers.missing(name, self._seats.expected())) if name else []
         return " ".join(map(str, missing))
 
     def check(self) -> None:

@@ -57,6 +57,8 @@ class Session:
         self._closers: list[Callable[[], None]] = []
         self._gathers: Counter[str] = Counter()
         self._closed_stores: WeakValueDictionary[str, object] = WeakValueDictionary()
+        self._namespaces: dict[str, int] = {}
+        """How often stores of a namespace were closed here; of namespaces that the user has named."""
         self._closed = False
         self._client = Client(make_hub(), check=self._check_open)
         self._lifeline = Lifeline(settings, make_hub(), on_change=self._client.wake)
@@ -176,7 +178,7 @@ class Session:
 
     def _check_store(self, body: m.Request) -> None:
         store = getattr(body, "store", None)
-        if store in self._closed_stores and not isinstance(body, m.AskStats | m.GetState):
+        if store and store in self._closed_stores:
             raise PacelineError(f"store {store!r} is closed on worker {self.rank}; create another one")
 
     def _check_open(self) -> None:
@@ -246,9 +248,9 @@ class Session:
 
     # ---- together ----------------------------------------------------------------------------------------------------
 
-    def barrier(self, name: str) -> None:
-        """Wait until all live workers have called this with the same name."""
-        self.call_scheduler(m.Enter(name), f"barrier {name!r}")
+    def barrier(self, name: str, store: str = "") -> None:
+        """Wait until all live workers have called this with the same name; of a store, all that have not left it."""
+        self.call_scheduler(m.Enter(name, store), f"barrier {name!r}")
 
     def gather(self, name: str, payload: bytes, timeout_s: float | None = None) -> list[bytes]:
         """Return the payloads of all workers, by rank.
@@ -286,17 +288,24 @@ class Session:
         self._closers.append(closer)
 
     def note_closed(self, name: str, store: object) -> None:
-        """Refuse requests on a store that this worker has left; its counters and states can still be read.
+        """Refuse requests on a store that this worker has left: the servers forget it with the last worker.
 
         Args:
             name: of the store.
             store: what has left it; the name is forgotten when that is freed.
         """
         self._closed_stores[name] = store
+        namespace, _, number = name.partition("#")
+        if namespace in self._namespaces and (number.isdigit() or not number):
+            self._namespaces[namespace] += 1
 
-    def note_opened(self, name: str) -> None:
-        """Take requests on a store of this name again: another one has got it."""
-        self._closed_stores.pop(name, None)
+    def store_name(self, namespace: str) -> str:
+        """Return what the servers call a store of a namespace: after each close another name.
+
+        Workers do not close a store at the same moment. Who opens the namespace again must not meet the old store.
+        """
+        closed = self._namespaces.setdefault(namespace, 0)
+        return f"{namespace}#{closed + 1}" if closed else namespace
 
     @property
     def has_left(self) -> bool:

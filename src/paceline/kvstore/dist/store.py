@@ -372,7 +372,10 @@ class DistStore(KVStore):
     # ---- the rest --------------------------------------------------------------------------------------------------
 
     def barrier(self) -> None:
-        """Wait until all workers have called this. Servers do not wait for pushes of a worker that has called it."""
+        """Wait until all workers that have not left the store have called this.
+
+        Servers do not wait for pushes of a worker that has called it.
+        """
         self.lifecycle.barrier()
 
     def send_command_to_servers(self, head: str, body: str = "") -> list[str]:
@@ -386,7 +389,7 @@ class DistStore(KVStore):
         ``updates``, the histogram of their ``staleness``, ``step_mass`` (the sum of their weights times learning
         rates), ``data_mass`` (samples per worker that were applied), ``dropped`` (pushes that were too old) and
         ``dropped_by_worker``, ``network_bytes``. All but ``staleness`` and ``network_bytes`` are means over slots, so
-        one round of all keys counts as one.
+        one round of all keys counts as one. Read them before ``close()``: the servers forget them with the store.
         """
         self.lifecycle.open()
         return merge_stats(self.lifecycle.ask_all_servers(m.AskStats(self.name), "counters"))
@@ -396,6 +399,7 @@ class DistStore(KVStore):
 
         A store that this worker never used is left too, because other workers may use it. When all workers have left,
         the servers forget it. Until then a store takes memory on all servers, and here also if nobody refers to it.
+        After it only values can be read: this worker has them.
         """
         self.lifecycle.close()
         self.session.forget_store(self.name, self.lifecycle.finish)
