@@ -19,6 +19,8 @@ from tests.soak.census import Census, grown
 from tests.soak.samples import Growth, Sample, growth, sample, slope
 
 ROOT = str(Path(__file__).parents[2])
+#: Jobs of several modes may start side by side, on a busy host.
+START_TIMEOUT_S = 900.0
 #: How long a phase may take, beyond its seconds.
 _PHASE_TIMEOUT_S = 540.0
 
@@ -117,7 +119,7 @@ class Trial:
         """Run the job; returns what became of each process."""
         with tempfile.TemporaryDirectory() as folder:
             # Servers leave it to workers whether tensors are encrypted, so that one job has both.
-            settings = {"encrypt": False, "check_rules": False}
+            settings = {"encrypt": False, "check_rules": False, "start_timeout_s": START_TIMEOUT_S}
             with SoakJob(self.transports, self.servers, Path(folder), **settings) as job:
                 job.start_workers(worker.work, self.modes, self.fronts, [self.warm_up, self.measured])
                 before = self._phase(job, self.warm_up)

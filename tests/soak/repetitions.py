@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tests.soak.census import Census, grown
-from tests.soak.job import SoakJob
+from tests.soak.job import START_TIMEOUT_S, SoakJob
 from tests.soak.uses import USES, repeat
 
 #: Repetitions that fill what is bounded, where that takes more than a few.
@@ -19,7 +19,7 @@ def left_by(times: int, folder: Path) -> Iterator[tuple[str, dict[str, Mapping[s
     Descriptors must not grow at all, other counts by less than one in three repetitions.
     """
     counts = {name: (_WARM_UP.get(name, 10), times) for name in USES}
-    with SoakJob(["shm", "tcp"], 2, folder, encrypt=False, check_rules=False) as job:
+    with SoakJob(["shm", "tcp"], 2, folder, encrypt=False, check_rules=False, start_timeout_s=START_TIMEOUT_S) as job:
         job.start_all(repeat, counts)
         for name in counts:
             before, after = _counted(job), _counted(job)

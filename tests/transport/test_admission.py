@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.transport import Security, admission, new_job_key
+from paceline.transport import Security, admission, handshake, new_job_key
 from paceline.transport.handshake import GREETING_BYTES, Initiator
 from paceline.transport.sockets import SocketHub, SocketListener
 
@@ -120,9 +120,23 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
-def test_a_replayed_hello_is_never_a_member_and_stops_none(
+def test_a_replayed_hello_is_never_a_member_and_stops_none(listener: SocketListener) -> None:
+    hello = Initiator(SECURITY.psk, b"member", True).hello()
+    first = stranger(listener, hello)
+    assert first.recv(1)  # a WELCOME: nobody has sent it before
+    those = [stranger(listener, hello + bytes(rest)) for rest in (0, 80) for _ in range(30)]
+    wait_until(lambda: all(map(is_closed, those)))
+    assert not is_closed(first)
+    join(listener)
+    assert listener.receive(0.1) == []
+    for sock in (*those, first):
+        sock.close()
+
+
+def test_hellos_that_are_too_old_to_be_recognised_are_never_members_and_replace_each_other(
     monkeypatch: pytest.MonkeyPatch, listener: SocketListener
 ) -> None:
+    monkeypatch.setattr(handshake, "MAX_SEEN", 0)
     monkeypatch.setattr(admission, "MAX_HALF_OPEN", 20)
     hello = Initiator(SECURITY.psk, b"member", True).hello()
     those = [stranger(listener, hello) for _ in range(60)]

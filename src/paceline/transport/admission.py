@@ -7,7 +7,8 @@
 | member | what it sends | it leaves |
 
 A member's first bytes come right behind its connection, so it is a stranger for microseconds. However many strangers
-connect, they replace each other and not members. Who has recorded a member's HELLO can be *proved*, but never a member.
+connect, they replace each other and not members. Who repeats a member's HELLO is refused; one that is so old that it is
+forgotten can be *proved*, but never a member.
 """
 
 from __future__ import annotations

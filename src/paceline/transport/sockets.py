@@ -26,7 +26,7 @@ from paceline.transport.base import Frames
 from paceline.transport.channel import Channel
 from paceline.transport.connection import Connection, close_connections, read
 from paceline.transport.endpoints import end, listen
-from paceline.transport.handshake import Agreed, Responder
+from paceline.transport.handshake import Agreed, Responder, Seen
 from paceline.transport.inbox import Inbox
 from paceline.transport.keepalive import HostWatch, tune
 from paceline.transport.records import RecordWriter
@@ -96,8 +96,8 @@ class SocketListener:
             raise
         self.addresses = tuple(found)
         _open.add(self)
-        psk = security.psk
-        self._gate = Gate(sockets, lambda local: Responder(psk, security.encrypt, local), self._admit)
+        psk, seen = security.psk, Seen()
+        self._gate = Gate(sockets, lambda local: Responder(psk, security.encrypt, local, seen), self._admit)
 
     def _admit(self, sock: socket.socket, agreed: Agreed) -> None:
         tune(sock, self._bulk)
