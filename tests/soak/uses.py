@@ -7,7 +7,7 @@ import importlib
 import os
 import random
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -16,9 +16,10 @@ from paceline import kvstore
 from paceline.testing import listen, tell
 from paceline.transport import channel
 from paceline.transport.endpoints import end
+from paceline.worker import key_table
 from paceline.worker.current import current_session
 from tests.soak.census import census, leave_out_what_is_there
-from tests.soak.worker import CODEC, net
+from tests.soak.worker import CODEC, net, work
 
 Use = Callable[[int], object]
 
@@ -155,6 +156,22 @@ def repeat(times: dict[str, tuple[int, int]]) -> None:
     """Use one thing after the other so many times, tell what this process holds, use it again, tell again."""
     importlib.import_module("torch._dynamo")  # as an optimizer would
     leave_out_what_is_there()
+    _repeat(times)
+
+
+def work_and_repeat(
+    modes: Sequence[str],
+    fronts: Sequence[str],
+    phases: Sequence[tuple[int, float]],
+    times: dict[str, tuple[int, int]],
+) -> None:
+    """Train as :func:`~tests.soak.worker.work` does, then repeat: the short form, in one job."""
+    work(modes, fronts, phases)
+    key_table._MIN_PLANS = 16  # else it takes hundreds of lists of keys until old ones are forgotten
+    _repeat(times)
+
+
+def _repeat(times: dict[str, tuple[int, int]]) -> None:
     for name, counts in times.items():
         use, number = USES[name](), 0
         for more in counts:
