@@ -76,7 +76,7 @@ def _create_local(kind: str, options: dict[str, Any]) -> KVStoreBase:
 def _create_dist(store_type: str, alias: str, options: dict[str, Any]) -> KVStoreBase:
     from paceline.kvstore.dist import DistStore
     from paceline.kvstore.dist.policy import OPTIONS, resolve_policy
-    from paceline.worker.session import current_session
+    from paceline.worker.current import current_session
 
     known = OPTIONS[store_type]
     unknown = sorted(set(options) - known)

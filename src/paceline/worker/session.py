@@ -10,27 +10,23 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from weakref import WeakValueDictionary
 
-from paceline import forks
-from paceline.config import Settings, from_environment
+from paceline.config import Settings
 from paceline.consistency import Policy
-from paceline.errors import ConfigError, DeadlineError, PacelineError
+from paceline.errors import DeadlineError, PacelineError
 from paceline.local_merge import LocalMerge
 from paceline.logs import set_up_worker_logging
 from paceline.peer.call import Call, OnAnswer
 from paceline.peer.client import Client
 from paceline.peer.hosts import address_for
 from paceline.peer.lifeline import Lifeline
-from paceline.transport import Hub, Security
+from paceline.transport import Hub
 from paceline.transport.base import Frames
-from paceline.transport.sockets import SocketHub
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_GATHER_BYTES
-from paceline.worker.leaving import Exit
 
 logger = logging.getLogger(__name__)
 
@@ -169,7 +165,7 @@ class Session:
             PacelineError: always there; the text says what to do instead.
         """
         if not self.is_own:
-            raise PacelineError(_forked_from(f"worker {self.rank}", self._pid))
+            raise PacelineError(forked_from(f"worker {self.rank}", self._pid))
 
     def check(self) -> None:
         """Raise where the job has failed, and in a forked child.
@@ -363,63 +359,10 @@ def _workers_of(status: m.Status, ranks: Sequence[int]) -> list[str]:
     return found
 
 
-def _forked_from(whom: str, pid: int) -> str:
+def forked_from(whom: str, pid: int) -> str:
+    """Return the error text for a process that was forked from a worker."""
     return (
         f"process {os.getpid()} was forked from {whom} (pid {pid}), and its stores belong to that process: connections "
         "do not survive a fork. Use them there; give a child copies of tensors, or start it with the method 'spawn' of "
         "multiprocessing"
     )
-
-
-class _Current:
-    """The session of this process, made at the first use."""
-
-    def __init__(self) -> None:
-        self._session: Session | None = None
-        self._lock = threading.Lock()
-        self._exit = Exit()
-        self._forked_from = ""
-        forks.in_children(self, _Current._forget)
-
-    def _forget(self) -> None:
-        """In a forked child: note that the job is joined already, or that another thread was joining it."""
-        session = self._session
-        if self._lock.locked() or (session is not None and not session._closed):
-            whom = "a worker" if session is None else f"worker {session.rank}"
-            self._forked_from = self._forked_from or _forked_from(whom, os.getppid())
-        self._lock = threading.Lock()
-        self._session = self._exit.session = None
-
-    def get(self) -> Session:
-        """Return the session, joining the job if there is none.
-
-        Raises:
-            PacelineError: this process was forked from a worker.
-        """
-        with self._lock:
-            if self._forked_from:
-                raise PacelineError(self._forked_from)
-            if self._session is None or self._session._closed:
-                settings = from_environment()
-                if not settings.scheduler or settings.role != "worker":
-                    raise ConfigError(
-                        "a distributed store needs a job: start the script with `paceline launch -n 2 -- python "
-                        "script.py` or set PACELINE_SCHEDULER, PACELINE_JOB_KEY and the other PACELINE_* variables"
-                    )
-                security = Security.of(settings)
-                self._exit.install()
-                self._session = self._exit.session = Session(settings, lambda: SocketHub(security))
-            return self._session
-
-
-_current = _Current()
-
-
-def current_session() -> Session:
-    """Return this process's session, joining the job at the first call.
-
-    Raises:
-        ConfigError: this process was not started as a worker of a job.
-        PacelineError: this process was forked from a worker.
-    """
-    return _current.get()
