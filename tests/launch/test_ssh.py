@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,11 +31,9 @@ CLEAN_S = 5.0
 
 @pytest.fixture(scope="module")
 def copies() -> Iterator[str]:
-    """A folder that each host has for itself."""
-    folder = "/var/tmp/paceline-test-copies"
-    Path(folder).mkdir(exist_ok=True)
-    yield folder
-    shutil.rmtree(folder)
+    """A folder that each host has for itself, and each run of the tests."""
+    with tempfile.TemporaryDirectory(prefix="paceline-copies-", dir="/var/tmp") as folder:
+        yield folder
 
 
 @pytest.fixture(scope="module")
@@ -216,13 +215,16 @@ def test_output_is_kept_in_a_file_per_process(launch: Make, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_nothing_is_left_when_the_launcher_ends(launch: Make, signum: int) -> None:
+def test_nothing_is_left_when_the_launcher_ends(launch: Make, cluster: SshHosts, signum: int) -> None:
     job = launch("-n", "2", "-s", "0", *script("echo runs; setsid sleep 1000 & sleep 1000"))
     job.wait_for_line("runs")
     job.process.send_signal(signum)
     assert job.wait() == (-signum if signum == signal.SIGKILL else 128 + signum)
-    for index in (1, 2):  # a session of its own escapes, as it does from a launcher on this machine
-        subprocess.run(job._cluster[index].command(["pkill", "-f", "-x", "sleep 1000"]), check=False)
+    until = time.monotonic() + CLEAN_S
+    while job.left() and time.monotonic() < until:  # a session of its own escapes, as from a launcher on this machine
+        for index in (1, 2):
+            cluster.end(index, "sleep 1000")
+        time.sleep(0.05)
     job.assert_nothing_left()
 
 

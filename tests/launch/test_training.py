@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -47,10 +48,8 @@ if store.rank == 0:
 
 @pytest.fixture(scope="module")
 def copies() -> Iterator[str]:
-    folder = "/var/tmp/paceline-test-mxnet"
-    Path(folder).mkdir(exist_ok=True)
-    yield folder
-    shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(prefix="paceline-copies-", dir="/var/tmp") as folder:
+        yield folder
 
 
 @pytest.fixture(scope="module")
