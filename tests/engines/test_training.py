@@ -174,6 +174,7 @@ def accuracy(out: str) -> float:
 
 
 @ENGINES
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("launcher", ["ssh", "openmpi", "mpich", "slurm"])
 def test_mnist_on_every_engine(cluster: SshHosts, launcher: str, tmp_path: Path) -> None:
