@@ -11,7 +11,7 @@ import torch
 import paceline
 from paceline.hetero import Speed, fastest_split, step_seconds
 from paceline.testing import LocalJob
-from paceline.worker.session import current_session
+from paceline.worker.current import current_session
 
 #: Seconds of a batch of 16, of which a fifth does not depend on the samples.
 BATCH_S = (0.06, 0.06, 0.12, 0.12, 0.24, 0.24)

@@ -9,7 +9,7 @@ import torch
 
 import paceline
 from paceline.testing import LocalJob
-from paceline.worker.session import current_session
+from paceline.worker.current import current_session
 
 LENGTH, EPOCHS = 101, 2
 

@@ -11,7 +11,7 @@ import torch
 import paceline
 from paceline.errors import PeerDiedError
 from paceline.testing import LocalJob
-from paceline.worker.session import current_session
+from paceline.worker.current import current_session
 
 LENGTH, VICTIM, DIES_AT = 96, 1, 3
 

@@ -81,10 +81,6 @@ class Losses:
         """Return how a worker died."""
         return next(death for death in self.deaths if death.rank == worker)
 
-    def is_gone(self, worker: int) -> bool:
-        """Tell whether a dead worker is taken out everywhere."""
-        return worker in self.ranks and worker not in self._found
-
 
 def obituary(death: m.Death, body: m.Body) -> m.Reply:
     """Return the answer to what a worker asks that counts as dead."""

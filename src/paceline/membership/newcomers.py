@@ -44,17 +44,5 @@ def free_rank(role: str, settings: Settings, seats: Mapping[MemberKey, Seat]) ->
     return next((rank for rank in range(_size(role, settings)) if (role, rank) not in seats), -1)
 
 
-def who_is_missing(settings: Settings, seats: Mapping[MemberKey, Seat]) -> tuple[MemberKey, str]:
-    """Return the first member that has not joined, and a sentence about all of them."""
-    wanted = [("server", rank) for rank in range(settings.num_servers)]
-    wanted += [("worker", rank) for rank in range(settings.num_workers)]
-    missing = [key for key in wanted if key not in seats]
-    names = ", ".join(f"{role} {rank}" for role, rank in missing)
-    return missing[0], (
-        f"{names} did not join within {settings.start_timeout_s:g} s; look at their output, "
-        "or raise PACELINE_START_TIMEOUT_S"
-    )
-
-
 def _size(role: str, settings: Settings) -> int:
     return {"worker": settings.num_workers, "server": settings.num_servers}.get(role, 0)

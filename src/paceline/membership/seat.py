@@ -29,6 +29,8 @@ class Seat:
     closed_since: float | None = None
     left: bool = False
     dead: bool = False
+    gone: bool = False
+    """It is a worker that has died, and no server waits for it."""
     goodbye_since: float | None = None
     """When it said goodbye, where its exit code is still to come."""
     code: int | None = None
