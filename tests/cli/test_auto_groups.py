@@ -50,7 +50,7 @@ optimizer = paceline.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr
 for _ in range(60 if store.session.settings.profile else 3):
     optimizer.zero_grad()
     model(torch.ones(2, 4)).sum().backward()
-    time.sleep(0.2 if store.rank == 1 else 0.02)
+    time.sleep(0.01 if store.rank == 1 else 0.1)
     optimizer.step()
 print("trained in groups", store.policy.groups)
 """
@@ -58,10 +58,10 @@ print("trained in groups", store.policy.groups)
 
 def test_workers_are_measured_before_the_job_starts(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    words = ["launch", "-n", "3", "-s", "1", "--groups", "auto", "--", sys.executable, "train.py"]
+    words = ["launch", "-n", "2", "-s", "1", "--groups", "auto", "--", sys.executable, "train.py"]
     command = [sys.executable, "-m", "paceline", *words]
     done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("trained in groups") == 3
+    assert done.stdout.count("trained in groups") == 2
     groups = done.stdout.rpartition("trained in groups ")[2].strip()
-    assert groups == "((0, 2), (1,))"
+    assert groups == "((1,), (0,))"
