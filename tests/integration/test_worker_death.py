@@ -112,3 +112,26 @@ def test_death_ends_the_job_in_lock_step_and_where_it_is_asked_to(kind, settings
     with LocalJob(num_workers=3, num_servers=1, **settings) as job:
         workers = job.start_all(wait_in_vain, kind, {})
         assert all(workers[rank].result(60) for rank in (0, 2))
+
+
+def save_without_the_victim(folder):
+    """Train until the victim is dead, then save and load."""
+    store = paceline.kvstore.create("dist_async")
+    model = torch.nn.Linear(4, 1)
+    optimizer = paceline.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), kvstore=store, model=model)
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    store.barrier()
+    if store.rank == VICTIM:
+        os.kill(os.getpid(), signal.SIGKILL)
+    store.barrier()
+    paceline.save(f"{folder}/checkpoint", model, optimizer, step=1, extra=store.rank)
+    return paceline.load(f"{folder}/checkpoint", model, optimizer).extra
+
+
+def test_survivors_save_and_load_without_the_dead(tmp_path):
+    with LocalJob(num_workers=3, num_servers=1) as job:
+        workers = job.start_all(save_without_the_victim, str(tmp_path))
+        assert workers[VICTIM].wait(60) == -signal.SIGKILL
+        assert [workers[rank].result(60) for rank in (0, 2)] == [0, 2]
+    assert len(list(tmp_path.iterdir())) == 2

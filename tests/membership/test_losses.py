@@ -31,7 +31,7 @@ def test_others_go_on_when_every_server_has_taken_the_worker_out() -> None:
     news = m.News([], False, [1], [], [DEATH])
     assert answers(dead(members)) == [(peer, 0, news) for peer in (b"worker-0", b"worker-2", b"server-0", b"server-1")]
     assert confirm(members, 0, 6) == []
-    both = m.Gathered([b"zero", b"", b"two"], [(1, 7)])
+    both = m.Gathered([b"zero", b"", b"two"], [(1, 7)], [1])
     assert confirm(members, 1, 7) == [(b"worker-0", 2, both), (b"worker-2", 2, both)]
     assert confirm(members, 1, 7) == []
     assert not members.deaths

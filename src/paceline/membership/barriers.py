@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 
 from paceline.membership.actions import Action, Answer, MemberKey, Waiting
+from paceline.membership.losses import Losses
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_GATHER_BYTES
 
@@ -40,17 +41,17 @@ class Barriers:
         """Return the barrier at which a member waits, or nothing."""
         return next((name for name, inside in self._inside.items() if key in inside), "")
 
-    def opened(self, wanted: Collection[MemberKey], gone: Mapping[int, int]) -> list[Action]:
+    def opened(self, wanted: Collection[MemberKey], losses: Losses) -> list[Action]:
         """Open the barriers that all wanted workers have entered; returns the answers.
 
         Args:
             wanted: workers.
-            gone: last rounds of the workers that have left or died.
+            losses: the workers that have left or died.
         """
         complete = [name for name in self._inside if not self.missing(name, wanted)]
-        return [action for name in complete for action in self._open(name, self._inside.pop(name), gone)]
+        return [action for name in complete for action in self._open(name, self._inside.pop(name), losses)]
 
-    def _open(self, name: str, inside: dict[MemberKey, Waiting], gone: Mapping[int, int]) -> list[Action]:
+    def _open(self, name: str, inside: dict[MemberKey, Waiting], losses: Losses) -> list[Action]:
         """Answer all who have come; those who brought something get what all have brought."""
         self._stores.pop(name, None)
         size = sum(len(one.payload or b"") for one in inside.values())
@@ -61,7 +62,8 @@ class Barriers:
         else:
             by_rank = {rank: one.payload or b"" for (_, rank), one in inside.items()}
             payloads = [by_rank.get(rank, b"") for rank in range(self._num_workers)]
-            gathered = m.Gathered(payloads, sorted(gone.items()))
+            gone = sorted(losses.rounds.items())
+            gathered = m.Gathered(payloads, gone, [rank for rank, _ in gone if rank in losses.ranks])
         return [Answer(one.peer, one.seq, m.Done() if one.payload is None else gathered) for one in inside.values()]
 
     def clear(self) -> list[Waiting]:

@@ -242,7 +242,7 @@ class Membership:
 
     def _opened(self) -> list[Action]:
         """Open the barriers that every live worker has entered, once everybody has joined."""
-        return self._barriers.opened(self._seats.expected(), self.losses.rounds) if self.complete else []
+        return self._barriers.opened(self._seats.expected(), self.losses) if self.complete else []
 
     def _look_up(self, waiting: Waiting, store: str) -> list[Action]:
         return self._failures_for([waiting]) if self.deaths else self._directory.look_up(store, waiting)

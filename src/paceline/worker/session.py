@@ -69,6 +69,8 @@ class Session:
         """Whether a store of this worker has all workers in lock step."""
         self.gone: dict[int, int] = {}
         """Workers that had left or died at the last gather, and their last rounds: the same on all workers."""
+        self.dead: frozenset[int] = frozenset()
+        """Those of them that had died."""
         self.pace = Pace()
         self._is_waiting = False
         self._profile = Profile(settings.profile, settings.profile_rounds) if settings.profile else None
@@ -307,7 +309,7 @@ class Session:
         full = f"gather/{name}/{self._gathers[name]}"
         gathered = self.call_scheduler(m.Gather(full, bytes(payload)), f"gather {name!r}", timeout_s)
         assert isinstance(gathered, m.Gathered)
-        self.gone = dict(gathered.gone)
+        self.gone, self.dead = dict(gathered.gone), frozenset(gathered.dead)
         return gathered.payloads
 
     def on_pause(self, pauser: Callable[[], None]) -> None:

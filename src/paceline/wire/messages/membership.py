@@ -247,6 +247,8 @@ class Gathered(Message, tag=15):
     payloads: list[Saying]
     gone: list[tuple[Rank, Number]] = msgspec.field(default_factory=list)
     """The workers that have left or died, each with its last round."""
+    dead: list[Rank] = msgspec.field(default_factory=list)
+    """Those of them that have died."""
 
 
 class TakeSamples(Message, tag=16):
