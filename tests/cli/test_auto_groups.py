@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+import paceline
 from paceline.cli.auto_groups import ROUNDS, with_measured_groups
-from paceline.errors import LaunchError
+from paceline.errors import ConfigError, LaunchError
 from paceline.launch import JobSpec
+from paceline.testing import LocalJob
 
 SPEC = JobSpec(("python", "train.py"), 3, settings={"staleness": "2"}, max_restarts=4)
 
@@ -39,29 +39,15 @@ def test_measurement_that_fails_ends_it_with_its_exit_code() -> None:
         with_measured_groups(SPEC, lambda spec: 0)
 
 
-SCRIPT = """
-import time
-import torch
-import paceline
-
-store = paceline.kvstore.create("dist_gsync")
-model = torch.nn.Linear(4, 1)
-optimizer = paceline.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), kvstore=store, model=model)
-for _ in range(60 if store.session.settings.profile else 3):
-    optimizer.zero_grad()
-    model(torch.ones(2, 4)).sum().backward()
-    time.sleep(0.01 if store.rank == 1 else 0.1)
-    optimizer.step()
-print("trained in groups", store.policy.groups)
-"""
+def groups_of_a_store():
+    try:
+        return paceline.kvstore.create("dist_gsync").policy.groups
+    except ConfigError as error:
+        return str(error)
 
 
-def test_workers_are_measured_before_the_job_starts(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
-    words = ["launch", "-n", "2", "-s", "1", "--groups", "auto", "--", sys.executable, "train.py"]
-    command = [sys.executable, "-m", "paceline", *words]
-    done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=150)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("trained in groups") == 2
-    groups = done.stdout.rpartition("trained in groups ")[2].strip()
-    assert groups == "((1,), (0,))"
+def test_workers_are_one_group_while_they_are_measured(tmp_path: Path) -> None:
+    with LocalJob(num_workers=2, num_servers=1, groups="auto", profile=str(tmp_path / "speeds")) as job:
+        assert job.run(groups_of_a_store) == [[[0, 1]]] * 2
+    with LocalJob(num_workers=1, num_servers=1, groups="auto") as job:
+        assert "start the job with --groups auto" in job.run(groups_of_a_store)[0]
