@@ -174,7 +174,6 @@ def _settings(options: argparse.Namespace) -> dict[str, str]:
         "staleness": options.staleness,
         "groups": _groups_file(options),
         "weighting": options.weighting,
-        "lr_scale": options.lr_scale,
         "allow_optimizer": ",".join(options.allow_optimizer) or None,
         "age": options.age,
         "on_worker_death": options.on_worker_death,

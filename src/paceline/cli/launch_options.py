@@ -87,12 +87,6 @@ OPTIONS = (
     ),
     Option(("--weighting",), f"factor of a stale update: {', '.join(weighting_names())}", "NAME", section=_TRAINING),
     Option(
-        ("--lr-scale",),
-        "the learning rate is that of an update, or of a sample: an update of few samples then steps less",
-        "update|sample",
-        section=_TRAINING,
-    ),
-    Option(
         ("--age",),
         "missed updates beyond which a push is dropped (dist_async, dist_ssync, dist_ksync)",
         "UPDATES",
@@ -144,7 +138,6 @@ OF_SERVERS = frozenset(
         "--staleness",
         "--groups",
         "--weighting",
-        "--lr-scale",
         "--age",
         "--allow-optimizer",
         "--insecure",

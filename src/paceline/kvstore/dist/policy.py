@@ -56,8 +56,9 @@ def _warn_of_unused(store_type: str, session: Session) -> None:
     """Warn of settings of the job that this type of store does not have."""
     for name in ("staleness", "weighting", "lr_scale", "age", "groups"):
         if getattr(session.settings, name) not in (None, "") and name not in OPTIONS[store_type]:
+            flag = "" if name == "lr_scale" else f" (--{name})"
             text = (
-                f"{variable(name)} (--{name.replace('_', '-')}) is set, but a {store_type} store has no {name}: it changes nothing there"
+                f"{variable(name)}{flag} is set, but a {store_type} store has no {name}: it changes nothing there"
             )
             warnings.warn(text, stacklevel=2)
 
