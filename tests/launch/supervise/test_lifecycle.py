@@ -454,6 +454,24 @@ def test_death_is_a_failure_if_the_scheduler_says_so_or_nothing() -> None:
         assert world.now == (0 if verdict else VERDICT_S)
 
 
+def test_death_is_a_failure_if_the_scheduler_ends_without_a_word() -> None:
+    world = surviving()
+    world.tell(Exited(W0, 3))
+    world.tell(Exited(W1, 4))
+    world.tell(Exited(SCHEDULER, 0))
+    assert world.cycle.failure is not None
+    assert (world.cycle.failure.member, world.cycle.failure.code) == (W0, 3)
+    assert world.cycle.aftermath == {W1: 4, SCHEDULER: 0}
+
+
+def test_server_that_leaves_does_not_put_off_the_verdict() -> None:
+    world = surviving()
+    world.tell(Exited(W0, 3))
+    world.now += 1
+    world.tell(Exited(SERVER, 0))
+    assert world.cycle.deadline == VERDICT_S
+
+
 def test_worker_that_lost_another_one_fails_at_once() -> None:
     world = surviving()
     world.tell(Exited(W0, PEER_FAILED))

@@ -128,6 +128,7 @@ class Lifecycle:
         self._may_go_on = may_go_on
         self._in_question: dict[Member, int] = {}
         """Workers that have failed, and their exit codes, while the scheduler has not said whether the others go on."""
+        self._question_until = math.inf
         self.alive: dict[Member, None] = {}
         """The processes that run, in the order of starting."""
         self._started: list[Member] = []
@@ -205,6 +206,8 @@ class Lifecycle:
     def _exited(self, member: Member, code: int, now: float) -> list[Action]:
         self.alive.pop(member, None)
         self._codes[member] = code
+        if member == _SCHEDULER and self._in_question:
+            self._decide_question(now)
         if self.phase is Phase.FAILING:
             self._add_to_failure(member, code, now)
         elif self.phase in _GOING_WELL:
@@ -263,9 +266,10 @@ class Lifecycle:
         if member in self.lost:
             self.lost[member] = replace(self.lost[member], code=code or WORKER_LOST)
             self._finish_worker(member, now)
-        elif self._may_go_on and member.role == "worker" and code not in (0, PEER_FAILED) and self._is_running():
+        elif self._may_be_survived(member) and code not in (0, PEER_FAILED):
+            self._question_until = min(self._question_until, now + VERDICT_S) if self._in_question else now + VERDICT_S
             self._in_question[member] = code
-            self.deadline = min(self.deadline or math.inf, now + VERDICT_S)
+            self.deadline = min(self.deadline or math.inf, self._question_until)
         elif code != 0 and not (code == WORKER_LOST and member.role == "scheduler" and self.lost):
             self._fail(member, code, describe_code(code), now)
         elif self.phase is Phase.STARTING:
@@ -275,9 +279,17 @@ class Lifecycle:
         elif self._unfinished:
             self._departed.append(member)
             self.deadline = self._departure_deadline(now)
+            if self._in_question:
+                self.deadline = min(self.deadline or math.inf, self._question_until)
 
-    def _is_running(self) -> bool:
-        return self.phase is Phase.RUNNING and _SCHEDULER in self.alive
+    def _may_be_survived(self, member: Member) -> bool:
+        is_running = self.phase is Phase.RUNNING and _SCHEDULER in self.alive
+        return self._may_go_on and is_running and member.role == "worker"
+
+    def _decide_question(self, now: float) -> None:
+        """Count a death as a failure: the scheduler has not said that the others go on."""
+        member, code = next(iter(self._in_question.items()))
+        self._fail(member, code, describe_code(code), now)
 
     def _finish_worker(self, member: Member, now: float) -> None:
         self._unfinished.discard(member)
@@ -332,14 +344,13 @@ class Lifecycle:
                 self._fail(self._started[0], 1, reason, now)
                 self._is_named = True
                 return self._terminate(now)
+            case Phase.RUNNING if self._in_question and now >= self._question_until:
+                self._decide_question(now)
+                return self._finish_if_empty()
             case Phase.RUNNING if self._workers() and self._stopped.issuperset(self._workers()):
                 reason = f"stopped (SIGSTOP), and the job has waited for it for {self.graces.leave_s:g} s"
                 self._fail(self._workers()[0], 1, reason, now)
                 return self._terminate(now)
-            case Phase.RUNNING if self._in_question:
-                member, code = next(iter(self._in_question.items()))
-                self._fail(member, code, describe_code(code), now)
-                return self._finish_if_empty()
             case Phase.RUNNING if not self._departed or len(self.alive) == len(self._workers()):
                 self.deadline = None  # it goes on
                 return []
