@@ -30,6 +30,7 @@ class _Session:
         self.host_id, self.pid = job.workers[rank].host_id, os.getpid()
         self.waited_s = 0.0
         self.lock_step = False
+        self.round = 0
         self.dead: frozenset[int] = frozenset()
         self.is_on_one_host = len({one.host_id for one in (*job.workers, *job.servers)}) == 1
 
