@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ROWS = [line for line in (ROOT / "docs/security.md").read_text().splitlines() if line.startswith("| ") and "::" in line]
-WHO = ("network", "other user", "member")
+WHO = ("network", "other user", "holder of the key", "member")
 
 
 def test_table_has_rows_for_all_who_are_named() -> None:

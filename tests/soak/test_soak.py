@@ -89,7 +89,7 @@ def short() -> Short:
     def repeat(job: SoakJob) -> None:
         left.update({(use, who): what for use, by in left_in(job, TIMES) for who, what in by.items() if what})
 
-    outcomes = trial.run(work_and_repeat, counts(TIMES, {"lists": 60}), then=repeat)
+    outcomes = trial.run(work_and_repeat, counts(TIMES, {"lists": 90, "settings": TIMES}), then=repeat)
     return Short(outcomes, left)
 
 
