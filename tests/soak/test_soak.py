@@ -83,7 +83,7 @@ class Short:
 @pytest.fixture(scope="module")
 def short() -> Short:
     """All ways to train, in all modes, then all that may be repeated, by one job: it starts once."""
-    trial = Trial(MODES, FRONTS, ["shm", "tcp"], servers=1, warm_up=(CHUNK, 0), measured=(CHUNK, 0), interval_s=0.2)
+    trial = Trial(MODES, FRONTS, ["shm", "tcp"], servers=1, warm_up=(CHUNK, 0), measured=(CHUNK, 0))
     left: dict[tuple[str, str], Mapping[str, int]] = {}
 
     def repeat(job: SoakJob) -> None:
