@@ -19,7 +19,7 @@ from tests.soak.samples import MIB, Sample, growth, sample, slope
 from tests.soak.uses import memory_of_a_closed_store, work_and_repeat
 from tests.soak.worker import CHUNK
 
-#: Repetitions of each use.
+#: Repetitions of each use: after so many `lists` and `settings` stand as they did before.
 TIMES = 20
 
 #: What the C library's allocator and the interpreter take and keep by chance, spread over the steps.
@@ -89,7 +89,7 @@ def short() -> Short:
     def repeat(job: SoakJob) -> None:
         left.update({(use, who): what for use, by in left_in(job, TIMES) for who, what in by.items() if what})
 
-    outcomes = trial.run(work_and_repeat, counts(TIMES, {"lists": 90, "settings": TIMES}), then=repeat)
+    outcomes = trial.run(work_and_repeat, counts(TIMES, {"lists": 100, "settings": TIMES}), then=repeat)
     return Short(outcomes, left)
 
 
