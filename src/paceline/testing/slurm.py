@@ -98,6 +98,10 @@ class SlurmCluster:
         done = subprocess.run(self.command(argv), env=self.environ, capture_output=True, text=True, check=False)
         return done.stdout + done.stderr
 
+    def daemon(self, index: int) -> int:
+        """Return the process that runs a node's daemon; all that runs on the node comes from it."""
+        return self._daemons[index + 1].pid
+
     def processes(self, index: int) -> list[str]:
         """Return the command lines of what runs on a host, except its daemon and what holds the namespace."""
         own = os.readlink(f"/proc/{self._daemons[index + 1].pid}/ns/net")

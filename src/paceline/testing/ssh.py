@@ -129,6 +129,10 @@ class SshHosts:
         self._servers[index] = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
         self._wait_for(index)
 
+    def daemon(self, index: int) -> int:
+        """Return the process that runs a host's ssh server; all that runs on the host comes from it."""
+        return self._servers[index].pid
+
     def kill(self, index: int) -> None:
         """End a host's ssh server and everything that it has started: the host dies."""
         self._servers[index].kill()
