@@ -246,7 +246,7 @@ def test_interrupt_while_the_directory_is_copied(launch: Make, copies: str, tmp_
     rsync.chmod(0o755)
     words = ["-n", "1", "-s", "0", "--sync-dst-dir", f"{copies}/c", *script("exit 0")]
     job = launch(*words, hosts=("h1",), path=f"{rsync.parent}:{os.environ['PATH']}")
-    wait_until(lambda: (tmp_path / "copies").exists())
+    wait_until((tmp_path / "copies").exists)
     job.process.send_signal(signal.SIGINT)
     assert job.wait(10) == 130
     assert "Traceback" not in job.err
