@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from paceline.launch.supervise.child import die_with_parent
 from paceline.testing.hosts import Hosts, why_no_hosts
 
 _PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "sinfo")
@@ -154,6 +155,7 @@ class SlurmCluster:
                     stdout=out,
                     stderr=out,
                     start_new_session=True,
+                    preexec_fn=die_with_parent,  # noqa: PLW1509 - a run of tests that is killed leaves no daemons
                 )
             )
 
