@@ -1,4 +1,4 @@
-"""A failing worker's exit code and traceback, and cancel, in a job with servers: ssh, Open MPI, MPICH, Slurm."""
+"""What every engine must do, on ssh, Open MPI, MPICH and Slurm: MNIST, a failing worker, cancel."""
 
 from __future__ import annotations
 
@@ -63,6 +63,10 @@ def on_hosts(hosts: SshHosts, kind: str) -> Sequence[str]:
         "mpich": f"mpirun.mpich -launcher ssh -launcher-exec {shell} -iface eth0",
     }
     return ["mpi", "-o", f"mpirun={mpirun[kind]}", *where]
+
+
+def test_mnist_trains(launch: jobs.Launch, tmp_path: Path) -> None:
+    jobs.check_trains(launch, tmp_path)
 
 
 def test_failing_worker_ends_the_job_with_its_code_and_traceback(launch: jobs.Launch) -> None:
