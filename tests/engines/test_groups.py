@@ -70,9 +70,9 @@ def check(launch: Launch, folder: Path, slow: Quota, groups: Sequence[str]) -> N
     assert sorted((rank, group) for rank, group, _, _ in found) == [("0", "cpu"), ("1", "cpu"), ("2", "net")], (
         done.stdout
     )
-    # Two groups have each made an update per round, one weighted by its staleness; all read the same end.
-    assert len({value for _, _, _, value in found}) == 1
-    assert -0.1 * 2 * ROUNDS <= float(found[0][3]) < -0.1 * ROUNDS
+    value = {rank: float(text) for rank, _, _, text in found}
+    assert value["0"] == value["1"]  # a group reads one version
+    assert all(-0.1 * 2 * ROUNDS <= one < 0 for one in value.values())
     took = {rank: float(seconds) for rank, _, seconds, _ in found}
     assert slow.throttled > 0
     assert took["0"] >= ROUNDS * 0.2 * 2 / 0.5 * 0.8  # two workers share half a CPU
