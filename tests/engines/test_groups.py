@@ -62,7 +62,8 @@ Launch = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
 def check(launch: Launch, folder: Path, slow: Quota, groups: Sequence[str]) -> None:
     """Train with a group of two workers with half a CPU, and one of one worker behind the slow link."""
     (folder / "train.py").write_text(TRAIN)
-    done = launch([*groups, "-s", "1", "--env", "OMP_NUM_THREADS=1", "--", sys.executable, str(folder / "train.py")])
+    words = ["-s", "1", "--start-timeout", "240", "--env", "OMP_NUM_THREADS=1"]  # half a CPU imports torch three times
+    done = launch([*groups, *words, "--", sys.executable, str(folder / "train.py")])
     assert done.returncode == 0, done.stdout + done.stderr
     form = r"\[worker (\d)\] (\w+) \1 \(\(0, 1\), \(2,\)\) (\S+) s, (\S+)"
     found = re.findall(form, done.stdout)
