@@ -73,7 +73,7 @@ def check(launch: Launch, folder: Path, slow: Quota, groups: Sequence[str]) -> N
     )
     value = {rank: float(text) for rank, _, _, text in found}
     assert value["0"] == value["1"]  # a group reads one version
-    assert all(-0.1 * 2 * ROUNDS <= one < 0 for one in value.values())
+    assert all(-0.1 * 3 * ROUNDS <= one < 0 for one in value.values())  # a push is added up within its group
     took = {rank: float(seconds) for rank, _, seconds, _ in found}
     assert slow.throttled > 0
     assert took["0"] >= ROUNDS * 0.2 * 2 / 0.5 * 0.8  # two workers share half a CPU

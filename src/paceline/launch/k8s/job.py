@@ -82,7 +82,7 @@ class KubernetesJob:
             if self._key:
                 self._kubectl.run(["create", "-f", "-"], documents([self._manifests.secret(self._key)]))
             self._kubectl.run(["apply", "-f", "-"], documents(self._manifests.objects))
-        except LaunchError:
+        except BaseException:  # also Ctrl-C
             self.cancel()
             raise
 
