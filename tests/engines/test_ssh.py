@@ -263,7 +263,7 @@ def test_interrupt_while_processes_start(launch: Make, cluster: SshHosts, role: 
 
 
 def test_second_interrupt_while_workers_save(launch: Make, cluster: SshHosts) -> None:
-    text = "trap 'echo saves; sleep 1000' TERM; echo runs; while :; do sleep 0.1; done"
+    text = "trap 'echo saves; sleep 1000' INT TERM; echo runs; while :; do sleep 0.1; done"
     job = launch("-n", "1", "-s", "0", "--grace", "500", *script(text), hosts=("h1",))
     job.wait_for_line("runs")
     job.process.send_signal(signal.SIGINT)
