@@ -59,7 +59,7 @@ test-ssh: $(READY)
 	$(BIN)/python -m pytest -m "not slow" tests/engines
 
 test-engines: $(READY) $(ENGINES)/.ready
-	PACELINE_TEST_ENGINES=1 PACELINE_TEST_ENGINES_VENV=$(abspath $(ENGINES)) \
+	PACELINE_TEST_ENGINES_VENV=$(abspath $(ENGINES)) \
 	  $(BIN)/python -m pytest --timeout 900 tests/engines tests/launch/k8s
 
 check: $(READY)
