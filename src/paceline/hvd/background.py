@@ -1,0 +1,260 @@
+"""The thread of each process that negotiates and moves data, so that operations run while the script computes.
+
+| state | event | next |
+|---|---|---|
+| entering | ``Entered`` | running |
+| running | ``Batch`` | running; its operations run in order, on this thread |
+| running | ``Down``, or data could not be moved | down; everything pending fails with the reason |
+
+Requests are collected for ``cycle_time_s``, or until somebody waits for a result. ``timeout_s`` of operations must
+exceed the longest pause of a rank (a stopped process); it does not count the wait until all ranks are ready.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from paceline.errors import JoinTimeoutError, PacelineError
+from paceline.hvd import execute, wire
+from paceline.hvd.errors import HorovodInternalError
+from paceline.hvd.execute import Task
+from paceline.hvd.link import Link
+from paceline.hvd.negotiation import Batch, Down, RankCache, Request, Response, fuse
+from paceline.hvd.negotiation.sets import ProcessSets
+from paceline.hvd.negotiation.words import TENSOR_KINDS, Key
+from paceline.hvd.operation import Handles, Operation
+from paceline.hvd.planes.base import Plane
+
+logger = logging.getLogger(__name__)
+
+_IDLE_S = 1.0
+_LEAVE_S = 5.0
+
+
+class Background:
+    """Negotiates and runs the operations of one generation.
+
+    Args:
+        link: way to the coordinator.
+        generation: number of this ``init``.
+        handles: wakes threads that wait.
+        cycle_time_s: how long requests are collected.
+    """
+
+    def __init__(self, link: Link, generation: int, handles: Handles, cycle_time_s: float) -> None:
+        self._link, self._generation, self._handles = link, generation, handles
+        self._cycle_time_s = cycle_time_s
+        self._lock = threading.Lock()
+        self._operations: dict[Key, Operation] = {}
+        self._requests: dict[Key, Request] = {}
+        self._queue: deque[Request] = deque()
+        self._signalled = self._urgent = False
+        self._leaving: wire.Leave | None = None
+        self._cache = RankCache()
+        self._fusion_bytes = 0
+        self.down: Down | None = None
+        self.sets = ProcessSets(1)
+        self.plane_for: Callable[[tuple[int, ...], str], Plane] | None = None
+        self._rank = 0
+        self._thread = threading.Thread(target=self._run, name="paceline-hvd", daemon=True)
+
+    # ---- begin and end ---------------------------------------------------------------------------------------------
+
+    def enter(self, rank: int, size: int, enter: wire.Enter, timeout_s: float) -> Sequence[wire.Enter]:
+        """Wait until all ranks have called ``init``, and start the thread.
+
+        Raises:
+            JoinTimeoutError: some did not in time.
+            HorovodInternalError: ranks disagree, or one ended.
+        """
+        self._rank = rank
+        self._link.send(wire.ToCoordinator(self._generation, enter))
+        deadline = time.monotonic() + timeout_s
+        waiting: list[wire.ToRank] = []
+        while True:
+            waiting += self._link.receive(max(0.0, min(_IDLE_S, deadline - time.monotonic())))
+            while waiting:
+                message = waiting.pop(0)
+                if message.generation not in (0, self._generation):
+                    continue
+                if isinstance(message.body, Down):
+                    raise HorovodInternalError(describe(message.body))
+                assert isinstance(message.body, wire.Entered)
+                self._fusion_bytes = message.body.fusion_bytes
+                self.sets = ProcessSets(size, enter.sets)
+                self._early = waiting
+                self._thread.start()
+                return message.body.members
+            if time.monotonic() >= deadline:
+                missing = self._link.missing()
+                who = f"rank {missing}" if missing else "other ranks"
+                raise JoinTimeoutError(f"rank {rank}: {who} of {size} did not call hvd.init() within {timeout_s:g} s")
+
+    def leave(self, reason: str, failed: bool = False) -> None:
+        """End this generation for all ranks, and the thread."""
+        self._leaving = wire.Leave(reason, failed)
+        self._wake()
+        self._thread.join(_LEAVE_S)
+
+    # ---- operations ------------------------------------------------------------------------------------------------
+
+    def submit(self, operation: Operation) -> None:
+        """Start an operation.
+
+        Raises:
+            ValueError: one of this name is pending.
+            HorovodInternalError: the job is down.
+        """
+        key = operation.request.key
+        with self._lock:
+            if self.down is not None:
+                raise HorovodInternalError(describe(self.down))
+            if key in self._operations:
+                raise ValueError(
+                    "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor "
+                    f"that is currently being processed: {key[1]} {key[2]!r}. If you want to request another "
+                    "tensor, use a different tensor name"
+                )
+            self._operations[key] = operation
+            self._requests[key] = operation.request
+            self._queue.append(operation.request)
+        if not self._signalled:
+            self._signalled = True
+            self._link.wake()
+
+    def urge(self) -> None:
+        """Send what was collected: somebody waits."""
+        self._urgent = True
+        if self._queue:
+            self._wake()
+
+    def _wake(self) -> None:
+        self._signalled = True
+        self._link.wake()
+
+    # ---- the thread ------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._handle(self._early)
+            while self.down is None:
+                self._handle(self._link.receive(self._patience()))
+                if self.down is None:
+                    self._send()
+        except Exception as error:
+            # Thread border: whatever happened here, all ranks must know, and nobody may wait for ever.
+            text = str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
+            if not isinstance(error, PacelineError):
+                logger.exception("rank %d", self._rank)
+            reason = f"rank {self._rank}: {text}"
+            self._link.send(wire.ToCoordinator(self._generation, wire.Leave(reason, True)))
+            self._go_down(Down(self._rank, reason))
+
+    def _patience(self) -> float:
+        """Return how long to wait for messages."""
+        if self._leaving is not None or not self._queue:
+            return _IDLE_S
+        if self._urgent:
+            return 0.0
+        if self._cycle_time_s:
+            time.sleep(self._cycle_time_s)
+        return 0.0
+
+    def _send(self) -> None:
+        self._signalled = False
+        if self._queue:
+            requests = []
+            while self._queue:
+                requests.append(self._queue.popleft())
+            self._urgent = False
+            self._link.send(wire.ToCoordinator(self._generation, self._cache.submission(requests)))
+        if self._leaving is not None:
+            self._link.send(wire.ToCoordinator(self._generation, self._leaving))
+            self._wait_for_down()
+
+    def _wait_for_down(self) -> None:
+        deadline = time.monotonic() + _LEAVE_S
+        while self.down is None and time.monotonic() < deadline:
+            self._handle(self._link.receive(_IDLE_S))
+        if self.down is None:
+            self._go_down(Down(self._rank, "hvd.shutdown() was called; rank 0 did not answer"))
+
+    def _handle(self, messages: Sequence[wire.ToRank]) -> None:
+        for message in messages:
+            if message.generation not in (0, self._generation) or self.down is not None:
+                continue
+            if isinstance(message.body, Down):
+                self._go_down(message.body)
+            elif isinstance(message.body, Batch):
+                self._carry_out(self._cache.take(message.body, self._requests))
+
+    def _go_down(self, down: Down) -> None:
+        with self._lock:
+            self.down = down
+            operations, self._operations = list(self._operations.values()), {}
+            self._requests.clear()
+        for operation in operations:
+            operation.error = describe(down)
+            operation.done = True
+        self._handles.wake()
+
+    # ---- running ---------------------------------------------------------------------------------------------------
+
+    def _carry_out(self, responses: Sequence[Response]) -> None:
+        ready: list[Task] = []
+        for response in responses:
+            request = response.request
+            if response.error or request.kind not in TENSOR_KINDS:
+                self._run_tasks(ready)
+                ready = []
+                self._finish_plain(response)
+            elif self._rank in self.sets.members(request.process_set):
+                own = self._operations.get(request.key)
+                ready.append(Task(response, own, self.sets.members(request.process_set)))
+        self._run_tasks(ready)
+
+    def _run_tasks(self, tasks: list[Task]) -> None:
+        by_response = {id(task.response): task for task in tasks}
+        for group in fuse([task.response for task in tasks], self._fusion_bytes):
+            fused = [by_response[id(response)] for response in group]
+            assert self.plane_for is not None
+            if fused[0].request.kind != "barrier":
+                execute.run(fused, self.plane_for(fused[0].members, fused[0].request.device))
+            with self._lock:
+                for task in fused:
+                    self._operations.pop(task.request.key, None)
+                    self._requests.pop(task.request.key, None)
+            for task in fused:
+                if task.own is not None:
+                    task.own.done = True
+            self._handles.wake()
+
+    def _finish_plain(self, response: Response) -> None:
+        """Finish an operation that moves no tensors, or that failed."""
+        request = response.request
+        if not response.error and request.kind == "add_process_set":
+            self.sets.add(request.ranks)
+        elif not response.error and request.kind == "remove_process_set":
+            self.sets.remove(request.ranks)
+        with self._lock:
+            operation = self._operations.pop(request.key, None)
+            self._requests.pop(request.key, None)
+        if operation is None:
+            return
+        operation.error = response.error
+        operation.result = response.payloads if request.kind.endswith("_object") else response.value
+        operation.done = True
+        self._handles.wake()
+
+
+def describe(down: Down) -> str:
+    """Return the error of operations after the end of a generation."""
+    who = f"by rank {down.rank}" if down.rank >= 0 else "by the coordinator"
+    return (
+        f"Horovod has been shut down {who}: {down.reason}. Operations that were pending on any rank have failed; call "
+        "hvd.shutdown() and hvd.init() on all ranks to go on"
+    )
