@@ -72,6 +72,10 @@ class Ranks:
         """Return what a rank has printed."""
         return (self._folder / f"output-{rank}").read_text()
 
+    def result(self, rank: int) -> Any:
+        """Return what the function returned on a rank that has ended."""
+        return json.loads((self._folder / f"result-{rank}.json").read_text())
+
     def codes(self, timeout_s: float = TIMEOUT_S) -> list[int | None]:
         """Wait for the ends and return the exit codes; a rank that does not end in time is killed (None)."""
         deadline = time.monotonic() + timeout_s
@@ -94,7 +98,7 @@ class Ranks:
         codes = self.codes()
         outputs = "\n".join(f"--- rank {rank}\n{self.output(rank)}" for rank in range(self.size))
         assert codes == [0] * self.size, f"exit codes {codes}\n{outputs}"
-        return [json.loads((self._folder / f"result-{rank}.json").read_text()) for rank in range(self.size)]
+        return [self.result(rank) for rank in range(self.size)]
 
 
 def run(function: Callable[..., Any], size: int, *arguments: Any, **options: Any) -> list[Any]:

@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 _IDLE_S = 1.0
 _LEAVE_S = 5.0
+#: How long a rank that failed waits for the coordinator to say which rank failed first.
+_NEWS_S = 1.0
 
 
 class Background:
@@ -150,6 +152,9 @@ class Background:
             text = str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
             if not isinstance(error, PacelineError):
                 logger.exception("rank %d", self._rank)
+            self._wait_for_down(_NEWS_S)  # who failed first is known better there
+            if self.down is not None:
+                return
             reason = f"rank {self._rank}: {text}"
             self._link.send(wire.ToCoordinator(self._generation, wire.Leave(reason, True)))
             self._go_down(Down(self._rank, reason))
@@ -174,14 +179,16 @@ class Background:
             self._link.send(wire.ToCoordinator(self._generation, self._cache.submission(requests)))
         if self._leaving is not None:
             self._link.send(wire.ToCoordinator(self._generation, self._leaving))
-            self._wait_for_down()
+            self._wait_for_down(_LEAVE_S)
+            if self.down is None:
+                self._go_down(Down(self._rank, "hvd.shutdown() was called; rank 0 did not answer"))
 
-    def _wait_for_down(self) -> None:
-        deadline = time.monotonic() + _LEAVE_S
-        while self.down is None and time.monotonic() < deadline:
-            self._handle(self._link.receive(_IDLE_S))
-        if self.down is None:
-            self._go_down(Down(self._rank, "hvd.shutdown() was called; rank 0 did not answer"))
+    def _wait_for_down(self, timeout_s: float) -> None:
+        """Wait for the end of this generation, and do nothing else any more."""
+        deadline = time.monotonic() + timeout_s
+        while self.down is None and (left := deadline - time.monotonic()) > 0:
+            messages = self._link.receive(min(_IDLE_S, left))
+            self._handle([message for message in messages if isinstance(message.body, Down)])
 
     def _handle(self, messages: Sequence[wire.ToRank]) -> None:
         for message in messages:

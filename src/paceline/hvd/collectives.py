@@ -89,12 +89,12 @@ def _start(
     **fields: Any,
 ) -> int:
     running = world.running()
-    handle = running.handles.count()
-    _check_tensors(tensors)
     set_id, _ = members_of(process_set)
+    number = running.handles.number(set_id)
+    _check_tensors(tensors)
     request = Request(
         kind,
-        f"noname.{handle}" if name is None else name,
+        f"noname.{number}" if name is None else name,
         set_id,
         _dtype_names(tensors, with_bool=kind not in ("allreduce", "reducescatter")),
         tuple(tuple(tensor.shape) for tensor in tensors),
@@ -108,7 +108,7 @@ def _start(
     if tensors[0].is_cuda:
         operation.ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
         operation.ready.record()
-    return running.start(handle, operation)
+    return running.start(running.handles.count(), operation)
 
 
 def _first(operation: Operation) -> torch.Tensor:
@@ -392,7 +392,6 @@ def join(device: int = -1) -> int:
         device: not used.
     """
     running = world.running()
-    running.handles.count()
     return int(running.call(Request("join", "")))
 
 
@@ -400,7 +399,6 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Wait until all ranks of a process set have called this."""
     set_id, _ = members_of(process_set)
     running = world.running()
-    running.handles.count()
     running.call(Request("barrier", "barrier.noname", set_id))
 
 

@@ -38,7 +38,6 @@ def broadcast_object(
     if root_rank not in members:
         raise ValueError(f"root rank {root_rank} is not in the process set of ranks {list(members)}")
     running = world.running()
-    running.handles.count()
     is_root = running.rank == root_rank
     raw = _pickler.dumps(obj) if is_root else b""
     request = Request("broadcast_object", name or "object", set_id, root=root_rank, payload=raw)
@@ -54,6 +53,5 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
         name: pairs the calls of different ranks.
     """
     running = world.running()
-    running.handles.count()
     request = Request("allgather_object", name or "object", payload=_pickler.dumps(obj))
     return [pickle.loads(raw) for raw in running.call(request)]

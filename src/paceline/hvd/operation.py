@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,14 +46,21 @@ class Handles:
 
     def __init__(self) -> None:
         self._next = 0
+        self._numbers: Counter[int] = Counter()
         self._operations: dict[int, Operation] = {}
         self._changed = threading.Condition()
 
     def count(self) -> int:
-        """Return a new handle; every call of the interface takes one, so unnamed operations match by their number."""
+        """Return a new handle."""
         with self._changed:
             self._next += 1
             return self._next
+
+    def number(self, process_set: int) -> int:
+        """Return the number of the next call for a process set, by which unnamed operations of its ranks match."""
+        with self._changed:
+            self._numbers[process_set] += 1
+            return self._numbers[process_set]
 
     def add(self, handle: int, operation: Operation) -> None:
         """Note an operation."""
