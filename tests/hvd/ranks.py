@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -83,12 +84,7 @@ class Ranks:
         for child in self.children:
             try:
                 codes.append(child.wait(max(0.1, deadline - time.monotonic())))
-            except TimeoutError:
-                child.send_signal(signal.SIGKILL)
-                codes.append(None)
-            except Exception as error:
-                if type(error).__name__ != "TimeoutExpired":
-                    raise
+            except subprocess.TimeoutExpired:
                 child.send_signal(signal.SIGKILL)
                 codes.append(None)
         return codes
