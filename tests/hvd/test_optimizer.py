@@ -78,7 +78,7 @@ def compare(names: list[str], passes: int, wrap: dict[str, Any]) -> float:
     for name in names:
         ours = train(name, hvd.rank(), hvd.size(), passes, wrap)
         alone = train(name, 0, 1, passes, None)
-        worst = max(worst, max(abs(a - b) for a, b in zip(ours, alone, strict=True)))
+        worst = max(worst, *(abs(a - b) for a, b in zip(ours, alone, strict=True)))
     return worst
 
 

@@ -75,6 +75,7 @@ from paceline.hvd.process_sets import (
     process_set_ids,
     remove_process_set,
 )
+from paceline.hvd.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
     "Adasum",
@@ -89,6 +90,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
+    "SyncBatchNorm",
     "add_process_set",
     "allgather",
     "allgather_async",
