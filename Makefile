@@ -6,11 +6,11 @@ READY = $(VENV)/.ready
 
 # Tests that measure no times run on two cores; whole jobs, and tests with deadlines, by themselves.
 TIMED = tests/gluon/test_work_load.py
-ALONE = tests/integration tests/launch tests/testing tests/gluon
+ALONE = tests/integration tests/launch tests/testing tests/gluon tests/soak
 SIDE_BY_SIDE = $(filter-out $(ALONE),$(sort $(patsubst %/,%,$(dir $(wildcard tests/*/*.py))))) \
   $(filter-out $(TIMED),$(wildcard tests/gluon/test_*.py)) $(wildcard tests/test_*.py)
 
-.PHONY: help demo test check format fuzz mutations oracle blame bench clean
+.PHONY: help demo test check format fuzz mutations oracle blame soak bench clean
 
 help:
 	@echo "make demo   train LeNet on handwritten digits with 2 workers and 2 servers"
@@ -21,6 +21,7 @@ help:
 	@echo "make mutations  change lines of the core, one at a time: a test must fail for each (about 5 minutes)"
 	@echo "make oracle training loops against one process, 10 times each under faults (hours); ORACLE='--repeat 1' for less"
 	@echo "make blame  200 jobs with a random fault each: is the right process named? (about an hour) BLAME='--jobs 20' for less"
+	@echo "make soak   10 minutes of training in every mode: does memory grow? SOAK='--seconds 120' for less"
 	@echo "make clean  remove what the targets above have made"
 
 $(READY): pyproject.toml constraints.txt
@@ -62,6 +63,9 @@ oracle: $(READY)
 
 blame: $(READY)
 	$(BIN)/python -m tests.blame --load 10 $(BLAME)
+
+soak: $(READY)
+	$(BIN)/python -m tests.soak $(SOAK)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks --report docs/benchmarks.md

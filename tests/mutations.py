@@ -317,6 +317,28 @@ AREAS = (
             ("for first, last, round in rounds.over(start, stop)]", "for first, last, round in rounds.over(0, stop)]"),
         ),
     ),
+    Area(
+        "membership/liveness.py",
+        ("membership/test_liveness.py",),
+        (
+            ("seat.host_silent_s > limit_s:", "seat.host_silent_s > 2 * limit_s:"),
+            ("if silent_s <= limit_s:", "if silent_s <= 1.5 * limit_s:"),
+            ('if not is_complete or state == "t":', 'if state == "t":'),
+            ('if not is_complete or state == "t":', "if not is_complete:"),
+            ("if silent_s > self._settings.stall_timeout_s:", "if silent_s > limit_s:"),
+            ("return seat.state if now - seat.state_at <= valid_s", "return seat.state if True"),
+            ("if one.host_id == near.member.host_id]", "]"),
+            ("            seat.warned = True\n", "            pass\n"),
+            ("seat.heard, seat.warned = now, False", "seat.heard = now"),
+            ("seat.heard = min(now, seat.heard + lost_s)", "pass"),
+            ("seat.closed_since = min(now, seat.closed_since + lost_s)", "pass"),
+        ),
+    ),
+    Area(
+        "membership/own_time.py",
+        ("membership/test_liveness.py",),
+        (("turn - LONGEST_TURN_S", "turn"), ("turn, self._last = now - self._last, now", "turn = now - self._last")),
+    ),
 )
 
 

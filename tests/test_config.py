@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from paceline.config import ALIASES, Settings, check, from_environment, parse, variable
+from paceline.config import ALIASES, PLACEMENTS, Settings, check, from_environment, parse, variable
 from paceline.errors import ConfigError
+from paceline.placement import PlacementPolicy
 from paceline.server.process import share_of
 
 
@@ -102,6 +104,13 @@ def test_text_that_cannot_be_read_names_its_source(field: str, text: str, wanted
         ({"start_timeout_s": float("nan")}, "every wait needs a deadline"),
         ({"disconnect_grace_s": -1.0}, "disconnect_grace_s"),
         ({"heartbeat_timeout_s": 0.5}, "longer than heartbeat_interval_s"),
+        ({"heartbeat_timeout_s": 60.0}, "raise PACELINE_STALL_TIMEOUT_S too"),
+        ({"stall_timeout_s": 0.0}, "every wait needs a deadline"),
+        ({"placement": "random"}, "it is balanced, layered or hash"),
+        ({"log_level": "loud"}, "DEBUG, INFO, WARNING, ERROR or CRITICAL"),
+        ({"server_speeds": "1,fast"}, "one positive number"),
+        ({"server_speeds": "1,-2"}, "one positive number"),
+        ({"server_speeds": "1,2", "scheduler": "tcp://h:1", "insecure": True}, "each of 1 servers"),
         ({"staleness": -1}, "0 or more"),
         ({"age": -1}, "missed updates, 0 or more"),
         ({"scheduler": "tcp://h:1"}, "PACELINE_JOB_KEY"),
@@ -110,6 +119,26 @@ def test_text_that_cannot_be_read_names_its_source(field: str, text: str, wanted
 def test_settings_that_cannot_work_are_refused(changes: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         check(Settings().replace(**changes))
+
+
+def test_known_placements_are_those_that_there_are() -> None:
+    assert get_args(PlacementPolicy) == PLACEMENTS
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"host": "10.0.0.1", "interface": "eth0"}, "PACELINE_INTERFACE is set and changes nothing: host is set too"),
+        ({"server_speeds": "1", "placement": "hash"}, "PACELINE_SERVER_SPEEDS is set and changes nothing: placement"),
+    ],
+)
+def test_setting_that_changes_nothing_is_warned_of_once_in_a_job(changes: dict[str, Any], words: str) -> None:
+    with pytest.warns(UserWarning, match=words):
+        from_environment({}, role="scheduler", **changes)
+    for role in ("worker", "server"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            from_environment({}, role=role, **changes)
 
 
 @pytest.mark.parametrize("changes", [{"job_key": "k"}, {"insecure": True}])

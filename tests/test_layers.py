@@ -18,7 +18,7 @@ TESTS = Path(__file__).parent
 
 #: From the lowest. A module imports its own package and lower layers; packages of one layer do not know each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "exitcodes", "context", "naming"),
+    ("errors", "exitcodes", "context", "naming", "forks"),
     ("config",),
     ("logs", "ranges", "interval_map", "placement", "consistency", "local_merge", "wire"),
     ("agreement", "membership"),
@@ -40,7 +40,7 @@ IMPURE = {
     "socket", "threading", "time", "random", "torch", "cryptography", "secrets", "asyncio", "selectors", "datetime",
 }  # fmt: skip
 #: Folders of tests that belong to no package.
-ACROSS = {"integration", "oracle", "blame", "docs", "examples", "benchmarks"}
+ACROSS = {"integration", "oracle", "blame", "soak", "docs", "examples", "benchmarks"}
 
 
 def modules() -> dict[str, Path]:

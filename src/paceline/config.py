@@ -24,6 +24,10 @@ PREFIX = "PACELINE_"
 #: Variables with our prefix that are no settings.
 _OTHER_VARIABLES = ("PACELINE_CONFIG", "PACELINE_READY_FD", "PACELINE_ENDED_FD", "PACELINE_UPDATE_ON_KVSTORE")
 
+#: Values of ``placement`` and ``log_level``.
+PLACEMENTS = ("balanced", "layered", "hash")
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off", ""})
 
@@ -86,8 +90,10 @@ class Settings:
     """How long any request may take, including the wait for slower workers."""
     heartbeat_interval_s: float = 0.5
     """Interval of the heartbeats that a member sends to the scheduler."""
-    heartbeat_timeout_s: float = 15.0
-    """Silence after which a member counts as dead although its connection is open."""
+    heartbeat_timeout_s: float = 4.0
+    """Silence after which a member counts as dead if its host is silent too, or its process is stopped."""
+    stall_timeout_s: float = 30.0
+    """Silence after which a member counts as dead although its host answers; a call may hold Python's lock so long."""
     disconnect_grace_s: float = 1.5
     """How long a peer whose connection closed has to come back."""
     check_rules: bool = False
@@ -180,6 +186,7 @@ def from_environment(env: Mapping[str, str] | None = None, **arguments: Any) -> 
     values |= {name: value for name, value in arguments.items() if value is not None}
     settings = Settings(**values)
     check(settings)
+    warn_of_unused(settings)
     return settings
 
 
@@ -198,6 +205,19 @@ def check_names(env: Mapping[str, str]) -> None:
             warnings.warn(f"the variable {name} is unknown and changes nothing", stacklevel=3)
 
 
+def warn_of_unused(settings: Settings) -> None:
+    """Warn of settings that change nothing because of others. The scheduler does, so there is one line in a job."""
+    if settings.role != "scheduler":
+        return
+    unused = {
+        "interface": "host is set too, and is used" if settings.interface and settings.host else "",
+        "server_speeds": "placement is hash" if settings.server_speeds and settings.placement == "hash" else "",
+    }
+    for name, why in unused.items():
+        if why:
+            warnings.warn(f"{variable(name)} is set and changes nothing: {why}", stacklevel=3)
+
+
 def check(settings: Settings) -> None:
     """Check that settings can work.
 
@@ -213,11 +233,28 @@ def check(settings: Settings) -> None:
     for name in ("num_workers", "num_servers", "bigarray_bound"):
         if getattr(settings, name) < 1:
             raise ConfigError(f"{name} is {getattr(settings, name)}; it must be at least 1")
-    for name in ("start_timeout_s", "timeout_s", "heartbeat_interval_s", "heartbeat_timeout_s", "disconnect_grace_s"):
+    for name in (
+        "start_timeout_s",
+        "timeout_s",
+        "heartbeat_interval_s",
+        "heartbeat_timeout_s",
+        "stall_timeout_s",
+        "disconnect_grace_s",
+    ):
         if not getattr(settings, name) > 0:
             raise ConfigError(f"{name} is {getattr(settings, name)}; every wait needs a deadline above 0 seconds")
     if settings.heartbeat_timeout_s <= settings.heartbeat_interval_s:
         raise ConfigError("heartbeat_timeout_s must be longer than heartbeat_interval_s")
+    for name, known in (("placement", PLACEMENTS), ("log_level", LOG_LEVELS)):
+        given = getattr(settings, name)
+        if given not in known and not (name == "log_level" and given.upper() in known):
+            raise ConfigError(f"{name} {given!r} is unknown; it is {', '.join(known[:-1])} or {known[-1]}")
+    _check_speeds(settings)
+    if settings.stall_timeout_s < settings.heartbeat_timeout_s:
+        raise ConfigError(
+            f"stall_timeout_s is {settings.stall_timeout_s:g}; it must be at least heartbeat_timeout_s "
+            f"({settings.heartbeat_timeout_s:g}): raise {variable('stall_timeout_s')} too"
+        )
     if settings.staleness is not None and settings.staleness < 0:
         raise ConfigError(f"staleness is {settings.staleness}; it is a number of rounds, 0 or more")
     if settings.age is not None and settings.age < 0:
@@ -226,4 +263,17 @@ def check(settings: Settings) -> None:
         raise ConfigError(
             "this process has no job key: set PACELINE_JOB_KEY to the key of the job (paceline launch does), "
             "or PACELINE_INSECURE=1 for all processes on a network that nobody else can reach"
+        )
+
+
+def _check_speeds(settings: Settings) -> None:
+    try:
+        speeds = [float(part) for part in settings.server_speeds.split(",") if part]
+    except ValueError:
+        speeds = [0.0]
+    is_wrong_count = bool(settings.scheduler) and len(speeds) not in (0, settings.num_servers)
+    if is_wrong_count or not all(speed > 0 for speed in speeds):
+        raise ConfigError(
+            f"server_speeds {settings.server_speeds!r} is not a list of one positive number for each of "
+            f"{settings.num_servers} servers, as in 1,2.5"
         )

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import paceline
+from paceline.config import Settings
 
 SOURCES = str(Path(paceline.__file__).parents[1])
 SCRIPT = str(Path(__file__).with_name("worker.py"))
@@ -25,7 +26,7 @@ SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "SIGSTOP": sign
 #: What a worker does to itself.
 DEEDS = ("raise", "exit3", "SystemExit3", "os._exit3", "os._exit0", "leave")
 
-START_TIMEOUT_S, HEARTBEAT_TIMEOUT_S = 40.0, 6.0
+START_TIMEOUT_S, HEARTBEAT_TIMEOUT_S = 40.0, Settings.heartbeat_timeout_s
 #: From the fault to the end of the launcher: silence (or a start that is given up), survivors, SIGTERM, SIGKILL, slack.
 DEADLINE_S = START_TIMEOUT_S + HEARTBEAT_TIMEOUT_S + 6.0 + 5.0 + 5.0 + 20.0
 
@@ -77,6 +78,17 @@ class Outcome:
     output: str
     missed: bool = False
 
+    @property
+    def kind(self) -> str:
+        """Return what went wrong in a word: ``hung``, ``left running``, ``wrong``; empty if all is well."""
+        if not self.problem:
+            return ""
+        return next((kind for kind, begin in _KINDS.items() if self.problem.startswith(begin)), "wrong")
+
+
+#: How a problem of each kind begins; all others are ``wrong``: the wrong process was named, or none.
+_KINDS = {"hung": "no end within", "left running": "left running"}
+
 
 def draw(seed: int, workers: int = 3, servers: int = 2) -> Trial:
     """Draw a trial; the same for the same arguments."""
@@ -96,7 +108,7 @@ def run(trial: Trial, folder: Path) -> Outcome:
     mark = f"BLAME_MARK={uuid.uuid4()}"
     env = {name: value for name, value in os.environ.items() if not name.startswith("PACELINE_")}
     env |= dict([mark.split("=")]) | {"PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1"}
-    env |= {"PACELINE_HEARTBEAT_TIMEOUT_S": f"{HEARTBEAT_TIMEOUT_S}", "PACELINE_TIMEOUT_S": "60"}
+    env |= {"PACELINE_TIMEOUT_S": "60"}
     sizes = ["-n", str(trial.workers), "-s", str(trial.servers), "--start-timeout", f"{START_TIMEOUT_S}"]
     argv = [sys.executable, "-m", "paceline", "launch", *sizes, "--", sys.executable, SCRIPT, str(folder)]
     with open(folder / "output", "wb") as output:

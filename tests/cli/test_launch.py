@@ -45,6 +45,8 @@ def paceline(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
         ("-n 2 --grace 0 sh", 2, "survivors_s is 0"),
         ("-n 2 --groups no-such-file sh", 1, "the groups file 'no-such-file' cannot be read: No such file"),
         ("-n 2 no-such-command", 127, "the command 'no-such-command' is not on the PATH"),
+        ("-n 2 -s 0 --staleness 2 --insecure sh", 2, "--staleness, --insecure changes nothing with -s 0"),
+        ("-n 2 -s 0 --start-timeout 5 sh", 2, "--start-timeout changes nothing with -s 0: then there are workers only"),
         ("-n 2 --dryrun sh", 2, "did you mean '--dry-run'?"),
     ],
 )

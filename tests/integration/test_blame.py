@@ -31,6 +31,7 @@ FAULTS = [
     ("worker", 0, "leave", "end", False, False),
     ("worker", 1, "leave", "start", False, False),
     ("scheduler", 0, "SIGSTOP", "rounds", False, True),
+    ("worker", 1, "SIGSTOP", "rounds", False, False),
     ("server", 0, "SIGKILL", "barrier", False, True),
 ]
 
@@ -61,6 +62,25 @@ def test_worker_that_ends_before_it_joins_is_noticed_before_the_start_timeout(
     outcome = outcomes["worker", 1, "leave", "start", False, False]
     assert "its process ended before it joined: exit code 0" in outcome.output
     assert outcome.seconds < START_TIMEOUT_S
+
+
+#: Exit code of the launcher after a fault.
+CODES = {
+    ("worker", 1, "raise", "rounds", True, False): 1,
+    ("worker", 1, "exit3", "rounds", False, False): 3,
+    ("worker", 1, "leave", "mid-round", False, False): 0,
+    ("worker", 1, "SIGSTOP", "rounds", False, False): 1,
+    ("scheduler", 0, "SIGSTOP", "rounds", False, True): 1,
+    ("server", 0, "SIGKILL", "barrier", False, True): 137,
+}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("fault", CODES, ids=lambda fault: "-".join(map(str, fault[:4])))
+def test_launcher_ends_with_the_exit_code_of_the_first_failure(
+    fault: tuple[object, ...], outcomes: dict[tuple[object, ...], Outcome]
+) -> None:
+    assert outcomes[fault].code == CODES[fault], outcomes[fault].output
 
 
 # ---- leaving, without a launcher -------------------------------------------------------------------------------------

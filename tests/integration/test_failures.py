@@ -1,6 +1,8 @@
 """What the survivors of a failure see, and what a process that does not belong to the job sees."""
 
+import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -12,11 +14,14 @@ import torch
 
 import paceline
 from paceline import DistributedOptimizer, kvstore
-from paceline.errors import DeadlineError, KeyMismatchError, PacelineError, PeerDiedError, RemoteError
+from paceline.errors import DeadlineError, JoinTimeoutError, KeyMismatchError, PacelineError, PeerDiedError, RemoteError
 from paceline.testing import LocalJob, listen, tell
 from paceline.transport import new_job_key
+from paceline.wire import messages
 
 NOTICED_WITHIN_S = 5.0
+#: Of a key of 4 bytes each, that a server has not enough memory for.
+LARGE_NUMEL = 50_000_000
 SOURCES = str(Path(paceline.__file__).parents[1])
 
 
@@ -152,6 +157,44 @@ def join():
     return ["joined", ""]
 
 
+def join_with_another_version():
+    """Try to join the job as a process of another release of paceline does."""
+    messages.PROTOCOL += 1
+    return join()
+
+
+def fill_the_memory():
+    """Train; worker 1 takes memory until it is killed. Return what the others see, as train_until_failure."""
+    store = new_store()
+    one_round(store)
+    tell("training")
+    if store.rank == 1:
+        listen()
+        taken = []
+        while True:
+            taken.append(b"x" * 10_000_000)
+    try:
+        while True:
+            one_round(store)
+    except PacelineError as error:
+        return [type(error).__name__, str(error), time.monotonic()]
+
+
+def init_more_than_the_server_can_hold():
+    """Return what is said of a key that is too large for the server, and the sum of a round of a small one after it."""
+    small = new_store("small")
+    one_round(small)
+    tell("ready")
+    listen()
+    large = kvstore.create("dist_sync", namespace="large")
+    error = ""
+    try:
+        large.init("w", torch.zeros(LARGE_NUMEL))
+    except PacelineError as found:
+        error = f"{type(found).__name__}: {found}"
+    return [error, one_round(small)]
+
+
 def train_then_break_the_optimizer():
     """Scenarios that leave the job alive, in one job."""
     return {"shape": wrong_shape_first(), "broken": break_the_optimizer(), "steps": uneven_steps()}
@@ -245,6 +288,68 @@ def test_launch_ends_with_an_error_and_leaves_nothing_running(victim, tmp_path):
     assert processes_of(marker) == {}
 
 
+@contextlib.contextmanager
+def cgroup_of(pid, limit_bytes):
+    """Limit what memory a process may take from now on; the kernel kills it when it takes more."""
+    found = [
+        (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", True),
+        (Path("/sys/fs/cgroup"), "memory.max", "memory" in _read("/sys/fs/cgroup/cgroup.subtree_control")),
+    ]
+    parents = [(path, name) for path, name, may in found if may and path.is_dir() and os.access(path, os.W_OK)]
+    if os.geteuid() != 0 or not parents:
+        pytest.skip("a limit of memory needs root and a cgroup")
+    parent, name = parents[0]
+    group = parent / f"paceline-test-{pid}"
+    group.mkdir()
+    try:
+        (group / name).write_text(str(limit_bytes))
+        (group / "cgroup.procs").write_text(str(pid))
+        yield
+    finally:
+        until = time.monotonic() + 10
+        while _read(group / "cgroup.procs").strip() and time.monotonic() < until:
+            time.sleep(0.05)
+        group.rmdir()
+
+
+def _read(path):
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+@pytest.mark.root
+def test_worker_that_the_kernel_kills_for_memory_is_named():
+    with LocalJob(2, 1, timeout_s=60) as job:
+        workers = job.start_all(fill_the_memory)
+        assert [worker.heard() for worker in workers] == ["training"] * 2
+        with cgroup_of(workers[1].pid, 300_000_000):
+            workers[1].tell("go")
+            assert workers[1].wait(60) == -signal.SIGKILL
+            killed = time.monotonic()
+            kind, text, when = workers[0].result(30)
+        assert kind == PeerDiedError.__name__
+        assert "worker 1 on 127.0.0.1 died: its connection closed" in text
+        assert when - killed < NOTICED_WITHIN_S
+
+
+def test_server_that_has_no_memory_for_a_key_says_so_and_serves_the_others():
+    with LocalJob(2, 1, timeout_s=60) as job:
+        workers = job.start_all(init_more_than_the_server_can_hold)
+        assert [worker.heard() for worker in workers] == ["ready"] * 2
+        status = _read(f"/proc/{job.servers[0].pid}/status")
+        size = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmSize:"))
+        resource.prlimit(job.servers[0].pid, resource.RLIMIT_AS, (size + LARGE_NUMEL, size + LARGE_NUMEL))
+        for worker in workers:
+            worker.tell("go")
+        for error, value in [worker.result() for worker in workers]:
+            assert error.startswith("RemoteError: ")
+            assert "memory" in error
+            assert value == 4.0
+        assert [one.wait(30) for one in (*job.servers, job.scheduler)] == [0, 0]
+
+
 def test_a_worker_that_raises_is_named_with_its_exception():
     with LocalJob(2, 1, timeout_s=60) as job:
         workers = job.start_all(raise_in_round_two)
@@ -277,6 +382,7 @@ def strangers():
             "another size": {"PACELINE_NUM_WORKERS": "3"},
         }
         tried = {name: job.start(1, join, environment=short | change) for name, change in attempts.items()}
+        tried["another version"] = job.start(1, join_with_another_version, environment=short)
         found, rounds = {}, 0
         for name, stranger in tried.items():
             while stranger.code is None:
@@ -304,6 +410,7 @@ def strangers():
         ("any rank", "RendezvousError", "are there already"),
         ("another job", "RendezvousError", "'other'"),
         ("another size", "RendezvousError", "3 workers"),
+        ("another version", "RendezvousError", "install the same paceline everywhere"),
     ],
 )
 def test_a_process_that_does_not_belong_to_the_job_is_told_why(strangers, attempt, kind, words):
@@ -348,6 +455,18 @@ def test_an_optimizer_that_raises_on_the_server_reaches_every_caller(survived):
 
 def test_workers_with_more_steps_go_on_after_the_others_have_left(survived):
     assert [worker["steps"] for worker in survived] == [4, 6]
+
+
+def test_worker_that_never_comes_is_named_after_the_start_timeout():
+    with LocalJob(2, 1, start_timeout_s=6) as job:
+        worker = job.start(0, join)
+        started = time.monotonic()
+        kind, text = worker.result(60)
+        assert kind == JoinTimeoutError.__name__
+        assert "worker 1 did not join within 6 s" in text
+        assert time.monotonic() - started < 30
+        assert job.servers[0].wait(30) != 0
+        assert job.scheduler.wait(30) == 1
 
 
 def test_a_deadline_names_who_is_missing():

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from paceline.config import Settings
 from paceline.exitcodes import PEER_FAILED
-from paceline.membership import LEAVE_TIMEOUT_S, Action, Answer, Finish, Membership
+from paceline.membership import LEAVE_TIMEOUT_S, Action, Answer, Finish, Membership, Warn
 from paceline.membership.actions import Waiting
 from paceline.peer.answerer import Answerer
 from paceline.peer.client import Client
@@ -36,9 +36,22 @@ def peer_of(role: str, rank: int) -> bytes:
     return f"{role}-{rank}".encode()
 
 
+class Steady(Membership):
+    """A machine whose scheduler looks at the clock all the time."""
+
+    last = 0.0
+
+    def tick(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        while self.last < now and not any(isinstance(one, Finish) for one in actions):
+            self.last = min(now, self.last + 0.5)
+            actions += super().tick(self.last)
+        return actions
+
+
 def machine(settings: Settings = JOB) -> Membership:
     tokens = itertools.count(1)
-    return Membership(settings, 0.0, lambda: b"token-%d" % next(tokens))
+    return Steady(settings, 0.0, lambda: b"token-%d" % next(tokens))
 
 
 def joined(settings: Settings = JOB) -> Membership:
@@ -193,7 +206,7 @@ def test_claim_needs_the_token_and_gives_the_member_a_further_connection() -> No
 
 
 def test_server_work_is_not_the_schedulers() -> None:
-    assert "does not take Leave" in refusal(joined().handle(b"worker-0", 3, m.Leave("s"), 1.0))
+    assert "does not take Pause" in refusal(joined().handle(b"worker-0", 3, m.Pause("s"), 1.0))
 
 
 # ---- barriers and keys -----------------------------------------------------------------------------------------------
@@ -304,6 +317,23 @@ def test_lookup_waits_until_all_its_keys_are_published() -> None:
     assert answers(members.handle(b"worker-1", 4, m.Lookup("s", ["v"]), 1.0)) == [(b"worker-1", 4, m.Found([other]))]
 
 
+def test_blocks_of_a_store_are_forgotten_when_all_workers_have_left_it_or_the_job() -> None:
+    members = joined()
+    for store in ("s", "t"):
+        members.handle(b"worker-0", 2, m.Publish(store, [BLOCK]), 1.0)
+        assert answers(members.handle(b"worker-0", 3, m.Leave(store), 1.0)) == [(b"worker-0", 3, m.Done())]
+    find = m.Lookup("s", ["w"])
+    assert answers(members.handle(b"worker-1", 2, find, 1.0)) == [(b"worker-1", 2, m.Found([BLOCK]))]
+    members.handle(b"worker-1", 3, m.Leave("s"), 1.0)
+    assert members.handle(b"worker-0", 4, find, 1.0) == []
+    assert answers(members.handle(b"worker-0", 5, m.Publish("s", [BLOCK]), 1.0))[1:] == [
+        (b"worker-0", 4, m.Found([BLOCK]))
+    ]
+    members.handle(b"worker-1", 4, m.Bye(""), 1.0)
+    assert members.handle(b"worker-0", 6, m.Lookup("t", ["w"]), 1.0) == []
+    assert answers(members.handle(b"worker-0", 7, find, 1.0)) == [(b"worker-0", 7, m.Found([BLOCK]))]
+
+
 def test_status_tells_rounds_and_silence_but_no_tokens() -> None:
     members = joined()
     members.handle(b"worker-1", 2, m.Heartbeat(12), 3.0)
@@ -355,8 +385,10 @@ def test_silence_is_a_death() -> None:
     for peer in (b"worker-1", b"server-0"):
         members.handle(peer, 2, m.Heartbeat(0), 14.0)
     assert members.tick(15.0) == []
+    for peer in members.lifelines():
+        members.note_host(peer, 15.1)
     assert members.tick(15.1)
-    assert [(one.rank, one.reason) for one in members.deaths] == [(0, "it was not heard for 15.1 s")]
+    assert [(one.rank, one.reason) for one in members.deaths] == [(0, "its host was not heard for 15.1 s")]
 
 
 def test_who_waits_for_others_to_join_may_be_silent_until_they_have() -> None:
@@ -367,6 +399,8 @@ def test_who_waits_for_others_to_join_may_be_silent_until_they_have() -> None:
     assert len(answers(members.handle(b"worker-1", 1, hello("worker", 1), 55.0))) == 3
     assert members.tick(70.0) == []
     members.handle(b"worker-1", 2, m.Heartbeat(0), 70.0)
+    for suspect in members.suspects(70.1):
+        members.note_state(suspect, "T", 70.1)
     members.tick(70.1)
     assert [(one.role, one.rank) for one in members.deaths] == [("worker", 0), ("server", 0)]
 
@@ -443,6 +477,8 @@ class Job(RuleBasedStateMachine):
         for action in actions:
             if isinstance(action, Finish):
                 assert action.code == (PEER_FAILED if self.members.deaths else 0)
+            elif isinstance(action, Warn):
+                assert action.text
             elif action.seq == 0:
                 assert isinstance(action.body, m.News)
                 self.news[action.peer] = action.body
@@ -497,11 +533,21 @@ class Job(RuleBasedStateMachine):
         seat = self.somebody(data)
         self.members.lost(peer_of(*seat), self.now)
 
-    @rule(seconds=st.sampled_from([0.2, 1.0, 3.0]), beating=st.booleans())
-    def wait(self, seconds: float, beating: bool) -> None:
+    @rule(
+        seconds=st.sampled_from([0.2, 1.0, 3.0, 16.0]),
+        beating=st.booleans(),
+        host_silent_s=st.sampled_from([None, 0.0, 100.0]),
+        state=st.sampled_from(["", "R", "T", "t"]),
+    )
+    def wait(self, seconds: float, beating: bool, host_silent_s: float | None, state: str) -> None:
         self.now += seconds
         for seat in sorted(self.live) if beating else []:
-            self.ask(seat, m.Heartbeat(1))
+            self.ask(seat, m.Heartbeat(1, [m.Sighting("worker", 0, state)]))
+        for suspect in self.members.suspects(self.now):
+            assert (suspect.role, suspect.rank) in self.live
+            self.members.note_state(suspect, state, self.now)
+        for peer in self.members.lifelines():
+            self.members.note_host(peer, host_silent_s)
         self.take(self.members.tick(self.now))
         dead = {(one.role, one.rank) for one in self.members.deaths}
         self.live -= dead

@@ -9,6 +9,7 @@ import io
 import torch
 
 import paceline
+from paceline.kvstore.weights import Weights
 from paceline.optim.samples import Samples
 from paceline.optim.watch import ModelWatch
 
@@ -26,7 +27,7 @@ class Waits:
 def watched(lazy: bool = False) -> tuple[torch.nn.Sequential, Waits, Samples, ModelWatch]:
     net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1))
     waits, samples = Waits(), Samples(None, 0)
-    return net, waits, samples, ModelWatch(net, samples, None, waits, lazy)
+    return net, waits, samples, ModelWatch(net, samples, None, waits, lazy, Weights("this process"))
 
 
 def test_copies_have_no_hooks_that_do_anything() -> None:
@@ -80,7 +81,7 @@ def test_weights_are_copied_after_the_wait() -> None:
         with torch.no_grad():
             net.weight.fill_(7.0)
 
-    watch = ModelWatch(net, Samples(None, 0), None, arrive, lazy=True)
+    watch = ModelWatch(net, Samples(None, 0), None, arrive, lazy=True, weights=Weights("this process"))
     assert (copy.deepcopy(net).weight == 7.0).all()
     assert watch is not None
 

@@ -32,7 +32,7 @@ def values_of(kind: msgspec.inspect.Type) -> st.SearchStrategy[object]:
         case info.StrType(pattern=str()):
             return st.sampled_from(["worker", "server", "scheduler"])
         case info.StrType():
-            return st.text(max_size=20)
+            return st.text(max_size=min(20, kind.max_length or 20))
         case info.BytesType():
             return st.binary(max_size=20)
         case info.ListType():

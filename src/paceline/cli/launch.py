@@ -51,6 +51,20 @@ OPTIONS = (
     Option(("--dry-run",), "print the processes and their environment, start nothing"),
 )
 
+#: Options of stores, of servers, and of joining a job.
+_OF_SERVERS = frozenset(
+    (
+        "--staleness",
+        "--groups",
+        "--weighting",
+        "--age",
+        "--allow-optimizer",
+        "--insecure",
+        "--timeout",
+        "--start-timeout",
+    )
+)
+
 USAGE = "paceline launch -n N [options] [--] command ..."
 
 DESCRIPTION = """\
@@ -106,6 +120,7 @@ def job_spec(options: argparse.Namespace, command: Sequence[str]) -> JobSpec:
     """
     if options.num_workers is None:
         raise UsageError("the number of workers is missing; give -n, as in: paceline launch -n 2 -- python train.py")
+    _refuse_unused(options)
     return JobSpec(
         command=tuple(command),
         num_workers=options.num_workers,
@@ -116,6 +131,14 @@ def job_spec(options: argparse.Namespace, command: Sequence[str]) -> JobSpec:
         torchrun_env=not options.no_torchrun_env,
         graces=_graces(options),
     )
+
+
+def _refuse_unused(options: argparse.Namespace) -> None:
+    """Refuse options that change nothing in a job without servers."""
+    given = {option.flags[-1]: getattr(options, option.name) for option in OPTIONS if option.flags[-1] in _OF_SERVERS}
+    unused = [flag for flag, value in given.items() if value not in (None, False, [])]
+    if options.num_servers == 0 and unused:
+        raise UsageError(f"{', '.join(unused)} changes nothing with -s 0: then there are workers only, and no stores")
 
 
 def _variable(text: str) -> tuple[str, str]:

@@ -43,8 +43,6 @@ class SharedBuffers:
             return
         self._store.init(list(self._published), list(self._published.values()))
         self.take()
-        for net in nets:
-            net.before_reading(self.take)
 
     def publish(self) -> None:
         """Send rank 0's changed buffers to the servers; the other workers mark theirs as old."""
@@ -62,9 +60,9 @@ class SharedBuffers:
         """Pull rank 0's buffers of its last step, unless this worker has them."""
         if self._store is None or self._rank == 0 or not self._stale:
             return
-        self._stale = False
         values = self._current()
         self._store.pull(list(values), list(values.values()))
+        self._stale = False
         for number, net in enumerate(self._nets):
             for name, copies in net.buffers_by_name().items():
                 for one in copies if copies[0].numel() else ():

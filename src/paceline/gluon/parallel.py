@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from paceline import forks
 from paceline.context import Context
 from paceline.errors import DeadlineError, PacelineError
 
@@ -167,6 +168,10 @@ def run_replicas(contexts: Sequence[Context], jobs: Sequence[Callable[[], T]]) -
 @functools.cache
 def _shared_pool(size: int) -> ReplicaPool:
     return ReplicaPool(size)
+
+
+# The threads of a pool do not exist in a child: it makes a pool of its own.
+forks.in_children(_shared_pool, lambda pools: pools.cache_clear())
 
 
 def _use_threads(count: int) -> None:

@@ -22,6 +22,7 @@ from paceline.gluon.store_choice import Traits, choose_store, servers_norm, shar
 from paceline.gluon.updates import Updates
 from paceline.kvstore.agreement import agree_on_store, option_facts, tensor_facts
 from paceline.kvstore.base import KVStoreBase
+from paceline.kvstore.weights import Weights
 
 if TYPE_CHECKING:
     from paceline.compression import Compression
@@ -92,6 +93,7 @@ class Trainer:
             self._set_compression(compression_params)
         self._updates: Updates | None = None
         self._buffers: SharedBuffers | None = None
+        self._weights = Weights.of(self._store)
         self._steps = 0
         # Before the first forward pass: its gradients must belong to the values that all workers start from.
         if all(one.has_shape for one in self._all.values()):
@@ -118,6 +120,15 @@ class Trainer:
     def update_on_kvstore(self) -> bool:
         """Whether the store runs the optimizer."""
         return self._started().on_store
+
+    @property
+    def round(self) -> int:
+        """Steps of this trainer whose updates the parameters hold.
+
+        If the job has failed, ``net.state_dict()`` still returns the parameters of this round, or raises an error that
+        names those that are of another one.
+        """
+        return self._weights.round
 
     def set_learning_rate(self, lr: float) -> None:
         """Set the learning rate from the next step on, wherever the optimizer runs."""
@@ -172,7 +183,8 @@ class Trainer:
         """
         updates = self._started().by_hand("update")
         self._check_step(batch_size, ignore_stale_grad)
-        updates.update(self._trained(), self._scale(batch_size), self._steps)
+        with self._weights.changing(self._tensors()):
+            updates.update(self._trained(), self._scale(batch_size), self._steps)
         self._steps += 1
         gradients.use_up(self._trained())
 
@@ -201,7 +213,8 @@ class Trainer:
 
         If a distributed store holds the values, all workers get rank 0's.
         """
-        self._started().take(self._all)
+        with self._weights.changing(self._tensors(), rounds=0):
+            self._started().take(self._all)
 
     @property
     def optimizer_name(self) -> str:
@@ -236,6 +249,9 @@ class Trainer:
     def _trained(self) -> dict[str, Parameter]:
         return {key: one for key, one in self._all.items() if one.grad_req != "null"}
 
+    def _tensors(self) -> dict[str, list[torch.nn.Parameter]]:
+        return {key: one.on_devices() for key, one in self._trained().items()}
+
     def _scale(self, batch_size: float) -> float:
         return self._plan.rescale / batch_size
 
@@ -249,8 +265,13 @@ class Trainer:
     def _step(self, batch_size: float) -> None:
         updates = self._started()
         self._publish()
-        updates.step(self._trained(), self._scale(batch_size), self._steps, batch_size)
+        with self._weights.changing(self._tensors()):
+            updates.step(self._trained(), self._scale(batch_size), self._steps, batch_size)
         self._steps += 1
+
+    def _before_reading(self) -> None:
+        own = ", and buffers such as running means are this worker's own"
+        self._weights.read(lambda: None if self._buffers is None else self._buffers.take(), own)
 
     def _publish(self) -> None:
         """Send rank 0's buffers to the servers; other workers pull them before they are next read."""
@@ -280,6 +301,8 @@ class Trainer:
                 agree_on_store(self._store, "the trainer", self._facts(on_store))
             self._updates.start(self._all, self._trained())
             self._buffers = share_buffers(self._store, self._all.values())
+            for net in {id(one.net): one.net for one in self._all.values()}.values():
+                net.before_reading(self._before_reading)
             for one in self._all.values():
                 one.on_set(self._on_set)
         return self._updates

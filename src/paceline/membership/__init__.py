@@ -1,6 +1,19 @@
 """Who is in the job: ranks, barriers, liveness, and where keys are. Pure: the time is an argument."""
 
-from paceline.membership.actions import Action, Answer, Finish, describe
+from paceline.membership.actions import Action, Answer, Finish, Warn, describe
+from paceline.membership.liveness import Liveness, Suspect
 from paceline.membership.machine import LEAVE_TIMEOUT_S, Membership
+from paceline.membership.seat import Seat
 
-__all__ = ["LEAVE_TIMEOUT_S", "Action", "Answer", "Finish", "Membership", "describe"]
+__all__ = [
+    "LEAVE_TIMEOUT_S",
+    "Action",
+    "Answer",
+    "Finish",
+    "Liveness",
+    "Membership",
+    "Seat",
+    "Suspect",
+    "Warn",
+    "describe",
+]

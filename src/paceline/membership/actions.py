@@ -27,7 +27,14 @@ class Finish:
     code: int
 
 
-Action: TypeAlias = Answer | Finish
+@dataclass(frozen=True)
+class Warn:
+    """Write a line to the log."""
+
+    text: str
+
+
+Action: TypeAlias = Answer | Finish | Warn
 
 
 @dataclass

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from paceline.membership.actions import Action, Answer, Waiting
+from collections.abc import Collection
+
+from paceline.membership.actions import Action, Answer, MemberKey, Waiting
 from paceline.wire import messages as m
 
 
@@ -12,6 +14,8 @@ class Directory:
     def __init__(self) -> None:
         self._blocks: dict[str, list[m.BlockSpec]] = {}
         self._lookups: dict[str, list[Waiting]] = {}
+        self._left: dict[str, set[MemberKey]] = {}
+        """Workers that have left a store, while others are still in it."""
 
     def publish(self, store: str, blocks: list[m.BlockSpec]) -> list[Action]:
         """Add blocks that are new; returns the answers to the lookups that waited for them."""
@@ -31,10 +35,22 @@ class Directory:
         actions: list[Action] = []
         for waiting in [one for one in self._lookups.get(store, []) if one.keys <= published]:
             self._lookups[store].remove(waiting)
+            if not self._lookups[store]:
+                del self._lookups[store]
             wanted = waiting.keys or published
             found = [block for block in blocks if any(spec.name in wanted for spec in block.keys)]
             actions.append(Answer(waiting.peer, waiting.seq, m.Found(found)))
         return actions
+
+    def leave(self, store: str, key: MemberKey) -> None:
+        """Note that a worker has left a store."""
+        self._left.setdefault(store, set()).add(key)
+
+    def forget(self, present: Collection[MemberKey]) -> None:
+        """Forget the stores that all present workers have left."""
+        for store in [name for name, left in self._left.items() if left.issuperset(present)]:
+            del self._left[store]
+            self._blocks.pop(store, None)
 
     def clear(self) -> list[Waiting]:
         """Forget all lookups; returns who waits for one."""
@@ -45,4 +61,4 @@ class Directory:
     @property
     def has_lookups(self) -> bool:
         """Whether a lookup waits."""
-        return any(self._lookups.values())
+        return bool(self._lookups)

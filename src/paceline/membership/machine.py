@@ -13,7 +13,9 @@ connections, which it claims with its token. What happens to a member::
     live      its lifeline closes                    closed    none
     closed    Heartbeat on the lifeline              live      News
     closed    disconnect_grace_s later               dead      the job fails
-    live      no request for heartbeat_timeout_s     dead      the job fails
+    live      silence                                live      none; a line in the log if it is long
+    live      silence of a kind that is a death      dead      the job fails
+    joining   its host is silent                     dead      the job fails
     live      Bye                                    left      barriers that waited for it open
     live      Bye with a reason                      dead      the job fails
 
@@ -28,15 +30,19 @@ What happens to the job::
     ending     everybody has left, died or closed    over       Finish
     ending     LEAVE_TIMEOUT_S later                 over       Finish
 
+Which silence is a death is decided by :mod:`paceline.membership.liveness`.
+
 Which timeout must exceed which:
 
-- ``heartbeat_timeout_s`` > several ``heartbeat_interval_s``, and > the time for which a process may hold Python's lock,
-  since its heartbeats stop for as long. (Less than one interval is refused by :mod:`paceline.config`.)
+- ``heartbeat_timeout_s`` > several ``heartbeat_interval_s``, and > the longest outage of a network that a job survives,
+  twice: lost packets are sent again after up to as long, at most 1 s with Linux 6.15 and newer.
+- ``stall_timeout_s`` >= ``heartbeat_timeout_s``, and > the time for which a process may hold Python's lock, since its
+  heartbeats stop for as long.
 - ``heartbeat_timeout_s`` > ``disconnect_grace_s`` > the time to reconnect: a closed connection is the quicker proof of
   a death, and a network that fails for a moment is none.
 - A member's own deadline for joining > ``start_timeout_s``, so that the scheduler's answer, which names who is missing,
   comes first. The lifeline adds 5 s.
-- ``timeout_s`` of requests > ``heartbeat_timeout_s``: else a death is reported as a deadline, without the reason.
+- ``timeout_s`` of requests > ``stall_timeout_s``: else a death is reported as a deadline, without the reason.
 - ``LEAVE_TIMEOUT_S`` > the time that a lifeline takes for its Bye (2 s).
 - The scheduler calls :meth:`Membership.tick` every 0.2 s; each limit is kept with that precision.
 
@@ -48,18 +54,21 @@ What breaks the guarantees:
 - A clock that jumps: ``now`` must be monotonic.
 - A process of another job that has this job's key and id.
 - A proxy that keeps the lifeline of a dead process open: its death is then noticed by silence only.
-- A lifeline that the process itself keeps busy or stopped for ``heartbeat_timeout_s``: a live member is taken for dead.
+- A process that holds Python's lock for ``stall_timeout_s``: a live member is taken for dead.
+- A process that is stopped on a host where nobody else can see it: it counts as stalled, which takes longer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from paceline.config import Settings
 from paceline.exitcodes import PEER_FAILED, describe_code
 from paceline.membership.actions import Action, Answer, Finish, MemberKey, Waiting, describe, refuse
 from paceline.membership.barriers import Barriers
 from paceline.membership.directory import Directory
+from paceline.membership.liveness import Liveness, Suspect
+from paceline.membership.newcomers import free_rank, objection
 from paceline.membership.seat import Seat, without_token
 from paceline.wire import messages as m
 
@@ -74,20 +83,25 @@ class Membership:
         settings: numbers of workers and servers, and the time limits.
         now: seconds on the caller's clock.
         new_token: makes the secret by which a member claims its further connections.
+        pid: process id of the scheduler; 0: not known.
+        host_id: of the scheduler.
 
     Attributes:
         cause: the member that failed first, and how.
         is_supervised: a launcher reports the exit code of every process with :meth:`ended`.
     """
 
-    def __init__(self, settings: Settings, now: float, new_token: Callable[[], bytes]) -> None:
-        self._settings = settings
+    def __init__(
+        self, settings: Settings, now: float, new_token: Callable[[], bytes], pid: int = 0, host_id: str = ""
+    ) -> None:
+        self._settings, self._pid, self._host_id = settings, pid, host_id
         self._started = now
         self._new_token = new_token
         self._seats: dict[MemberKey, Seat] = {}
         self._peers: dict[bytes, MemberKey] = {}
         self._barriers = Barriers(settings.num_workers)
         self._directory = Directory()
+        self._liveness = Liveness(settings, now)
         self._gone: dict[MemberKey, int] = {}
         """Exit codes of those who ended before they joined."""
         self.deaths: list[m.Death] = []
@@ -109,12 +123,12 @@ class Membership:
         if key is None:
             return [refuse(peer, seq, "this connection belongs to no member; join the job first")]
         seat = self._seats[key]
-        seat.heard = now
+        return [*self._liveness.note_heard(seat, now), *self._handle(seat, key, peer, seq, body, now)]
+
+    def _handle(self, seat: Seat, key: MemberKey, peer: bytes, seq: int, body: m.Body, now: float) -> list[Action]:
         match body:
             case m.Heartbeat():
-                seat.closed_since = seat.closed_since if seat.code is not None else None
-                seat.round = body.round
-                return [Answer(peer, seq, self._news())]
+                return [Answer(peer, seq, self._heartbeat(seat, body, now))]
             case m.Bye():
                 return [Answer(peer, seq, m.Done()), *self._bye(key, body.reason, now)]
             case m.Enter():
@@ -125,12 +139,25 @@ class Membership:
                 return [Answer(peer, seq, m.Done()), *self._directory.publish(body.store, body.blocks)]
             case m.Lookup():
                 return self._look_up(Waiting(peer, seq, frozenset(body.keys)), body.store)
+            case m.Leave():
+                self._directory.leave(body.store, key)
+                self._directory.forget(self._expected())
+                return [Answer(peer, seq, m.Done())]
             case m.AskStatus():
                 return [Answer(peer, seq, self.status(now))]
             case m.AskAbsent():
                 missing = self._expected() - self._barriers.inside(body.barrier)
                 return [Answer(peer, seq, m.Missing(sorted(rank for _, rank in missing)))]
         return [refuse(peer, seq, f"the scheduler does not take {type(body).__name__}")]
+
+    def _heartbeat(self, seat: Seat, beat: m.Heartbeat, now: float) -> m.News:
+        seat.closed_since = seat.closed_since if seat.code is not None else None
+        seat.round = beat.round
+        for one in beat.seen:
+            other = self._seats.get((one.role, one.rank))
+            if other is not None and other.member.host_id == seat.member.host_id:
+                self._liveness.note_state(other, one.state, now)
+        return self._news(self._liveness.suspects_near(seat, self._seats.values(), now))
 
     def is_member(self, peer: bytes) -> bool:
         """Tell whether a connection belongs to a member."""
@@ -140,10 +167,11 @@ class Membership:
         known = self._peers.get(peer)
         if known is not None:
             return self._hello_again(peer, seq, known)
-        reason = self._objection(hello)
+        is_ending = bool(self.deaths) or self._ending is not None
+        reason = objection(hello, self._settings, self._seats, is_ending, self.deaths)
         if reason:
             return [Answer(peer, seq, m.Failed("RendezvousError", reason))]
-        rank = hello.rank if hello.rank >= 0 else self._free_rank(hello.role)
+        rank = hello.rank if hello.rank >= 0 else free_rank(hello.role, self._settings, self._seats)
         member = m.Member(
             hello.role, rank, hello.local_rank, hello.host, hello.host_id, hello.pid, hello.address, self._new_token()
         )
@@ -167,42 +195,13 @@ class Membership:
         seat.seq = seq
         return [Answer(peer, seq, self._welcome(key))] if self.complete else self._failures_for([Waiting(peer, seq)])
 
-    def _objection(self, hello: m.Hello) -> str:
-        """Return why a process cannot join, or an empty string."""
-        settings = self._settings
-        who = f"{hello.role} {hello.rank} on {hello.host} (pid {hello.pid})"
-        sizes = (settings.num_workers, settings.num_servers)
-        if hello.protocol != m.PROTOCOL:
-            return (
-                f"{who} speaks protocol {hello.protocol}, this job {m.PROTOCOL}; install the same paceline everywhere"
-            )
-        if hello.job_id != settings.job_id:
-            return f"{who} belongs to job {hello.job_id!r}, this is job {settings.job_id!r}"
-        if self.deaths or self._ending is not None:
-            return f"{who} came when the job was ending" + "".join(f"; {describe(one)}" for one in self.deaths)
-        if (hello.num_workers, hello.num_servers) != sizes:
-            return f"{who} expects {hello.num_workers} workers and {hello.num_servers} servers, this job has {sizes}"
-        size = {"worker": sizes[0], "server": sizes[1]}.get(hello.role, 0)
-        if hello.rank >= size:
-            return f"{who}: this job has {size} {hello.role}s, ranks 0 to {size - 1}"
-        seat = self._seats.get((hello.role, hello.rank))
-        if seat is not None:
-            return f"{who}: this rank is taken by {seat}; start every process with its own rank"
-        if hello.rank < 0 and self._free_rank(hello.role) < 0:
-            return f"{who}: all {size} {hello.role}s of this job are there already"
-        return ""
-
-    def _free_rank(self, role: str) -> int:
-        size = self._settings.num_workers if role == "worker" else self._settings.num_servers
-        return next((rank for rank in range(size) if (role, rank) not in self._seats), -1)
-
     def _welcome(self, key: MemberKey) -> m.Welcome:
         """Servers learn every member's token, workers only their own."""
         members = [
             seat.member if key[0] == "server" or key == other else without_token(seat.member)
             for other, seat in sorted(self._seats.items())
         ]
-        return m.Welcome(key[1], members)
+        return m.Welcome(key[1], members, self._pid, self._host_id)
 
     def _claim(self, peer: bytes, seq: int, claim: m.Claim) -> list[Action]:
         seat = self._seats.get((claim.role, claim.rank))
@@ -240,15 +239,35 @@ class Membership:
         if key is not None and self._seats[key].peer == peer and self._seats[key].closed_since is None:
             self._seats[key].closed_since = now
 
+    def lifelines(self) -> list[bytes]:
+        """Return the connections whose hosts :meth:`note_host` should tell of before every :meth:`tick`."""
+        return [seat.peer for seat in self._seats.values() if seat.live]
+
+    def note_host(self, peer: bytes, silent_s: float | None) -> None:
+        """Note for how long the kernel of a member's host was not heard; None: not known. Counts for one tick."""
+        self._seats[self._peers[peer]].host_silent_s = silent_s
+
+    def suspects(self, now: float) -> list[Suspect]:
+        """Return the members whose processes :meth:`note_state` should tell of."""
+        return self._liveness.suspects(self._seats.values(), now)
+
+    def note_state(self, suspect: Suspect, state: str, now: float) -> None:
+        """Note the state of a suspect's process, as in /proc."""
+        self._liveness.note_state(self._seats[suspect.role, suspect.rank], state, now)
+
     def tick(self, now: float) -> list[Action]:
         """Note that time has passed."""
         actions: list[Action] = []
+        self._liveness.turn(self._seats.values(), now)
         for key, seat in sorted(self._seats.items(), key=lambda one: one[1].closed_since or one[1].heard):
-            reason = seat.why_dead(self._settings, self.complete, now)
+            reason = self._liveness.why_dead(seat, self.complete, now)
             if reason:
                 actions += self._die(key, reason, now)
             elif seat.live and seat.goodbye_since is not None and self._counts_as_left(seat, now):
                 actions += self._left(seat, now)
+        actions += self._liveness.warnings(self._seats.values(), now) if self.complete else []
+        for seat in self._seats.values():
+            seat.host_silent_s = None
         if not self.complete and not self.deaths and now - self._started > self._settings.start_timeout_s:
             actions += self._nobody_came(now)
         if self._ending is not None:
@@ -346,6 +365,7 @@ class Membership:
 
     def _left(self, seat: Seat, now: float) -> list[Action]:
         seat.left = True
+        self._directory.forget(self._expected())
         workers = [one for (role, _), one in self._seats.items() if role == "worker"]
         if self.complete and all(not one.live for one in workers) and self._ending is None:
             self._ending = now
@@ -356,9 +376,9 @@ class Membership:
         servers = [one for (role, _), one in self._seats.items() if role == "server" and one.live]
         return [Answer(one.peer, 0, self._news()) for one in servers]
 
-    def _news(self) -> m.News:
+    def _news(self, suspects: Sequence[m.Suspect] = ()) -> m.News:
         left = [rank for (role, rank), seat in sorted(self._seats.items()) if role == "worker" and seat.left]
-        return m.News(self.deaths, self._ending is not None, left)
+        return m.News(self.deaths, self._ending is not None, left, list(suspects))
 
     def status(self, now: float) -> m.Status:
         """Return who is there, how far, and since when not heard."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from paceline.config import Settings
 from paceline.wire import messages as m
 
 
@@ -24,26 +24,19 @@ class Seat:
     """When it said goodbye, where its exit code is still to come."""
     code: int | None = None
     """Its exit code, where the launcher has told it."""
+    host_silent_s: float | None = None
+    """For how long the kernel of its host was not heard; None: not known."""
+    state: str = ""
+    """Letter of its process in /proc, as last seen."""
+    state_at: float = -math.inf
+    """When it was seen."""
+    warned: bool = False
+    """The log has a line about its silence."""
 
     @property
     def live(self) -> bool:
         """Whether it has neither left nor died."""
         return not self.left and not self.dead
-
-    def why_dead(self, settings: Settings, is_complete: bool, now: float) -> str:
-        """Return the reason why this member counts as dead now, or an empty string."""
-        if not self.live or self.goodbye_since is not None:
-            return ""
-        if self.closed_since is not None and now - self.closed_since > settings.disconnect_grace_s:
-            if self.code is not None:
-                return f"its process ended with exit code {self.code} and did not leave the job before"
-            return f"its connection closed {now - self.closed_since:.1f} s ago and it did not come back"
-        if self.closed_since is not None and self.code is not None:
-            return ""
-        # A member that waits for others to join sends no heartbeats: that wait has a deadline of its own.
-        if is_complete and now - self.heard > settings.heartbeat_timeout_s:
-            return f"it was not heard for {now - self.heard:.1f} s"
-        return ""
 
     def counts_as_left(self, is_supervised: bool, grace_s: float, now: float) -> bool:
         """Tell whether a member that has said goodbye has left.

@@ -62,25 +62,31 @@ class Buffers:
 
     def take(self) -> None:
         """Pull rank 0's buffers of its last step, unless this worker has them."""
-        if self._store is None or self._rank == 0 or not self._stale:
+        if not self.are_old:
             return
-        self._stale = False
+        assert self._store is not None
         current = self._current()
-        if not current:
-            return
         values = [_travelling(one) for one in current.values()]
-        self._store.pull(list(current), values)
+        if current:
+            self._store.pull(list(current), values)
+        self._stale = False
         for one, value in zip(current.values(), values, strict=True):
             one.copy_(value)
+
+    def close(self) -> None:
+        """Leave the buffers' store."""
+        if self._store is not None:
+            self._store.close()
+
+    @property
+    def are_old(self) -> bool:
+        """Whether this worker may not have rank 0's buffers of its last step."""
+        return self._stale and self._rank != 0 and self._store is not None
 
     @property
     def are_read(self) -> bool:
         """Whether old buffers would be read: a module that has buffers is in evaluation mode."""
-        return (
-            self._stale
-            and self._rank != 0
-            and any(not module.training and module._buffers for module in self._model.modules())
-        )
+        return self.are_old and any(not module.training and module._buffers for module in self._model.modules())
 
 
 def _travelling(tensor: torch.Tensor) -> torch.Tensor:

@@ -107,10 +107,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         setup = Setup(optimizer, self._names, choices, model, self._samples, compression)
         self._strategy = choose_strategy(setup, store, update)
         self.kvstore = self._strategy.store
+        self._own_stores = [one for one in dict.fromkeys((self.kvstore, store)) if one is not kvstore]
         self._step_supports_amp_scaling = self._strategy.scales_by_itself
         if model is not None:
             buffers, synchronize = self._strategy.buffers, self._strategy.synchronize
-            self._strategy.model_watch = ModelWatch(model, self._samples, buffers, synchronize, lazy)
+            weights = self._strategy.weights
+            self._strategy.model_watch = ModelWatch(model, self._samples, buffers, synchronize, lazy, weights)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a param group. After wrapping every worker must add it, and ``update`` must be ``worker``.
@@ -141,6 +143,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
     @samples.setter
     def samples(self, samples: float | None) -> None:
         self._samples.given = samples
+
+    @property
+    def round(self) -> int:
+        """Steps of this optimizer whose updates the parameters hold, skipped ones included.
+
+        If the job has failed, ``model.state_dict()`` still returns the parameters of this round.
+        """
+        return self._strategy.weights.round
 
     @property
     def skipped_steps(self) -> int:
@@ -198,8 +208,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
         super().zero_grad(set_to_none)
 
     def close(self) -> None:
-        """Stop watching backward passes. A new DistributedOptimizer of the same parameters closes this one too."""
+        """Stop watching backward passes, and leave the stores that were made for this optimizer. Idempotent.
+
+        A new DistributedOptimizer of the same parameters stops this one's watch too. But only after ``close`` of every
+        worker the servers forget what they hold for it.
+        """
+        watch, buffers = self._strategy.model_watch, self._strategy.buffers
         self._strategy.close()
+        if watch is not None:
+            watch.close()
+        if buffers is not None:
+            buffers.close()
+        for store in self._own_stores:
+            store.close()
 
     # ---- state -----------------------------------------------------------------------------------------------------
 
@@ -208,8 +229,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Compression adds the entry ``codec_states``: residuals of this worker's pushes and of its pulls. To resume with
         the same bits, every worker saves its own.
+
+        Raises:
+            PeerDiedError: with ``update="server"``: the job has failed, and the state is lost with the servers.
         """
-        self.synchronize()
+        self._strategy.weights.read(self.synchronize)
         saved_besides = self._strategy.fetch_states()  # before the user's optimizer is read
         return super().state_dict() | saved_besides
 

@@ -104,6 +104,7 @@ class Exchange:
                 self._push(key)
 
     def _put(self, one: Bound) -> None:
+        self._store.session.check_process()  # before a child writes to the arena of its parent
         self._before_fill(one)
         copy = one.put_grad()
         self._filled.add(one)

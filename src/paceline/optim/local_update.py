@@ -10,6 +10,7 @@ import torch
 
 from paceline.errors import NonFiniteError, PacelineError
 from paceline.kvstore.base import KVStoreBase
+from paceline.kvstore.weights import Weights
 from paceline.optim.backward import BackwardWatch
 from paceline.optim.buffers import Buffers
 from paceline.optim.codec_states import codec_entry, set_residuals
@@ -34,6 +35,7 @@ class LocalUpdate:
         self.buffers: Buffers | None = None
         self.model_watch: ModelWatch | None = None
         self.skipped_steps = 0
+        self.weights = Weights.of(store)
 
     def step(
         self, closure: Closure | None, scale: torch.Tensor | None = None, found_inf: torch.Tensor | None = None
@@ -42,11 +44,13 @@ class LocalUpdate:
 
         ``scale`` and ``found_inf`` are not used: a GradScaler unscales these gradients itself.
         """
+        loss = None
         if closure is not None:
-            return self.inner.step(lambda: self._merged_closure(closure))
-        if self._prepare():
+            loss = self.inner.step(lambda: self._merged_closure(closure))
+        elif self._prepare():
             self.inner.step()
-        return None
+        self.weights.ended()
+        return loss
 
     def _merged_closure(self, closure: Closure) -> Any:
         loss = self.merge_loss(closure())

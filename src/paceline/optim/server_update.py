@@ -20,8 +20,9 @@ from typing import Any
 import torch
 
 from paceline.compression.state import UNSENT
-from paceline.errors import NonFiniteError, PacelineError
+from paceline.errors import NonFiniteError, PacelineError, PeerDiedError
 from paceline.kvstore.dist import DistStore
+from paceline.kvstore.weights import Weights
 from paceline.optim.backward import BackwardWatch
 from paceline.optim.binding import Bound, bind_keys, take_all
 from paceline.optim.buffers import Buffers
@@ -56,6 +57,7 @@ class ServerUpdate:
         self.inner, self.named, self.choices = setup.inner, list(setup.named), setup.choices
         self.store, self.buffers, self._samples = store, buffers, setup.samples
         self.model_watch: ModelWatch | None = None
+        self.weights = Weights.of(store)
         spec = _spec_of(self.inner, self.named)
         self._merged = store.policy.merges_rounds
         self._overlap = store.policy.merge == "all" if self.choices.overlap is None else self.choices.overlap
@@ -221,16 +223,19 @@ class ServerUpdate:
             self._pending = False
             with torch.no_grad():
                 self._exchange.settle()
+                self._sparse.settle()  # before any weight changes, so that a failure leaves those of the last round
                 take_all(self._exchange.bound, weights=True)
                 self._sparse.finish()
+            self.weights.ended()
 
     # ---- weights and state -----------------------------------------------------------------------------------------
 
     def broadcast_weights(self) -> None:
         """Make rank 0's weights those of all workers and servers. Every worker calls it."""
         self.synchronize()
-        self._exchange.broadcast_weights()
-        self._sparse.broadcast_weights()
+        with self.weights.changing({name: [param] for name, param, _ in self.named}, rounds=0):
+            self._exchange.broadcast_weights()
+            self._sparse.broadcast_weights()
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Raise an error: the servers step.
@@ -272,8 +277,18 @@ class ServerUpdate:
         }
 
     def fetch_states(self) -> dict[str, Any]:
-        """Put the servers' state into the user's optimizer; returns the states of codecs."""
-        states = self.store.optimizer_states()
+        """Put the servers' state into the user's optimizer; returns the states of codecs.
+
+        Raises:
+            PeerDiedError: the job has failed, and the servers' state with it.
+        """
+        try:
+            states = self.store.optimizer_states()
+        except PeerDiedError as error:
+            raise PeerDiedError(
+                f"worker {self.store.rank}: the optimizer's state was on the servers and is lost; the weights of round "
+                f"{self.weights.round} are here, and the model's state_dict has them ({error})"
+            ) from error
         unsent = {name: {UNSENT: state.pop(UNSENT)} for name, state in states.items() if UNSENT in state}
         for name, param, _ in self.named:
             for key, value in states.get(name, {}).items():

@@ -126,6 +126,20 @@ class SparseExchange:
                 "worker"
             )
 
+    def settle(self) -> None:
+        """Push the remaining parameters, and wait for all answers of the round; nothing is changed.
+
+        Raises:
+            PeerDiedError: a member of the job died.
+            DeadlineError: other workers did not push in time.
+        """
+        self.push()
+        try:
+            self._store.session.wait([one.call for one in self._under_way.values()])
+        except BaseException:
+            self._under_way = {}  # the round is over
+            raise
+
     def finish(self) -> None:
         """Push the remaining parameters, and wait for all answers of the round.
 

@@ -11,6 +11,7 @@ import torch
 
 from paceline.compression import Compression
 from paceline.kvstore.base import KVStoreBase
+from paceline.kvstore.weights import Weights
 from paceline.optim.buffers import Buffers
 from paceline.optim.choices import Choices
 from paceline.optim.samples import Samples
@@ -50,10 +51,12 @@ class Strategy(Protocol):
         model_watch: the watch of the model, if it is known. Hooks of parameters keep the strategy alive, and so the
             watch, also after a loop has dropped the DistributedOptimizer.
         skipped_steps: steps that were skipped because gradients were not finite.
+        weights: to which round the parameters belong.
     """
 
     scales_by_itself: bool
     skipped_steps: int
+    weights: Weights
     model_watch: ModelWatch | None
 
     @property

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from paceline.kvstore.weights import Weights
 from paceline.optim.buffers import Buffers
 from paceline.optim.samples import Samples
 
@@ -27,6 +28,11 @@ class ModelHook:
         call = None if self._call is None else self._call()
         if call is not None:
             call(*args)
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether this hook does nothing any more."""
+        return self._call is None or self._call() is None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModelHook:
         return type(self)()
@@ -56,6 +62,8 @@ class CopyHook(ModelHook):
 
 _ATTRIBUTE = "_paceline_before_copy"
 
+_OWN_BUFFERS = ", and buffers such as running means may be this worker's own"
+
 
 class ModelWatch:
     """Counts samples, and brings weights and buffers up to date before the model reads them.
@@ -66,6 +74,7 @@ class ModelWatch:
         buffers: the model's buffers, if workers share them.
         synchronize: waits for the weights of the last step.
         lazy: new weights may not have arrived, so reads by any part of the model wait for them.
+        weights: can be read also when the job has failed and nothing new arrives.
     """
 
     def __init__(
@@ -75,31 +84,59 @@ class ModelWatch:
         buffers: Buffers | None,
         synchronize: Callable[[], None],
         lazy: bool,
+        weights: Weights,
     ) -> None:
         self._samples, self._buffers, self._synchronize = samples, buffers, synchronize
-        model.register_forward_pre_hook(ModelHook(self._before_forward))
-        model.register_forward_hook(ModelHook(self._after_forward), with_kwargs=True)
+        self._weights = weights
+        for module in model.modules():
+            _remove_dead_hooks(module)
+        hooks = self._hooks = [
+            model.register_forward_pre_hook(ModelHook(self._before_forward)),
+            model.register_forward_hook(ModelHook(self._after_forward), with_kwargs=True),
+        ]
         for module in model.modules() if lazy else [model]:
-            module.register_state_dict_pre_hook(ModelHook(self._before_read))  # type: ignore[no-untyped-call]
+            before_read = ModelHook(self._before_read)
+            hooks.append(module.register_state_dict_pre_hook(before_read))  # type: ignore[no-untyped-call]
             CopyHook(self._before_read).put_first(module)
             if module is not model:
-                module.register_forward_pre_hook(ModelHook(self._before_part))
+                hooks.append(module.register_forward_pre_hook(ModelHook(self._before_part)))
+
+    def close(self) -> None:
+        """Watch no more."""
+        for hook in self._hooks:
+            hook.remove()
 
     def _after_forward(self, module: torch.nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:
         self._samples.see((args, kwargs), outputs)
 
     def _before_forward(self, module: torch.nn.Module, args: Any) -> None:
-        self._synchronize()
+        if module.training:
+            self._synchronize()
+        else:
+            self._weights.read(self._synchronize)
         if self._buffers is not None and self._buffers.are_read:
-            self._buffers.take()
+            self._weights.read(self._buffers.take, _OWN_BUFFERS)
 
     def _before_part(self, module: torch.nn.Module, args: Any) -> None:
         self._synchronize()
 
     def _before_read(self, *_: Any) -> None:
-        self._synchronize()
-        if self._buffers is not None:
-            self._buffers.take()
+        self._weights.read(self._bring, _OWN_BUFFERS)
+
+    def _bring(self) -> None:
+        try:
+            self._synchronize()
+        finally:
+            if self._buffers is not None:
+                self._buffers.take()
+
+
+def _remove_dead_hooks(module: torch.nn.Module) -> None:
+    """Remove what earlier optimizers have left, which are freed by now."""
+    for hooks in (module._forward_pre_hooks, module._forward_hooks, module._state_dict_pre_hooks):
+        for key in [key for key, hook in hooks.items() if isinstance(hook, ModelHook) and hook.is_dead]:
+            del hooks[key]
+            module._forward_hooks_with_kwargs.pop(key, None)
 
 
 def refuse_renormalising(model: torch.nn.Module) -> None:

@@ -136,8 +136,9 @@ class WorkerUpdate(MergingUpdate):
 
     def broadcast_weights(self) -> None:
         """Set the weights of all workers to rank 0's. Every worker calls it."""
-        self._exchange.broadcast_weights()
-        self._sparse.broadcast_weights()
+        with self.weights.changing({name: [param] for name, param, _ in self.named}, rounds=0):
+            self._exchange.broadcast_weights()
+            self._sparse.broadcast_weights()
 
 
 def plain_groups(optimizer: torch.optim.Optimizer) -> list[Options]:

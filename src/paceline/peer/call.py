@@ -72,6 +72,8 @@ class Call:
             self._crash(PacelineError(f"{self.what} at {self.whom}: {type(error).__name__} while its answer was used"))
             raise
         finally:
+            # They refer to what keeps the call, so memory would wait for a garbage collection.
+            self._on_answer = self._on_failed = None
             self.done = True
 
     def _crash(self, error: Exception) -> None:

@@ -23,7 +23,7 @@ Times. What stands left must be shorter than what stands right, by a few times w
 | ``PROBE_AFTER_S`` | ``heartbeat_timeout_s`` | a lost heartbeat is repaired before silence counts as death |
 | ``heartbeat_interval_s`` | ``heartbeat_timeout_s`` | one late heartbeat is no death |
 | 1 s, within which a hub connects again | ``disconnect_grace_s`` | a connection that blinks is no death |
-| ``heartbeat_timeout_s``, ``disconnect_grace_s`` | ``timeout_s`` | a death is reported as a death, not as a deadline |
+| ``stall_timeout_s``, ``disconnect_grace_s`` | ``timeout_s`` | a death is reported as a death, not as a deadline |
 | the longest step of the slowest worker | ``timeout_s`` | the answer to a push may wait for all workers |
 | the scheduler's ``start_timeout_s`` | a member's, which adds 5 s | only the scheduler knows who is missing |
 

@@ -108,3 +108,12 @@ def host_id() -> str:
         except OSError:
             parts.append(f"unknown-{os.getpid()}")
     return hashlib.sha256("|".join(parts).encode()).hexdigest()[:32]
+
+
+def process_state(pid: int) -> str:
+    """Return the letter for the state of a process of this host, as in /proc; empty where there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return stat.read().rpartition(b") ")[2][:1].decode("ascii", "replace")
+    except OSError:
+        return ""

@@ -6,30 +6,51 @@
 | joining | the scheduler refuses it, or does not answer in time | :meth:`Lifeline.join` raises |
 | member | news of a death | failed: :attr:`Lifeline.failure` is set, heartbeats go on |
 | member | the connection is closed for ``disconnect_grace_s`` | failed: the scheduler died |
-| member | the scheduler is silent for ``heartbeat_timeout_s`` | failed: the scheduler died |
+| member | the scheduler is silent, in a way that is a death | failed: the scheduler died |
 | member | news that all workers have left | over: :attr:`Lifeline.shutdown` is set, heartbeats go on |
 | member, failed, over | :meth:`Lifeline.leave` | left: the thread has said :class:`~paceline.wire.messages.Bye` |
 
 ``failure`` and ``shutdown`` are set once and never change. The scheduler answers every heartbeat with its news, so news
-that were lost come with the next answer. How the times relate is in :mod:`paceline.peer.client`. The scheduler's side
-is :mod:`paceline.membership`.
+that were lost come with the next answer. The scheduler's side is :mod:`paceline.membership`.
+
+Which silence is a death is decided by :mod:`paceline.membership.liveness`, for the scheduler as for members. Either its
+host is silent for ``heartbeat_timeout_s``; or its process is silent for as long and is stopped, which only members on
+its host see; or its process is silent for ``stall_timeout_s``. The time in which this thread itself did not run,
+because another one held Python's lock or the process was stopped, is not silence of the scheduler.
+
+| time | must exceed |
+|---|---|
+| ``heartbeat_timeout_s`` | several ``heartbeat_interval_s``; the outages of a network that a job survives |
+| ``stall_timeout_s`` | ``heartbeat_timeout_s``; the time for which the scheduler may be starved |
+| ``disconnect_grace_s`` | the time to connect again: at most 1 s, and a handshake |
+| ``start_timeout_s`` and 5 s | the scheduler's ``start_timeout_s``: it knows who is missing |
+| ``timeout_s`` of requests | ``stall_timeout_s``: a death is reported as a death, not as a deadline |
+
+What breaks the guarantees: a scheduler that is stopped on a host without members counts as stalled, which takes longer;
+a thread that holds Python's lock for ``stall_timeout_s`` of the scheduler makes this member dead there.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from paceline.config import Settings
 from paceline.errors import JoinTimeoutError, PacelineError, PeerDiedError
-from paceline.membership import describe
+from paceline.membership import Action, Liveness, Seat, Warn, describe
 from paceline.peer.client import Client
-from paceline.peer.hosts import host_id, own_address
+from paceline.peer.hosts import host_id, own_address, process_state
 from paceline.transport import Hub
 from paceline.transport.base import Frames
 from paceline.wire import messages as m
+
+logger = logging.getLogger(__name__)
+
+#: Check interval for the scheduler's life.
+_CHECK_INTERVAL_S = 0.2
 
 #: How much longer a member waits for the welcome than the scheduler does for all members.
 _JOIN_GRACE_S = 5.0
@@ -38,7 +59,7 @@ _JOIN_GRACE_S = 5.0
 _MAX_HEARTBEATS = 4
 
 #: How long :meth:`Lifeline.leave` waits for the answer to its goodbye, and how often it checks that there can be one.
-_BYE_TIMEOUT_S, _BYE_CHECK_INTERVAL_S = 2.0, 0.1
+BYE_TIMEOUT_S, _BYE_CHECK_INTERVAL_S = 2.0, 0.1
 
 #: How long :meth:`Lifeline.leave` waits for the thread; longer than the goodbye may take.
 _LEAVE_TIMEOUT_S = 5.0
@@ -75,10 +96,9 @@ class Lifeline:
         self._channel = self._client.connect(settings.scheduler, settings.role, self._name)
         self._thread = threading.Thread(target=self._run, name="paceline-lifeline", daemon=True)
         self._bye: str | None = None
-        self._heard = 0.0
-        """When the scheduler last said something."""
-        self._closed_since: float | None = None
-        """Since when the connection has been closed."""
+        self._liveness = Liveness(settings, time.monotonic())
+        self._suspects: list[m.Suspect] = []
+        """Members of this host of which the scheduler wants to know more."""
         self.round = 0
         self.failure: PacelineError | None = None
         self.shutdown = False
@@ -108,6 +128,9 @@ class Lifeline:
     def _welcomed(self, body: m.Body, frames: Frames) -> None:
         assert isinstance(body, m.Welcome)
         self.rank, self.members = body.rank, body.members
+        where = self._settings.scheduler.removeprefix("tcp://")
+        scheduler = m.Member("scheduler", 0, 0, where, body.scheduler_host_id, body.scheduler_pid, "", b"")
+        self._scheduler = Seat(scheduler, b"", time.monotonic(), 0)
 
     @property
     def me(self) -> m.Member:
@@ -117,27 +140,30 @@ class Lifeline:
     # ---- the thread ------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        next_beat = self._heard = time.monotonic()
+        next_beat = time.monotonic()
+        self._liveness.note_heard(self._scheduler, next_beat)
         while self._bye is None:
             now = time.monotonic()
             if now >= next_beat:
                 next_beat = now + self._settings.heartbeat_interval_s
                 self._send_heartbeat()
-            self._client.poll(next_beat - now)
+            self._client.poll(min(next_beat - now, _CHECK_INTERVAL_S))
             self._watch_scheduler(time.monotonic())
         self._say_goodbye(self._bye)
 
     def _send_heartbeat(self) -> None:
         if len(self._client) < _MAX_HEARTBEATS:
-            beat = m.Heartbeat(self.round)
+            seen = [m.Sighting(one.role, one.rank, process_state(one.pid)) for one in self._suspects]
+            beat = m.Heartbeat(self.round, seen)
             self._client.ask(
                 self._channel, beat, "heartbeat", (), lambda body, frames: self._take_news(body), self._take_news
             )
 
     def _take_news(self, body: m.Body) -> None:
-        self._heard = time.monotonic()
+        self._log(self._liveness.note_heard(self._scheduler, time.monotonic()))
         if not isinstance(body, m.News):
             return
+        self._suspects = body.suspects
         if body.deaths and self.failure is None:
             self.deaths = body.deaths
             self._fail("; ".join(describe(death) for death in body.deaths))
@@ -149,22 +175,32 @@ class Lifeline:
             self._on_change()
 
     def _watch_scheduler(self, now: float) -> None:
-        self._closed_since = None if self._hub.is_open(self._channel) else self._closed_since or now
+        seat, liveness = self._scheduler, self._liveness
+        liveness.turn([seat], now)
+        seat.closed_since = None if self._hub.is_open(self._channel) else seat.closed_since or now
         if self.failure is not None or self.shutdown:
             return
-        who = f"scheduler 0 on {self._settings.scheduler.removeprefix('tcp://')} died"
-        closed_s = 0.0 if self._closed_since is None else now - self._closed_since
-        if closed_s > self._settings.disconnect_grace_s:
-            self._fail(f"{who}: its connection closed {closed_s:.1f} s ago")
-        elif now - self._heard > self._settings.heartbeat_timeout_s:
-            self._fail(f"{who}: it was not heard for {now - self._heard:.1f} s")
+        seat.host_silent_s = self._hub.host_silent_s(self._channel)
+        for suspect in liveness.suspects([seat], now):
+            if suspect.host_id == self._hello.host_id:
+                liveness.note_state(seat, process_state(suspect.pid), now)
+        reason = liveness.why_dead(seat, True, now)
+        if reason:
+            self._fail(describe(m.Death("scheduler", 0, seat.member.host, reason)))
+            return
+        self._log(liveness.warnings([seat], now))
+
+    def _log(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Warn):
+                logger.warning("%s", action.text)
 
     def _fail(self, why: str) -> None:
         self.failure = PeerDiedError(why)
         self._on_change()
 
     def _say_goodbye(self, reason: str) -> None:
-        deadline = time.monotonic() + _BYE_TIMEOUT_S
+        deadline = time.monotonic() + BYE_TIMEOUT_S
         bye = self._client.ask(self._channel, m.Bye(reason), "leaving")
         while not bye.done and time.monotonic() < deadline and self._hub.is_open(self._channel):
             self._client.poll(_BYE_CHECK_INTERVAL_S)
@@ -172,7 +208,12 @@ class Lifeline:
     # ---- from other threads ----------------------------------------------------------------------------------------
 
     def leave(self, reason: str = "") -> None:
-        """Leave the job. With a reason it is a failure, and ends the job for all. Idempotent."""
+        """Leave the job. With a reason it is a failure, and ends the job for all. Idempotent.
+
+        Does nothing in a forked child.
+        """
+        if os.getpid() != self._hello.pid:
+            return
         if self._bye is None:
             self._bye = reason
             if self._thread.is_alive():

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import time
+from collections.abc import Sequence
 
 from paceline.config import Settings
 from paceline.errors import PacelineError
 from paceline.logs import set_up_logging
-from paceline.membership import Answer, Finish, Membership, describe
+from paceline.membership import Action, Finish, Membership, Warn, describe
 from paceline.peer.answerer import Answerer
-from paceline.peer.hosts import bind_address
+from paceline.peer.hosts import bind_address, host_id, process_state
 from paceline.scheduler.launcher import Launcher
 from paceline.transport import Listener, Security
 from paceline.transport.sockets import SocketListener
@@ -33,7 +35,10 @@ class Scheduler:
     def __init__(self, settings: Settings, listener: Listener, launcher: Launcher) -> None:
         self._listener, self._launcher = listener, launcher
         self._reported = False
-        self._membership = Membership(settings, time.monotonic(), lambda: secrets.token_bytes(16))
+        self._host_id = host_id()
+        self._membership = Membership(
+            settings, time.monotonic(), lambda: secrets.token_bytes(16), os.getpid(), self._host_id
+        )
         self._answerer = Answerer(listener, self._membership.is_member)
 
     def run(self) -> int:
@@ -47,6 +52,7 @@ class Scheduler:
             for peer in self._listener.lost():
                 self._membership.lost(peer, time.monotonic())
             self._take_ends()
+            self._look_around(time.monotonic())
             code = self._perform(self._membership.tick(time.monotonic()))
             if code is not None:
                 return code
@@ -56,19 +62,30 @@ class Scheduler:
             self._perform(self._membership.ended(role, rank, code, time.monotonic()))
         self._membership.is_supervised = self._launcher.reports_ends
 
+    def _look_around(self, now: float) -> None:
+        """Say what the kernels know of the members' hosts, and of processes of this host that are silent."""
+        for peer in self._membership.lifelines():
+            self._membership.note_host(peer, self._listener.host_silent_s(peer))
+        for suspect in self._membership.suspects(now):
+            if suspect.host_id == self._host_id:
+                self._membership.note_state(suspect, process_state(suspect.pid), now)
+
     def _report_cause(self) -> None:
         cause = self._membership.cause
         if cause is not None and not self._reported:
             self._reported = True
             self._launcher.report_failure(cause.role, cause.rank, cause.reason)
 
-    def _perform(self, actions: list[Answer | Finish]) -> int | None:
+    def _perform(self, actions: Sequence[Action]) -> int | None:
         self._report_cause()  # before anybody can end because of it
         for action in actions:
             if isinstance(action, Finish):
                 for death in self._membership.deaths:
                     logger.error("the job failed: %s", describe(death))
                 return action.code
+            if isinstance(action, Warn):
+                logger.warning("%s", action.text)
+                continue
             self._answerer.answer(action.peer, action.seq, action.body)
         return None
 

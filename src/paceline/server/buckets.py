@@ -86,6 +86,10 @@ class Buckets:
             raise KeyMismatchError(f"block {request.block} of store {self._store!r} has no bucket here")
         map_buckets(buckets, worker, request, ours=self.values_at(request.block) is not None)
 
+    def close(self) -> None:
+        """Release shared memory; the values stay as long as anybody refers to them."""
+        self._memory.close()
+
     def values_at(self, block: int) -> tuple[int, list[int]] | None:
         """Return the memfd that holds the values of a block here, and the first element of every bucket in it."""
         return self._memory.place(block)

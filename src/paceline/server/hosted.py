@@ -37,6 +37,18 @@ class HostedStore:
         """Tell whether pushes of an entry are forwarded from here."""
         return self.forward is not None and (entry.block, entry.bucket) in self.forward.store.buckets
 
+    @property
+    def is_left(self) -> bool:
+        """Whether all workers have left: nobody can use the store any more."""
+        parts = [self.own.store] + ([] if self.forward is None else [self.forward.store])
+        return not any(part.presence.present for part in parts)
+
+    def close(self) -> None:
+        """Release shared memory."""
+        for part in (self.own, self.forward):
+            if part is not None:
+                part.store.buckets.close()
+
     def check_forwarder(self, server: int, worker: int) -> None:
         """Refuse that a server forwards for a worker that does not push through it.
 
@@ -49,7 +61,27 @@ class HostedStore:
 
 
 class Stores(dict[str, HostedStore]):
-    """The open stores of a server, by name."""
+    """The open stores of a server, by name.
+
+    Attributes:
+        opened: how many were ever opened.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened = 0
+
+    def open(self, name: str, hosted: HostedStore) -> None:
+        """Add a store."""
+        self[name] = hosted
+        self.opened += 1
+
+    def drop_if_left(self, name: str) -> None:
+        """Forget a store that all workers have left."""
+        hosted = self.get(name)
+        if hosted is not None and hosted.is_left:
+            del self[name]
+            hosted.close()
 
     def __missing__(self, name: str) -> HostedStore:
         raise KeyMismatchError(f"store {name!r} was not opened on this server")

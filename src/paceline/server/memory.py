@@ -44,6 +44,12 @@ class ValueMemory:
             own.copy_(value)
         return placed
 
+    def close(self) -> None:
+        """Close the files. The kernel frees their memory when nobody maps it any more."""
+        for file, _ in self._files.values():
+            file.close()
+        self._files = {}
+
     def place(self, block: int) -> tuple[int, list[int]] | None:
         """Return the memfd of a block and the first element of every bucket in it, or None where there is no file."""
         found = self._files.get(block)

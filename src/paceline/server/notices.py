@@ -11,6 +11,8 @@ a barrier, or leaves, on both ways:
 | `OnBehalf` | a server that forwards for the worker | as if the worker had said it, on the second way |
 | `AskMissing` | a worker | answered here, or by the owner when all that is missing is the owner's answer |
 
+A store that all workers have left is forgotten, on every server by itself.
+
 Only when both ways have brought a notice has everything arrived that the worker pushed before it: each way keeps its
 order, but one may be faster. That is what breaks the guarantee: a notice that overtakes pushes on its way.
 """
@@ -44,14 +46,16 @@ class Notices:
         hosted = self._stores[body.store]
         apply_here(hosted, asker.rank, body, direct=True)
         self._forward(hosted, asker.rank, body, asker.reply)
+        self._stores.drop_if_left(body.store)
 
     def take_out(self, workers: Iterable[int]) -> None:
         """Let workers that have left the job leave every store, as if they had said so."""
-        for name, hosted in self._stores.items():
+        for name, hosted in list(self._stores.items()):
             for worker in sorted(workers):
                 if not hosted.notices[m.Leave, worker, True]:
                     apply_here(hosted, worker, m.Leave(name), direct=True)
                     self._forward(hosted, worker, m.Leave(name), lambda reply: None)
+            self._stores.drop_if_left(name)
 
     def _forward(
         self, hosted: HostedStore, worker: int, body: m.Pause | m.Leave, reply: Callable[[m.Reply], None]
@@ -92,6 +96,7 @@ class Notices:
         if isinstance(notice, m.AskMissing):
             return hosted.own.store.missing_for(body.worker, notice.entry)
         apply_here(hosted, body.worker, notice, direct=False)
+        self._stores.drop_if_left(notice.store)
         return m.Done()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
@@ -120,6 +121,11 @@ def share_of(cores: int, members: int) -> int:
     return max(1, min(MAX_THREADS, cores // max(1, members)))
 
 
+def _load_optimizers() -> None:
+    """Import what the first optimizer of ``torch.optim`` imports: torch's compiler, which takes seconds."""
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+
+
 def main(settings: Settings) -> int:
     """Run one server of a job; returns the exit code."""
     set_up_logging(settings)
@@ -132,8 +138,12 @@ def main(settings: Settings) -> int:
         logger.error("server %d cannot start: %s", settings.rank, error)
         return 1
     lifeline = Lifeline(settings, SocketHub(security), " ".join(listener.addresses), listener.wake)
+    # While it waits for the others, and not while they wait for an answer.
+    loading = threading.Thread(target=_load_optimizers, name="paceline-load", daemon=True)
+    loading.start()
     try:
         lifeline.join()
+        loading.join()
         neighbours = sum(one.host_id == lifeline.me.host_id for one in lifeline.members)
         torch.set_num_threads(settings.server_threads or share_of(len(os.sched_getaffinity(0)), neighbours))
         logger.info("server %d serves at %s, pid %d", lifeline.rank, listener.addresses[0], os.getpid())
@@ -145,7 +155,9 @@ def main(settings: Settings) -> int:
         lifeline.leave()
     except PacelineError as error:
         logger.error("server %d: %s", settings.rank, error)
-        code = PEER_FAILED if isinstance(error, PeerDiedError) else 1
+        is_victim = isinstance(error, PeerDiedError)
+        lifeline.leave("" if is_victim else str(error))
+        code = PEER_FAILED if is_victim else 1
     except BaseException as error:
         # Process border: the other members learn why this server ends.
         lifeline.leave(f"it raised {type(error).__name__}: {error}")

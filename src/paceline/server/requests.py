@@ -63,6 +63,7 @@ class RequestHandler:
         parts = Setup(settings, self._members, self.stores, ask), pushes, Pulls(self.stores), Commands(self), notices
         self._notices = notices
         self._taken_out: tuple[frozenset[int], int] = frozenset(), 0
+        """Workers, and how many stores were ever open, at the last :meth:`take_out`."""
         self._of_workers: Handlers = {kind: handler for part in parts for kind, handler in part.of_workers.items()}
         self._of_servers: Handlers = {**pushes.of_servers, **notices.of_servers}
         self._of_strangers: Handlers = {m.Claim: self._claim}
@@ -73,8 +74,8 @@ class RequestHandler:
 
     def take_out(self, workers: frozenset[int]) -> None:
         """Wait no more for workers that have left the job, in any store; called again after each request."""
-        if workers and self._taken_out != (workers, len(self.stores)):
-            self._taken_out = workers, len(self.stores)
+        if workers and self._taken_out != (workers, self.stores.opened):
+            self._taken_out = workers, self.stores.opened
             self._notices.take_out(workers)
 
     def is_member(self, peer: bytes) -> bool:

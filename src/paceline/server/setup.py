@@ -49,7 +49,7 @@ class Setup:
     def _open(self, asker: Asker, body: m.OpenStore, frames: Frames) -> m.Reply:
         known = self._stores.get(body.store)
         if known is None:
-            self._stores[body.store] = self._new_store(body)
+            self._stores.open(body.store, self._new_store(body))
         elif known.opened != body:
             raise ValueError(
                 f"worker {asker.rank} opens store {body.store!r} as {_describe(body)}, but it is open as "

@@ -167,6 +167,10 @@ class FaultyHub:
         """Return whether the channel is connected now."""
         return self.inner.is_open(channel)
 
+    def host_silent_s(self, channel: int) -> float | None:
+        """Return the seconds since the kernel of the listener's host was heard; None where that is not known."""
+        return self.inner.host_silent_s(channel)
+
     def reopened(self) -> list[int]:
         """Return channels that have closed and connected again since the last call."""
         return self.inner.reopened()
@@ -223,6 +227,10 @@ class FaultyListener:
     def lost(self) -> list[bytes]:
         """Return peers whose connection has closed since the last call."""
         return self.inner.lost()
+
+    def host_silent_s(self, peer: bytes) -> float | None:
+        """Return the seconds since the kernel of the peer's host was heard; None where that is not known."""
+        return self.inner.host_silent_s(peer)
 
     def watch_hub(self, hub: FaultyHub) -> None:
         """Make ``receive`` return also when something is due at a hub of the same thread."""

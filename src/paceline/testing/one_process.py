@@ -38,6 +38,9 @@ class _Session:
     def on_close(self, closer: Callable[[], None]) -> None:
         """Nothing: a test closes stores itself."""
 
+    def forget_store(self, name: str, closer: Callable[[], None]) -> None:
+        """Nothing, as there are no functions to call."""
+
     def note_round(self, round: int) -> None:
         """Nothing: there is no scheduler."""
 
@@ -65,6 +68,8 @@ class _Session:
     def call_scheduler(self, body: m.Request, what: str, timeout_s: float | None = None) -> m.Body:
         if isinstance(body, m.Publish):
             self._job.published.setdefault(body.store, []).extend(body.blocks)
+            return m.Done()
+        if isinstance(body, m.Leave):
             return m.Done()
         assert isinstance(body, m.Lookup)
         wanted = set(body.keys)

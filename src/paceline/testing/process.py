@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from paceline import forks
 from paceline.launch.supervise.guardian import Guardian
 from paceline.testing.channel import READ_VARIABLE, WRITE_VARIABLE, Lines, say
 from paceline.testing.fork_server import Child, ForkServer
@@ -94,16 +95,17 @@ class Process:
 def _started(
     argv: Sequence[str], env: Mapping[str, str], output: IO[bytes], guardian: Guardian, pass_fds: Sequence[int]
 ) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        list(argv),
-        env=dict(env),
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-        preexec_fn=guardian.register,  # noqa: PLW1509 - it only writes to a pipe
-        pass_fds=pass_fds,
-    )
+    with forks.passing_on():
+        return subprocess.Popen(
+            list(argv),
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=guardian.register,  # noqa: PLW1509 - it only writes to a pipe
+            pass_fds=pass_fds,
+        )
 
 
 class Worker(Process):

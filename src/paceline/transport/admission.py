@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from paceline import forks
 from paceline.transport.handshake import Agreed, HandshakeError, Responder
 
 logger = logging.getLogger(__name__)
@@ -108,7 +109,11 @@ class Gate:
     def _run(self) -> None:
         while not self._closed:
             for key, _ in self._selector.select(self._until_next_deadline()):
-                self._attend(key.data)
+                try:
+                    self._attend(key.data)
+                except Exception:
+                    # Thread border: whatever a connection brings about, others can still join.
+                    logger.exception("a connection was dropped")
             self._drop_late()
         for half in [*self._strangers, *self._proved]:
             self._drop(half)
@@ -125,7 +130,9 @@ class Gate:
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
-                sock, address = listening.accept()
+                with forks.held():
+                    sock, address = listening.accept()
+                    forks.in_children(sock, socket.socket.close)
             except BlockingIOError:
                 return
             except OSError as error:
@@ -166,7 +173,11 @@ class Gate:
             if half.responder.agreed is not None:
                 self._forget(half)
                 half.socket.setblocking(True)
-                self._admit(half.socket, half.responder.agreed)
+                try:
+                    self._admit(half.socket, half.responder.agreed)
+                except Exception:
+                    half.socket.close()
+                    raise
 
     def _limit(self, those: dict[_HalfOpen, None]) -> None:
         while len(those) > MAX_HALF_OPEN:

@@ -40,6 +40,9 @@ class Listener(Protocol):
     def lost(self) -> list[bytes]:
         """Return peers whose connection has closed since the last call."""
 
+    def host_silent_s(self, peer: bytes) -> float | None:
+        """Return the seconds since the kernel of the peer's host was heard; None where that is not known."""
+
     def watch_hub(self, hub: Any) -> None:
         """Make ``receive`` return also when something arrives at a hub. Both are used by the same thread."""
 
@@ -70,6 +73,9 @@ class Hub(Protocol):
 
     def is_open(self, channel: int) -> bool:
         """Return whether the channel is connected now."""
+
+    def host_silent_s(self, channel: int) -> float | None:
+        """Return the seconds since the kernel of the listener's host was heard; None where that is not known."""
 
     def reopened(self) -> list[int]:
         """Return channels that have closed and connected again since the last call. Messages may be lost."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from typing import Any
 from urllib.parse import urlsplit
 
+from paceline import forks
 from paceline.transport.admission import HANDSHAKE_S
 
 #: Connections that the kernel holds until the gate accepts them.
@@ -33,13 +35,15 @@ def listen(address: str) -> tuple[socket.socket, str]:
     """
     try:
         if not address.startswith("tcp:"):
-            sock = socket.socket(socket.AF_UNIX)
+            sock = _socket(socket.AF_UNIX)
             sock.bind(_unix_name(address))
             sock.listen(_BACKLOG)
             return sock, address
         host, port = _host_and_port(address)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        sock = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        with forks.held():
+            sock = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+            forks.in_children(sock, socket.socket.close)
         bound = sock.getsockname()
         return sock, f"tcp://[{bound[0]}]:{bound[1]}" if ":" in host else f"tcp://{bound[0]}:{bound[1]}"
     except OSError as error:
@@ -52,23 +56,32 @@ def dial(address: str) -> socket.socket:
     Raises:
         OSError: nobody listens there.
     """
-    if address.startswith("tcp:"):
-        return socket.create_connection(_host_and_port(address), HANDSHAKE_S)
-    sock = socket.socket(socket.AF_UNIX)
+    if not address.startswith("tcp:"):
+        return _connected(socket.AF_UNIX, _unix_name(address))
+    reason = OSError(f"{address} has no address")
+    for family, _, _, _, target in socket.getaddrinfo(*_host_and_port(address), type=socket.SOCK_STREAM):
+        try:
+            return _connected(family, target)
+        except OSError as error:
+            reason = error
+    raise reason
+
+
+def _connected(family: int, target: Any) -> socket.socket:
+    sock = _socket(family)
     try:
         sock.settimeout(HANDSHAKE_S)
-        sock.connect(_unix_name(address))
+        sock.connect(target)
     except BaseException:
         sock.close()
         raise
     return sock
 
 
-def tune(sock: socket.socket) -> None:
-    """Have messages leave at once, and a host that vanished be noticed."""
-    if sock.family != socket.AF_UNIX:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+def _socket(family: int) -> socket.socket:
+    """Return a new socket, which children of this process close."""
+    with forks.held():
+        return forks.in_children(socket.socket(family, socket.SOCK_STREAM), socket.socket.close)
 
 
 def end(sock: socket.socket) -> None:

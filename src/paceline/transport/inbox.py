@@ -32,6 +32,9 @@ class Inbox(Generic[Source]):
     def put(self, source: Source, frames: Sequence[Any], size: int, room: threading.Semaphore) -> None:
         """Add a message; ``room`` is released when it is taken."""
         self._queue.put(_Arrived(source, frames, size, room))
+        self._wake_watchers()
+
+    def _wake_watchers(self) -> None:
         for watcher in self._watchers:
             watcher.wake()
 
@@ -59,4 +62,7 @@ class Inbox(Generic[Source]):
                 one = self._queue.get_nowait()
         except queue.Empty:
             pass
+        if not self._queue.empty():
+            # What stays here has woken the watchers already, and they may sleep again.
+            self._wake_watchers()
         return taken

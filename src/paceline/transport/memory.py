@@ -86,6 +86,10 @@ class MemoryListener:
         """Return nothing: connections never close in memory."""
         return []
 
+    def host_silent_s(self, peer: bytes) -> float | None:
+        """Return 0: there is one host."""
+        return 0.0
+
     def watch_hub(self, hub: MemoryHub) -> None:
         """Make ``receive`` return also when something arrives at a hub."""
         self._hubs.append(hub)
@@ -136,6 +140,10 @@ class MemoryHub:
     def is_open(self, channel: int) -> bool:
         """Return whether there is a listener at the address."""
         return self._targets[channel][0] in self._network.listeners
+
+    def host_silent_s(self, channel: int) -> float | None:
+        """Return 0: there is one host."""
+        return 0.0
 
     def reopened(self) -> list[int]:
         """Return nothing: connections never close in memory, only messages get lost."""

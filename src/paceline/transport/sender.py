@@ -12,15 +12,21 @@ was under way when a connection closed is lost; who asked asks after it.
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import socket
 import threading
 import time
 from typing import Any
 
 from paceline.transport.base import Frames
+from paceline.transport.endpoints import end
 from paceline.transport.outgoing import Outgoing
 from paceline.transport.records import SMALL_BYTES, RecordWriter, in_head, size_of
+
+logger = logging.getLogger(__name__)
+
+#: How long :meth:`Sender.shut` waits for what is being sent. The connection is shut down by then, so it fails at once.
+_LAST_SEND_S = 1.0
 
 
 class Sender:
@@ -52,7 +58,7 @@ class Sender:
             self._go_on()
 
     def shut(self, sock: socket.socket) -> None:
-        """Use a connection no more."""
+        """Use a connection no more, after it was shut down; then it may be closed."""
         with self._changed:
             if self._socket is not sock:
                 return
@@ -62,6 +68,8 @@ class Sender:
             if not self._keeps:
                 self._waiting = Outgoing()
             self._changed.notify_all()
+            # A descriptor that is closed while a thread sends may be another connection's by then.
+            self._changed.wait_for(lambda: not self._busy, _LAST_SEND_S)
 
     def close(self, linger_s: float = 0.0) -> None:
         """End, after waiting at most ``linger_s`` for what is still to be sent over an open connection."""
@@ -75,10 +83,10 @@ class Sender:
             self._closed = True
             self._changed.notify_all()
 
-    def join(self) -> None:
-        """Wait for the thread that sends, after :meth:`close`, when the socket has been shut down."""
+    def join(self, until: float) -> None:
+        """Wait until a time for the thread that sends, after :meth:`close`, when the socket has been shut down."""
         if self._thread is not None:
-            self._thread.join(1.0)
+            self._thread.join(max(0.0, until - time.monotonic()))
 
     # ---- messages --------------------------------------------------------------------------------------------------
 
@@ -96,7 +104,16 @@ class Sender:
                 self._go_on()
                 return
             self._busy = True
-        self._send_now(sock, next(writer.pieces(frames)))
+        try:
+            self._send_now(sock, next(writer.pieces(frames)))
+        except BaseException:
+            # Process border: a signal handler may raise in here (Ctrl-C). A record that was sent in part, or was only
+            # numbered, cannot be followed by another one.
+            end(sock)
+            with self._changed:
+                self._rest, self._busy = b"", False
+                self._changed.notify_all()
+            raise
 
     def _send_now(self, sock: socket.socket, piece: bytes) -> None:
         """Send as much of a message in one piece as the kernel takes at once."""
@@ -135,17 +152,23 @@ class Sender:
                 assert writer is not None
                 self._rest, self._busy = b"", True
                 taken = None if len(rest) else self._waiting.take()
-            try:
-                if taken is None:
-                    sock.sendall(rest)
-                else:
-                    for piece in writer.pieces(taken):
-                        sock.sendall(piece)
-            except OSError:
-                # The reader of this connection sees it end and calls shut().
-                with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
+            self._send(sock, writer, rest, taken)
+            del sock, writer, rest, taken  # the next message may take long to come
             with self._changed:
-                del taken, rest
                 self._busy = False
                 self._changed.notify_all()
+
+    def _send(self, sock: socket.socket, writer: RecordWriter, rest: Any, taken: Frames | None) -> None:
+        """Send the rest of a message, or a whole one."""
+        try:
+            if taken is None:
+                sock.sendall(rest)
+            else:
+                for piece in writer.pieces(taken):
+                    sock.sendall(piece)
+        except OSError:
+            end(sock)  # the reader of this connection sees it end and calls shut()
+        except Exception:
+            # Thread border: without a thread nothing would be sent to this peer any more.
+            logger.exception("closed the connection with %s", self._name)
+            end(sock)

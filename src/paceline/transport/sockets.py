@@ -12,11 +12,12 @@ the kernel or in the cipher, without the interpreter's lock.
 
 from __future__ import annotations
 
-import contextlib
 import logging
+import os
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -24,9 +25,10 @@ from paceline.errors import ProtocolError
 from paceline.transport.admission import HANDSHAKE_S, Gate
 from paceline.transport.allocator import keep_freed_frames
 from paceline.transport.base import Frames
-from paceline.transport.endpoints import dial, end, listen, tune
+from paceline.transport.endpoints import dial, end, listen
 from paceline.transport.handshake import GREETING_BYTES, Agreed, HandshakeError, Initiator, Responder
 from paceline.transport.inbox import Inbox
+from paceline.transport.keepalive import HostWatch, tune
 from paceline.transport.records import ClosedError, Intake, RecordReader, RecordWriter, size_of
 from paceline.transport.security import Security
 from paceline.transport.sender import Sender
@@ -45,7 +47,22 @@ REFUSALS = 3
 #: Takes a message: frames, bytes, and what to release when it is used.
 _Put: TypeAlias = Callable[[Sequence[Any], int, threading.Semaphore], None]
 
-_FIRST_RETRY_S, _LAST_RETRY_S = 0.05, 1.0
+FIRST_RETRY_S, LAST_RETRY_S = 0.05, 1.0
+
+#: How long ``close`` waits for all threads together; each of them has little to do by then.
+_JOIN_S = 1.0
+
+
+_open: weakref.WeakSet[SocketHub | SocketListener] = weakref.WeakSet()
+
+
+def close_all() -> None:
+    """Close what is still open, before the interpreter ends.
+
+    A thread that comes back from the cipher while the interpreter is torn down aborts the process.
+    """
+    for one in list(_open):
+        one.close()
 
 
 class _Room:
@@ -74,17 +91,21 @@ def _read(sock: socket.socket, agreed: Agreed, name: str, room: _Room, put: _Put
             frames = reader.message()
             size = sum(map(size_of, frames))
             put(frames, size, room.wait(size))
+            del frames  # the next message may take long, and this one's memory is not needed here
     except ProtocolError as error:
         logger.warning("closed the connection with %s: %s", name, error)
     except (OSError, ClosedError):
         pass
+    except Exception:
+        # Thread border: a connection that is not read any more must end, or its peer waits for ever.
+        logger.exception("closed the connection with %s", name)
 
 
 class _Peer:
     """A member that is connected to a listener."""
 
     def __init__(self, identity: bytes, sock: socket.socket) -> None:
-        self.identity, self.socket = identity, sock
+        self.identity, self.socket, self.host = identity, sock, HostWatch(sock)
         self.room = _Room()
         self.thread: threading.Thread | None = None
         self.sender = Sender(identity.decode("ascii", "replace"), keeps=False)
@@ -94,11 +115,11 @@ class _Peer:
         end(self.socket)
         self.room.end()
 
-    def join(self) -> None:
-        """Wait for the threads."""
+    def join(self, until: float) -> None:
+        """Wait for the threads, until a time."""
         if self.thread is not None:
-            self.thread.join(1.0)
-        self.sender.join()
+            self.thread.join(max(0.0, until - time.monotonic()))
+        self.sender.join(until)
 
 
 class SocketListener:
@@ -119,7 +140,8 @@ class SocketListener:
     ) -> None:
         if bulk:
             keep_freed_frames()
-        self._watch = watch
+        self._watch, self._bulk = watch, bulk
+        self._pid = os.getpid()
         self._inbox: Inbox[bytes] = Inbox()
         self._peers: dict[bytes, _Peer] = {}
         self._lost: list[bytes] = []
@@ -137,11 +159,12 @@ class SocketListener:
                 sock.close()
             raise
         self.addresses = tuple(found)
+        _open.add(self)
         psk = security.psk
         self._gate = Gate(sockets, lambda local: Responder(psk, security.encrypt, local), self._admit)
 
     def _admit(self, sock: socket.socket, agreed: Agreed) -> None:
-        tune(sock)
+        tune(sock, self._bulk)
         peer = _Peer(agreed.identity, sock)
         peer.sender.open(sock, RecordWriter(agreed.sending, agreed.encrypts))
         with self._lock:
@@ -163,8 +186,10 @@ class SocketListener:
         peer.sender.close()
         peer.socket.close()
         with self._lock:
-            if self._peers.get(peer.identity) is peer:
+            is_last = self._peers.get(peer.identity) is peer
+            if is_last:
                 del self._peers[peer.identity]
+            if is_last and self._watch:
                 self._lost.append(peer.identity)
         if self._watch:
             self._inbox.wake()
@@ -181,10 +206,16 @@ class SocketListener:
             found.sender.send(frames, urgency)
 
     def lost(self) -> list[bytes]:
-        """Return peers whose connection has closed since the last call."""
+        """Return peers whose connection has closed since the last call; only with ``watch``."""
         with self._lock:
             lost, self._lost = self._lost, []
         return lost
+
+    def host_silent_s(self, peer: bytes) -> float | None:
+        """Return the seconds since the kernel of the peer's host was heard; None where that is not known."""
+        with self._lock:
+            found = self._peers.get(peer)
+        return None if found is None else found.host.silent_s()
 
     def watch_hub(self, hub: SocketHub) -> None:
         """Make ``receive`` return also when something arrives at a hub that the same thread uses."""
@@ -195,8 +226,8 @@ class SocketListener:
         self._inbox.wake()
 
     def close(self, linger_s: float = 0.0) -> None:
-        """Stop listening and close all connections."""
-        if self._closed:
+        """Stop listening and close all connections. Does nothing in a forked child."""
+        if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
         self._gate.close()
@@ -206,8 +237,9 @@ class SocketListener:
         for peer in peers:
             peer.end()
         # A thread that is in the cipher while the interpreter ends would abort the process.
+        until = time.monotonic() + _JOIN_S
         for peer in peers:
-            peer.join()
+            peer.join(until)
 
 
 def _close_all(senders: Sequence[Sender], linger_s: float) -> None:
@@ -222,11 +254,13 @@ class _Channel:
 
     def __init__(self, index: int, address: str, identity: bytes, security: Security, bulk: bool, inbox: Inbox[int]):
         self._index, self._address, self._identity, self._security = index, address, identity, security
+        self._bulk = bulk
         self._room = _Room()
         self._inbox = inbox
         self._closed = threading.Event()
         self.sender = Sender(identity.decode("ascii", "replace"), keeps=True)
         self.socket: socket.socket | None = None
+        self.host: HostWatch | None = None
         self.is_open = self.was_open = self.reopened = False
         self.failures = 0
         self.reason = ""
@@ -234,14 +268,19 @@ class _Channel:
         self._thread.start()
 
     def _run(self) -> None:
-        pause_s = _FIRST_RETRY_S
+        pause_s = FIRST_RETRY_S
         while not self._closed.is_set():
-            with contextlib.suppress(OSError):
+            try:
                 if self._connect_once():
-                    pause_s = _FIRST_RETRY_S
+                    pause_s = FIRST_RETRY_S
+            except OSError:  # nobody listens there now
+                pass
+            except Exception:
+                # Thread border: without this thread the connection would never be made again.
+                logger.exception("the connection to %s failed", self._address)
             if self._closed.wait(pause_s):
                 return
-            pause_s = min(_LAST_RETRY_S, 2 * pause_s)
+            pause_s = min(LAST_RETRY_S, 2 * pause_s)
 
     def _connect_once(self) -> bool:
         """Use one connection until it ends; False when there was none.
@@ -250,16 +289,17 @@ class _Channel:
             OSError: nobody listens there, or he does not answer.
         """
         with dial(self._address) as sock:
-            tune(sock)
+            tune(sock, self._bulk)
+            self.socket = sock
+            if self._closed.is_set():  # end() may have come before there was a socket
+                return False
             try:
                 agreed = self._greet(sock)
             except HandshakeError as error:
                 self.failures, self.reason = self.failures + 1, error.reason
                 self._inbox.wake()
                 return False
-            self.socket = sock
-            if self._closed.is_set():
-                return False
+            self.host = HostWatch(sock)
             self.sender.open(sock, RecordWriter(agreed.sending, agreed.encrypts))
             self.reopened |= self.was_open
             self.is_open, self.was_open, self.failures = True, True, 0
@@ -295,10 +335,10 @@ class _Channel:
         """Connect no more."""
         self._closed.set()
 
-    def join(self) -> None:
-        """Wait for the threads."""
-        self._thread.join(1.0)
-        self.sender.join()
+    def join(self, until: float) -> None:
+        """Wait for the threads, until a time."""
+        self._thread.join(max(0.0, until - time.monotonic()))
+        self.sender.join(until)
 
     def end(self) -> None:
         """Have the thread that reads end."""
@@ -316,9 +356,11 @@ class SocketHub:
 
     def __init__(self, security: Security) -> None:
         self._security = security
+        self._pid = os.getpid()
         self._channels: list[_Channel] = []
         self._inbox: Inbox[int] = Inbox()
         self._closed = False
+        _open.add(self)
 
     def connect(self, address: str, identity: bytes, *, bulk: bool = False) -> int:
         """Open a channel; returns its index."""
@@ -344,6 +386,11 @@ class SocketHub:
         """Tell whether the channel is connected now."""
         return self._channels[channel].is_open
 
+    def host_silent_s(self, channel: int) -> float | None:
+        """Return the seconds since the kernel of the listener's host was heard; None where that is not known."""
+        one = self._channels[channel]
+        return one.host.silent_s() if one.is_open and one.host is not None else None
+
     def reopened(self) -> list[int]:
         """Return channels that were connected anew since the last call: what was under way may be lost."""
         anew = [index for index, channel in enumerate(self._channels) if channel.reopened]
@@ -361,8 +408,8 @@ class SocketHub:
         self._inbox.wake()
 
     def close(self, linger_s: float = 0.0) -> None:
-        """Close all channels."""
-        if self._closed:
+        """Close all channels. Does nothing in a forked child."""
+        if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
         for channel in self._channels:
@@ -371,5 +418,6 @@ class SocketHub:
         for channel in self._channels:
             channel.end()
         # A thread that is in the cipher while the interpreter ends would abort the process.
+        until = time.monotonic() + _JOIN_S
         for channel in self._channels:
-            channel.join()
+            channel.join(until)

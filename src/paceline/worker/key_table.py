@@ -16,6 +16,9 @@ from paceline.worker.new_keys import NewKeys
 from paceline.worker.plan import Place, Plan, make_plan
 from paceline.worker.session import Session
 
+#: Plans that are remembered at least, however few keys there are: one for each list of keys that was used last.
+_MIN_PLANS = 256
+
 
 class KeyTable:
     """The keys of one store on one worker.
@@ -72,9 +75,12 @@ class KeyTable:
 
     def plan(self, keys: tuple[Key, ...]) -> Plan:
         """Return the plan of calls on these keys."""
-        plan = self._plans.get(keys)
+        plan = self._plans.pop(keys, None)
         if plan is None:
-            plan = self._plans[keys] = make_plan(self.locate(keys))
+            plan = make_plan(self.locate(keys))
+        self._plans[keys] = plan  # the last one is the one that was used last
+        if len(self._plans) > max(_MIN_PLANS, 2 * len(self._where)):
+            del self._plans[next(iter(self._plans))]
         return plan
 
     def known_plan(self, keys: tuple[Key, ...]) -> Plan | None:

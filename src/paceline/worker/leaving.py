@@ -23,6 +23,7 @@ from typing import Protocol
 
 from paceline.errors import PacelineError, PeerDiedError
 from paceline.exitcodes import PEER_FAILED
+from paceline.transport.sockets import close_all
 
 _PACKAGE = str(Path(__file__).parents[1])
 
@@ -55,6 +56,7 @@ class Exit:
             return
         self._is_installed = True
         self._previous_hook, sys.excepthook = sys.excepthook, self._on_exception
+        atexit.register(close_all)  # runs after the next one: a thread may still be joining, without a session
         atexit.register(self._at_exit)
 
     def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

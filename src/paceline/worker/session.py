@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
+from paceline import forks
 from paceline.config import Settings, from_environment
 from paceline.consistency import Policy
 from paceline.errors import ConfigError, DeadlineError, PacelineError
@@ -36,6 +38,9 @@ _FIRST_SERVER = 1
 #: Longest time to find out which workers are missing, for the error of a deadline, in seconds.
 _MISSING_TIMEOUT_S = 5.0
 
+#: Names of closed stores that a session remembers, for errors.
+CLOSED_STORES = 100
+
 
 class Session:
     """One worker's connection to the job. Thread-safe.
@@ -52,8 +57,10 @@ class Session:
 
     def __init__(self, settings: Settings, make_hub: Callable[[], Hub]) -> None:
         self.settings = settings
+        self._pid = os.getpid()
         self._closers: list[Callable[[], None]] = []
         self._gathers: Counter[str] = Counter()
+        self._closed_stores: dict[str, None] = {}
         self._closed = False
         self._client = Client(make_hub(), check=self._check_open)
         self._lifeline = Lifeline(settings, make_hub(), on_change=self._client.wake)
@@ -144,9 +151,40 @@ class Session:
         self, channel: int, body: m.Request, what: str, frames: Frames = (), on_answer: OnAnswer | None = None
     ) -> Call:
         self._check_open()
+        if self._closed_stores:
+            self._check_store(body)
         return self._client.ask(channel, body, what, frames, on_answer)
 
+    @property
+    def is_own(self) -> bool:
+        """Whether this process has joined the job; False in children that it forks."""
+        return os.getpid() == self._pid
+
+    def check_process(self) -> None:
+        """Raise in a forked child.
+
+        Raises:
+            PacelineError: always there; the text says what to do instead.
+        """
+        if not self.is_own:
+            raise PacelineError(_forked_from(f"worker {self.rank}", self._pid))
+
+    def check(self) -> None:
+        """Raise where the job has failed, and in a forked child.
+
+        Raises:
+            PacelineError: the failure of the job.
+        """
+        self.check_process()
+        self._lifeline.check()
+
+    def _check_store(self, body: m.Request) -> None:
+        store = getattr(body, "store", None)
+        if store in self._closed_stores and not isinstance(body, m.AskStats | m.GetState):
+            raise PacelineError(f"store {store!r} is closed on worker {self.rank}; create another one")
+
     def _check_open(self) -> None:
+        self.check_process()
         if self._closed:
             raise PacelineError(f"worker {self.rank} has left the job; it can send no more requests")
         self._lifeline.check()
@@ -251,6 +289,24 @@ class Session:
         """Register a function that is called before the connections close."""
         self._closers.append(closer)
 
+    def note_closed(self, store: str) -> None:
+        """Refuse requests on a store that this worker has left; its counters and states can still be read."""
+        self._closed_stores[store] = None
+        while len(self._closed_stores) > CLOSED_STORES:
+            del self._closed_stores[next(iter(self._closed_stores))]
+
+    @property
+    def has_left(self) -> bool:
+        """Whether this worker has left the job."""
+        return self._closed
+
+    def forget_store(self, name: str, closer: Callable[[], None]) -> None:
+        """Undo :meth:`on_close` for a store that is closed, and forget the gathers that were named after it."""
+        if closer in self._closers:
+            self._closers.remove(closer)
+        for one in [one for one in self._gathers if one.rpartition("/")[0] == name]:
+            del self._gathers[one]
+
     @property
     def failure(self) -> PacelineError | None:
         """The error with which the job has failed; None while it has not failed."""
@@ -260,13 +316,13 @@ class Session:
         """Leave the job. With a reason it is a failure, which ends the job for all members. Idempotent.
 
         It waits for all requests in flight. If one of them fails, leaving is a failure too: other workers would wait
-        forever for a push that this worker has not finished.
+        forever for a push that this worker has not finished. In a forked child it does nothing.
         """
-        if self._closed:
+        if self._closed or not self.is_own:
             return
         try:
             if not reason and self.failure is None:
-                for closer in self._closers:
+                for closer in list(self._closers):
                     closer()
         except BaseException as error:
             # Process border: the other members learn why this worker could not leave.
@@ -290,9 +346,56 @@ def _workers_of(status: m.Status, ranks: Sequence[int]) -> list[str]:
     return found
 
 
-_current: Session | None = None
-_current_lock = threading.Lock()
-_exit = Exit()
+def _forked_from(whom: str, pid: int) -> str:
+    return (
+        f"process {os.getpid()} was forked from {whom} (pid {pid}), and its stores belong to that process: connections "
+        "do not survive a fork. Use them there; give a child copies of tensors, or start it with the method 'spawn' of "
+        "multiprocessing"
+    )
+
+
+class _Current:
+    """The session of this process, made at the first use."""
+
+    def __init__(self) -> None:
+        self._session: Session | None = None
+        self._lock = threading.Lock()
+        self._exit = Exit()
+        self._forked_from = ""
+        forks.in_children(self, _Current._forget)
+
+    def _forget(self) -> None:
+        """In a forked child: note that the job is joined already, or that another thread was joining it."""
+        session = self._session
+        if self._lock.locked() or (session is not None and not session._closed):
+            whom = "a worker" if session is None else f"worker {session.rank}"
+            self._forked_from = self._forked_from or _forked_from(whom, os.getppid())
+        self._lock = threading.Lock()
+        self._session = self._exit.session = None
+
+    def get(self) -> Session:
+        """Return the session, joining the job if there is none.
+
+        Raises:
+            PacelineError: this process was forked from a worker.
+        """
+        with self._lock:
+            if self._forked_from:
+                raise PacelineError(self._forked_from)
+            if self._session is None or self._session._closed:
+                settings = from_environment()
+                if not settings.scheduler or settings.role != "worker":
+                    raise ConfigError(
+                        "a distributed store needs a job: start the script with `paceline launch -n 2 -- python "
+                        "script.py` or set PACELINE_SCHEDULER, PACELINE_JOB_KEY and the other PACELINE_* variables"
+                    )
+                security = Security.of(settings)
+                self._exit.install()
+                self._session = self._exit.session = Session(settings, lambda: SocketHub(security))
+            return self._session
+
+
+_current = _Current()
 
 
 def current_session() -> Session:
@@ -300,17 +403,6 @@ def current_session() -> Session:
 
     Raises:
         ConfigError: this process was not started as a worker of a job.
+        PacelineError: this process was forked from a worker.
     """
-    global _current
-    with _current_lock:
-        if _current is None or _current._closed:
-            settings = from_environment()
-            if not settings.scheduler or settings.role != "worker":
-                raise ConfigError(
-                    "a distributed store needs a job: start the script with `paceline launch -n 2 -- python script.py` "
-                    "or set PACELINE_SCHEDULER, PACELINE_JOB_KEY and the other PACELINE_* variables"
-                )
-            security = Security.of(settings)
-            _exit.install()
-            _current = _exit.session = Session(settings, lambda: SocketHub(security))
-        return _current
+    return _current.get()

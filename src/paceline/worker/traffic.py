@@ -78,6 +78,7 @@ class Traffic:
 
     def wait(self, step: Step) -> None:
         """Wait for the answers to requests on a step's keys."""
+        self._session.check()  # also before a forked child writes to the arena of its parent
         calls = [call for sends in step.sends.values() for block, one in sends for call in block.outstanding(one)]
         if calls:
             is_answered = False

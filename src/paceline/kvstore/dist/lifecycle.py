@@ -3,9 +3,10 @@
 | state  | event           | the servers get | next state |
 |--------|-----------------|-----------------|------------|
 | new    | first use       | ``OpenStore``   | open       |
-| new    | ``close()``     | ``OpenStore``, ``Leave`` | closed |
+| new    | ``close()``     | ``OpenStore``, ``Leave`` (the scheduler, too) | closed |
 | open   | ``barrier()``   | ``Pause``       | open       |
-| open   | ``close()``     | ``Leave``       | closed     |
+| open   | ``close()``     | ``Leave`` (the scheduler, too) | closed |
+| any    | ``close()`` after the job has failed | nothing | closed |
 | open   | the worker ends | nothing: the scheduler tells them | closed |
 
 A new store has no keys, so its barriers need no servers. Before ``Leave`` a worker waits for its own requests and copies
@@ -88,15 +89,27 @@ class Lifecycle:
             block.fresh = [False] * len(block.fresh)
 
     def close(self) -> None:
-        """Leave the store: servers and workers do not wait for this worker any more. Idempotent."""
-        if self._is_closed:
+        """Leave the store: servers and workers do not wait for this worker any more. Idempotent.
+
+        Does nothing in a forked child. If the job has failed, it only releases what this worker holds.
+        """
+        if self._is_closed or self._session.has_left or not self._session.is_own:
+            return
+        if self._session.failure is not None:
+            self._release()
             return
         self.open()
         self._is_closed = True
         self.finish()
         self.ask_all_servers(m.Leave(self._name), f"leaving store {self._name!r}")
-        self._has_left = True
+        self._session.call_scheduler(m.Leave(self._name), f"leaving store {self._name!r}")
+        self._session.note_closed(self._name)
+        self._release()
+
+    def _release(self) -> None:
+        self._is_closed = self._has_left = True
         for block in self._table.blocks.values():
+            block.detach()
             block.close()
 
     def finish(self) -> None:

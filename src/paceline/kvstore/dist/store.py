@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -53,7 +54,8 @@ class DistStore(KVStore):
     ) -> None:
         self._type, self.session, self.policy, self.name = store_type, session, policy, name
         local_merge = session.local_merge(policy)
-        self.table = KeyTable(session, name, lambda: is_whole_tensor(self.spec.name), policy.merge == "all", local_merge)
+        this = weakref.proxy(self)  # without a cycle the memory of a store is free when nobody refers to it
+        self.table = KeyTable(session, name, lambda: is_whole_tensor(this.spec.name), policy.merge == "all", local_merge)
         self.traffic = Traffic(session, name, policy.merges_rounds)
         self.rows = RowTraffic(session, name, self.traffic)
         self.lifecycle = Lifecycle(session, name, policy, self.table, self.traffic)
@@ -392,6 +394,8 @@ class DistStore(KVStore):
     def close(self) -> None:
         """Leave the store: servers and workers do not wait for this worker any more. Idempotent.
 
-        A store that this worker never used is left too, because other workers may use it.
+        A store that this worker never used is left too, because other workers may use it. When all workers have left,
+        the servers forget it. Until then a store takes memory on all servers, and here also if nobody refers to it.
         """
         self.lifecycle.close()
+        self.session.forget_store(self.name, self.lifecycle.finish)

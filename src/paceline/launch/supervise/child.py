@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 
+from paceline import forks
 from paceline.errors import LaunchError
 from paceline.launch.supervise import signals
 
@@ -29,7 +30,7 @@ class Child:
         self, argv: Sequence[str], env: Mapping[str, str], register: Callable[[], None], pass_fds: Sequence[int] = ()
     ) -> None:
         launcher = os.getpid()
-        with signals.held() as mask:
+        with signals.held() as mask, forks.passing_on():
 
             def prepare() -> None:
                 register()

@@ -8,7 +8,8 @@
 | the write end of the pipe is closed | kills all those sessions, and exits |
 
 Only the launcher holds the write end, and each child until it becomes its command. So no command runs that the guardian
-does not know. The launcher ends every job in the same way, by closing the pipe, so this path is used all the time.
+does not know. Other children, of a script that uses the launcher, close it. The launcher ends every job in the same
+way, by closing the pipe, so this path is used all the time.
 
 It checks and kills every ``_PAUSE_S``, at most ``_TRIES`` times. A process that has made a session of its own
 (``setsid``) escapes it.
@@ -21,6 +22,7 @@ import os
 import signal
 import time
 
+from paceline import forks
 from paceline.launch.supervise import sessions
 
 _TRIES = 100
@@ -34,11 +36,18 @@ class Guardian:
     """
 
     def __init__(self) -> None:
-        read_fd, self.fd = os.pipe()
-        self._pid = os.fork()
-        if self._pid == 0:
-            _main(read_fd, self.fd)
-        os.close(read_fd)
+        with forks.held():
+            read_fd, self.fd = os.pipe()
+            self._pid = os.fork()
+            if self._pid == 0:
+                _main(read_fd, self.fd)
+            os.close(read_fd)
+            forks.in_children(self, Guardian._release)
+
+    def _release(self) -> None:
+        """Close the write end in a child, which then has no guardian."""
+        os.close(self.fd)
+        self.fd = -1
 
     def register(self) -> None:
         """Register the calling process, which leads its session. Called between fork and exec."""

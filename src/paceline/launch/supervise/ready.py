@@ -13,6 +13,7 @@ import json
 import os
 import re
 
+from paceline import forks
 from paceline.launch.plan import Member
 
 _ADDRESS = re.compile(r"tcp://\S+:[1-9]\d{0,4}")
@@ -83,8 +84,15 @@ class EndedPipe:
     """The launcher's end of the pipe on which it says which processes have ended."""
 
     def __init__(self) -> None:
-        self.read_fd, self._fd = os.pipe()
+        with forks.held():
+            self.read_fd, self._fd = os.pipe()
+            forks.in_children(self, EndedPipe._release)
         os.set_blocking(self._fd, False)
+
+    def _release(self) -> None:
+        """Close the launcher's end in a child: the scheduler notices the launcher's end by it."""
+        os.close(self._fd)
+        self._fd = -1
 
     def write(self, member: Member, code: int) -> None:
         """Say how a process ended. What the scheduler cannot read any more is lost."""
@@ -96,5 +104,7 @@ class EndedPipe:
         os.close(self.read_fd)
 
     def close(self) -> None:
-        """Close the launcher's end."""
-        os.close(self._fd)
+        """Close the launcher's end. Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

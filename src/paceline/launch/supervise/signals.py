@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 
+from paceline import forks
+
 #: Signals that end a job. One that is ignored when the launcher starts (``nohup``, ``&``) stays ignored.
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -22,11 +24,18 @@ class SignalPipe:
         self._wakeup_before = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         caught = [signum for signum in ENDING if signal.getsignal(signum) is not signal.SIG_IGN]
         self._before = {signum: signal.signal(signum, _noted) for signum in (signal.SIGCHLD, *caught)}
+        forks.in_children(self, SignalPipe._restore)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def _restore(self) -> None:
+        """Handle signals as before: in a child they must not end the launcher's job."""
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
+        self._before = {}
+        signal.set_wakeup_fd(-1)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._restore()
         signal.set_wakeup_fd(self._wakeup_before)
         os.close(self.fd)
         os.close(self._write_fd)

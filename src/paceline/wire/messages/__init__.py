@@ -71,7 +71,9 @@ from paceline.wire.messages.membership import (
     Member,
     News,
     Publish,
+    Sighting,
     Status,
+    Suspect,
     Welcome,
 )
 
@@ -176,10 +178,12 @@ __all__ = [
     "SetUpdater",
     "SetValues",
     "Share",
+    "Sighting",
     "StateIs",
     "StateItem",
     "StatsAre",
     "Status",
+    "Suspect",
     "Unknown",
     "Values",
     "ValuesAt",

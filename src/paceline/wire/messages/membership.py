@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import msgspec
 
-from paceline.wire.messages.fields import Count, Digest, KeyName, Message, Name, Number, Rank, Role, Saying, Text
+from paceline.wire.messages.fields import (
+    Count,
+    Digest,
+    KeyName,
+    Letter,
+    Message,
+    Name,
+    Number,
+    Rank,
+    Role,
+    Saying,
+    Text,
+)
 
 
 class Hello(Message, tag=1):
@@ -43,12 +55,34 @@ class Welcome(Message, tag=2):
 
     rank: Rank
     members: list[Member]
+    scheduler_pid: Number = 0
+    """Process id of the scheduler; 0: not known."""
+    scheduler_host_id: Name = ""
+
+
+class Suspect(Message):
+    """A silent member, of which the receiver on the same host is to say what its process does."""
+
+    role: Role
+    rank: Rank
+    pid: Number
+
+
+class Sighting(Message):
+    """What the kernel says about the process of a suspect."""
+
+    role: Role
+    rank: Rank
+    state: Letter
+    """Letter as in /proc/PID/stat; empty: there is no such process."""
 
 
 class Heartbeat(Message, tag=3):
     """A member is alive, and has reached this round."""
 
     round: Number
+    seen: list[Sighting] = msgspec.field(default_factory=list)
+    """Suspects of the last news."""
 
 
 class Death(Message):
@@ -68,6 +102,8 @@ class News(Message, tag=4):
     """All workers have left; servers exit."""
     left: list[Rank] = msgspec.field(default_factory=list)
     """Ranks of the workers that have left. Servers wait for them no more, in any store."""
+    suspects: list[Suspect] = msgspec.field(default_factory=list)
+    """Silent members on the receiver's host."""
 
 
 class Bye(Message, tag=5):

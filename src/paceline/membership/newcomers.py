@@ -1,0 +1,48 @@
+"""Who may join a job. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from paceline.config import Settings
+from paceline.membership.actions import MemberKey, describe
+from paceline.membership.seat import Seat
+from paceline.wire import messages as m
+
+
+def objection(
+    hello: m.Hello, settings: Settings, seats: Mapping[MemberKey, Seat], is_ending: bool, deaths: Sequence[m.Death]
+) -> str:
+    """Return why a process cannot join, or an empty string."""
+    who = f"{hello.role} {hello.rank} on {hello.host} (pid {hello.pid})"
+    sizes = (settings.num_workers, settings.num_servers)
+    if hello.protocol != m.PROTOCOL:
+        return f"{who} speaks protocol {hello.protocol}, this job {m.PROTOCOL}; install the same paceline everywhere"
+    if hello.job_id != settings.job_id:
+        return f"{who} belongs to job {hello.job_id!r}, this is job {settings.job_id!r}"
+    if is_ending:
+        return f"{who} came when the job was ending" + "".join(f"; {describe(one)}" for one in deaths)
+    if (hello.num_workers, hello.num_servers) != sizes:
+        return f"{who} expects {hello.num_workers} workers and {hello.num_servers} servers, this job has {sizes}"
+    return _objection_to_rank(who, hello, settings, seats)
+
+
+def _objection_to_rank(who: str, hello: m.Hello, settings: Settings, seats: Mapping[MemberKey, Seat]) -> str:
+    size = _size(hello.role, settings)
+    if hello.rank >= size:
+        return f"{who}: this job has {size} {hello.role}s, ranks 0 to {size - 1}"
+    seat = seats.get((hello.role, hello.rank))
+    if seat is not None:
+        return f"{who}: this rank is taken by {seat}; start every process with its own rank"
+    if hello.rank < 0 and free_rank(hello.role, settings, seats) < 0:
+        return f"{who}: all {size} {hello.role}s of this job are there already"
+    return ""
+
+
+def free_rank(role: str, settings: Settings, seats: Mapping[MemberKey, Seat]) -> int:
+    """Return the lowest rank of a role that nobody has; -1 if there is none."""
+    return next((rank for rank in range(_size(role, settings)) if (role, rank) not in seats), -1)
+
+
+def _size(role: str, settings: Settings) -> int:
+    return {"worker": settings.num_workers, "server": settings.num_servers}.get(role, 0)

@@ -1,0 +1,26 @@
+"""Keeps the time in which this process itself did not run apart from the silence of others. Pure."""
+
+from __future__ import annotations
+
+#: Longest time between two looks at the clock that counts in full: more than a busy host takes to run a thread.
+LONGEST_TURN_S = 1.0
+
+
+class OwnTime:
+    """Notices that this process was stopped or stalled: what others sent meanwhile is still to be read.
+
+    Args:
+        now: seconds on the caller's clock.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._last = now
+
+    def lost_s(self, now: float) -> float:
+        """Return for how long this process did not run since the last call, which is called once in a turn.
+
+        Of a longer time ``LONGEST_TURN_S`` counts as time that it ran, so that silence is noticed by a process that is
+        slow all the time, too.
+        """
+        turn, self._last = now - self._last, now
+        return max(0.0, turn - LONGEST_TURN_S)

@@ -1,0 +1,205 @@
+"""Silence that is a death, and silence that is not, under a simulated clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.config import Settings
+from paceline.membership import Action, Membership, Warn
+from paceline.membership.own_time import LONGEST_TURN_S, OwnTime
+from paceline.wire import messages as m
+
+JOB = Settings(job_id="j", num_workers=2, num_servers=1)
+LIMIT_S, STALL_S = JOB.heartbeat_timeout_s, JOB.stall_timeout_s
+SEATS = [("worker", 0), ("worker", 1), ("server", 0)]
+TICK_S = 0.2
+
+
+class Job:
+    """A scheduler's machine whose members beat twice a second, but for those that are silent.
+
+    Attributes:
+        hosts: for each silent member, since when its host is silent; None: not known.
+        states: for each silent member, the letter of its process, as the scheduler sees it.
+    """
+
+    def __init__(self, silent: set[tuple[str, int]], joined: int = 3) -> None:
+        self.members = Membership(JOB, 0.0, lambda: b"token", 77, "scheduler's")
+        self.now = 0.0
+        self.silent = silent
+        self.hosts: dict[tuple[str, int], float | None] = {}
+        self.states: dict[tuple[str, int], str] = {}
+        self.lines: list[str] = []
+        self.seq = 1
+        for role, rank in SEATS[:joined]:
+            hello = m.Hello(m.PROTOCOL, "j", role, rank, 0, "h", f"host of {role}s", 9 + rank, "", 2, 1)
+            self.members.handle(f"{role}-{rank}".encode(), 1, hello, 0.0)
+
+    def beat(self, role: str, rank: int, *seen: m.Sighting) -> m.News:
+        self.seq += 1
+        actions = self.members.handle(f"{role}-{rank}".encode(), self.seq, m.Heartbeat(0, list(seen)), self.now)
+        self._note(actions)
+        (news,) = [one.body for one in actions if not isinstance(one, Warn) and hasattr(one, "body")]
+        assert isinstance(news, m.News)
+        return news
+
+    def _note(self, actions: list[Action]) -> None:
+        self.lines += [one.text for one in actions if isinstance(one, Warn)]
+
+    def run(self, seconds: float) -> str:
+        """Let time pass; return the first death, as ``at 4.2: worker 1: reason``, or an empty text."""
+        until = self.now + seconds
+        while self.now < until - 1e-9:
+            self.now = round(self.now + TICK_S, 6)
+            if self.members.complete and not self.members.deaths and round(self.now / TICK_S) % 2 == 0:
+                for seat in SEATS:
+                    if seat not in self.silent:
+                        self.beat(*seat)
+            for peer in self.members.lifelines():
+                since = self.hosts.get(SEATS[[f"{role}-{rank}".encode() for role, rank in SEATS].index(peer)], self.now)
+                self.members.note_host(peer, None if since is None else self.now - since)
+            for suspect in self.members.suspects(self.now):
+                if (suspect.role, suspect.rank) in self.states:
+                    self.members.note_state(suspect, self.states[suspect.role, suspect.rank], self.now)
+            self._note(self.members.tick(self.now))
+            self.members.check()
+            if self.members.deaths:
+                death = self.members.deaths[0]
+                return f"at {self.now:.1f}: {death.role} {death.rank}: {death.reason}"
+        return ""
+
+
+def test_silent_host_is_named_within_five_seconds() -> None:
+    job = Job({("worker", 1)})
+    job.hosts["worker", 1] = 0.0
+    assert job.run(60) == "at 4.2: worker 1: its host was not heard for 4.2 s"
+    assert LIMIT_S + TICK_S < 5.0
+
+
+def test_silent_process_on_a_host_that_answers_is_warned_of_once_and_lives() -> None:
+    job = Job({("worker", 1)})
+    assert job.run(STALL_S) == ""
+    (line,) = job.lines
+    assert line.startswith("worker 1 on h (pid 10) was not heard for 4.2 s although its host answers: its process is ")
+    assert "Python's lock; the job fails after 30 s (PACELINE_STALL_TIMEOUT_S)" in line
+    job.beat("worker", 1)
+    assert job.lines[1:] == ["worker 1 on h (pid 10) was heard again after 30.0 s"]
+    job.silent = set()
+    assert job.run(10) == ""
+    assert len(job.lines) == 2
+
+
+def test_stalled_process_is_dead_in_the_end() -> None:
+    job = Job({("worker", 1)})
+    found = job.run(60)
+    assert found.startswith("at 30.2: worker 1: it was not heard for 30.2 s although its host answers: ")
+    assert "PACELINE_STALL_TIMEOUT_S" in found
+
+
+def test_host_of_which_nothing_is_known_is_no_proof() -> None:
+    job = Job({("server", 0)})
+    job.hosts["server", 0] = None
+    assert job.run(60).startswith("at 30.2: server 0: it was not heard for 30.2 s: its process is stalled")
+
+
+def test_stopped_process_is_dead_at_once_where_the_scheduler_sees_it() -> None:
+    job = Job({("worker", 1)})
+    job.states["worker", 1] = "T"
+    assert job.run(60) == "at 4.2: worker 1: its process is stopped and was not heard for 4.2 s"
+
+
+def test_process_that_was_stopped_for_a_moment_lives() -> None:
+    job = Job({("worker", 1)})
+    job.states["worker", 1] = "T"
+    assert job.run(3.0) == ""
+    job.silent, job.states = set(), {}
+    assert job.run(10) == ""
+    assert job.lines == []
+
+
+def test_process_that_goes_on_after_a_stop_and_is_still_silent_counts_as_stalled() -> None:
+    job = Job({("worker", 1)})
+    job.states["worker", 1] = "T"
+    assert job.run(3.0) == ""
+    job.states["worker", 1] = "R"
+    assert job.run(20.0) == ""
+
+
+def test_process_in_a_debugger_is_never_dead() -> None:
+    job = Job({("worker", 1)})
+    job.states["worker", 1] = "t"
+    assert job.run(10 * STALL_S) == ""
+    assert [line.partition(": ")[2] for line in job.lines] == ["a debugger holds its process"]
+
+
+def test_members_of_its_host_are_asked_for_the_state_of_a_silent_one() -> None:
+    job = Job({("worker", 1)})
+    job.run(2.4)
+    assert job.beat("worker", 0).suspects == [m.Suspect("worker", 1, 10)]
+    assert job.beat("server", 0).suspects == [], "it is on another host"
+    while not job.members.deaths and job.now < 60:
+        job.run(TICK_S)
+        job.beat("worker", 0, m.Sighting("worker", 1, "T"))
+    assert job.members.deaths[0].reason == "its process is stopped and was not heard for 4.2 s"
+
+
+@pytest.mark.parametrize("witness", [("server", 0), ("worker", 1)])
+def test_only_members_of_its_host_are_believed_about_a_process(witness: tuple[str, int]) -> None:
+    job = Job({("worker", 0)})
+    while job.now < LIMIT_S + 2:
+        job.run(TICK_S)
+        job.beat(*witness, m.Sighting("worker", 0, "T"), m.Sighting("worker", 9, "T"))
+    assert bool(job.members.deaths) == (witness[0] == "worker")
+
+
+def test_what_was_seen_long_ago_counts_no_more() -> None:
+    job = Job({("worker", 1)})
+    job.run(2.4)
+    job.beat("worker", 0, m.Sighting("worker", 1, "T"))
+    assert job.run(20) == ""
+
+
+def test_silent_host_ends_the_wait_for_others_to_join() -> None:
+    job = Job(set(), joined=2)
+    assert job.run(20) == ""
+    job.hosts["worker", 1] = job.now
+    job.states["worker", 0] = "T"
+    assert job.run(60) == "at 24.2: worker 1: its host was not heard for 4.2 s"
+
+
+def test_time_in_which_the_scheduler_did_not_run_is_no_silence() -> None:
+    job = Job(set())
+    job.run(2.0)
+    job.silent, job.now = set(SEATS), job.now + 50.0  # it wakes up before the threads that read
+    job.hosts = dict.fromkeys(SEATS, 2.0)
+    assert job.run(LIMIT_S - LONGEST_TURN_S - 2 * TICK_S) == ""
+    job.silent = set()
+    assert job.run(10) == ""
+    assert job.lines == []
+
+
+def test_closed_connection_is_given_its_grace_after_a_pause_of_the_scheduler() -> None:
+    job = Job(set())
+    job.run(2.0)
+    job.members.lost(b"worker-1", job.now)
+    job.silent, job.now = {("worker", 1)}, job.now + 20.0
+    assert job.run(TICK_S) == ""
+    job.silent = set()
+    assert job.run(10) == ""
+
+
+def test_own_time_of_a_slow_process_still_counts() -> None:
+    own = OwnTime(5.0)
+    assert own.lost_s(5.2) == 0.0
+    assert own.lost_s(5.2 + LONGEST_TURN_S) == 0.0
+    assert own.lost_s(16.2) == pytest.approx(9.0 + 1.0 - LONGEST_TURN_S)
+
+
+def test_members_learn_who_the_scheduler_is() -> None:
+    members = Membership(JOB.replace(num_workers=1), 0.0, lambda: b"token", 77, "its host")
+    members.handle(b"w", 1, m.Hello(m.PROTOCOL, "j", "worker", 0, 0, "h", "x", 9, "", 1, 1), 0.0)
+    actions = members.handle(b"s", 1, m.Hello(m.PROTOCOL, "j", "server", 0, 0, "h", "x", 9, "", 1, 1), 0.0)
+    welcomes = [one.body for one in actions if not isinstance(one, Warn) and hasattr(one, "body")]
+    assert [(one.scheduler_pid, one.scheduler_host_id) for one in welcomes if isinstance(one, m.Welcome)] == [
+        (77, "its host")
+    ] * 2

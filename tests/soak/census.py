@@ -1,0 +1,88 @@
+"""Counts what a process holds: objects by type, and the lengths of paceline's own tables."""
+
+from __future__ import annotations
+
+import gc
+import os
+import queue
+import sys
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+#: By name: ``objects list``, ``BucketSide.sending``, ``bytes of tensors``.
+Census = dict[str, int]
+
+_SIZED = (dict, list, set, frozenset, deque, tuple, bytearray)
+
+
+def leave_out_what_is_there() -> None:
+    """Count only objects that are made from now on. Libraries have hundreds of thousands."""
+    gc.collect()
+    gc.freeze()
+
+
+def census() -> Census:
+    """Count what this process holds. Tables are the containers that objects and modules of paceline refer to."""
+    _count()  # looking at an object makes others: its dictionary, a tensor's storage
+    return _count()
+
+
+def _count() -> Census:
+    gc.collect()
+    objects = gc.get_objects()
+    torch = sys.modules.get("torch")  # the scheduler does without
+    found: Counter[str] = Counter()
+    storages: dict[int, int] = {}
+    for one in objects:
+        kind = type(one)
+        module = str(kind.__module__)  # of some types it is a descriptor
+        found[f"objects {module}.{kind.__qualname__}"] += 1
+        if (
+            torch is not None
+            and issubclass(kind, torch.Tensor)
+            and one.layout is torch.strided
+            and one.device.type == "cpu"
+        ):
+            storages[one.untyped_storage().data_ptr()] = one.untyped_storage().nbytes()
+        elif module.startswith("paceline"):
+            for name, value in _attributes(one):
+                found[f"{kind.__qualname__}.{name}"] += _length(value)
+    for module, name, value in _globals():
+        found[f"{module}.{name}"] += _length(value)
+    held = {"bytes of tensors": sum(storages.values()), "descriptors": len(os.listdir("/proc/self/fd"))}
+    return dict(found) | held
+
+
+def _attributes(one: object) -> Iterator[tuple[str, Any]]:
+    yield from getattr(one, "__dict__", {}).items()
+    for cls in type(one).__mro__:
+        slots = cls.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if not name.startswith("__") and hasattr(one, name):
+                yield name, getattr(one, name)
+
+
+def _globals() -> Iterator[tuple[str, str, Any]]:
+    for module_name, module in list(sys.modules.items()):
+        if module_name.startswith("paceline") and module is not None:
+            for name, value in list(vars(module).items()):
+                yield module_name, name, value
+
+
+def _length(value: Any) -> int:
+    if isinstance(value, deque) and value.maxlen is not None:
+        return 0  # bounded
+    if isinstance(value, _SIZED):
+        return len(value)
+    if isinstance(value, queue.SimpleQueue):
+        return value.qsize()
+    if callable(getattr(value, "cache_info", None)):
+        return int(value.cache_info().currsize)
+    return 0
+
+
+def grown(before: Mapping[str, int], after: Mapping[str, int], most: int) -> dict[str, int]:
+    """Return by how much counts have grown, where that is more than ``most``; of bytes, 1,000 times as much."""
+    differences = {name: count - before.get(name, 0) for name, count in after.items()}
+    return {name: more for name, more in differences.items() if more > most * (1000 if name.startswith("bytes") else 1)}

@@ -1,0 +1,68 @@
+"""The short form: every mode over every transport; and proofs that the soak sees what grows."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from tests.soak.__main__ import FRONTS, MODES, problems_of
+from tests.soak.census import census, grown
+from tests.soak.job import Outcome, Trial
+from tests.soak.samples import MIB, Sample, growth, sample, slope
+
+#: What the C library's allocator and the interpreter take and keep by chance, spread over the steps.
+MOST_BYTES_PER_STEP = 1000.0
+
+
+class Table:
+    """Passes for one of paceline's own."""
+
+    __module__ = "paceline.made_up"
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+
+
+def test_census_counts_tables_objects_and_globals():
+    table = Table()
+    before = census()
+    table.rows.extend(range(500))
+    kept = [threading.Event() for _ in range(200)]
+    more = grown(before, census(), 100)
+    assert more["Table.rows"] == 500
+    assert more["objects threading.Event"] == len(kept)
+
+
+def test_a_line_is_fitted_and_descriptors_and_threads_are_compared():
+    assert slope([(0.0, 1.0), (1.0, 3.0), (2.0, 5.0)]) == pytest.approx(2.0)
+    samples = [Sample(60.0 * i, int((100 + 2 * i) * MIB), 10 + (i > 6), 5) for i in range(9)]
+    found = growth(samples)
+    assert found.mib_per_minute == pytest.approx(2.0)
+    assert (found.descriptors, found.threads) == (1, 0)
+    assert len(problems_of(Outcome(found, 0.0, {}, samples))) == 2
+
+
+def test_a_sample_sees_memory_and_descriptors():
+    before = sample(os.getpid(), 0.0)
+    block, files = bytearray(os.urandom(1 << 20) * 16), os.pipe()
+    after = sample(os.getpid(), 1.0)
+    assert after.memory_bytes - before.memory_bytes >= len(block) * 0.9
+    assert after.descriptors == before.descriptors + 2
+    for one in files:
+        os.close(one)
+
+
+def test_nothing_grows_with_steps() -> None:
+    """All ways to train, in all modes, by one job: it starts once. ``make soak`` takes 5,000 steps and more of each."""
+    trial = Trial(MODES, FRONTS, ["shm", "tcp"], servers=1, warm_up=(24, 0), measured=(48, 0), interval_s=0.2)
+    outcomes = trial.run()
+    steps = trial.steps * len(MODES) * len(FRONTS)
+    for name, one in outcomes.items():
+        assert not one.grown, f"{name}: {one.grown}"
+        per_step = one.bytes_per_step * trial.steps / steps
+        print(f"{name}: {per_step:+.0f} bytes per step")
+        assert per_step < MOST_BYTES_PER_STEP, name
+        assert not one.growth.descriptors, name
+        assert not one.growth.threads, name

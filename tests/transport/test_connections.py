@@ -1,0 +1,181 @@
+"""Connections that come and go leave nothing behind, and no error ends more than its connection."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from paceline.transport import Security, new_job_key, sender, sockets
+from paceline.transport.records import RecordReader, RecordWriter
+from paceline.transport.sockets import SocketHub, SocketListener
+from tests.soak.census import census, grown
+
+SECURITY = Security(new_job_key())
+WAIT_S = 20.0
+#: A frame that does not travel with the head of its message.
+LARGE = 100_000
+
+
+@pytest.fixture(autouse=True)
+def _connect_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "_FIRST_RETRY_S", 0.0)
+
+
+@pytest.fixture(params=["tcp://127.0.0.1:*", "ipc://@paceline-test-connections"])
+def listener(request: pytest.FixtureRequest) -> Iterator[SocketListener]:
+    one = SocketListener([request.param], SECURITY)
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def hub(listener: SocketListener) -> Iterator[SocketHub]:
+    one = SocketHub(SECURITY)
+    one.connect(listener.addresses[0], b"worker-1")
+    yield one
+    one.close()
+
+
+def until(condition: Callable[[], object], hub: SocketHub | None = None) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        if hub is None:
+            time.sleep(0.001)
+        else:
+            hub.receive(0.05)
+
+
+def exchange(hub: SocketHub, listener: SocketListener, frames: list[object]) -> None:
+    """Send frames to the listener and back."""
+    hub.send(0, frames)
+    arrived: list[tuple[bytes, object]] = []
+    until(lambda: arrived.extend(listener.receive(0.05)) or arrived)
+    listener.send(arrived[0][0], frames)
+    back: list[object] = []
+    until(lambda: back.extend(hub.receive(0.05)) or back)
+
+
+def cut(hub: SocketHub) -> None:
+    """Cut the connection, and wait for the next one."""
+    sockets.end(hub._channels[0].socket)
+    until(hub.reopened, hub)
+
+
+def held() -> tuple[int, int]:
+    return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+
+def test_1000_connections_of_one_member_leave_nothing(hub: SocketHub, listener: SocketListener) -> None:
+    frames: list[object] = [b"hello", memoryview(bytes(LARGE))]
+    for _ in range(20):
+        exchange(hub, listener, frames)
+        cut(hub)
+    exchange(hub, listener, frames)
+    before, tables = held(), census()
+    for _ in range(1000):
+        cut(hub)
+    exchange(hub, listener, frames)
+    until(lambda: held() <= before)
+    assert grown(tables, census(), 50) == {}
+
+
+def test_1000_members_that_come_and_go_leave_nothing(listener: SocketListener) -> None:
+    def come_and_go(number: int) -> None:
+        hub = SocketHub(SECURITY)
+        hub.connect(listener.addresses[0], b"worker-%d" % number)
+        hub.send(0, [b"hello"])
+        until(lambda: listener.receive(0.05))
+        hub.close()
+
+    for number in range(20):
+        come_and_go(number)
+    before, tables = held(), census()
+    for number in range(1000):
+        come_and_go(20 + number)
+    until(lambda: held() <= before)
+    assert grown(tables, census(), 50) == {}
+
+
+def test_a_frame_is_free_when_it_was_sent_and_when_it_was_used(hub: SocketHub, listener: SocketListener) -> None:
+    array = np.zeros(LARGE, np.uint8)
+    sent = weakref.ref(array)
+    hub.send(0, [b"hello", array.data])
+    del array
+    arrived: list[tuple[bytes, list[object]]] = []
+    until(lambda: arrived.extend(listener.receive(0.05)) or arrived)
+    until(lambda: sent() is None)
+    used = weakref.ref(arrived[0][1][1].obj)
+    assert used() is not None
+    arrived.clear()
+    gc.collect()
+    assert used() is None
+
+
+def test_a_reader_that_fails_ends_its_connection_only(
+    hub: SocketHub, listener: SocketListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exchange(hub, listener, [b"before"])
+    message = RecordReader.message
+    failures = iter([MemoryError("no memory for a frame")])
+
+    def fail_once(self: RecordReader) -> list[object]:
+        found = message(self)
+        for error in failures:
+            raise error
+        return found
+
+    monkeypatch.setattr(RecordReader, "message", fail_once)
+    exchange(hub, listener, [b"the readers wait in the method as it was"])
+    hub.send(0, [b"lost"])
+    until(hub.reopened, hub)
+    exchange(hub, listener, [b"after"])
+
+
+@pytest.mark.parametrize("size", [10, LARGE])
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_a_sender_that_fails_ends_its_connection_only(
+    hub: SocketHub,
+    listener: SocketListener,
+    monkeypatch: pytest.MonkeyPatch,
+    size: int,
+    error: type[BaseException],
+) -> None:
+    if size == LARGE and error is KeyboardInterrupt:
+        pytest.skip("only the main thread is interrupted, and it does not send what is large")
+    exchange(hub, listener, [b"before"])
+    pieces = RecordWriter.pieces
+    failures = iter([error("in the middle")])
+
+    def fail_once(self: RecordWriter, frames: object) -> Iterator[object]:
+        for one in failures:
+            raise one
+        yield from pieces(self, frames)
+
+    monkeypatch.setattr(sender.RecordWriter, "pieces", fail_once)
+    try:
+        hub.send(0, [memoryview(bytes(size))])
+    except error:
+        assert size != LARGE
+    until(hub.reopened, hub)
+    exchange(hub, listener, [b"after"])
+
+
+def test_closing_waits_for_no_host_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = sockets.listen("tcp://127.0.0.1:*")
+    hub = SocketHub(SECURITY)
+    for _ in range(8):
+        hub.connect(silent[1], b"worker-1")
+    until(lambda: all(channel.socket is not None for channel in hub._channels))
+    began = time.monotonic()
+    hub.close()
+    assert time.monotonic() - began < 0.9
+    assert not [one for one in threading.enumerate() if silent[1] in one.name]
+    silent[0].close()
