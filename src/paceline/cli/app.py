@@ -16,6 +16,7 @@ from paceline.naming import suggestion
 #: By subcommand: its module, which has ``run(name, words) -> int``, and a summary.
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "launch": ("paceline.cli.launch", "start a job: scheduler, servers and workers"),
+    "hvdrun": ("paceline.cli.hvdrun", "start a job of the Horovod interface, with horovodrun's flags"),
     "scheduler": ("paceline.cli.roles", "run the scheduler of a job"),
     "server": ("paceline.cli.roles", "run a server of a job"),
 }

@@ -75,6 +75,7 @@ from paceline.hvd.process_sets import (
     process_set_ids,
     remove_process_set,
 )
+from paceline.hvd.run import run
 from paceline.hvd.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
@@ -142,6 +143,7 @@ __all__ = [
     "reducescatter_async",
     "remove_process_set",
     "rocm_built",
+    "run",
     "shutdown",
     "size",
     "sparse_allreduce_async",

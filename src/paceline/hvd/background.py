@@ -225,6 +225,8 @@ class Background:
         self._run_tasks(ready)
 
     def _run_tasks(self, tasks: list[Task]) -> None:
+        if not tasks:
+            return
         by_response = {id(task.response): task for task in tasks}
         for group in fuse([task.response for task in tasks], self._fusion_bytes):
             fused = [by_response[id(response)] for response in group]

@@ -28,7 +28,7 @@ def _dtype_names(tensors: Sequence[torch.Tensor], with_bool: bool = True) -> tup
     for tensor in tensors:
         if tensor.dtype not in _NAMES or (tensor.dtype == torch.bool and not with_bool):
             raise ValueError(f"Tensor type {tensor.type()} is not supported.")
-    return tuple(_NAMES[tensor.dtype] for tensor in tensors)
+    return tuple([_NAMES[tensor.dtype] for tensor in tensors])
 
 
 def _check_tensors(tensors: Sequence[Any]) -> None:
@@ -39,7 +39,7 @@ def _check_tensors(tensors: Sequence[Any]) -> None:
             raise ValueError(f"an operation takes tensors, not {type(tensor).__name__}")
         if tensor.layout != torch.strided:
             raise ValueError("a sparse tensor; use sparse_allreduce_async")
-    if len({tensor.device for tensor in tensors}) > 1:
+    if len(tensors) > 1 and len({tensor.device for tensor in tensors}) > 1:
         raise ValueError("all tensors of a group must be on one device")
 
 
@@ -90,20 +90,22 @@ def _start(
 ) -> int:
     running = world.running()
     set_id, _ = members_of(process_set)
-    number = running.handles.number(set_id)
+    if name is None:
+        name = f"noname.{running.handles.number(set_id)}"
+        fields["cached"] = False
     _check_tensors(tensors)
     request = Request(
         kind,
-        f"noname.{number}" if name is None else name,
+        name,
         set_id,
         _dtype_names(tensors, with_bool=kind not in ("allreduce", "reducescatter")),
-        tuple(tuple(tensor.shape) for tensor in tensors),
+        tuple([tuple(tensor.shape) for tensor in tensors]),
         tensors[0].device.type,
-        cached=name is not None,
         **fields,
     )
+    # Operations in place need contiguous tensors, so these are their outputs, too.
     mine = [tensor.detach().contiguous() for tensor in tensors]
-    results = None if outputs is None else [tensor.detach() for tensor in outputs]
+    results = None if outputs is None else mine
     operation = Operation(request, mine, results, finish)
     if tensors[0].is_cuda:
         operation.ready = torch.cuda.Event()  # type: ignore[no-untyped-call]

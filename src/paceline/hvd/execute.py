@@ -18,7 +18,7 @@ from paceline.hvd.planes.base import ADASUM, Plane, Reduction
 PACK_BYTES = 512 * 1024
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Task:
     """An operation to run: what was negotiated, this rank's part (None if it has joined), and the process set."""
 

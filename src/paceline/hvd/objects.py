@@ -19,6 +19,12 @@ except ImportError:
     _pickler = pickle
 
 
+def dumps(obj: Any) -> bytes:
+    """Return a pickled object; lambdas and local classes too, if cloudpickle is installed."""
+    raw: bytes = _pickler.dumps(obj)
+    return raw
+
+
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
@@ -39,7 +45,7 @@ def broadcast_object(
         raise ValueError(f"root rank {root_rank} is not in the process set of ranks {list(members)}")
     running = world.running()
     is_root = running.rank == root_rank
-    raw = _pickler.dumps(obj) if is_root else b""
+    raw = dumps(obj) if is_root else b""
     request = Request("broadcast_object", name or "object", set_id, root=root_rank, payload=raw)
     [found] = running.call(request)
     return obj if is_root else pickle.loads(found)
@@ -53,5 +59,5 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
         name: pairs the calls of different ranks.
     """
     running = world.running()
-    request = Request("allgather_object", name or "object", payload=_pickler.dumps(obj))
+    request = Request("allgather_object", name or "object", payload=dumps(obj))
     return [pickle.loads(raw) for raw in running.call(request)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from paceline.hvd.errors import HorovodInternalError
 from paceline.hvd.negotiation import Request
 
 
-@dataclass
+@dataclass(slots=True)
 class Operation:
     """A pending or finished operation.
 
@@ -45,16 +46,14 @@ class Handles:
     """Operations by handle, and the wait for them. Thread-safe."""
 
     def __init__(self) -> None:
-        self._next = 0
+        self._next = itertools.count(1)
         self._numbers: Counter[int] = Counter()
         self._operations: dict[int, Operation] = {}
         self._changed = threading.Condition()
 
     def count(self) -> int:
         """Return a new handle."""
-        with self._changed:
-            self._next += 1
-            return self._next
+        return next(self._next)
 
     def number(self, process_set: int) -> int:
         """Return the number of the next call for a process set, by which unnamed operations of its ranks match."""

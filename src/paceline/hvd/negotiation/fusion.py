@@ -13,6 +13,8 @@ ITEM_BYTES = {"uint8": 1, "int8": 1, "bool": 1, "int16": 2, "float16": 2, "bfloa
 
 def size_bytes(request: Request) -> int:
     """Return the bytes of a request's tensors."""
+    if len(request.shapes) == 1:
+        return math.prod(request.shapes[0]) * ITEM_BYTES.get(request.dtypes[0], 8)
     pairs = zip(request.dtypes, request.shapes, strict=True)
     return sum(math.prod(shape) * ITEM_BYTES.get(dtype, 8) for dtype, shape in pairs)
 
@@ -31,7 +33,7 @@ def fuse(responses: Sequence[Response], threshold: int) -> list[list[Response]]:
     open_groups: dict[object, tuple[list[Response], int]] = {}
     for response in responses:
         request = response.request
-        if not threshold or request.kind != "allreduce" or request.alone or len(set(request.dtypes)) != 1:
+        if not threshold or request.kind != "allreduce" or request.alone or len({*request.dtypes}) != 1:
             groups.append([response])
             continue
         alike = (
