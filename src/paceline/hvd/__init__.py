@@ -24,6 +24,8 @@ from paceline.hvd.basics import (
     rocm_built,
     shutdown,
     size,
+    start_timeline,
+    stop_timeline,
 )
 from paceline.hvd.codec_reduction import CodecCompression
 from paceline.hvd.collectives import (
@@ -147,5 +149,7 @@ __all__ = [
     "shutdown",
     "size",
     "sparse_allreduce_async",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]

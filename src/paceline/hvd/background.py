@@ -28,6 +28,7 @@ from paceline.hvd.negotiation.sets import ProcessSets
 from paceline.hvd.negotiation.words import TENSOR_KINDS, Key
 from paceline.hvd.operation import Handles, Operation
 from paceline.hvd.planes.base import Plane
+from paceline.hvd.timeline import Timeline
 
 logger = logging.getLogger(__name__)
 
@@ -45,9 +46,11 @@ class Background:
         generation: number of this ``init``.
         handles: wakes threads that wait.
         cycle_time_s: how long requests are collected.
+        timeline: notes what runs.
     """
 
-    def __init__(self, link: Link, generation: int, handles: Handles, cycle_time_s: float) -> None:
+    def __init__(self, link: Link, generation: int, handles: Handles, cycle_time_s: float, timeline: Timeline) -> None:
+        self._timeline = timeline
         self._link, self._generation, self._handles = link, generation, handles
         self._cycle_time_s = cycle_time_s
         self._lock = threading.Lock()
@@ -176,6 +179,8 @@ class Background:
             while self._queue:
                 requests.append(self._queue.popleft())
             self._urgent = False
+            if self._timeline.is_on:
+                self._timeline.cycle()
             self._link.send(wire.ToCoordinator(self._generation, self._cache.submission(requests)))
         if self._leaving is not None:
             self._link.send(wire.ToCoordinator(self._generation, self._leaving))
@@ -215,6 +220,8 @@ class Background:
         ready: list[Task] = []
         for response in responses:
             request = response.request
+            if self._timeline.is_on:
+                self._timeline.agreed(request.key)
             if response.error or request.kind not in TENSOR_KINDS:
                 self._run_tasks(ready)
                 ready = []
@@ -231,8 +238,12 @@ class Background:
         for group in fuse([task.response for task in tasks], self._fusion_bytes):
             fused = [by_response[id(response)] for response in group]
             assert self.plane_for is not None
-            if fused[0].request.kind != "barrier":
-                execute.run(fused, self.plane_for(fused[0].members, fused[0].request.device))
+            plane = self.plane_for(fused[0].members, fused[0].request.device)
+            if self._timeline.is_on:
+                self._timeline.began([task.request for task in fused], type(plane).__name__)
+            execute.run(fused, plane)
+            if self._timeline.is_on:
+                self._timeline.ended([task.request for task in fused])
             with self._lock:
                 for task in fused:
                     self._operations.pop(task.request.key, None)

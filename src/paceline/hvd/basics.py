@@ -89,6 +89,32 @@ def is_homogeneous() -> bool:
     return world.current().is_homogeneous
 
 
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Write a timeline from now on, in rank 0; see :mod:`paceline.hvd.timeline`.
+
+    Raises:
+        ValueError: HOROVOD_TIMELINE is not DYNAMIC.
+    """
+    _check_dynamic_timeline()
+    if world.current().rank == 0:
+        world.current().base.timeline.open(file_path, mark_cycles)
+
+
+def stop_timeline() -> None:
+    """End the timeline.
+
+    Raises:
+        ValueError: HOROVOD_TIMELINE is not DYNAMIC.
+    """
+    _check_dynamic_timeline()
+    world.current().base.timeline.close()
+
+
+def _check_dynamic_timeline() -> None:
+    if world.current().hvd.timeline.upper() != world.DYNAMIC:
+        raise ValueError("set HOROVOD_TIMELINE=DYNAMIC to start and stop timelines")
+
+
 def mpi_threads_supported() -> bool:
     """Return whether MPI's threads can be used: no, data never go over MPI."""
     return False

@@ -25,6 +25,7 @@ from paceline.hvd import wire
 from paceline.hvd.negotiation import Batch, Down, Machine, Submission, Warn
 from paceline.hvd.negotiation.words import Action
 from paceline.hvd.settings import HvdSettings
+from paceline.hvd.timeline import Timeline
 from paceline.transport.security import Security
 from paceline.transport.sockets import SocketListener
 
@@ -48,6 +49,7 @@ class Coordinator:
         security: the key of the connections.
         settings: rank 0's.
         deliver: takes messages for rank 0.
+        timeline: notes when ranks are ready.
     """
 
     def __init__(
@@ -57,7 +59,9 @@ class Coordinator:
         security: Security,
         settings: HvdSettings,
         deliver: Callable[[wire.ToRank], None],
+        timeline: Timeline,
     ) -> None:
+        self._timeline = timeline
         self.size, self.settings = size, settings
         self._deliver = deliver
         self._lock = threading.Lock()
@@ -83,6 +87,8 @@ class Coordinator:
                 self._end(rank, body.reason, body.failed)
             elif message.generation == self._generation and self._machine is not None:
                 assert isinstance(body, Submission)
+                if self._timeline.is_on:
+                    self._timeline.reported(rank, self._machine.keys_of(body))
                 self._carry_out(self._machine.submit(rank, body, time.monotonic()))
 
     def _enter(self, rank: int, generation: int, body: wire.Enter) -> None:

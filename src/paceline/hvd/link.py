@@ -16,6 +16,7 @@ from paceline.hvd.coordinator import Coordinator, identity
 from paceline.hvd.negotiation import Down
 from paceline.hvd.place import Place
 from paceline.hvd.settings import HvdSettings
+from paceline.hvd.timeline import Timeline
 from paceline.peer.hosts import own_address, tcp
 from paceline.transport.security import Security
 from paceline.transport.sockets import SocketHub
@@ -60,12 +61,12 @@ class Link(ABC):
 class OwnCoordinator(Link):
     """Rank 0's: the coordinator is in the same process."""
 
-    def __init__(self, place: Place, settings: config.Settings, hvd: HvdSettings) -> None:
+    def __init__(self, place: Place, settings: config.Settings, hvd: HvdSettings, timeline: Timeline) -> None:
         self._inbox: queue.SimpleQueue[wire.ToRank | None] = queue.SimpleQueue()
         self._coordinator: Coordinator | None = None
         security = rendezvous.security_of(place, settings) if place.size > 1 else Security("")
         addresses = _addresses(place, settings) if place.size > 1 else []
-        self._coordinator = Coordinator(place.size, addresses, security, hvd, self._inbox.put)
+        self._coordinator = Coordinator(place.size, addresses, security, hvd, self._inbox.put, timeline)
         if place.size > 1:
             meeting = rendezvous.Meeting(self._coordinator.addresses[0], security)
             rendezvous.publish(place, settings, meeting)
@@ -159,11 +160,11 @@ class Connection(Link):
         self._hub.close(linger_s=1.0)
 
 
-def connect(place: Place, settings: config.Settings, hvd: HvdSettings) -> Link:
+def connect(place: Place, settings: config.Settings, hvd: HvdSettings, timeline: Timeline) -> Link:
     """Return this rank's link. In a job of ``paceline launch`` the process joins that job, too."""
     if settings.scheduler:
         current_session()
-    return OwnCoordinator(place, settings, hvd) if place.rank == 0 else Connection(place, settings)
+    return OwnCoordinator(place, settings, hvd, timeline) if place.rank == 0 else Connection(place, settings)
 
 
 def _addresses(place: Place, settings: config.Settings) -> list[str]:

@@ -23,7 +23,11 @@ from paceline.hvd.planes.base import Alone, Plane
 from paceline.hvd.planes.registry import Planes
 from paceline.hvd.rendezvous import private_folder
 from paceline.hvd.settings import HvdSettings, read_settings
+from paceline.hvd.timeline import Timeline
 from paceline.peer.hosts import host_id
+
+#: Value of HOROVOD_TIMELINE with which timelines are started by calls.
+DYNAMIC = "DYNAMIC"
 
 
 class Base:
@@ -37,7 +41,8 @@ class Base:
 
     def __init__(self, place: Place, settings: config.Settings, hvd: HvdSettings) -> None:
         self.place, self.settings = place, settings
-        self.link: Link = connect(place, settings, hvd)
+        self.timeline = Timeline()
+        self.link: Link = connect(place, settings, hvd, self.timeline)
         self.generation = 0
         self.planes: Planes | None = None
 
@@ -67,8 +72,10 @@ class World:
         self.rank, self.size = base.place.rank, base.place.size
         self.handles = Handles()
         base.generation += 1
+        if self.rank == 0 and hvd.timeline and hvd.timeline.upper() != DYNAMIC:
+            base.timeline.open(hvd.timeline, hvd.timeline_mark_cycles)
         base.link.configure(hvd)
-        self.background = Background(base.link, base.generation, self.handles, hvd.cycle_time_s)
+        self.background = Background(base.link, base.generation, self.handles, hvd.cycle_time_s, base.timeline)
         host = os.environ.get("HOROVOD_HOSTNAME") or socket.gethostname()
         enter = wire.Enter(wire.VERSION, host, host_id(), os.getpid(), sets)
         members = self.background.enter(self.rank, self.size, enter, hvd.start_timeout_s)
@@ -121,6 +128,7 @@ class World:
     def leave(self, reason: str = "hvd.shutdown() was called") -> None:
         """End the job for all ranks."""
         self.background.leave(reason)
+        self.base.timeline.close()
         down = self.background.down
         if down is None or down.failed:
             self.base.drop_planes()

@@ -91,6 +91,11 @@ class Machine:
             return self.lose(rank, f"it broke the protocol: {error}")
         return self._batch(self._complete(touched))
 
+    def keys_of(self, submission: Submission) -> list[Key]:
+        """Return what a submission is about, as far as it is known now."""
+        known = [self._cache.entries.get(index) for index in indices(from_bytes(submission.bits))]
+        return [entry.key for entry in known if entry is not None] + [one.key for one in submission.requests]
+
     def lose(self, rank: int, reason: str, failed: bool = True) -> list[Action]:
         """End everything, because a rank failed or shut down."""
         if self._is_down:
