@@ -36,6 +36,7 @@ _IDLE_S = 1.0
 _LEAVE_S = 5.0
 #: How long a rank that failed waits for the coordinator to say which rank failed first.
 _NEWS_S = 1.0
+_MOST_PLANS = 64
 
 
 class Background:
@@ -60,6 +61,7 @@ class Background:
         self._signalled = self._urgent = False
         self._leaving: wire.Leave | None = None
         self._cache = RankCache()
+        self._plans: dict[bytes, list[list[Response]]] = {}
         self._fusion_bytes = 0
         self.down: Down | None = None
         self.sets = ProcessSets(1)
@@ -202,7 +204,7 @@ class Background:
             if isinstance(message.body, Down):
                 self._go_down(message.body)
             elif isinstance(message.body, Batch):
-                self._carry_out(self._cache.take(message.body, self._requests))
+                self._take(message.body)
 
     def _go_down(self, down: Down) -> None:
         with self._lock:
@@ -216,41 +218,65 @@ class Background:
 
     # ---- running ---------------------------------------------------------------------------------------------------
 
+    def _take(self, batch: Batch) -> None:
+        responses = self._cache.take(batch, self._requests)
+        count = len(batch.responses)
+        if count or batch.forgotten:
+            self._plans.clear()
+        if count:
+            self._carry_out(responses[:count])
+        if batch.bits:
+            self._run_groups(self._plan(batch.bits, responses[count:]))
+
+    def _plan(self, bits: bytes, responses: Sequence[Response]) -> list[list[Response]]:
+        """Return how cached operations are fused; the same bits mean the same until the cache changes."""
+        found = self._plans.get(bits)
+        if found is None:
+            if len(self._plans) >= _MOST_PLANS:
+                self._plans.clear()
+            found = self._plans[bits] = fuse([one for one in responses if self._is_in(one)], self._fusion_bytes)
+        if self._timeline.is_on:
+            for response in responses:
+                self._timeline.agreed(response.request.key)
+        return found
+
+    def _is_in(self, response: Response) -> bool:
+        return self._rank in self.sets.members(response.request.process_set)
+
     def _carry_out(self, responses: Sequence[Response]) -> None:
-        ready: list[Task] = []
+        ready: list[Response] = []
         for response in responses:
-            request = response.request
             if self._timeline.is_on:
-                self._timeline.agreed(request.key)
-            if response.error or request.kind not in TENSOR_KINDS:
-                self._run_tasks(ready)
+                self._timeline.agreed(response.request.key)
+            if response.error or response.request.kind not in TENSOR_KINDS:
+                self._run_groups(fuse(ready, self._fusion_bytes))
                 ready = []
                 self._finish_plain(response)
-            elif self._rank in self.sets.members(request.process_set):
-                own = self._operations.get(request.key)
-                ready.append(Task(response, own, self.sets.members(request.process_set)))
-        self._run_tasks(ready)
+            elif self._is_in(response):
+                ready.append(response)
+        self._run_groups(fuse(ready, self._fusion_bytes))
 
-    def _run_tasks(self, tasks: list[Task]) -> None:
-        if not tasks:
-            return
-        by_response = {id(task.response): task for task in tasks}
-        for group in fuse([task.response for task in tasks], self._fusion_bytes):
-            fused = [by_response[id(response)] for response in group]
+    def _run_groups(self, groups: Sequence[Sequence[Response]]) -> None:
+        """Run operations, those of a group as one."""
+        for group in groups:
+            members = self.sets.members(group[0].request.process_set)
+            keys = [response.request.key for response in group]
+            owns = [self._operations.get(key) for key in keys]
+            tasks = [Task(response, own, members) for response, own in zip(group, owns, strict=True)]
             assert self.plane_for is not None
-            plane = self.plane_for(fused[0].members, fused[0].request.device)
+            plane = self.plane_for(members, group[0].request.device)
             if self._timeline.is_on:
-                self._timeline.began([task.request for task in fused], type(plane).__name__)
-            execute.run(fused, plane)
+                self._timeline.began([response.request for response in group], type(plane).__name__)
+            execute.run(tasks, plane)
             if self._timeline.is_on:
-                self._timeline.ended([task.request for task in fused])
+                self._timeline.ended([response.request for response in group])
             with self._lock:
-                for task in fused:
-                    self._operations.pop(task.request.key, None)
-                    self._requests.pop(task.request.key, None)
-            for task in fused:
-                if task.own is not None:
-                    task.own.done = True
+                for key in keys:
+                    self._operations.pop(key, None)
+                    self._requests.pop(key, None)
+            for own in owns:
+                if own is not None:
+                    own.done = True
             self._handles.wake()
 
     def _finish_plain(self, response: Response) -> None:

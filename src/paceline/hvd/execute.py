@@ -112,10 +112,10 @@ def _allreduce_packed(
     if len(sources) == 1:
         plane.allreduce(sources[0].view(-1), targets[0].view(-1), how)
         return
-    flat = torch.cat([source.view(-1) for source in sources])
+    flat = torch.cat([source if source.dim() == 1 else source.view(-1) for source in sources])
     plane.allreduce(flat, flat, how)
     parts = torch.split_with_sizes(flat, [source.numel() for source in sources])
-    torch._foreach_copy_([target.view(-1) for target in targets], list(parts))
+    torch._foreach_copy_([target if target.dim() == 1 else target.view(-1) for target in targets], list(parts))
 
 
 def _adasum(source: torch.Tensor, target: torch.Tensor, request: Request, plane: Plane) -> None:

@@ -277,7 +277,7 @@ def test_one_name_with_different_kinds_fails_on_all(cached: bool) -> None:
     assert len(job.ranks[0].ran) == before
     job.note(job.machine.tick(5))
     job.settle()
-    assert [one.request.kind for one in job.ranks[2].ran[before:]] == ["allreduce", "allgather"]
+    assert sorted(one.request.kind for one in job.ranks[2].ran[before:]) == ["allgather", "allreduce"]
     assert "allgather: rank 1" in job.ranks[2].ran[-1].error
     job.send(2, allreduce("x"))  # it comes late, and must not wait for ever
     job.settle()

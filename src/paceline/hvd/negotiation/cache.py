@@ -68,15 +68,16 @@ class RankCache:
         self._seen = batch.number
         # Bits were ready before anything was forgotten.
         cached = [self._by_index[index][1] for index in indices(int.from_bytes(batch.bits, "little"))]
-        for index in batch.forgotten:
-            _, response = self._by_index.pop(index)
-            if self._index_of.get(response.request.key) == index:
-                del self._index_of[response.request.key]
         for response in batch.responses:
             if response.index >= 0:
                 key = response.request.key
                 self._by_index[response.index] = own.get(key), response
                 self._index_of[key] = response.index
+        # An index may be given and forgotten in one batch.
+        for index in batch.forgotten:
+            _, response = self._by_index.pop(index)
+            if self._index_of.get(response.request.key) == index:
+                del self._index_of[response.request.key]
         return [*batch.responses, *cached]
 
 

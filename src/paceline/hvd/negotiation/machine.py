@@ -128,25 +128,26 @@ class Machine:
     def _take_bits(self, rank: int, bits: int, now: float) -> list[Key]:
         """Note a rank's bits; returns the keys of those that had to become requests again."""
         touched: list[Key] = []
-        live = 0
-        for index in indices(bits) if (self._cache.graves or self._joined) else ():
+        live = bits & self._cached_for(rank) if not self._joined else 0
+        for index in indices(bits & ~live):
             entry = self._cache.entries.get(index)
-            if entry is None:
-                if index not in self._cache.graves:
-                    raise ValueError(f"index {index} is not in the cache")
+            if entry is None and index in self._cache.graves:
                 entry = self._cache.graves[index][1]
-            elif not self._joined:
-                live |= 1 << index
-                continue
-            if rank not in entry.requests:
-                raise ValueError(f"index {index} is of a process set without it")
+            if entry is None or rank not in entry.requests:
+                raise ValueError(f"it has no operation with index {index} in the cache")
             touched.append(self._take(rank, entry.requests[rank], now))
-        if not self._cache.graves and not self._joined:
-            live = bits
         if live & self._waiting[rank]:
             raise ValueError("a cached operation was submitted twice")
         self._waiting[rank] |= live
         return touched
+
+    def _cached_for(self, rank: int) -> int:
+        """Return the indices of all cached operations of a rank's process sets."""
+        found = 0
+        for set_id, mask in self._cache.masks.items():
+            if rank in self.sets.members(set_id):
+                found |= mask
+        return found
 
     def _take(self, rank: int, request: Request, now: float) -> Key:
         key = request.key

@@ -94,7 +94,7 @@ class Response(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch", forbid_unknown_fields=True):
-    """What all ranks do next, in this order: forget, run the responses, run what the bits stand for.
+    """What all ranks do next, in this order: run the responses, run what the bits stand for, forget.
 
     Attributes:
         number: batches are counted from 1.
