@@ -10,11 +10,13 @@ ALONE = tests/integration tests/launch tests/testing tests/gluon tests/soak
 SIDE_BY_SIDE = $(filter-out $(ALONE),$(sort $(patsubst %/,%,$(dir $(wildcard tests/*/*.py))))) \
   $(filter-out $(TIMED),$(wildcard tests/gluon/test_*.py)) $(wildcard tests/test_*.py)
 
-.PHONY: help demo test check format fuzz mutations oracle blame soak bench clean
+.PHONY: help demo test test-ssh test-engines check format fuzz mutations oracle blame soak bench clean
 
 help:
 	@echo "make demo   train LeNet on handwritten digits with 2 workers and 2 servers"
 	@echo "make test   run the tests, with coverage"
+	@echo "make test-ssh      the launcher ssh on hosts with real ssh servers (root; packages openssh-server, rsync)"
+	@echo "make test-engines  MNIST on every cluster manager that is installed (root; see docs/launching.md)"
 	@echo "make check  ruff, ruff format, mypy"
 	@echo "make bench  run the benchmarks (about 7 minutes) and write docs/benchmarks.md"
 	@echo "make fuzz   one million mutated messages against a server, and 10,000 half-open connections"
@@ -41,6 +43,12 @@ test: $(READY)
 	$(BIN)/python -m coverage report --skip-covered --sort=cover
 	$(BIN)/python -m coverage report --fail-under=100 \
 	  --include='*/paceline/consistency/*,*/paceline/placement.py,*/paceline/membership/*,*/paceline/interval_map.py,*/paceline/local_merge.py,*/paceline/wire/*'
+
+test-ssh: $(READY)
+	$(BIN)/python -m pytest tests/launch/test_ssh.py tests/launch/test_training.py
+
+test-engines: $(READY)
+	PACELINE_TEST_ENGINES=1 $(BIN)/python -m pytest --timeout 900 tests/launch
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -57,8 +57,14 @@ def test_names_of_mxnet_are_accepted_and_weaker_than_ours() -> None:
     }  # fmt: skip
     got = from_environment(env)
     assert (got.role, got.num_workers, got.scheduler, got.insecure) == ("server", 3, "tcp://10.0.0.1:9091", True)
-    assert from_environment({"DMLC_PS_ROOT_URI": "10.0.0.1"}).scheduler == ""
+    assert from_environment({"DMLC_ROLE": "worker", "DMLC_PS_ROOT_URI": "10.0.0.1"}).scheduler == ""
     assert set(ALIASES.values()) <= set(Settings.__dataclass_fields__)
+
+
+def test_names_of_mxnet_that_other_systems_set_too_count_only_with_a_role() -> None:
+    env = {"DMLC_NUM_WORKER": "4", "DMLC_PS_ROOT_URI": "10.0.0.1", "DMLC_PS_ROOT_PORT": "9091", "PS_VERBOSE": "1"}
+    got = from_environment(env)
+    assert (got.num_workers, got.scheduler, got.verbose) == (1, "", 1)
 
 
 def test_environment_of_the_process_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:

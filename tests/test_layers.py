@@ -20,7 +20,7 @@ TESTS = Path(__file__).parent
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "exitcodes", "context", "naming", "forks"),
     ("config",),
-    ("logs", "ranges", "interval_map", "placement", "consistency", "local_merge", "wire"),
+    ("logs", "interfaces", "ranges", "interval_map", "placement", "consistency", "local_merge", "wire"),
     ("agreement", "membership"),
     ("updaters", "tensors", "keys", "compression", "transport"),
     ("arguments",),

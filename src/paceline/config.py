@@ -2,7 +2,7 @@
 
 Every setting has one name: field ``num_workers`` is argument ``num_workers=``, variable ``PACELINE_NUM_WORKERS`` and
 key ``num_workers`` of the TOML file that ``PACELINE_CONFIG`` names. The ``DMLC_*`` and ``MXNET_*`` names of MXNet
-scripts are accepted as aliases, weaker than our own name.
+scripts are accepted as aliases, weaker than our own name; ``DMLC_*`` only where ``DMLC_ROLE`` is set.
 """
 
 from __future__ import annotations
@@ -22,7 +22,13 @@ from paceline.naming import nearest
 PREFIX = "PACELINE_"
 
 #: Variables with our prefix that are no settings.
-_OTHER_VARIABLES = ("PACELINE_CONFIG", "PACELINE_READY_FD", "PACELINE_ENDED_FD", "PACELINE_UPDATE_ON_KVSTORE")
+_OTHER_VARIABLES = (
+    "PACELINE_CONFIG",
+    "PACELINE_READY_FD",
+    "PACELINE_ENDED_FD",
+    "PACELINE_UPDATE_ON_KVSTORE",
+    "PACELINE_SPEC",
+)
 
 #: Values of ``placement`` and ``log_level``.
 PLACEMENTS = ("balanced", "layered", "hash")
@@ -59,11 +65,22 @@ class Settings:
     host: str = ""
     """Address that this process binds and advertises. Empty: the one from which it reaches the scheduler."""
     interface: str = ""
-    """Network interface whose address to use (exact name)."""
+    """Network interface whose address to use: exact name, address, or network (``10.0.0.0/8``)."""
     staleness: int | None = None
     """Default bound of ``dist_ssync`` and ``dist_gsync``, in rounds."""
     groups: str = ""
-    """Path of the groups file of ``dist_gsync``: a group per line, members by rank, host or ``host:slot``."""
+    """Path of the groups file of ``dist_gsync``: a group per line, members by rank, host or ``host:slot``. Or its text
+    with ``;`` after each group (``0 1; 2;``)."""
+    worker_group: str = ""
+    """Name of the worker group that this worker belongs to, of jobs that have groups."""
+    worker_groups: str = ""
+    """Ranks of all worker groups (``0 1; 2;``): groups of ``dist_gsync`` if ``groups`` is empty."""
+    weight: float = 1.0
+    """Speed of this worker relative to the others, as the user says."""
+    restart: int = 0
+    """How often the launcher has started the job again after a failure."""
+    verbose: int = 0
+    """What the roles log: 1 connections, 2 every message as well."""
     weighting: str = ""
     """Default weighting of stale updates: ``none``, ``inverse``, ``normalised`` or a registered one."""
     age: int | None = None
@@ -106,7 +123,7 @@ class Settings:
         return dataclasses.replace(self, **changes)
 
 
-#: Names that MXNet scripts set. Weaker than ``PACELINE_*``.
+#: Names that MXNet scripts set. Weaker than ``PACELINE_*``; ``DMLC_*`` count only together with ``DMLC_ROLE``.
 ALIASES: Mapping[str, str] = {
     "DMLC_ROLE": "role",
     "DMLC_NUM_WORKER": "num_workers",
@@ -116,6 +133,7 @@ ALIASES: Mapping[str, str] = {
     "MXNET_KVSTORE_BIGARRAY_BOUND": "bigarray_bound",
     "PS_HEARTBEAT_INTERVAL": "heartbeat_interval_s",
     "PS_HEARTBEAT_TIMEOUT": "heartbeat_timeout_s",
+    "PS_VERBOSE": "verbose",
 }
 
 _TYPES = {field.name: str(field.type) for field in dataclasses.fields(Settings)}
@@ -178,8 +196,10 @@ def from_environment(env: Mapping[str, str] | None = None, **arguments: Any) -> 
     env = os.environ if env is None else env
     check_names(env)
     values: dict[str, Any] = _from_file(env[variable("config")]) if env.get(variable("config")) else {}
-    values |= _scheduler_alias(env)
-    values |= {name: parse(name, env[alias], alias) for alias, name in ALIASES.items() if env.get(alias)}
+    # Other systems set DMLC_* too (XGBoost's tracker): these names count only together with a role.
+    known = {name: text for name, text in env.items() if env.get("DMLC_ROLE") or not name.startswith("DMLC_")}
+    values |= _scheduler_alias(known)
+    values |= {name: parse(name, known[alias], alias) for alias, name in ALIASES.items() if known.get(alias)}
     values |= {
         name: parse(name, env[variable(name)], variable(name)) for name in _TYPES if env.get(variable(name), "") != ""
     }
@@ -257,6 +277,8 @@ def check(settings: Settings) -> None:
         )
     if settings.staleness is not None and settings.staleness < 0:
         raise ConfigError(f"staleness is {settings.staleness}; it is a number of rounds, 0 or more")
+    if not settings.weight > 0:
+        raise ConfigError(f"weight is {settings.weight}; it is a speed, above 0")
     if settings.age is not None and settings.age < 0:
         raise ConfigError(f"age is {settings.age}; it is a number of missed updates, 0 or more")
     if settings.scheduler and not settings.insecure and not settings.job_key:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import main
+from paceline.cli.launch_options import OPTIONS
 
 
 def paceline(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -156,3 +157,79 @@ def test_own_master_port_wins() -> None:
     words = ["launch", "-n", "1", "-s", "0", "--", "sh", "-c", "echo $MASTER_ADDR:$MASTER_PORT"]
     assert paceline(*words, MASTER_PORT="29511").stdout == "[worker 0] 127.0.0.1:29511\n"
     assert paceline("launch", "--env", "MASTER_PORT=29512", *words[1:]).stdout == "[worker 0] 127.0.0.1:29512\n"
+
+
+def test_options_are_few_and_grouped_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(OPTIONS) <= 25
+    with pytest.raises(SystemExit):
+        main(["launch", "--help"])
+    shown = capsys.readouterr().out
+    for section in ("size:", "hosts:", "environment:", "training:", "running:"):
+        assert f"\n{section}\n" in shown
+
+
+JOB = """
+n = 3
+num-servers = 1
+hosts = "{hosts}"
+allow-optimizer = ["a:B", "c:D"]
+command = "sh -c 'echo $X'"
+[env]
+X = "from the file"
+Y = 1
+"""
+
+
+def test_job_file_holds_options_and_the_command_line_wins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "hosts").write_text("h1\nh2\n")
+    path = tmp_path / "job.toml"
+    path.write_text(JOB.format(hosts=tmp_path / "hosts").replace("n = 3", "num_workers = 3"))
+    assert main(["launch", "--config", str(path), "--env", "X=from the line", "-s", "2", "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "1 scheduler, 2 servers, 3 workers" in shown
+    assert shown.count("X='from the line'") == 6
+    assert shown.count("    Y=1\n") == 6
+    assert "PACELINE_ALLOW_OPTIMIZER=a:B,c:D" in shown
+    assert "worker 1 on h2\n  sh -c 'echo $X'\n" in shown
+
+
+def test_job_file_holds_worker_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text('[group.fast]\nn = 1\nhosts = ["h1"]\n[group.old]\nn = 2\nhosts = "h2"\nenv = {A = "b c"}\n')
+    assert main(["launch", "--config", str(path), "--launcher", "ssh", "--dry-run", "--", "sh"]) == 0
+    shown = capsys.readouterr().out
+    assert "worker 2 on h2, group old\n" in shown
+    assert shown.count("    A='b c'\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("n = [", "is not TOML"),
+        ("num_worker = 2", "'num_worker' is not an option; did you mean 'num-workers'?"),
+        ("num_workers = 'two'", "num_workers = 'two' is not a number"),
+        ("[group.a]\nm = 1", "group a: unknown m"),
+    ],
+)
+def test_wrong_job_file_is_explained(
+    tmp_path: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job.toml").write_text(text)
+    assert main(["launch", "--config", str(tmp_path / "job.toml"), "--", "sh"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_job_starts_again_after_a_failure_and_sees_how_often() -> None:
+    script = "echo try $PACELINE_RESTART; test $PACELINE_RESTART = 1 || exit 3"
+    done = paceline("launch", "-n", "1", "-s", "0", "--max-restarts", "3", "--", "sh", "-c", script)
+    assert done.returncode == 0
+    assert done.stdout == "[worker 0] try 0\n[worker 0] try 1\n"
+    assert "[launch] restart 1 of 3" in done.stderr
+
+
+def test_variables_may_be_those_of_a_role_or_of_this_shell(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--env-worker", "W=1", "--env-server", "S=a,b c", "--env", "HOME", "--dry-run", "sh"]
+    assert main(["launch", "-n", "2", "-s", "1", *words]) == 0
+    shown = capsys.readouterr().out
+    assert (shown.count("    W=1\n"), shown.count("    S='a,b c'\n")) == (2, 2)
+    assert shown.count(f"    HOME={os.environ['HOME']}\n") == 4

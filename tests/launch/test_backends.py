@@ -7,7 +7,7 @@ from paceline.launch import BACKENDS, backend
 
 def test_every_registered_backend_can_be_made() -> None:
     for name in BACKENDS:
-        assert callable(backend(name).run)
+        assert callable(backend(name).submit)
 
 
 @pytest.mark.parametrize(("name", "hint"), [("locl", "did you mean 'local'"), ("xyz", "known are .*local")])

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from paceline.errors import LaunchError
-from paceline.launch import JobSpec, Late, Machine, Plan, ProcessSpec, make_plan
+from paceline.launch import Host, JobSpec, Late, Machine, Plan, ProcessSpec, make_plan
 from paceline.launch.local import LocalBackend, free_port, located, new_job_key
 from paceline.launch.preflight import CommandNotFoundError
 from paceline.transport import Security
@@ -32,7 +32,7 @@ def test_master_port_can_be_bound() -> None:
 
 
 def test_process_for_another_host_is_refused() -> None:
-    plan = make_plan(JobSpec(("sh",), 1, hosts=("node7",)), Machine(sys.executable))
+    plan = make_plan(JobSpec(("sh",), 1, hosts=(Host("node7"),)), Machine(sys.executable))
     with pytest.raises(LaunchError, match="scheduler is placed on node7; launcher 'local' runs on this machine only"):
         LocalBackend().check(plan)
 
@@ -40,7 +40,7 @@ def test_process_for_another_host_is_refused() -> None:
 def test_missing_command_is_found_before_anything_starts() -> None:
     plan = make_plan(JobSpec(("no-such-command",), 1), Machine(sys.executable))
     with pytest.raises(CommandNotFoundError):
-        LocalBackend().run(plan)
+        LocalBackend().submit(plan)
 
 
 def test_command_is_looked_up_on_the_path_that_the_process_will_have() -> None:

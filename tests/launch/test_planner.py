@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline import config
-from paceline.launch import JobSpec, Late, Machine, Plan, make_plan
-from paceline.launch.planner import places
+from paceline.launch import Host, JobSpec, Late, Machine, Plan, make_plan
+from paceline.launch.placing import place_workers
 
 MACHINE = Machine("/usr/bin/python", {"127.0.0.1": 8})
 
@@ -113,17 +113,18 @@ def test_identity_of_a_process_cannot_be_given(name: str) -> None:
 
 
 def test_processes_are_dealt_to_hosts_in_turn() -> None:
-    made = plan(num_workers=3, num_servers=2, hosts=("a", "b"))
+    made = plan(num_workers=3, num_servers=2, hosts=(Host("a"), Host("b")))
     assert [process.host for process in made] == ["a", "a", "b", "a", "b", "a"]
     assert [env(made, "worker", rank)["LOCAL_RANK"] for rank in range(3)] == ["0", "0", "1"]
     assert [env(made, "worker", rank)["LOCAL_WORLD_SIZE"] for rank in range(3)] == ["2", "1", "2"]
-    assert env(made, "worker", 2)["MASTER_ADDR"] == "a"
+    assert env(made, "worker", 2)["MASTER_ADDR"] is Late.MASTER_ADDR
     assert "OMP_NUM_THREADS" not in env(made, "worker")
 
 
-@given(st.lists(st.sampled_from("abc"), min_size=1, max_size=6), st.integers(0, 20))
-def test_local_ranks_number_the_processes_of_each_host(hosts: list[str], count: int) -> None:
-    dealt = places(tuple(hosts), count)
+@given(st.sets(st.sampled_from("abc"), min_size=1), st.integers(1, 20))
+def test_local_ranks_number_the_processes_of_each_host(hosts: set[str], count: int) -> None:
+    spec = JobSpec(("train",), count, hosts=tuple(map(Host, sorted(hosts))))
+    dealt = [place for _, place in place_workers(spec)]
     sizes = Counter(place.host for place in dealt)
     for host, size in sizes.items():
         assert [place.local_rank for place in dealt if place.host == host] == list(range(size))

@@ -187,7 +187,7 @@ def test_nobody_at_all_is_a_start_timeout_too() -> None:
 
 def test_stranger_reaches_nothing() -> None:
     members = joined()
-    for body in (m.Heartbeat(1), m.Enter("b"), m.Bye("x"), m.Publish("s", []), m.Lookup("s", []), m.AskStatus()):
+    for body in (m.Heartbeat(1), m.Enter("b"), m.Bye("x"), m.Publish("s", []), m.Lookup("s", [])):
         assert "no member" in refusal(members.handle(b"stranger", 1, body, 1.0))
     assert not members.deaths
 
@@ -340,8 +340,22 @@ def test_status_tells_rounds_and_silence_but_no_tokens() -> None:
     ((_, _, status),) = answers(members.handle(b"worker-0", 2, m.AskStatus(), 5.0))
     assert isinstance(status, m.Status)
     assert [(one.role, one.rank) for one in status.members] == [("server", 0), ("worker", 0), ("worker", 1)]
-    assert (status.rounds, status.silent_s) == ([0, 0, 12], [5.0, 0.0, 2.0])
+    assert [(one.round, one.silent_s) for one in status.states] == [(0, 5.0), (0, 0.0), (12, 2.0)]
     assert not any(one.token for one in status.members)
+
+
+def test_status_tells_pace_memory_traffic_and_whom_a_worker_waits_for() -> None:
+    members = joined()
+    members.handle(b"worker-1", 2, m.Heartbeat(4, [], 100, 10, 20), 2.0)
+    members.handle(b"worker-1", 3, m.Heartbeat(8, [], 200, 30, 40), 3.0)
+    members.handle(b"worker-1", 4, m.Heartbeat(8, [], 200, 30, 40), 4.0)
+    members.handle(b"worker-1", 5, m.Enter("end"), 4.0)
+    ((_, _, status),) = answers(members.handle(b"stranger", 1, m.AskStatus(), 5.0))
+    assert isinstance(status, m.Status)
+    assert status.states[1:] == [
+        m.State(0, 0.0, 5.0, 0, 0, 0, "live", ""),
+        m.State(8, 0.7 * 2.0 + 0.3 * 4.0, 1.0, 200, 30, 40, "live", "0"),
+    ]
 
 
 # ---- life and death --------------------------------------------------------------------------------------------------

@@ -129,7 +129,7 @@ def lists() -> Use:
 
 def reconnects() -> Use:
     """Lose a connection to the servers or the scheduler in the middle of a step."""
-    sockets._FIRST_RETRY_S = 0.0
+    sockets.FIRST_RETRY_S = 0.0
     store = kvstore.create("dist_sync")
     store.init("a", torch.zeros(20000))
 

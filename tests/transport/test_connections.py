@@ -25,7 +25,7 @@ LARGE = 100_000
 
 @pytest.fixture(autouse=True)
 def _connect_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sockets, "_FIRST_RETRY_S", 0.0)
+    monkeypatch.setattr(sockets, "FIRST_RETRY_S", 0.0)
 
 
 @pytest.fixture(params=["tcp://127.0.0.1:*", "ipc://@paceline-test-connections"])

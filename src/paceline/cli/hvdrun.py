@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import secrets
 from collections.abc import Sequence
 
+from paceline.cli import launch
 from paceline.cli.options import Option, Parser, UsageError, split_command
-from paceline.launch import JobSpec, Machine, backend, describe, make_plan
 
 #: Flags that set a variable: flag, variable, factor of a number, summary.
 _VARIABLES: tuple[tuple[str, str, float, str], ...] = (
@@ -28,12 +27,11 @@ _SWITCHES: tuple[tuple[str, str, str, str], ...] = (
 )
 
 OPTIONS = (
-    Option(("-np", "--num-proc", "-n"), "number of ranks", "N", int),
+    Option(("-n", "-np", "--num-proc"), "number of ranks", "N", int),
     Option(("-H", "--hosts"), "hosts with slots, h:n,h:n; only this host can be used", "HOSTS"),
     *(Option((flag,), summary, "NUMBER", float) for flag, _, _, summary in _VARIABLES),
     *(Option((flag,), summary) for flag, _, _, summary in _SWITCHES),
     Option(("--gloo",), "data go by Gloo and shared memory (always so)"),
-    Option(("--verbose",), "print the processes and their environment before they start"),
     Option(("--dry-run",), "print the processes and their environment, start nothing"),
 )
 
@@ -59,22 +57,12 @@ def run(name: str, words: Sequence[str]) -> int:
     """
     ours, command = split_command(words, OPTIONS)
     options = Parser(name, OPTIONS, USAGE, DESCRIPTION, EPILOG).parse(ours)
-    try:
-        spec = JobSpec(
-            command=tuple(command),
-            num_workers=_count(options),
-            num_servers=0,
-            job_id=secrets.token_hex(4),
-            env=variables(options),
-        )
-        plan = make_plan(spec, Machine.here())
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    chosen = backend("local")
-    chosen.check(plan)
-    if options.dry_run or options.verbose:
-        print(describe(plan), end="")
-    return 0 if options.dry_run else chosen.run(plan)
+    found = ["--num-workers", str(_count(options)), "--num-servers", "0"]
+    for variable, text in variables(options).items():
+        found += ["--env", f"{variable}={text}"]
+    if options.dry_run:
+        found.append("--dry-run")
+    return launch.run("launch", [*found, "--", *command])
 
 
 def variables(options: argparse.Namespace) -> dict[str, str]:

@@ -5,87 +5,31 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
-from collections.abc import Sequence
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
 
 from paceline import config
-from paceline.cli.options import Option, Parser, UsageError, split_command
-from paceline.consistency import weighting_names
-from paceline.launch import BACKENDS, Graces, JobSpec, Machine, backend, describe, make_plan
+from paceline.cli.hosts import read_hosts
+from paceline.cli.job_file import fill_in
+from paceline.cli.launch_options import DESCRIPTION, EPILOG, OF_SERVERS, OPTIONS, USAGE
+from paceline.cli.options import Parser, UsageError, split_command
+from paceline.launch import (
+    Graces,
+    Group,
+    Job,
+    JobSpec,
+    Machine,
+    backend,
+    parse_group,
+    with_default_interface,
+)
 from paceline.launch.preflight import readable_file
 
-OPTIONS = (
-    Option(
-        ("-n", "-np", "--num-workers"),
-        "number of workers",
-        "N",
-        int,
-        elsewhere=("--np", "--num-proc", "--nproc-per-node", "--ntasks", "--workers"),
-    ),
-    Option(
-        ("-s", "--num-servers"),
-        "number of servers (default: as many as workers; 0: workers only)",
-        "S",
-        int,
-        elsewhere=("--servers",),
-    ),
-    Option(("--launcher",), f"where processes run: {', '.join(BACKENDS)} (default: local)", "NAME", default="local"),
-    Option(("--env",), "set a variable in every process; may be repeated", "NAME=VALUE", repeat=True),
-    Option(("--staleness",), "rounds a worker may be ahead of the slowest (dist_ssync, dist_gsync)", "ROUNDS"),
-    Option(("--groups",), "groups file of dist_gsync", "FILE"),
-    Option(
-        ("--allow-optimizer",),
-        "an optimizer that servers may load beside those of torch.optim; may be repeated",
-        "pkg.mod:Class",
-        repeat=True,
-    ),
-    Option(
-        ("--no-torchrun-env",),
-        "do not set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and so on, for scripts that would start DDP by them",
-    ),
-    Option(("--weighting",), f"factor of a stale update: {', '.join(weighting_names())}", "NAME"),
-    Option(("--age",), "missed updates beyond which a push is dropped (dist_async, dist_ssync, dist_ksync)", "UPDATES"),
-    Option(("--insecure",), "no key: only for a network that nobody else can reach"),
-    Option(("--timeout",), "how long any request may take (default: 300)", "SECONDS", float),
-    Option(("--start-timeout",), "how long to wait for all processes to join (default: 60)", "SECONDS", float),
-    Option(("--grace",), "how long the others may go on after a failure (default: 6)", "SECONDS", float),
-    Option(("--dry-run",), "print the processes and their environment, start nothing"),
-)
-
-#: Options of stores, of servers, and of joining a job.
-_OF_SERVERS = frozenset(
-    (
-        "--staleness",
-        "--groups",
-        "--weighting",
-        "--age",
-        "--allow-optimizer",
-        "--insecure",
-        "--timeout",
-        "--start-timeout",
-    )
-)
-
-USAGE = "paceline launch -n N [options] [--] command ..."
-
-DESCRIPTION = """\
-Start a job on this machine: one scheduler, S servers, and N workers that each run the command. All output appears
-here; every line begins with the role and rank that printed it. The job ends when all workers are done, or when a
-process fails. No process is left running."""
-
-EPILOG = """\
-examples:
-  paceline launch -n 4 -- python train.py --lr 0.1
-  paceline launch -n 4 -s 1 --allow-optimizer mylib.optim:Lion -- python train.py
-  paceline launch -n 2 --dry-run -- python train.py
-
-exit code:
-  0 when all workers are done, otherwise that of the process that failed first (128 + n for signal n);
-  130 after Ctrl-C, 143 after SIGTERM, 2 for a wrong command line, 127 for a command that does not exist.
-
-ports:
-  The scheduler binds a free port itself. MASTER_PORT of torch.distributed is a port that was free when the workers
-  started; another program can take it before worker 0 binds it. To choose it yourself: MASTER_PORT=29500 paceline
-  launch ..., or --env MASTER_PORT=29500."""
+#: Launchers in whose hosts ``name:4`` means four slots, as MPICH has it, and not port 4.
+_NUMBER_IS_SLOTS = frozenset({"mpi"})
 
 
 def run(name: str, words: Sequence[str]) -> int:
@@ -97,17 +41,47 @@ def run(name: str, words: Sequence[str]) -> int:
     """
     ours, command = split_command(words, OPTIONS)
     options = Parser(name, OPTIONS, USAGE, DESCRIPTION, EPILOG).parse(ours)
-    config.check_names(os.environ | dict(_variable(text) for text in options.env))
+    if options.config is not None:
+        command = fill_in(options, command, OPTIONS)
+    if options.launcher is None:
+        options.launcher = "local" if options.hosts is None else "ssh"
     try:
         chosen = backend(options.launcher)
-        plan = make_plan(job_spec(options, command), Machine.here())
+        spec = job_spec(options, command)
+        request = chosen.plan(spec, Machine.here())
     except ValueError as error:
         raise UsageError(str(error)) from error
-    chosen.check(plan)
+    config.check_names(os.environ | dict(spec.env))
+    chosen.check(request)
     if options.dry_run:
-        print(describe(plan), end="")
+        print(chosen.render(request), end="")
         return 0
-    return chosen.run(plan)
+    if options.log_dir:
+        Path(options.log_dir).mkdir(parents=True, exist_ok=True)
+    return _wait(chosen.submit(request))
+
+
+def _wait(job: Job) -> int:
+    """Wait for a job; cancel it when a signal ends this process. What we supervise ourselves handles signals itself."""
+    before = signal.signal(signal.SIGTERM, _terminated)
+    try:
+        return job.wait()
+    except KeyboardInterrupt:
+        job.cancel()
+        return 128 + signal.SIGINT
+    except _TerminatedError:
+        job.cancel()
+        return 128 + signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _TerminatedError(Exception):
+    """SIGTERM came."""
+
+
+def _terminated(signum: int, frame: FrameType | None) -> None:
+    raise _TerminatedError
 
 
 def job_spec(options: argparse.Namespace, command: Sequence[str]) -> JobSpec:
@@ -118,49 +92,104 @@ def job_spec(options: argparse.Namespace, command: Sequence[str]) -> JobSpec:
         ValueError: see :class:`~paceline.launch.JobSpec`.
         paceline.errors.PacelineError: the groups file cannot be read, or a setting cannot work.
     """
-    if options.num_workers is None:
+    groups, number_is_slots = _groups(options.group), options.launcher in _NUMBER_IS_SLOTS
+    hosts = () if options.hosts is None else read_hosts(options.hosts, number_is_slots=number_is_slots)
+    if options.num_workers is None and not groups:
         raise UsageError("the number of workers is missing; give -n, as in: paceline launch -n 2 -- python train.py")
     _refuse_unused(options)
+    if options.sync_dst_dir is not None and not os.path.isabs(options.sync_dst_dir):
+        raise UsageError(f"--sync-dst-dir {options.sync_dst_dir!r} is not an absolute path, such as /tmp/train")
+    named = {host.name: host for host in hosts}
+    groups = tuple(replace(one, hosts=tuple(named.get(host.name, host) for host in one.hosts)) for one in groups)
+    anywhere = hosts or tuple(dict.fromkeys(host for group in groups for host in group.hosts)) or JobSpec.hosts
     return JobSpec(
         command=tuple(command),
-        num_workers=options.num_workers,
+        num_workers=0 if options.num_workers is None and groups else options.num_workers,
         num_servers=options.num_servers,
         job_id=secrets.token_hex(4),
-        env=dict(_variable(text) for text in options.env),
+        hosts=with_default_interface(anywhere, _interface(options)),
+        groups=groups,
+        env=_variables("--env", options.env),
+        env_worker=_variables("--env-worker", options.env_worker),
+        env_server=_variables("--env-server", options.env_server),
         settings=_settings(options),
         torchrun_env=not options.no_torchrun_env,
         graces=_graces(options),
+        directory=options.sync_dst_dir or "",
+        sync=options.sync_dst_dir is not None,
+        log_dir=os.path.abspath(options.log_dir) if options.log_dir else "",
+        max_restarts=options.max_restarts or 0,
+        options=dict(_pair("-o", text) for text in options.option),
     )
 
 
 def _refuse_unused(options: argparse.Namespace) -> None:
-    """Refuse options that change nothing in a job without servers."""
-    given = {option.flags[-1]: getattr(options, option.name) for option in OPTIONS if option.flags[-1] in _OF_SERVERS}
+    """Refuse options that change nothing in a job without servers. Other hosts have a deadline for their start."""
+    given = {option.flags[-1]: getattr(options, option.name) for option in OPTIONS if option.flags[-1] in OF_SERVERS}
+    if options.launcher != "local":
+        given.pop("--start-timeout", None)
     unused = [flag for flag, value in given.items() if value not in (None, False, [])]
     if options.num_servers == 0 and unused:
         raise UsageError(f"{', '.join(unused)} changes nothing with -s 0: then there are workers only, and no stores")
 
 
-def _variable(text: str) -> tuple[str, str]:
+def _groups(given: Iterable[str | Group]) -> tuple[Group, ...]:
+    return tuple(parse_group(one) if isinstance(one, str) else one for one in given)
+
+
+def _interface(options: argparse.Namespace) -> str:
+    """Return the job's network interface: an option, or a variable of the launcher's shell."""
+    found = options.interface or os.environ.get(config.variable("interface")) or os.environ.get("DMLC_INTERFACE")
+    return str(found or "")
+
+
+def _variables(flag: str, texts: Iterable[str]) -> dict[str, str]:
+    return dict(_variable(flag, text) for text in texts)
+
+
+def _variable(flag: str, text: str) -> tuple[str, str]:
+    if "=" not in text and text in os.environ:
+        return text, os.environ[text]
+    if "=" not in text:
+        raise UsageError(f"{flag} {text!r} is not NAME=VALUE, and this shell has no variable of that name to pass on")
+    return _pair(flag, text)
+
+
+def _pair(flag: str, text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals:
-        raise UsageError(f"--env {text!r} is not NAME=VALUE; all processes inherit the variables of this shell anyway")
+        raise UsageError(f"{flag} {text!r} is not NAME=VALUE")
     return name, value
 
 
 def _settings(options: argparse.Namespace) -> dict[str, str]:
-    groups = None if options.groups is None else readable_file(options.groups, "the groups file")
     given = {
         "staleness": options.staleness,
-        "groups": groups,
+        "groups": _groups_file(options),
         "weighting": options.weighting,
         "allow_optimizer": ",".join(options.allow_optimizer) or None,
         "age": options.age,
         "insecure": "1" if options.insecure else None,
         "timeout_s": options.timeout,
         "start_timeout_s": options.start_timeout,
+        "verbose": _verbose(os.environ),
     }
     return {name: str(value) for name, value in given.items() if value is not None}
+
+
+def _groups_file(options: argparse.Namespace) -> str | None:
+    """Return the path of the groups file, or for other hosts, which may not have it, its text."""
+    if options.groups is None:
+        return None
+    path = readable_file(options.groups, "the groups file")
+    if options.launcher == "local":
+        return path
+    lines = (line.split("#", 1)[0].strip() for line in Path(path).read_text().splitlines())
+    return "".join(f"{line};" for line in lines if line)
+
+
+def _verbose(environ: Mapping[str, str]) -> str | None:
+    return environ.get(config.variable("verbose")) or environ.get("PS_VERBOSE") or None
 
 
 def _graces(options: argparse.Namespace) -> Graces:
@@ -170,4 +199,5 @@ def _graces(options: argparse.Namespace) -> Graces:
     return Graces(
         start_s=config.parse("start_timeout_s", text, name) if text else graces.start_s,
         survivors_s=graces.survivors_s if options.grace is None else options.grace,
+        interrupt_s=graces.interrupt_s if options.grace is None else options.grace,
     )

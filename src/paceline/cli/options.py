@@ -26,6 +26,8 @@ class Option:
     default: Any = None
     elsewhere: tuple[str, ...] = ()
     """Names of the same option in other launchers; an error suggests ours."""
+    section: str = "options"
+    """Heading in the help."""
 
     @property
     def name(self) -> str:
@@ -47,8 +49,9 @@ class Parser(argparse.ArgumentParser):
         )
         self._flags = [flag for option in options for flag in option.flags]
         self._elsewhere = {flag: option.flags[0] for option in options for flag in option.elsewhere}
+        sections = {option.section: self.add_argument_group(option.section) for option in options}
         for option in options:
-            self._add(option)
+            self._add(sections[option.section], option)
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """Parse words that are options only.
@@ -71,13 +74,14 @@ class Parser(argparse.ArgumentParser):
         ours = self._elsewhere.get(flag.replace("_", "-"))
         return f"; did you mean {ours!r}?" if ours else suggestion(flag, self._flags)
 
-    def _add(self, option: Option) -> None:
+    def _add(self, section: argparse._ArgumentGroup, option: Option) -> None:
         if option.metavar is None:
-            self.add_argument(*option.flags, help=option.help, action="store_true")
+            section.add_argument(*option.flags, dest=option.name, help=option.help, action="store_true")
         else:
             action = "append" if option.repeat else "store"
-            self.add_argument(
+            section.add_argument(
                 *option.flags,
+                dest=option.name,
                 help=option.help,
                 metavar=option.metavar,
                 type=_NUMBERS.get(option.type, option.type),

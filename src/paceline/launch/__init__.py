@@ -3,7 +3,9 @@
 Nothing here imports torch, so a launcher starts fast and needs little memory.
 """
 
-from paceline.launch.backends import BACKENDS, Backend, backend
+from paceline.launch.backends import BACKENDS, Backend, Job, backend, names
+from paceline.launch.groups import Group, group_from_table, parse_group
+from paceline.launch.hosts import Host, parse_host_list, parse_hosts, with_default_interface
 from paceline.launch.plan import Late, Member, Plan, ProcessSpec
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.render import describe
@@ -13,6 +15,9 @@ __all__ = [
     "BACKENDS",
     "Backend",
     "Graces",
+    "Group",
+    "Host",
+    "Job",
     "JobSpec",
     "Late",
     "Machine",
@@ -21,5 +26,11 @@ __all__ = [
     "ProcessSpec",
     "backend",
     "describe",
+    "group_from_table",
     "make_plan",
+    "names",
+    "parse_group",
+    "parse_host_list",
+    "parse_hosts",
+    "with_default_interface",
 ]

@@ -1,42 +1,124 @@
-"""The backends that can run a plan."""
+"""What a backend is, and the backends that exist.
+
+The command line takes every backend through the same steps::
+
+    spec ──plan──► request ──render──► text of --dry-run
+                      └────check, submit──► job ──wait──► exit code
+
+| step | reads | does |
+|---|---|---|
+| ``plan`` | job spec, machine | pure: exact processes and environment, scripts or manifests |
+| ``render`` | request | pure: all of it as text, the key masked; what the golden files of the tests hold |
+| ``check`` | request | looks for what would make the start fail, changes nothing |
+| ``submit`` | request | makes the key, starts the job or gives it to the engine |
+| ``wait`` | | shows output, returns the exit code of the first failure |
+
+**How a process finds the scheduler.** Two ways, depending on who starts the processes.
+
+1. *Our agents start them*: ssh, mpi, slurm, Grid Engine. The engine starts one agent (``paceline agent``) per host,
+   like a remote shell. The launcher, which may itself run inside an allocation, starts the scheduler through its agent,
+   learns its address, and then sends each process its environment, key and address included, over the agent's stdin.
+   An agent whose stdin ends kills what it started. Such a backend only knows the command line that runs an agent on a
+   host (:mod:`paceline.launch.remote`).
+2. *The engine starts them*: Kubernetes, torchx, Ray. The scheduler's address is known beforehand (a Service, a pod's
+   name, the first actor's address): it binds ``PACELINE_SCHEDULER=tcp://0.0.0.0:PORT`` and the others get
+   ``PACELINE_SCHEDULER=tcp://NAME:PORT``; a name may resolve late, members try until ``start_timeout_s``. The plan is
+   made with ``alone=True``; :meth:`ProcessSpec.environment <paceline.launch.ProcessSpec.environment>` fills the late
+   values in. The key is ``PACELINE_JOB_KEY``, from the engine's own secret store or a file of mode 0600. ``READY_FD``
+   and ``ENDED_FD`` are left out; then the engine's policy decides about failures.
+
+Either way neither key nor user's variables are ever words of a command line, and no log has them.
+
+**Third parties** register a class without arguments as an entry point of the group ``paceline.launchers``.
+"""
 
 from __future__ import annotations
 
 import importlib
-from typing import Protocol, cast
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from typing import Any, Protocol, TypeVar, cast
 
-from paceline.launch.plan import Plan
+from paceline.launch.planner import Machine
+from paceline.launch.spec import JobSpec
 from paceline.naming import suggestion
 
+ENTRY_POINTS = "paceline.launchers"
+
 #: Backend by name: the module and class that implement it, imported when asked for.
-BACKENDS: dict[str, str] = {"local": "paceline.launch.local:LocalBackend"}
+BACKENDS: dict[str, str] = {
+    "local": "paceline.launch.local:LocalBackend",
+    "mpi": "paceline.launch.mpi:MpiBackend",
+    "slurm": "paceline.launch.slurm:SlurmBackend",
+    "ssh": "paceline.launch.ssh:SshBackend",
+}
+
+R = TypeVar("R")
 
 
-class Backend(Protocol):
-    """Starts the processes of a plan somewhere, supervises them and ends them."""
+class Job(Protocol):
+    """A job that was submitted."""
 
-    def check(self, plan: Plan) -> None:
-        """Check that this backend can run the plan. Starts nothing.
+    @property
+    def id(self) -> str:
+        """Name by which the engine knows it."""
+
+    def wait(self) -> int:
+        """Show the job's output until it ends; return its exit code. What we supervise ourselves runs meanwhile.
 
         Raises:
-            paceline.errors.LaunchError: it cannot; the message says why.
+            paceline.errors.LaunchError: the job could not be started, or the engine lost it.
         """
 
-    def run(self, plan: Plan) -> int:
-        """Run the plan to its end and return the job's exit code.
+    def cancel(self) -> None:
+        """End the job and all its processes. Idempotent; also allowed after the job's end."""
+
+    def logs(self) -> Iterator[str]:
+        """Give the lines that the job has printed so far, each with the role and rank that printed it."""
+
+
+class Backend(Protocol[R]):
+    """A way to run a job. ``R`` is what it makes of a job spec."""
+
+    def plan(self, spec: JobSpec, machine: Machine) -> R:
+        """Turn a job spec into what will be run. Pure.
 
         Raises:
-            paceline.errors.LaunchError: the job could not be started.
+            ValueError: the spec does not fit this backend; the message says what would.
+        """
+
+    def render(self, request: R) -> str:
+        """Return the request as text, secrets masked."""
+
+    def check(self, request: R) -> None:
+        """Check that the request can run. Starts nothing.
+
+        Raises:
+            paceline.errors.LaunchError: it cannot; the message says why and what to do.
+        """
+
+    def submit(self, request: R) -> Job:
+        """Start the job.
+
+        Raises:
+            paceline.errors.LaunchError: it could not be started.
         """
 
 
-def backend(name: str) -> Backend:
+def names() -> list[str]:
+    """Return the names of all backends, those of third parties included."""
+    return sorted({*BACKENDS, *(point.name for point in entry_points(group=ENTRY_POINTS))})
+
+
+def backend(name: str) -> Backend[Any]:
     """Return the backend of a name.
 
     Raises:
         ValueError: unknown name; the message suggests one.
     """
-    if name not in BACKENDS:
-        raise ValueError(f"unknown launcher {name!r}{suggestion(name, BACKENDS)}")
-    module, _, attribute = BACKENDS[name].partition(":")
-    return cast(Backend, getattr(importlib.import_module(module), attribute)())
+    if name in BACKENDS:
+        module, _, attribute = BACKENDS[name].partition(":")
+        return cast("Backend[Any]", getattr(importlib.import_module(module), attribute)())
+    for point in entry_points(group=ENTRY_POINTS, name=name):
+        return cast("Backend[Any]", point.load()())
+    raise ValueError(f"unknown launcher {name!r}{suggestion(name, names())}")

@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from paceline import config
+from paceline.launch.groups import Group
 from paceline.launch.plan import Late, Value
 from paceline.launch.spec import JobSpec
 
 #: Variables that give a process its identity. Only the launcher sets them.
 OWNED = frozenset(
     config.variable(field)
-    for field in ("role", "job_id", "job_key", "scheduler", "num_workers", "num_servers", "rank", "local_rank")
+    for field in (
+        "role",
+        "job_id",
+        "job_key",
+        "scheduler",
+        "num_workers",
+        "num_servers",
+        "rank",
+        "local_rank",
+        "restart",
+    )
 ) | {"PACELINE_READY_FD", "PACELINE_ENDED_FD", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}
 
 
@@ -22,6 +33,7 @@ def identity(spec: JobSpec, role: str, rank: int, local_rank: int) -> dict[str, 
     """
     fields: dict[str, Value] = {"role": role, "job_id": spec.job_id, "num_workers": str(spec.num_workers)}
     fields |= {"rank": str(rank), "local_rank": str(local_rank)}
+    fields |= {"restart": Late.RESTART} if spec.max_restarts else {}
     if spec.servers:
         fields["num_servers"] = str(spec.servers)
         fields["scheduler"] = Late.BIND if role == "scheduler" else Late.SCHEDULER
@@ -37,6 +49,30 @@ def settings(spec: JobSpec) -> dict[str, Value]:
     return {config.variable(name): text for name, text in spec.settings.items()}
 
 
+def of_host(interface: str) -> dict[str, Value]:
+    """Return the network interface of a process, if one is chosen."""
+    return {config.variable("interface"): interface} if interface else {}
+
+
+def of_group(spec: JobSpec, group: Group, host_weight: float) -> dict[str, Value]:
+    """Return what workers learn of their group: its name, their speed, and who steps together in ``dist_gsync``."""
+    weight = host_weight if group.weight is None else group.weight
+    env: dict[str, Value] = {} if weight == 1 else {config.variable("weight"): f"{weight:g}"}
+    if spec.groups:
+        env[config.variable("worker_group")] = group.name
+        env[config.variable("worker_groups")] = ranks_by_group(spec)
+    return env
+
+
+def ranks_by_group(spec: JobSpec) -> str:
+    """Return the ranks of the worker groups in the form of a groups file in one line: ``0 1; 2;``."""
+    lines, first = [], 0
+    for group in spec.groups:
+        lines.append(" ".join(map(str, range(first, first + group.count))))
+        first += group.count
+    return "; ".join(lines) + ";"
+
+
 def torchrun(spec: JobSpec, rank: int, local_rank: int, local_size: int) -> dict[str, Value]:
     """Return what ``torch.distributed.init_process_group`` reads, except the address of its master."""
     return {
@@ -47,13 +83,13 @@ def torchrun(spec: JobSpec, rank: int, local_rank: int, local_size: int) -> dict
     }
 
 
-def master(spec: JobSpec, environ: Mapping[str, str]) -> dict[str, Value]:
-    """Return where worker 0 opens the store of ``torch.distributed``.
+def master(host: str, environ: Mapping[str, str]) -> dict[str, Value]:
+    """Return where worker 0 opens the store of ``torch.distributed``; its host is learnt late if it is "".
 
     The backend picks a port that is free at that moment, but worker 0 binds it only later: another program can take it
     in between. To use a certain port, set MASTER_PORT in the launcher's environment or with ``--env``.
     """
-    return {"MASTER_ADDR": spec.hosts[0], "MASTER_PORT": environ.get("MASTER_PORT") or Late.MASTER_PORT}
+    return {"MASTER_ADDR": host or Late.MASTER_ADDR, "MASTER_PORT": environ.get("MASTER_PORT") or Late.MASTER_PORT}
 
 
 def mxnet(spec: JobSpec) -> dict[str, Value]:

@@ -4,55 +4,100 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from paceline.errors import LaunchError
 from paceline.launch.environment import OWNED
+from paceline.launch.hosts import LOCALHOST
 from paceline.launch.plan import Late, Plan
+from paceline.launch.planner import Machine, make_plan
 from paceline.launch.preflight import check_command
-from paceline.launch.spec import LOCALHOST
+from paceline.launch.render import describe
+from paceline.launch.spec import JobSpec
 from paceline.transport.security import new_job_key
+
+
+class LocalJob:
+    """A job on this machine; it runs while :meth:`wait` does.
+
+    Args:
+        plan: what to run.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self.id = plan.job_id
+
+    def wait(self) -> int:
+        """Run the job and return its exit code."""
+        from paceline.launch.supervise.again import run_again  # only here: a dry run does not need it
+        from paceline.launch.supervise.supervisor import Supervisor, local_crew
+
+        environ = {name: value for name, value in os.environ.items() if name not in OWNED}
+
+        def make(restart: int) -> Supervisor:
+            known = {Late.BIND: f"tcp://{LOCALHOST}:0", Late.RESTART: str(restart)}
+            if self._plan.needs(Late.JOB_KEY):
+                known[Late.JOB_KEY] = new_job_key()
+            return Supervisor(self._plan, known, located, local_crew(environ))
+
+        return run_again(make, self._plan.max_restarts)
+
+    def cancel(self) -> None:
+        """Do nothing: the job ends with :meth:`wait`."""
+
+    def logs(self) -> Iterator[str]:
+        """Give nothing: :meth:`wait` has shown everything."""
+        return iter(())
 
 
 class LocalBackend:
     """Every process is a child of the launcher."""
 
-    def check(self, plan: Plan) -> None:
+    def plan(self, spec: JobSpec, machine: Machine) -> Plan:
+        """Place everything on this machine.
+
+        Raises:
+            ValueError: see :func:`~paceline.launch.make_plan`.
+        """
+        return make_plan(spec, machine)
+
+    def render(self, request: Plan) -> str:
+        """Return the processes and their environment."""
+        return describe(request)
+
+    def check(self, request: Plan) -> None:
         """Refuse processes for other hosts and commands that do not exist.
 
         Raises:
             LaunchError: what is wrong, and what would be right.
         """
-        for process in plan:
+        for process in request:
             if process.host not in (LOCALHOST, "localhost"):
                 raise LaunchError(
                     f"{process.member} is placed on {process.host}; launcher 'local' runs on this machine only"
                 )
             check_command(process.argv, os.environ | {k: v for k, v in process.env.items() if isinstance(v, str)})
 
-    def run(self, plan: Plan) -> int:
-        """Run the plan and return the job's exit code.
+    def submit(self, request: Plan) -> LocalJob:
+        """Return the job, which runs while its ``wait`` does.
 
         Raises:
             LaunchError: see :meth:`check`; nothing has been started.
         """
-        from paceline.launch.supervise.supervisor import Supervisor  # only here: a dry run does not need it
-
-        self.check(plan)
-        known = {Late.BIND: f"tcp://{LOCALHOST}:0"}
-        if plan.needs(Late.JOB_KEY):
-            known[Late.JOB_KEY] = new_job_key()
-        environ = {name: value for name, value in os.environ.items() if name not in OWNED}
-        return Supervisor(plan, known, located, environ).run()
+        self.check(request)
+        return LocalJob(request)
 
 
 def located(scheduler: str | None) -> Mapping[Late, str]:
     """Return what follows from the scheduler's address (None: there is none), and a port for torch.distributed."""
-    known = {Late.MASTER_PORT: str(free_port())}
-    if scheduler is not None:
-        host, _, port = scheduler.removeprefix("tcp://").rpartition(":")
-        known |= {Late.SCHEDULER: scheduler, Late.SCHEDULER_HOST: host, Late.SCHEDULER_PORT: port}
-    return known
+    return {Late.MASTER_PORT: str(free_port())} | (address_parts(scheduler) if scheduler is not None else {})
+
+
+def address_parts(scheduler: str) -> dict[Late, str]:
+    """Return the late values that follow from the scheduler's address, ``tcp://host:port``."""
+    host, _, port = scheduler.removeprefix("tcp://").rpartition(":")
+    return {Late.SCHEDULER: scheduler, Late.SCHEDULER_HOST: host.strip("[]"), Late.SCHEDULER_PORT: port}
 
 
 def free_port() -> int:

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from paceline.launch.spec import LOCALHOST, Graces
+from paceline.launch.hosts import LOCALHOST, Host
+from paceline.launch.spec import Graces
 
 
 class Late(enum.Enum):
@@ -21,7 +22,9 @@ class Late(enum.Enum):
     SCHEDULER = "<where the scheduler listens>"
     SCHEDULER_HOST = "<host of the scheduler>"
     SCHEDULER_PORT = "<port of the scheduler>"
+    MASTER_ADDR = "<address of worker 0's host>"
     MASTER_PORT = "<free port>"
+    RESTART = "<how often the job was started again>"
 
 
 Value: TypeAlias = str | Late
@@ -46,6 +49,9 @@ class ProcessSpec:
     argv: tuple[str, ...]
     env: Mapping[str, Value] = field(default_factory=dict)
     host: str = LOCALHOST
+    """Name of one of the plan's hosts."""
+    group: str = ""
+    """Worker group, of workers."""
 
     @property
     def member(self) -> Member:
@@ -74,6 +80,14 @@ class Plan:
     graces: Graces = field(default_factory=Graces)
     notes: tuple[str, ...] = ()
     """Choices of the planner that the user may want to change."""
+    hosts: tuple[Host, ...] = (Host(LOCALHOST),)
+    """Hosts that have a process."""
+    directory: str = ""
+    """Where processes run; empty: where the launcher runs."""
+    log_dir: str = ""
+    """Where a file per process takes what it prints; empty: no files."""
+    max_restarts: int = 0
+    """How often the whole job is started again after a failure."""
 
     def __post_init__(self) -> None:
         roles = Counter(process.role for process in self.processes)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from paceline.launch import environment
+from paceline.launch.groups import Group
+from paceline.launch.hosts import LOCALHOST, Host
+from paceline.launch.placing import Place, place_alone, place_servers, place_workers
 from paceline.launch.plan import Plan, ProcessSpec, Value
-from paceline.launch.spec import LOCALHOST, JobSpec
+from paceline.launch.spec import JobSpec
 
 
 @dataclass(frozen=True)
@@ -24,68 +25,93 @@ class Machine:
     """Usable cores by host, where known."""
     environ: Mapping[str, str] = field(default_factory=dict)
     """The launcher's environment."""
+    directory: str = ""
+    """The launcher's working directory."""
 
     @classmethod
     def here(cls) -> Machine:
         """Describe this machine and process."""
-        return cls(sys.executable, {LOCALHOST: len(os.sched_getaffinity(0))}, dict(os.environ))
+        return cls(sys.executable, {LOCALHOST: len(os.sched_getaffinity(0))}, dict(os.environ), os.getcwd())
 
 
-class Place(NamedTuple):
-    """Where a process runs: host, index among the processes of its role there, and their number."""
-
-    host: str
-    local_rank: int
-    local_size: int
-
-
-def make_plan(spec: JobSpec, machine: Machine) -> Plan:
+def make_plan(spec: JobSpec, machine: Machine, *, alone: bool = False) -> Plan:
     """Turn a job spec into a job plan. Pure: the same arguments make the same plan.
 
     Of the launcher's environment the plan repeats only what changes a default (OMP_NUM_THREADS, MASTER_PORT,
     PYTHONUNBUFFERED). The backend passes the rest to each process.
 
+    Args:
+        spec: what the user asks for.
+        machine: where the launcher runs.
+        alone: every process has a host of its own, named ``ROLE-RANK``, which an engine chooses.
+
     Raises:
-        ValueError: ``spec.env`` sets a variable that gives a process its identity.
+        ValueError: ``spec.env`` sets a variable that gives a process its identity, or the workers do not fit.
     """
-    for name in sorted(environment.OWNED & set(spec.env)):
+    for name in sorted(environment.OWNED & _given(spec)):
         raise ValueError(f"{name} is set by the launcher, for each process; it cannot be given")
-    servers = [_role(spec, machine, "server", *place) for place in enumerate(places(spec.hosts, spec.servers))]
-    scheduler = [_role(spec, machine, "scheduler", 0, Place(spec.hosts[0], 0, 1))] if servers else []
-    workers = [_worker(spec, machine, *place) for place in enumerate(places(spec.hosts, spec.num_workers))]
-    return Plan((*scheduler, *servers, *workers), spec.job_id, spec.graces, _notes(spec, machine))
+    servers = [
+        _role(spec, machine, "server", rank, place)
+        for rank, place in enumerate(place_alone(spec, "server") if alone else place_servers(spec))
+    ]
+    first = Host("scheduler-0") if alone else spec.hosts[0]
+    scheduler = [_role(spec, machine, "scheduler", 0, Place(first, 0, 1))] if servers else []
+    places = _workers_alone(spec) if alone else place_workers(spec)
+    workers = [_worker(spec, machine, rank, *one) for rank, one in enumerate(places)]
+    hosts = {one.name: one for one in (*spec.hosts, *(place.host for _, place in places))}
+    used = {process.host for process in (*scheduler, *servers, *workers)}
+    return Plan(
+        (*scheduler, *servers, *workers),
+        spec.job_id,
+        spec.graces,
+        _notes(machine, spec, places),
+        tuple(host for name, host in hosts.items() if name in used) or (first,),
+        spec.directory or machine.directory,
+        spec.log_dir,
+        spec.max_restarts,
+    )
 
 
-def places(hosts: tuple[str, ...], count: int) -> list[Place]:
-    """Deal ``count`` processes of one role to the hosts in turn."""
-    dealt = [hosts[index % len(hosts)] for index in range(count)]
-    sizes = Counter(dealt)
-    so_far: Counter[str] = Counter()
-    result = []
-    for host in dealt:
-        result.append(Place(host, so_far[host], sizes[host]))
-        so_far[host] += 1
-    return result
+def _workers_alone(spec: JobSpec) -> list[tuple[Group, Place]]:
+    """Give every worker a host of its own."""
+    groups = [group for group in spec.worker_groups for _ in range(group.count)]
+    return list(zip(groups, place_alone(spec, "worker"), strict=True))
+
+
+def _given(spec: JobSpec) -> set[str]:
+    return {*spec.env, *spec.env_worker, *spec.env_server, *(name for group in spec.groups for name in group.env)}
 
 
 def _role(spec: JobSpec, machine: Machine, role: str, rank: int, place: Place) -> ProcessSpec:
     env: dict[str, Value] = environment.unbuffered(machine.environ)
     env |= spec.env
+    env |= spec.env_server
     env |= environment.settings(spec)
+    env |= environment.of_host(place.host.interface)
     env |= environment.identity(spec, role, rank, place.local_rank)
-    return ProcessSpec(role, rank, (machine.python, "-m", "paceline", role), env, place.host)
+    return ProcessSpec(role, rank, (machine.python, "-m", "paceline", role), env, place.host.name)
 
 
-def _worker(spec: JobSpec, machine: Machine, rank: int, place: Place) -> ProcessSpec:
+def _worker(spec: JobSpec, machine: Machine, rank: int, group: Group, place: Place) -> ProcessSpec:
     env: dict[str, Value] = environment.unbuffered(machine.environ)
-    env |= environment.master(spec, machine.environ) if spec.torchrun_env else {}
+    env |= environment.master(_master_host(spec, place), machine.environ) if spec.torchrun_env else {}
     env |= _threads(machine, place)
     env |= spec.env
+    env |= spec.env_worker
+    env |= group.env
     env |= environment.settings(spec)
+    env |= environment.of_host(group.interface or place.host.interface)
+    env |= environment.of_group(spec, group, place.host.weight)
     env |= environment.torchrun(spec, rank, place.local_rank, place.local_size) if spec.torchrun_env else {}
     env |= environment.mxnet(spec)
     env |= environment.identity(spec, "worker", rank, place.local_rank)
-    return ProcessSpec("worker", rank, spec.command, env, place.host)
+    return ProcessSpec("worker", rank, (*spec.command, *group.args), env, place.host.name, group.name)
+
+
+def _master_host(spec: JobSpec, place: Place) -> str:
+    """Return the host of ``torch.distributed``'s store if it is known beforehand, or nothing."""
+    only = {host.name for host in spec.hosts} | {host.name for group in spec.groups for host in group.hosts}
+    return LOCALHOST if only == {place.host.name} and place.host.name in (LOCALHOST, "localhost") else ""
 
 
 def _threads(machine: Machine, place: Place) -> dict[str, Value]:
@@ -93,14 +119,14 @@ def _threads(machine: Machine, place: Place) -> dict[str, Value]:
     given = machine.environ.get("OMP_NUM_THREADS")
     if given:
         return {"OMP_NUM_THREADS": given}
-    cores = machine.cores.get(place.host)
+    cores = machine.cores.get(place.host.name)
     return {} if cores is None else {"OMP_NUM_THREADS": str(max(1, cores // place.local_size))}
 
 
-def _notes(spec: JobSpec, machine: Machine) -> tuple[str, ...]:
-    if machine.environ.get("OMP_NUM_THREADS") or "OMP_NUM_THREADS" in spec.env:
+def _notes(machine: Machine, spec: JobSpec, places: list[tuple[Group, Place]]) -> tuple[str, ...]:
+    if machine.environ.get("OMP_NUM_THREADS") or "OMP_NUM_THREADS" in _given(spec):
         return ()
-    workers = {place.host: place for place in places(spec.hosts, spec.num_workers)}
+    workers = {place.host.name: place for _, place in places}
     return tuple(
         f"OMP_NUM_THREADS={threads} for the workers on {host} ({machine.cores[host]} cores, {place.local_size} "
         "workers); set the variable yourself to choose another number of threads"

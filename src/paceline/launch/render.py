@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from paceline.launch.plan import Late, Plan, ProcessSpec, Value
 
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 
-def describe(plan: Plan) -> str:
-    """Return the plan as text: one block per process. The job's key is masked, other late values are described."""
-    blocks = [_summary(plan), *(_block(process) for process in plan), *(f"note: {note}" for note in plan.notes)]
+
+def describe(plan: Plan, commands: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> str:
+    """Return the plan as text: one block per process. Secrets are masked, other late values are described.
+
+    Args:
+        plan: of the job.
+        commands: that the launcher runs, before and to reach the hosts.
+        environ: what all processes inherit on other hosts.
+    """
+    blocks = [_summary(plan)]
+    if commands:
+        blocks.append("\n".join(["the launcher runs", *(f"  {command}" for command in commands)]))
+    if environ:
+        blocks.append("\n".join(["every process inherits", *_variables(environ)]))
+    blocks += [*(_block(process) for process in plan), *(f"note: {note}" for note in plan.notes)]
     return "\n\n".join(blocks) + "\n"
 
 
@@ -20,8 +35,16 @@ def _summary(plan: Plan) -> str:
 
 
 def _block(process: ProcessSpec) -> str:
-    variables = [f"    {name}={_text(value)}" for name, value in process.env.items()]
-    return "\n".join([f"{process.member} on {process.host}", f"  {shlex.join(process.argv)}", *variables])
+    group = f", group {process.group}" if process.group not in ("", "all") else ""
+    head = f"{process.member} on {process.host}{group}"
+    return "\n".join([head, f"  {shlex.join(process.argv)}", *_variables(process.env)])
+
+
+def _variables(env: Mapping[str, Value]) -> list[str]:
+    return [
+        f"    {name}={'***' if _SECRET.search(name) and isinstance(value, str) else _text(value)}"
+        for name, value in env.items()
+    ]
 
 
 def _text(value: Value) -> str:

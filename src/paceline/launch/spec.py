@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from paceline import config
 from paceline.errors import ConfigError
-
-LOCALHOST = "127.0.0.1"
+from paceline.launch.groups import Group
+from paceline.launch.hosts import LOCALHOST, Host
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,8 @@ class Graces:
     """Until the scheduler has reported its address."""
     survivors_s: float = 6.0
     """Until the others have exited by themselves after a failure or an interrupt; then they are terminated."""
+    interrupt_s: float = 6.0
+    """The same after an interrupt: for workers that save their state when they get SIGTERM."""
     leave_s: float = 10.0
     """Until servers and scheduler have exited after the last worker, or workers after the first of those."""
     terminate_s: float = 5.0
@@ -37,20 +39,38 @@ class JobSpec:
     """A job as the user describes it; :func:`paceline.launch.make_plan` turns it into processes.
 
     Raises:
-        ValueError: no command, no worker, no host, a negative number of servers, or a variable without a name.
+        ValueError: no command, no worker, no host, a negative number of servers, two groups of one name, a number of
+            workers that is not that of the groups, or a variable without a name.
         paceline.errors.ConfigError: a setting does not exist or its text does not fit.
     """
 
     command: tuple[str, ...]
     """What every worker runs."""
-    num_workers: int
+    num_workers: int = 0
+    """0 means as many as ``groups`` have."""
     num_servers: int | None = None
     """None means as many as workers; 0 starts workers only, for scripts that need no parameter server."""
     job_id: str = "job"
-    hosts: tuple[str, ...] = (LOCALHOST,)
-    """Where processes go, in turn; a host named twice gets twice as many."""
+    hosts: tuple[Host, ...] = (Host(LOCALHOST),)
+    """Where processes go, in turn. Engines that allocate hosts themselves do not read it."""
+    groups: tuple[Group, ...] = ()
+    """Worker groups; empty: all workers are alike."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables for every process, weaker than ``settings``."""
+    env_worker: Mapping[str, str] = field(default_factory=dict)
+    """Variables for workers, stronger than ``env``."""
+    env_server: Mapping[str, str] = field(default_factory=dict)
+    """Variables for servers and the scheduler, stronger than ``env``."""
+    directory: str = ""
+    """Where processes run on other hosts; empty: where the launcher runs."""
+    sync: bool = False
+    """Copy the launcher's directory to ``directory`` on every host before the start."""
+    log_dir: str = ""
+    """Where a file per process takes what it prints; empty: no files."""
+    max_restarts: int = 0
+    """How often the whole job is started again after a failure."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Of the backend, by names of its own: queue, namespace, image, time limit."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Fields of :class:`paceline.config.Settings` for every process, as text."""
     graces: Graces = field(default_factory=Graces)
@@ -62,16 +82,33 @@ class JobSpec:
             raise ValueError(
                 "there is no command to run; give it after --, as in: paceline launch -n 2 -- python train.py"
             )
+        if self.groups:
+            self._count_groups()
         if self.num_workers < 1:
             raise ValueError(f"number of workers is {self.num_workers}; a job has at least 1 worker")
         if self.servers < 0:
             raise ValueError(f"number of servers is {self.num_servers}; it is 0 or more")
         if not self.hosts:
             raise ValueError("there is no host to run on")
-        for name in self.env:
+        if self.max_restarts < 0:
+            raise ValueError(f"number of restarts is {self.max_restarts}; it is 0 or more")
+        for name in (*self.env, *self.env_worker, *self.env_server, *(name for one in self.groups for name in one.env)):
             if not name or "=" in name or "\0" in name:
                 raise ValueError(f"{name!r} is not the name of an environment variable")
         _check_settings(self.settings)
+
+    def _count_groups(self) -> None:
+        total = sum(group.count for group in self.groups)
+        if len({group.name for group in self.groups}) < len(self.groups):
+            raise ValueError("two groups have one name")
+        if self.num_workers not in (0, total):
+            raise ValueError(f"the groups have {total} workers together, and the job {self.num_workers}; leave out -n")
+        object.__setattr__(self, "num_workers", total)
+
+    @property
+    def worker_groups(self) -> tuple[Group, ...]:
+        """The groups; one of all workers if the job has none."""
+        return self.groups or (Group("all", self.num_workers),)
 
     @property
     def servers(self) -> int:

@@ -28,6 +28,10 @@ class Barriers:
         """Return who has come."""
         return set(self._inside.get(name, ()))
 
+    def where(self, key: MemberKey) -> str:
+        """Return the barrier at which a member waits, or nothing."""
+        return next((name for name, inside in self._inside.items() if key in inside), "")
+
     def opened(self, wanted: Collection[MemberKey]) -> list[Action]:
         """Open the barriers that all wanted workers have entered; returns the answers."""
         complete = [name for name, inside in self._inside.items() if inside.keys() >= set(wanted)]

@@ -120,6 +120,8 @@ class Membership:
         if isinstance(body, m.Claim):
             return self._claim(peer, seq, body)
         key = self._peers.get(peer)
+        if key is None and isinstance(body, m.AskStatus):  # whoever holds the job's key may know
+            return [Answer(peer, seq, self.status(now))]
         if key is None:
             return [refuse(peer, seq, "this connection belongs to no member; join the job first")]
         seat = self._seats[key]
@@ -152,7 +154,7 @@ class Membership:
 
     def _heartbeat(self, seat: Seat, beat: m.Heartbeat, now: float) -> m.News:
         seat.closed_since = seat.closed_since if seat.code is not None else None
-        seat.round = beat.round
+        seat.beat(beat, now)
         for one in beat.seen:
             other = self._seats.get((one.role, one.rank))
             if other is not None and other.member.host_id == seat.member.host_id:
@@ -385,10 +387,14 @@ class Membership:
         seats = [self._seats[key] for key in sorted(self._seats)]
         return m.Status(
             [without_token(seat.member) for seat in seats],
-            [seat.round for seat in seats],
-            [now - seat.heard for seat in seats],
+            [seat.report(self._waits_for(key), now) for key, seat in sorted(self._seats.items())],
             self.deaths,
         )
+
+    def _waits_for(self, key: MemberKey) -> str:
+        name = self._barriers.where(key)
+        missing = sorted(rank for _, rank in self._expected() - self._barriers.inside(name)) if name else []
+        return " ".join(map(str, missing))
 
     def check(self) -> None:
         """Assert what must always hold."""

@@ -17,6 +17,13 @@ class Seat:
     heard: float
     seq: int
     round: int = 0
+    pace: float = 0.0
+    """Rounds per second, of late."""
+    moved: float = 0.0
+    """When the round changed."""
+    memory: int = 0
+    sent: int = 0
+    received: int = 0
     closed_since: float | None = None
     left: bool = False
     dead: bool = False
@@ -37,6 +44,19 @@ class Seat:
     def live(self) -> bool:
         """Whether it has neither left nor died."""
         return not self.left and not self.dead
+
+    def beat(self, beat: m.Heartbeat, now: float) -> None:
+        """Take in a heartbeat."""
+        if beat.round > self.round:
+            rate = (beat.round - self.round) / max(now - self.moved, 1e-3)
+            self.pace = rate if self.pace == 0 else 0.7 * self.pace + 0.3 * rate
+            self.moved = now
+        self.round, self.memory, self.sent, self.received = beat.round, beat.memory, beat.sent, beat.received
+
+    def report(self, waits_for: str, now: float) -> m.State:
+        """Return how this member does."""
+        phase = "dead" if self.dead else "left" if self.left else "live"
+        return m.State(self.round, self.pace, now - self.heard, self.memory, self.sent, self.received, phase, waits_for)
 
     def counts_as_left(self, is_supervised: bool, grace_s: float, now: float) -> bool:
         """Tell whether a member that has said goodbye has left.

@@ -17,6 +17,7 @@ The states of a request are in :mod:`paceline.wire.sequence`, the asking side in
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -27,6 +28,8 @@ from paceline.wire import Inbox, decode, encode
 from paceline.wire import messages as m
 
 _MakeFrames = Callable[[], Frames]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class Answerer:
         except (ProtocolError, ValueError) as error:
             self.damaged.note(f"peer {peer!r}", error)
             return None
+        logger.debug("from %r: %s %d", peer, type(envelope.body).__name__, envelope.seq)
         return envelope.seq, envelope.body, payload
 
     def _from_stranger(

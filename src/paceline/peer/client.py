@@ -33,6 +33,7 @@ unchanged until it is answered: they are not copied, and may be sent again.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable
 
@@ -48,6 +49,8 @@ from paceline.wire import messages as m
 
 #: Check interval for overdue answers, refused keys and the failure of the job. Messages wake a wait at once.
 CHECK_INTERVAL_S = 0.5
+
+logger = logging.getLogger(__name__)
 
 
 class Client:
@@ -92,6 +95,7 @@ class Client:
             name: the peer, for messages: ``server 1 on 10.0.0.2``.
             bulk: it carries tensors.
         """
+        logger.info("connecting to %s at %s", name, address)
         channel = self._hub.connect(address, identity(role), bulk=bulk)
         self._connections.append(Connection(channel, name))
         return channel
@@ -121,6 +125,7 @@ class Client:
             PacelineError: the client is closed.
         """
         connection = self._connections[channel]
+        logger.debug("to %s: %s (%s)", connection.name, what, type(body).__name__)
         call = Call(connection.name, what, on_answer, on_failed)
         call.channel = channel
         self._shared.post(lambda: connection.ask(call, body, frames, self._clock()))
@@ -218,6 +223,7 @@ class Client:
             self.damaged.note(connection.name, error)
             return None
         body = envelope.body
+        logger.debug("from %s: %s", connection.name, type(body).__name__)
         if isinstance(body, m.Unknown):
             self._shared.post(lambda: connection.again(envelope.seq, body.seqs))
         elif envelope.seq == 0:

@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import secrets
 import socket
-import struct
 from urllib.parse import urlsplit
 
 from paceline.config import Settings
 from paceline.errors import ConfigError
+from paceline.interfaces import address_of
 from paceline.wire import messages as m
-
-_SIOCGIFADDR = 0x8915
-
-
-def address_of_interface(name: str) -> str:
-    """Return the IPv4 address of a network interface, by its exact name.
-
-    Raises:
-        ConfigError: there is no such interface, or it has no address.
-    """
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            reply = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name[:15].encode()))
-        except OSError:
-            known = ", ".join(name for _, name in socket.if_nameindex())
-            raise ConfigError(f"interface {name!r} does not exist or has no IPv4 address; here are {known}") from None
-    return socket.inet_ntoa(reply[20:24])
 
 
 def own_address(settings: Settings) -> str:
@@ -43,7 +25,7 @@ def own_address(settings: Settings) -> str:
     if settings.host:
         return settings.host
     if settings.interface:
-        return address_of_interface(settings.interface)
+        return address_of(settings.interface)
     target = urlsplit(settings.scheduler)
     family = socket.AF_INET6 if ":" in (target.hostname or "") else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -43,7 +43,7 @@ from paceline.errors import JoinTimeoutError, PacelineError, PeerDiedError
 from paceline.membership import Action, Liveness, Seat, Warn, describe
 from paceline.peer.client import Client
 from paceline.peer.hosts import host_id, own_address, process_state
-from paceline.transport import Hub
+from paceline.transport import Hub, traffic
 from paceline.transport.base import Frames
 from paceline.wire import messages as m
 
@@ -63,6 +63,14 @@ BYE_TIMEOUT_S, _BYE_CHECK_INTERVAL_S = 2.0, 0.1
 
 #: How long :meth:`Lifeline.leave` waits for the thread; longer than the goodbye may take.
 _LEAVE_TIMEOUT_S = 5.0
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def _memory() -> int:
+    """Return the resident memory of this process in bytes."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * _PAGE_BYTES
 
 
 class Lifeline:
@@ -154,7 +162,7 @@ class Lifeline:
     def _send_heartbeat(self) -> None:
         if len(self._client) < _MAX_HEARTBEATS:
             seen = [m.Sighting(one.role, one.rank, process_state(one.pid)) for one in self._suspects]
-            beat = m.Heartbeat(self.round, seen)
+            beat = m.Heartbeat(self.round, seen, _memory(), *traffic.total())
             self._client.ask(
                 self._channel, beat, "heartbeat", (), lambda body, frames: self._take_news(body), self._take_news
             )

@@ -44,6 +44,24 @@ class _Session:
     def note_round(self, round: int) -> None:
         """Nothing: there is no scheduler."""
 
+    def note_closed(self, store: str) -> None:
+        """Nothing: the servers refuse who has left."""
+
+    def check(self) -> None:
+        """Nothing: nobody dies here."""
+
+    @property
+    def is_own(self) -> bool:
+        return True
+
+    @property
+    def has_left(self) -> bool:
+        return False
+
+    @property
+    def failure(self) -> None:
+        return None
+
     def barrier(self, name: str) -> None:
         """Deliver all there is; a test calls its workers one after the other."""
         self._job.deliver_all()

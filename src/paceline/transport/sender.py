@@ -18,6 +18,7 @@ import threading
 import time
 from typing import Any
 
+from paceline.transport import traffic
 from paceline.transport.base import Frames
 from paceline.transport.endpoints import end
 from paceline.transport.outgoing import Outgoing
@@ -99,6 +100,8 @@ class Sender:
             if self._closed or (self._socket is None and not self._keeps):
                 return
             sock, writer = self._socket, self._writer
+            if sock is None or sock.family != socket.AF_UNIX:
+                traffic.note_sent(sum(sizes))
             if sock is None or writer is None or self._busy or self._waiting or not all(in_head(sizes)):
                 self._waiting.add(frames, urgency)
                 self._go_on()

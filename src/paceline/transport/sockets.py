@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from paceline.errors import ProtocolError
+from paceline.transport import traffic
 from paceline.transport.admission import HANDSHAKE_S, Gate
 from paceline.transport.allocator import keep_freed_frames
 from paceline.transport.base import Frames
@@ -85,11 +86,14 @@ class _Room:
 
 def _read(sock: socket.socket, agreed: Agreed, name: str, room: _Room, put: _Put) -> None:
     """Read messages until the connection ends."""
+    is_network = sock.family != socket.AF_UNIX
     reader = RecordReader(agreed.receiving, agreed.encrypts, Intake(sock))
     try:
         while True:
             frames = reader.message()
             size = sum(map(size_of, frames))
+            if is_network:
+                traffic.note_received(size)
             put(frames, size, room.wait(size))
             del frames  # the next message may take long, and this one's memory is not needed here
     except ProtocolError as error:
@@ -172,6 +176,7 @@ class SocketListener:
             self._peers[agreed.identity] = peer
         if before is not None:
             before.end()
+        logger.info("connected: %s", agreed.identity.decode("ascii", "replace"))
         name = f"paceline-read {agreed.identity.decode('ascii', 'replace')}"
         peer.thread = threading.Thread(target=self._serve, args=(peer, agreed), name=name, daemon=True)
         peer.thread.start()

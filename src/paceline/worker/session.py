@@ -19,6 +19,7 @@ from paceline.config import Settings, from_environment
 from paceline.consistency import Policy
 from paceline.errors import ConfigError, DeadlineError, PacelineError
 from paceline.local_merge import LocalMerge
+from paceline.logs import set_up_worker_logging
 from paceline.peer.call import Call, OnAnswer
 from paceline.peer.client import Client
 from paceline.peer.hosts import address_for
@@ -56,6 +57,7 @@ class Session:
     """
 
     def __init__(self, settings: Settings, make_hub: Callable[[], Hub]) -> None:
+        set_up_worker_logging(settings)
         self.settings = settings
         self._pid = os.getpid()
         self._closers: list[Callable[[], None]] = []
@@ -339,10 +341,11 @@ class Session:
 
 def _workers_of(status: m.Status, ranks: Sequence[int]) -> list[str]:
     found = []
-    for member, round, silent_s in zip(status.members, status.rounds, status.silent_s, strict=True):
+    for member, state in zip(status.members, status.states, strict=True):
         if member.role == "worker" and member.rank in ranks:
             where = f"worker {member.rank} on {member.host} (pid {member.pid})"
-            found.append(f"{where}, which is at round {round} and sent its last heartbeat {silent_s:.1f} s ago")
+            heard = f"sent its last heartbeat {state.silent_s:.1f} s ago"
+            found.append(f"{where}, which is at round {state.round} and {heard}")
     return found
 
 

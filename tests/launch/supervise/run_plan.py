@@ -9,7 +9,7 @@ import sys
 from paceline.launch import Graces, Late, Plan, ProcessSpec
 from paceline.launch.local import located
 from paceline.launch.plan import Value
-from paceline.launch.supervise.supervisor import Supervisor
+from paceline.launch.supervise.supervisor import Supervisor, local_crew
 
 
 def environment(role: str, joined: bool) -> dict[str, Value]:
@@ -28,4 +28,4 @@ plan = Plan(
     ),
     graces=Graces(**job["graces"]),
 )
-sys.exit(Supervisor(plan, {}, located, os.environ).run())
+sys.exit(Supervisor(plan, {}, located, local_crew(os.environ)).run())

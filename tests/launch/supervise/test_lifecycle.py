@@ -257,6 +257,21 @@ def test_who_was_stopped_for_a_moment_goes_on() -> None:
     assert world.finished == [0]
 
 
+def test_workers_may_take_longer_after_an_interrupt_than_after_a_failure() -> None:
+    graces = Graces(survivors_s=6, interrupt_s=50)
+    cycle = Lifecycle((W0,), graces, 0.0)
+    cycle.begin()
+    cycle.handle(Started(W0), 0.0)
+    cycle.handle(Interrupted(signal.SIGTERM), 1.0)
+    assert cycle.handle(Tick(), 50.9) == []
+    assert Warn("worker 0 did not leave within 50 s") in cycle.handle(Tick(), 51.0)
+
+
+def test_job_whose_command_does_not_exist_has_the_code_of_a_shell(world: World) -> None:
+    world.tell(NotStarted(W0, "the command 'x' is not on the PATH", 127))
+    assert world.cycle.code == 127
+
+
 def test_what_is_said_after_an_interrupt_blames_nobody(world: World) -> None:
     world.tell(Interrupted(signal.SIGINT))
     world.tell(Lost(W0, "it raised KeyboardInterrupt: "))

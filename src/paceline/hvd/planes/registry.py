@@ -21,7 +21,7 @@ from paceline.hvd.planes.shared import Neighbours, Offer, SharedPlane
 from paceline.hvd.planes.staged import Staged
 from paceline.hvd.planes.torch_group import make_gloo, make_nccl, nccl_is_available
 from paceline.hvd.settings import HvdSettings
-from paceline.peer.hosts import address_of_interface
+from paceline.interfaces import address_of
 
 logger = logging.getLogger(__name__)
 
@@ -152,7 +152,7 @@ def _own_address(settings: Settings) -> str:
     if settings.host:
         return settings.host
     if settings.interface:
-        return address_of_interface(settings.interface)
+        return address_of(settings.interface)
     target = os.environ.get("MASTER_ADDR") or socket.gethostname()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((target, 1))

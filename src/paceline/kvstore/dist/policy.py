@@ -39,7 +39,7 @@ def resolve_policy(store_type: str, session: Session, options: Mapping[str, Any]
         age = settings.age
     groups: tuple[tuple[int, ...], ...] = ()
     if store_type == "dist_gsync":
-        groups = _groups(options.get("groups") or settings.groups, session)
+        groups = _groups(options.get("groups") or settings.groups or settings.worker_groups, session)
     return policy_of(
         store_type,
         groups=groups,
@@ -62,10 +62,12 @@ def _warn_of_unused(store_type: str, session: Session) -> None:
 
 
 def _groups(given: Any, session: Session) -> tuple[tuple[int, ...], ...]:
-    """Turn a groups file, or lists of members, into ranks."""
+    """Turn a groups file, its text in one line, or lists of members, into ranks."""
     if not given:
         return ()
-    if isinstance(given, str | Path):
+    if isinstance(given, str) and ";" in given:
+        members = parse_groups(given.replace(";", "\n"))
+    elif isinstance(given, str | Path):
         try:
             members = parse_groups(Path(given).read_text())
         except OSError as error:

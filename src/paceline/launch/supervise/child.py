@@ -17,7 +17,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class Child:
-    """A process, and the pipes on which it prints.
+    """A process, and the pipes on which it prints; with ``feeds_stdin`` also the one from which it reads.
 
     Its exit is observed without reaping it: as long as the launcher lives, the zombie keeps the id of the session
     from being given to an unrelated process that a later signal would hit.
@@ -27,7 +27,12 @@ class Child:
     """
 
     def __init__(
-        self, argv: Sequence[str], env: Mapping[str, str], register: Callable[[], None], pass_fds: Sequence[int] = ()
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        register: Callable[[], None],
+        pass_fds: Sequence[int] = (),
+        feeds_stdin: bool = False,
     ) -> None:
         launcher = os.getpid()
         with signals.held() as mask, forks.passing_on():
@@ -37,7 +42,7 @@ class Child:
                 _die_with(launcher)
                 signals.restore_in_child(mask)
 
-            self._process = _popen(argv, env, prepare, pass_fds)
+            self._process = _popen(argv, env, prepare, pass_fds, subprocess.PIPE if feeds_stdin else subprocess.DEVNULL)
         self.code: int | None = None
         """The exit code, 128 + n after signal n; None while it runs."""
 
@@ -54,6 +59,22 @@ class Child:
             os.set_blocking(fd, False)
         return fds[0], fds[1]
 
+    def stdin(self) -> int:
+        """Return the descriptor from which the process reads, non-blocking.
+
+        Raises:
+            ValueError: it reads nothing, or :meth:`close_stdin` was called.
+        """
+        if self._process.stdin is None or self._process.stdin.closed:
+            raise ValueError("the process has no stdin")
+        os.set_blocking(self._process.stdin.fileno(), False)
+        return self._process.stdin.fileno()
+
+    def close_stdin(self) -> None:
+        """End what the process reads. Idempotent."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
     def ended(self) -> bool:
         """Tell whether the process has ended, and note its exit code."""
         if self.code is None:
@@ -64,21 +85,21 @@ class Child:
 
     def release(self) -> None:
         """Close the pipes and reap the process if it has ended."""
-        for stream in (self._process.stdout, self._process.stderr):
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
             if stream is not None:
                 stream.close()
         self._process.poll()
 
 
 def _popen(
-    argv: Sequence[str], env: Mapping[str, str], prepare: Callable[[], None], pass_fds: Sequence[int]
+    argv: Sequence[str], env: Mapping[str, str], prepare: Callable[[], None], pass_fds: Sequence[int], stdin: int
 ) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
             argv,
             env=env,
             bufsize=0,
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
@@ -90,8 +111,13 @@ def _popen(
         raise LaunchError(f"{argv[0]!r} cannot be run: {reason}") from error
 
 
+def die_with_parent() -> None:
+    """Have the kernel kill this process with its parent. Called between fork and exec."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+
+
 def _die_with(launcher: int) -> None:
     """Ask the kernel to kill this process when the launcher dies; the guardian kills what it has started."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    die_with_parent()
     if os.getppid() != launcher:
         os._exit(1)  # it died before the kernel was asked

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 from collections.abc import Mapping
+from pathlib import Path
 
 from paceline.launch.plan import Member
 from paceline.launch.supervise.lines import Line, LineSplitter, Tail
@@ -25,9 +26,12 @@ class Console:
     Args:
         fds: where the children's stdout (:data:`OUT`) and stderr (:data:`ERR`) go.
         environ: NO_COLOR and TERM=dumb switch colours off.
+        log_dir: folder in which a file per process (``worker-0.log``) takes all that it prints; empty: none.
     """
 
-    def __init__(self, fds: Mapping[int, int] | None = None, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, fds: Mapping[int, int] | None = None, environ: Mapping[str, str] | None = None, log_dir: str = ""
+    ) -> None:
         environ = os.environ if environ is None else environ
         self._fds = {OUT: 1, ERR: 2} if fds is None else dict(fds)
         self._terminal = {stream: os.isatty(fd) for stream, fd in self._fds.items()}
@@ -35,6 +39,8 @@ class Console:
         self._splitters: dict[tuple[Member, int], LineSplitter] = {}
         self._tails: dict[Member, Tail] = {}
         self._gone: set[int] = set()
+        self._log_dir = Path(log_dir) if log_dir else None
+        self._files: dict[Member, int] = {}
 
     @property
     def broken(self) -> bool:
@@ -43,6 +49,7 @@ class Console:
 
     def feed(self, member: Member, stream: int, data: bytes) -> None:
         """Show the bytes that a process wrote, line by line."""
+        self._log(member, data)
         splitter = self._splitters.setdefault((member, stream), LineSplitter())
         self._show(member, stream, splitter.feed(data))
         if self._terminal[stream] and member == _LEADER and splitter.preview():
@@ -51,6 +58,11 @@ class Console:
     def close(self, member: Member, stream: int) -> None:
         """Show the last line of a stream that has ended."""
         self._show(member, stream, self._splitters.pop((member, stream), LineSplitter()).close())
+
+    def close_files(self) -> None:
+        """Close the log files."""
+        while self._files:
+            os.close(self._files.popitem()[1])
 
     def say(self, text: str) -> None:
         """Show a line of the launcher itself."""
@@ -63,6 +75,14 @@ class Console:
     def tail(self, member: Member) -> list[bytes]:
         """Return the last lines of a process, stdout and stderr together."""
         return self._tails[member].lines() if member in self._tails else []
+
+    def _log(self, member: Member, data: bytes) -> None:
+        if self._log_dir is None:
+            return
+        if member not in self._files:
+            path = self._log_dir / f"{str(member).replace(' ', '-')}.log"
+            self._files[member] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        os.write(self._files[member], data)
 
     def _show(self, member: Member, stream: int, lines: list[Line]) -> None:
         tail = self._tails.setdefault(member, Tail())

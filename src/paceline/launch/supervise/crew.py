@@ -1,4 +1,4 @@
-"""The processes of one job and the pipes on which they print."""
+"""The processes of one job, seen from the loop that supervises them."""
 
 from __future__ import annotations
 
@@ -6,71 +6,161 @@ import os
 import selectors
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from typing import Protocol
 
-from paceline.launch.plan import Member
+from paceline.errors import LaunchError
+from paceline.launch.plan import Late, Member, ProcessSpec
+from paceline.launch.preflight import CommandNotFoundError
 from paceline.launch.supervise import sessions
 from paceline.launch.supervise.child import Child
-from paceline.launch.supervise.console import ERR, OUT, Console
+from paceline.launch.supervise.console import ERR, OUT
+from paceline.launch.supervise.events import Event, Exited, Lost, NotStarted, Ready, Started, Stopped
+from paceline.launch.supervise.ready import EndedPipe, ReadyPipe
 
 _READ_BYTES = 64 * 1024
 _DRAIN_READS = 64
 
 _WORKERS_FIRST = {"worker": 0, "server": 1, "scheduler": 2}
+_SCHEDULER = Member("scheduler", 0)
+
+NOT_FOUND_CODE = 127
+
+Take = Callable[[Event], None]
 
 
-class Crew:
-    """Starts processes, shows their output, notices their exits and signals them.
+class Output(Protocol):
+    """Where the output of processes goes."""
 
-    Args:
-        selector: gets a callable as the data of every pipe; the loop calls it when the pipe can be read.
-        console: where output goes.
-        register: called in every new process before it becomes its command.
-    """
+    def feed(self, member: Member, stream: int, data: bytes) -> None:
+        """Take bytes that a process wrote."""
 
-    def __init__(self, selector: selectors.BaseSelector, console: Console, register: Callable[[], None]) -> None:
-        self._selector = selector
-        self._console = console
-        self._register = register
-        self._children: dict[Member, Child] = {}
-        self._running: set[Member] = set()
-        self._open: dict[tuple[Member, int], int] = {}
+    def close(self, member: Member, stream: int) -> None:
+        """Take note that a stream has ended."""
 
-    def start(self, member: Member, argv: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int] = ()) -> None:
-        """Start one process.
+
+class Crew(Protocol):
+    """Starts processes and signals them; says by events what becomes of them."""
+
+    def opening(self) -> bool:
+        """Tell whether processes cannot be started yet.
 
         Raises:
-            LaunchError: it cannot be started.
+            LaunchError: they never will; nothing has been started.
         """
-        child = Child(argv, env, self._register, pass_fds)
-        self._children[member] = child
-        self._running.add(member)
-        for stream, fd in zip((OUT, ERR), child.pipes(), strict=True):
-            self._open[member, stream] = fd
-            self._selector.register(fd, selectors.EVENT_READ, partial(self._read, member, stream))
 
-    def ended(self) -> list[tuple[Member, int]]:
-        """Return the processes that have exited since the last call, with exit codes.
+    def late(self, scheduler: str | None) -> Mapping[Late, str]:
+        """Return the late values that follow from the scheduler's address (None: the job has no scheduler)."""
 
-        Of several at once workers come first: they are the likelier cause, and servers exit because of them.
-        """
-        ended = [member for member in self._running if self._children[member].ended()]
-        self._running.difference_update(ended)
-        ended.sort(key=lambda member: (_WORKERS_FIRST.get(member.role, 3), member.rank))
-        return [(member, self._children[member].code or 0) for member in ended]
+    def start(self, process: ProcessSpec, known: Mapping[Late, str]) -> None:
+        """Start a process; the event ``Started`` or ``NotStarted`` follows, now or later."""
 
-    def stopped(self) -> frozenset[Member]:
-        """Return the running processes that are stopped."""
-        found = sessions.stopped()
-        return frozenset(member for member in self._running if self._children[member].pid in found)
+    def check(self) -> None:
+        """Look for children of this process that have ended or are stopped."""
 
     def send(self, signum: int, members: Collection[Member]) -> None:
         """Signal some processes and everything they started."""
-        sessions.send(signum, {self._children[member].pid for member in members})
+
+    def living(self) -> list[Member]:
+        """Return the processes that still run or left something running behind."""
+
+    def deadline(self) -> float | None:
+        """Return when :meth:`opening` or :meth:`check` must be called again, on the clock of ``time.monotonic``."""
+
+    def finish(self) -> None:
+        """End what still runs elsewhere. What runs here the guardian ends."""
+
+    def close(self) -> None:
+        """Show what has been printed, and let go of everything."""
+
+
+class LocalCrew:
+    """The processes of one job on this host, and the pipes on which they print.
+
+    Args:
+        selector: gets a callable as the data of every pipe; the loop calls it when the pipe can be read.
+        output: where output goes.
+        register: called in every new process before it becomes its command.
+        environ: what every process inherits.
+        take: is called with events.
+    """
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        output: Output,
+        register: Callable[[], None],
+        environ: Mapping[str, str],
+        take: Take,
+    ) -> None:
+        self._selector, self._output, self._register = selector, output, register
+        self._environ, self._take = dict(environ), take
+        self._children: dict[Member, Child] = {}
+        self._running: set[Member] = set()
+        self._open: dict[tuple[Member, int], int] = {}
+        self._ready: ReadyPipe | None = None
+        self._ended: EndedPipe | None = None
+
+    def inherit(self, environ: Mapping[str, str]) -> None:
+        """Set what processes that start from now on inherit."""
+        self._environ = dict(environ)
+
+    def opening(self) -> bool:
+        """Return False."""
+        return False
+
+    def late(self, scheduler: str | None) -> Mapping[Late, str]:
+        """Return nothing."""
+        return {}
+
+    def deadline(self) -> float | None:
+        """Return None: SIGCHLD says when to check."""
+
+    def start(self, process: ProcessSpec, known: Mapping[Late, str]) -> None:
+        """Start a process; it has started, or not, when this returns."""
+        try:
+            if process.role == "scheduler":
+                self._start_scheduler(process, known)
+            else:
+                self._start(process.member, process.argv, process.environment(known))
+        except LaunchError as error:
+            self._take(NotStarted(process.member, str(error), _code(error)))
+        else:
+            self._take(Started(process.member))
+
+    def check(self) -> None:
+        """Notice stopped and ended children.
+
+        Of several that ended at once workers come first: they are the likelier cause, and servers exit because of them.
+        What the scheduler said before it ended comes before its end.
+        """
+        found = sessions.stopped()
+        self._take(Stopped(frozenset(one for one in self._running if self._children[one].pid in found)))
+        ended = [member for member in self._running if self._children[member].ended()]
+        self._running.difference_update(ended)
+        ended.sort(key=lambda member: (_WORKERS_FIRST.get(member.role, 3), member.rank))
+        for member in ended:
+            self.tell_ended(member, self._children[member].code or 0)
+        if ended and self._ready is not None and self._ready.has_address:
+            self._read_ready()
+        for member in ended:
+            self._take(Exited(member, self._children[member].code or 0))
+
+    def tell_ended(self, member: Member, code: int) -> None:
+        """Tell the scheduler, if it runs here, how a process ended."""
+        if self._ended is not None and member.role != "scheduler":
+            self._ended.write(member, code)
+
+    def send(self, signum: int, members: Collection[Member]) -> None:
+        """Signal some processes and everything they started."""
+        sessions.send(signum, {self._children[member].pid for member in members if member in self._children})
 
     def living(self) -> list[Member]:
         """Return the processes that still run or left something running behind."""
         alive = sessions.living({child.pid for child in self._children.values()})
         return [member for member, child in self._children.items() if child.pid in alive]
+
+    def finish(self) -> None:
+        """Do nothing."""
 
     def close(self) -> None:
         """Show what the pipes still hold, then close pipes and release processes. Does not wait."""
@@ -81,6 +171,55 @@ class Crew:
             self._close(member, stream)
         for child in self._children.values():
             child.release()
+        self._close_ready()
+        if self._ended is not None:
+            self._ended.close()
+
+    def _start(self, member: Member, argv: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int] = ()) -> None:
+        child = Child(argv, {**self._environ, **env}, self._register, pass_fds)
+        self._children[member] = child
+        self._running.add(member)
+        for stream, fd in zip((OUT, ERR), child.pipes(), strict=True):
+            self._open[member, stream] = fd
+            self._selector.register(fd, selectors.EVENT_READ, partial(self._read, member, stream))
+
+    def _start_scheduler(self, process: ProcessSpec, known: Mapping[Late, str]) -> None:
+        self._ready, self._ended = ready, ended = ReadyPipe(), EndedPipe()
+        self._selector.register(ready.fd, selectors.EVENT_READ, self._read_ready)
+        try:
+            fds = {Late.READY_FD: str(ready.write_fd), Late.ENDED_FD: str(ended.read_fd)}
+            env = process.environment({**known, **fds})
+            self._start(process.member, process.argv, env, [ready.write_fd, ended.read_fd])
+        finally:
+            ready.close_write()
+            ended.close_read()
+
+    def _read_ready(self) -> None:
+        """Take in what the scheduler says: its address first, then the first failure."""
+        if self._ready is None:
+            return
+        if self._ready.has_address:
+            for member, reason in self._ready.failures():
+                self._take(Lost(member, reason))
+            if self._ready.ended:
+                self._close_ready()
+            return
+        try:
+            address = self._ready.read()
+        except ValueError as error:
+            self._close_ready()
+            self._take(NotStarted(_SCHEDULER, str(error)))
+            return
+        if address:
+            self._take(Ready(address))
+        elif address is not None:  # it is on its way out, or its deadline will come
+            self._close_ready()
+
+    def _close_ready(self) -> None:
+        if self._ready is not None:
+            self._selector.unregister(self._ready.fd)
+            self._ready.close()
+            self._ready = None
 
     def _read(self, member: Member, stream: int) -> bool:
         """Show the next bytes; return whether there were any."""
@@ -91,7 +230,7 @@ class Crew:
         except BlockingIOError:
             return False
         if data:
-            self._console.feed(member, stream, data)
+            self._output.feed(member, stream, data)
         else:  # the process closed this stream; it may still run
             self._close(member, stream)
         return bool(data)
@@ -100,4 +239,8 @@ class Crew:
         fd = self._open.pop((member, stream), None)
         if fd is not None:
             self._selector.unregister(fd)
-            self._console.close(member, stream)
+            self._output.close(member, stream)
+
+
+def _code(error: LaunchError) -> int:
+    return NOT_FOUND_CODE if isinstance(error, CommandNotFoundError) else 1

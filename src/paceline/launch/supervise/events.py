@@ -17,15 +17,18 @@ class Started:
 
 @dataclass(frozen=True)
 class NotStarted:
-    """A process could not be started."""
+    """A process could not be started; ``code`` is the job's exit code then."""
 
     member: Member
     reason: str
+    code: int = 1
 
 
 @dataclass(frozen=True)
 class Ready:
-    """The scheduler listens."""
+    """The scheduler listens at an address."""
+
+    address: str = ""
 
 
 @dataclass(frozen=True)

@@ -65,13 +65,13 @@ def _main(read_fd: int, write_fd: int) -> None:
     """Run the guardian. Never returns, also after an error: this process is a copy of the launcher."""
     try:
         os.close(write_fd)
-        _detach(read_fd)
+        detach(read_fd)
         sweep(_read_sessions(read_fd))
     finally:
         os._exit(0)
 
 
-def _detach(read_fd: int) -> None:
+def detach(read_fd: int) -> None:
     """Leave the launcher's terminal, signals and open files; a pipe of the launcher would otherwise stay open."""
     os.setsid()
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):

@@ -21,7 +21,8 @@
 | ``RUNNING`` | ``FAILING`` | all workers that still run have been stopped (SIGSTOP) for ``leave_s`` |
 | ``STARTING``, ``RUNNING``, ``LEAVING`` | ``INTERRUPTED`` | a signal |
 | ``LEAVING`` | ``TERMINATING`` | ``leave_s`` has passed |
-| ``FAILING``, ``INTERRUPTED`` | ``TERMINATING`` | ``survivors_s`` has passed |
+| ``FAILING`` | ``TERMINATING`` | ``survivors_s`` has passed |
+| ``INTERRUPTED`` | ``TERMINATING`` | ``interrupt_s`` has passed |
 | ``FAILING``, ``INTERRUPTED`` | ``TERMINATING`` | no worker is left, and the cause is known, or ``VERDICT_S`` later |
 | ``FAILING`` | ``TERMINATING`` | a signal, or the scheduler did not start |
 | ``INTERRUPTED``, ``TERMINATING`` | ``KILLING`` | a second signal |
@@ -159,8 +160,8 @@ class Lifecycle:
                 return []
             case Ready():
                 return self._ready()
-            case NotStarted(member, reason):
-                self._fail(member, 1, reason, now)
+            case NotStarted(member, reason, code):
+                self._fail(member, code, reason, now)
                 self._is_named = True
                 return self._finish_if_empty()
             case Stopped(members):
@@ -289,7 +290,7 @@ class Lifecycle:
         if self.phase is Phase.FAILING:
             return self._terminate(now)
         self._signum = signum
-        self.phase, self.deadline = Phase.INTERRUPTED, now + self.graces.survivors_s
+        self.phase, self.deadline = Phase.INTERRUPTED, now + self.graces.interrupt_s
         warning = Warn(f"{signal.Signals(signum).name}: ending the job; a second signal kills it")
         workers = self._workers()
         if not workers:
@@ -322,7 +323,9 @@ class Lifecycle:
                 self._suspect_scheduler()
                 if now >= self._verdict_at:
                     return self._terminate(now)
-                warning = f"{self._names()} did not leave within {self.graces.survivors_s:g} s"
+                interrupted = self.phase is Phase.INTERRUPTED
+                grace_s = self.graces.interrupt_s if interrupted else self.graces.survivors_s
+                warning = f"{self._names()} did not leave within {grace_s:g} s"
                 return [Warn(warning), *self._terminate(now)]
             case Phase.TERMINATING:
                 return self._kill(now)

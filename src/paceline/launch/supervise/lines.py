@@ -55,7 +55,7 @@ class LineSplitter:
 class Tail:
     """The last lines of a process as a terminal would show them: overwritten ones leave no trace."""
 
-    def __init__(self, length: int = 20, width: int = 1000) -> None:
+    def __init__(self, length: int = 30, width: int = 1000) -> None:
         self._lines: deque[Line] = deque(maxlen=length)
         self._width = width
 

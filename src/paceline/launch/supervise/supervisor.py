@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import selectors
+import shlex
 import signal
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
+from dataclasses import dataclass
 
 from paceline.errors import LaunchError
-from paceline.launch.plan import Late, Member, Plan, ProcessSpec
+from paceline.launch import runtime
+from paceline.launch.plan import Late, Member, Plan
 from paceline.launch.supervise.console import Console
-from paceline.launch.supervise.crew import Crew
+from paceline.launch.supervise.crew import Crew, LocalCrew, Take
 from paceline.launch.supervise.events import (
     Action,
     Event,
-    Exited,
     Finish,
     Interrupted,
-    Lost,
-    NotStarted,
     Ready,
     Signal,
     Start,
-    Started,
-    Stopped,
     Tick,
     Warn,
 )
 from paceline.launch.supervise.guardian import Guardian
 from paceline.launch.supervise.lifecycle import Lifecycle
-from paceline.launch.supervise.ready import EndedPipe, ReadyPipe
 from paceline.launch.supervise.report import failure_block
 from paceline.launch.supervise.signals import SignalPipe
 
@@ -41,72 +39,147 @@ _LEFTOVERS_CHECK_S = 0.02
 Located = Callable[[str | None], Mapping[Late, str]]
 
 
+@dataclass(frozen=True)
+class Surroundings:
+    """What a crew works with: the loop's selector and console, what registers children, and who takes events."""
+
+    selector: selectors.BaseSelector
+    console: Console
+    register: Callable[[], None]
+    take: Take
+
+
+CrewMaker = Callable[[Surroundings], Crew]
+
+
+def local_crew(environ: Mapping[str, str]) -> CrewMaker:
+    """Return what makes a crew on this host; every process inherits ``environ``."""
+
+    def make(around: Surroundings) -> Crew:
+        return LocalCrew(around.selector, around.console, around.register, environ, around.take)
+
+    return make
+
+
 class Supervisor:
-    """Runs one plan on this machine to its end and leaves nothing running.
+    """Runs one plan to its end and leaves nothing running.
 
     Args:
         plan: what to run.
         known: the late values known before the start.
         located: gives the late values that follow from the scheduler's address (None: the job has no scheduler).
-        environ: what every process inherits.
+        make_crew: makes what starts the processes.
     """
 
-    def __init__(self, plan: Plan, known: Mapping[Late, str], located: Located, environ: Mapping[str, str]) -> None:
-        self._plan = {process.member: process for process in plan}
-        self._graces = plan.graces
+    def __init__(self, plan: Plan, known: Mapping[Late, str], located: Located, make_crew: CrewMaker) -> None:
+        self._processes = {process.member: process for process in plan}
+        self._plan = plan
         self._known = dict(known)
         self._located = located
-        self._environ = dict(environ)
+        self._make_crew = make_crew
         self._code: int | None = None
-        self._interrupted = False
-        self._ready: ReadyPipe | None = None
-        self._ended: EndedPipe | None = None
+        self._interrupted = self._signalled = False
+        self._lifecycle: Lifecycle | None = None
 
     def run(self) -> int:
-        """Run the job and return its exit code. Once only, and in the main thread, because it handles signals."""
+        """Run the job and return its exit code. Once only, and in the main thread, because it handles signals.
+
+        Raises:
+            paceline.errors.LaunchError: no process could be started, and why.
+        """
         guardian = Guardian()
-        self._console = Console()
+        self._console = Console(log_dir=self._plan.log_dir)
         with selectors.DefaultSelector() as self._selector, SignalPipe() as self._signals:
             self._selector.register(self._signals.fd, selectors.EVENT_READ, self._read_signals)
-            self._crew = Crew(self._selector, self._console, guardian.register)
+            self._crew = self._make_crew(Surroundings(self._selector, self._console, guardian.register, self._take))
             try:
                 code = self._run()
             finally:
+                self._crew.finish()
                 guardian.close()
                 self._crew.close()
-                self._close_ready()
-                if self._ended is not None:
-                    self._ended.close()
+                self._console.close_files()
+                self._forget()
             self._report()
         return code
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal ended the job."""
+        return self._signalled
+
     def _run(self) -> int:
-        self._lifecycle = Lifecycle(list(self._plan), self._graces, time.monotonic())
-        if Member("scheduler", 0) not in self._plan:
-            self._known |= self._located(None)
+        code = self._open()
+        return self._supervise() if code is None else code
+
+    def _open(self) -> int | None:
+        """Wait until the crew can start processes; return the exit code if a signal came first."""
+        while self._code is None and self._crew.opening():
+            self._wait(None)
+        return self._code
+
+    def _supervise(self) -> int:
+        self._lifecycle = Lifecycle(list(self._processes), self._plan.graces, time.monotonic())
+        if Member("scheduler", 0) not in self._processes:
+            self._learn(None)
         self._act(self._lifecycle.begin())
         while self._code is None:
             self._wait(self._lifecycle.deadline)
-            self._feed(Tick())
+            self._take(Tick())
         self._end_leftovers()
         return self._code
 
+    def _record(self, scheduler: str | None) -> None:
+        """Tell ``paceline status`` of this job. A job runs without that if its file cannot be written."""
+        roles = [process.role for process in self._plan]
+        worker = next(process for process in self._plan if process.role == "worker")
+        with contextlib.suppress(OSError, LaunchError):
+            runtime.write(
+                runtime.JobRecord(
+                    self._plan.job_id,
+                    os.getpid(),
+                    runtime.birth(os.getpid()),
+                    time.time(),
+                    shlex.join(worker.argv),
+                    tuple(host.name for host in self._plan.hosts),
+                    roles.count("worker"),
+                    roles.count("server"),
+                    scheduler or "",
+                    self._known.get(Late.JOB_KEY, ""),
+                )
+            )
+
+    def _forget(self) -> None:
+        with contextlib.suppress(OSError, LaunchError):
+            runtime.remove(self._plan.job_id)
+
+    def _learn(self, scheduler: str | None) -> None:
+        self._record(scheduler)
+        self._known |= {**self._located(scheduler), **self._crew.late(scheduler)}
+
     def _report(self) -> None:
-        failure = self._lifecycle.failure
-        if failure is not None:
+        failure = None if self._lifecycle is None else self._lifecycle.failure
+        if failure is not None and self._lifecycle is not None:
             tail = self._console.tail(failure.member)
-            self._console.block(failure_block(failure, tail, self._lifecycle.aftermath))
+            host = self._processes[failure.member].host
+            self._console.block(failure_block(failure, tail, self._lifecycle.aftermath, host))
 
     def _wait(self, deadline: float | None) -> None:
         """Wait for the next event, until the deadline at most, and handle it."""
-        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+        deadlines = [one for one in (deadline, self._crew.deadline()) if one is not None]
+        timeout = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
         for key, _ in self._selector.select(timeout):
             key.data()
+        if self._crew.deadline() is not None:
+            self._crew.check()
         if self._console.broken and not self._interrupted:  # as in: paceline launch … | head
             self._interrupt(signal.SIGPIPE)
 
-    def _feed(self, event: Event) -> None:
-        self._act(self._lifecycle.handle(event, time.monotonic()))
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Ready):
+            self._learn(event.address)
+        if self._lifecycle is not None:
+            self._act(self._lifecycle.handle(event, time.monotonic()))
 
     def _act(self, actions: list[Action]) -> None:
         for action in actions:
@@ -122,75 +195,21 @@ class Supervisor:
 
     def _start(self, members: tuple[Member, ...]) -> None:
         for member in members:
-            try:
-                self._start_one(member)
-            except LaunchError as error:
-                self._feed(NotStarted(member, str(error)))
+            if self._lifecycle is None or self._lifecycle.failure is not None:
                 return
-            self._feed(Started(member))
-
-    def _start_one(self, member: Member) -> None:
-        process = self._plan[member]
-        if member.role == "scheduler":
-            self._start_scheduler(process)
-        else:
-            self._crew.start(member, process.argv, self._environ | process.environment(self._known))
-
-    def _start_scheduler(self, process: ProcessSpec) -> None:
-        self._ready, self._ended = ready, ended = ReadyPipe(), EndedPipe()
-        self._selector.register(ready.fd, selectors.EVENT_READ, partial(self._read_ready, process.member))
-        try:
-            fds = {Late.READY_FD: str(ready.write_fd), Late.ENDED_FD: str(ended.read_fd)}
-            env = process.environment(self._known | fds)
-            self._crew.start(process.member, process.argv, self._environ | env, [ready.write_fd, ended.read_fd])
-        finally:
-            ready.close_write()
-            ended.close_read()
-
-    def _read_ready(self, scheduler: Member) -> None:
-        """Take in what the scheduler says: its address first, then the first failure."""
-        if self._ready is None:
-            return
-        if self._ready.has_address:
-            for member, reason in self._ready.failures():
-                self._feed(Lost(member, reason))
-            if self._ready.ended:
-                self._close_ready()
-            return
-        try:
-            address = self._ready.read()
-        except ValueError as error:
-            self._close_ready()
-            self._feed(NotStarted(scheduler, str(error)))
-            return
-        if address:
-            self._known |= self._located(address)
-            self._feed(Ready())
-        elif address is not None:  # it is on its way out, or its deadline will come
-            self._close_ready()
-
-    def _close_ready(self) -> None:
-        if self._ready is not None:
-            self._selector.unregister(self._ready.fd)
-            self._ready.close()
-            self._ready = None
+            self._crew.start(self._processes[member], self._known)
 
     def _read_signals(self) -> None:
         for signum in self._signals.read():
             self._interrupt(signum)
-        self._feed(Stopped(self._crew.stopped()))
-        ended = self._crew.ended()
-        for member, code in ended:
-            if self._ended is not None and member.role != "scheduler":
-                self._ended.write(member, code)
-        if ended and self._ready is not None and self._ready.has_address:
-            self._read_ready(Member("scheduler", 0))  # what it said before it ended comes first
-        for member, code in ended:
-            self._feed(Exited(member, code))
+        self._crew.check()
 
     def _interrupt(self, signum: int) -> None:
-        self._interrupted = True
-        self._feed(Interrupted(signum))
+        self._interrupted = self._signalled = True
+        if self._lifecycle is None:
+            self._code = 128 + signum
+        else:
+            self._take(Interrupted(signum))
 
     def _end_leftovers(self) -> None:
         """Let what the processes left behind exit by itself, then terminate it. The guardian kills the rest."""

@@ -78,11 +78,14 @@ class Sighting(Message):
 
 
 class Heartbeat(Message, tag=3):
-    """A member is alive, and has reached this round."""
+    """A member is alive, and has reached this round; with its memory and network traffic in bytes."""
 
     round: Number
     seen: list[Sighting] = msgspec.field(default_factory=list)
     """Suspects of the last news."""
+    memory: Number = 0
+    sent: Number = 0
+    received: Number = 0
 
 
 class Death(Message):
@@ -177,12 +180,30 @@ class AskStatus(Message, tag=11):
     """Ask the scheduler for all members and their state."""
 
 
+class State(Message):
+    """How a member does."""
+
+    round: Number
+    pace: float
+    """Rounds per second, of late."""
+    silent_s: float
+    """Seconds since its last message."""
+    memory: Number
+    """Bytes."""
+    sent: Number
+    received: Number
+    """Bytes over the network."""
+    phase: Name
+    """``live``, ``left`` or ``dead``."""
+    waits_for: Name
+    """Ranks of workers that have not come to the barrier where it waits, ``1 3``; empty if it waits at none."""
+
+
 class Status(Message, tag=12):
-    """Members with their last round and the seconds since their last message."""
+    """Members, how each does, and the deaths."""
 
     members: list[Member]
-    rounds: list[Number]
-    silent_s: list[float]
+    states: list[State]
     deaths: list[Death]
 
 

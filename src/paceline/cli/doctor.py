@@ -1,0 +1,79 @@
+"""``paceline doctor``."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+
+from paceline.cli.hosts import read_hosts
+from paceline.cli.options import Option, Parser, UsageError
+from paceline.cli.table import table
+from paceline.launch import Host, with_default_interface
+from paceline.launch.remote import agent_script
+from paceline.launch.remote.doctor import Doctor, Finding
+from paceline.launch.remote.explain import explain
+from paceline.launch.ssh import check_program, ssh_command
+
+OPTIONS = (
+    Option(("-H", "--hosts"), "hostfile, or a list h1,h2", "HOSTS"),
+    Option(("-i", "--interface"), "network interface of the hosts, by name, address or CIDR", "INTERFACE", default=""),
+    Option(("--ssh",), "command that reaches a host (default: ssh)", "COMMAND", default="ssh"),
+    Option(("--python",), "interpreter on the hosts (default: this one)", "PATH", default=sys.executable),
+    Option(("--timeout",), "for each step (default: 20)", "SECONDS", float, default=20.0),
+)
+_DESCRIPTION = """\
+Check every host: ssh, Python, versions of packages, clock, network interface, whether it reaches every other host, and
+whether this directory is shared. Ends with 1 if there is something to fix."""
+
+
+def run(name: str, words: Sequence[str]) -> int:
+    """Check hosts and print a table.
+
+    Raises:
+        UsageError: no hosts are given.
+        LaunchError: there is no ssh here.
+    """
+    options = Parser(name, OPTIONS, "paceline doctor -H HOSTS [options]", _DESCRIPTION).parse(words)
+    if options.hosts is None:
+        raise UsageError("the hosts are missing; give -H, as in: paceline doctor -H hosts")
+    ssh = shlex.split(options.ssh)
+    check_program(ssh[0], "openssh-client")
+    hosts = with_default_interface(read_hosts(options.hosts), options.interface)
+    script = shlex.join(agent_script(options.python, os.getcwd(), os.environ.get("PYTHONPATH", "")))
+
+    def command(host: Host) -> list[str]:
+        return [*ssh_command(ssh, host), host.name, script]
+
+    findings = Doctor(hosts, command, explain, os.environ, options.timeout).run()
+    print(shown(findings))
+    return 1 if any(finding.problems for finding in findings) else 0
+
+
+def shown(findings: Sequence[Finding]) -> str:
+    """Return the table of findings, and what to fix."""
+    head = ("host", "ssh", "python", "paceline", "torch", "cores", "clock", "address", "reaches", "directory")
+    lines = [table(head, [_row(finding) for finding in findings])]
+    problems = [f"  {finding.host.name}: {problem}" for finding in findings for problem in finding.problems]
+    return "\n".join([*lines, "", *(["to fix:", *problems] if problems else ["nothing to fix"])])
+
+
+def _row(finding: Finding) -> tuple[str, ...]:
+    about, facts = finding.about, finding.facts
+    if not about or not facts:
+        return (finding.host.name, "ok" if about else "failed", *[""] * 8)
+    reached = finding.reached or {}
+    well = sum(not why for why in reached.values())
+    return (
+        finding.host.name,
+        "ok",
+        about["version"],
+        facts["versions"]["paceline"] or "source",
+        facts["versions"]["torch"],
+        str(about["cores"]),
+        f"{finding.skew_s:+.2f} s",
+        facts["address"],
+        f"{well} of {len(reached)}",
+        "shared" if facts["shared"] else "missing",
+    )

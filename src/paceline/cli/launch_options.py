@@ -1,0 +1,164 @@
+"""The options and the help of ``paceline launch``."""
+
+from __future__ import annotations
+
+from paceline.cli.options import Option
+from paceline.consistency import weighting_names
+from paceline.launch import names
+
+_SIZE, _WHERE, _ENVIRONMENT, _TRAINING, _RUNNING = "size", "hosts", "environment", "training", "running"
+
+OPTIONS = (
+    Option(
+        ("-n", "-np", "--num-workers"),
+        "number of workers",
+        "N",
+        int,
+        elsewhere=("--np", "--num-proc", "--nproc-per-node", "--ntasks", "--workers"),
+        section=_SIZE,
+    ),
+    Option(
+        ("-s", "--num-servers"),
+        "number of servers (default: as many as workers; 0: workers only)",
+        "S",
+        int,
+        elsewhere=("--servers",),
+        section=_SIZE,
+    ),
+    Option(
+        ("--group",),
+        'worker group, instead of -n: "NAME: n=2, hosts=h1,h2, slots=1, env=A=1, args=--lr 0.1, weight=2"; repeated',
+        "GROUP",
+        repeat=True,
+        section=_SIZE,
+    ),
+    Option(
+        ("--launcher",),
+        f"where processes run: {', '.join(names())} (default: ssh with -H, else local)",
+        "NAME",
+        section=_WHERE,
+    ),
+    Option(
+        ("-H", "--hostfile", "--host-file", "--hosts"),
+        "file with a host per line, host[:port] [slots=4] [weight=3] [group=a] [iface=eth1]; or a list h1,h2",
+        "HOSTS",
+        elsewhere=("--host", "--machinefile", "-machinefile"),
+        section=_WHERE,
+    ),
+    Option(
+        ("-i", "--interface"),
+        "network interface of every host, by name, address or CIDR (default: the one that reaches the scheduler)",
+        "INTERFACE",
+        section=_WHERE,
+    ),
+    Option(("--sync-dst-dir",), "copy this directory to DIR on every host and run there", "DIR", section=_WHERE),
+    Option(
+        ("-o", "--option"),
+        "option of the launcher, see docs/launching.md; repeated",
+        "NAME=VALUE",
+        repeat=True,
+        section=_WHERE,
+    ),
+    Option(
+        ("--env",),
+        "set a variable in every process, or pass on this shell's; repeated",
+        "NAME[=VALUE]",
+        repeat=True,
+        section=_ENVIRONMENT,
+    ),
+    Option(("--env-worker",), "the same for workers", "NAME[=VALUE]", repeat=True, section=_ENVIRONMENT),
+    Option(("--env-server",), "the same for servers and scheduler", "NAME[=VALUE]", repeat=True, section=_ENVIRONMENT),
+    Option(
+        ("--no-torchrun-env",),
+        "do not set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and so on, for scripts that would start DDP by them",
+        section=_ENVIRONMENT,
+    ),
+    Option(
+        ("--staleness",),
+        "rounds a worker may be ahead of the slowest (dist_ssync, dist_gsync)",
+        "ROUNDS",
+        section=_TRAINING,
+    ),
+    Option(("--groups",), "groups file of dist_gsync (default: the worker groups)", "FILE", section=_TRAINING),
+    Option(("--weighting",), f"factor of a stale update: {', '.join(weighting_names())}", "NAME", section=_TRAINING),
+    Option(
+        ("--age",),
+        "missed updates beyond which a push is dropped (dist_async, dist_ssync, dist_ksync)",
+        "UPDATES",
+        section=_TRAINING,
+    ),
+    Option(
+        ("--allow-optimizer",),
+        "an optimizer that servers may load beside those of torch.optim; repeated",
+        "pkg.mod:Class",
+        repeat=True,
+        section=_TRAINING,
+    ),
+    Option(
+        ("--config",), "job file in TOML with any of these options; the command line wins", "FILE", section=_RUNNING
+    ),
+    Option(
+        ("--max-restarts",),
+        "start the whole job again after a failure, up to N times; the script sees PACELINE_RESTART=k",
+        "N",
+        int,
+        elsewhere=("--local-num-attempt", "--restarts"),
+        section=_RUNNING,
+    ),
+    Option(("--timeout",), "how long any request may take (default: 300)", "SECONDS", float, section=_RUNNING),
+    Option(
+        ("--start-timeout",),
+        "how long to wait for hosts, and for all processes to join (default: 60)",
+        "SECONDS",
+        float,
+        section=_RUNNING,
+    ),
+    Option(
+        ("--grace",), "how long the others may go on after a failure (default: 6)", "SECONDS", float, section=_RUNNING
+    ),
+    Option(("--log-dir",), "folder for a file per process with all that it prints", "DIR", section=_RUNNING),
+    Option(("--insecure",), "no key: only for a network that nobody else can reach", section=_RUNNING),
+    Option(("--dry-run",), "print the plan, start nothing", section=_RUNNING),
+)
+
+#: Options of stores, of servers, and of joining a job.
+OF_SERVERS = frozenset(
+    (
+        "--staleness",
+        "--groups",
+        "--weighting",
+        "--age",
+        "--allow-optimizer",
+        "--insecure",
+        "--timeout",
+        "--start-timeout",
+    )
+)
+
+USAGE = "paceline launch -n N [options] [--] command ..."
+
+DESCRIPTION = """\
+Start a job: one scheduler, S servers, and N workers that each run the command; on this machine, or on the hosts of
+-H. All output appears here; every line begins with the role and rank that printed it. The job ends when all workers
+are done, or when a process fails. No process is left running."""
+
+EPILOG = """\
+examples:
+  paceline launch -n 4 -- python train.py --lr 0.1
+  paceline launch -n 2 -H hosts -- python train.py --kv-store dist_sync
+  paceline launch -n 2 -H hosts --sync-dst-dir /tmp/train -- python train.py
+  paceline launch --group "fast: n=2, hosts=h1,h2" --group "old: n=2, hosts=h3, args=--batch-size 16" -- python train.py
+  paceline launch -n 4 -s 1 --allow-optimizer mylib.optim:Lion -- python train.py
+  paceline launch -n 2 --dry-run -- python train.py
+
+exit code:
+  0 when all workers are done, otherwise that of the process that failed first (128 + n for signal n);
+  130 after Ctrl-C, 143 after SIGTERM, 2 for a wrong command line, 127 for a command that does not exist.
+
+verbosity:
+  PACELINE_VERBOSE=1 (or PS_VERBOSE=1) logs connections of servers and scheduler, 2 every message as well.
+
+ports:
+  The scheduler binds a free port itself. MASTER_PORT of torch.distributed is a port that was free when the workers
+  started; another program can take it before worker 0 binds it. To choose it yourself: MASTER_PORT=29500 paceline
+  launch ..., or --env MASTER_PORT=29500."""

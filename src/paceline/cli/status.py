@@ -1,0 +1,134 @@
+"""``paceline status``: who is in a job, how far, and whom it waits for."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from paceline.cli.options import Option, Parser, UsageError
+from paceline.cli.table import quantity, table
+from paceline.config import Settings
+from paceline.errors import LaunchError
+from paceline.launch import runtime
+from paceline.wire import messages as m
+
+OPTIONS = (
+    Option(("--watch",), "print the table again every second until the job ends"),
+    Option(("--json",), "print one JSON object per table"),
+)
+_TIMEOUT_S = 10.0
+_HEAD = ("role", "rank", "host", "state", "round", "pace", "waits for", "sent", "received", "memory", "last heard")
+
+
+def run(name: str, words: Sequence[str]) -> int:
+    """Print the state of a job.
+
+    Raises:
+        UsageError: more than one job is named.
+        LaunchError: there is no such job, or its scheduler does not answer.
+    """
+    job = [word for word in words if not word.startswith("-")]
+    rest = [word for word in words if word.startswith("-")]
+    options = Parser(name, OPTIONS, "paceline status [JOB] [options]", "Print the state of a running job.").parse(rest)
+    if len(job) > 1:
+        raise UsageError(f"one job at a time, not {' and '.join(job)}")
+    record = runtime.find(job[0] if job else None)
+    while True:
+        rows = state(record)
+        print(json.dumps({"job": record.id, "processes": rows}) if options.json else shown(rows), flush=True)
+        if not options.watch:
+            return 0
+        time.sleep(1.0)
+        record = next((one for one in runtime.jobs() if one.id == record.id), record)
+        if not record.is_alive:
+            return 0
+        print("" if options.json or not sys.stdout.isatty() else "\x1b[2J\x1b[H", end="")
+
+
+def state(record: runtime.JobRecord) -> list[dict[str, Any]]:
+    """Ask the scheduler of a job; return a mapping per process.
+
+    Raises:
+        LaunchError: the scheduler does not answer.
+    """
+    if not record.scheduler:
+        raise LaunchError(f"job {record.id} has no scheduler (yet); only its launcher knows how it does")
+    status = ask(record)
+    slowest = min((one.round for member, one in zip(status.members, status.states, strict=True) if _works(member, one)),
+                  default=0)  # fmt: skip
+    return [_row(member, one, status, slowest) for member, one in zip(status.members, status.states, strict=True)]
+
+
+def ask(record: runtime.JobRecord) -> m.Status:
+    """Ask a scheduler for its members' state.
+
+    Raises:
+        LaunchError: it does not answer in time.
+    """
+    from paceline.peer.client import Client
+    from paceline.transport import Security
+    from paceline.transport.sockets import SocketHub
+
+    settings = Settings(scheduler=record.scheduler, job_key=record.key, insecure=not record.key)
+    client = Client(SocketHub(Security.of(settings)))
+    try:
+        channel = client.connect(record.scheduler, "worker", f"scheduler at {record.scheduler}")
+        call = client.ask(channel, m.AskStatus(), "asking for the status")
+        if client.wait([call], _TIMEOUT_S) is not None:
+            raise LaunchError(f"the scheduler of job {record.id} at {record.scheduler} did not answer")
+        assert isinstance(call.body, m.Status)
+        return call.body
+    finally:
+        client.close()
+
+
+def shown(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the table of a job."""
+    cells = [
+        (
+            row["role"],
+            str(row["rank"]),
+            row["host"],
+            row["state"],
+            str(row["round"]) if row["role"] == "worker" else "",
+            f"{row['pace']:.1f}/s" if row["pace"] else "",
+            ", ".join(map(str, row["waits_for"])),
+            quantity(row["sent"]),
+            quantity(row["received"]),
+            quantity(row["memory"]),
+            f"{row['silent_s']:.1f} s ago",
+        )
+        for row in rows
+    ]
+    return table(_HEAD, cells)
+
+
+def _works(member: m.Member, state: m.State) -> bool:
+    return member.role == "worker" and state.phase == "live"
+
+
+def _row(member: m.Member, state: m.State, status: m.Status, slowest: int) -> dict[str, Any]:
+    waits = [int(rank) for rank in state.waits_for.split()]
+    if _works(member, state) and not waits and state.round > slowest:
+        waits = [
+            one.rank
+            for one, other in zip(status.members, status.states, strict=True)
+            if _works(one, other) and other.round == slowest
+        ]
+    return {
+        "role": member.role,
+        "rank": member.rank,
+        "host": member.host,
+        "pid": member.pid,
+        "state": state.phase,
+        "round": state.round,
+        "pace": round(state.pace, 3),
+        "waits_for": waits,
+        "sent": state.sent,
+        "received": state.received,
+        "memory": state.memory,
+        "silent_s": round(state.silent_s, 3),
+    }

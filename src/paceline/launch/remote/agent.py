@@ -1,0 +1,248 @@
+"""The agent: starts and watches the processes of one host, as the launcher says on stdin."""
+
+from __future__ import annotations
+
+import os
+import select
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from ipaddress import ip_address
+from typing import Any
+
+from paceline.errors import PacelineError
+from paceline.interfaces import address_of, address_towards, interfaces
+from paceline.launch.hosts import LOCALHOST
+from paceline.launch.local import free_port
+from paceline.launch.plan import Late, Member, ProcessSpec
+from paceline.launch.preflight import CommandNotFoundError, check_command
+from paceline.launch.remote import checks
+from paceline.launch.remote.lines import MAGIC, SILENCE_S, Lines, encode, members, pairs, text
+from paceline.launch.supervise.crew import NOT_FOUND_CODE, LocalCrew
+from paceline.launch.supervise.events import Event, Exited, Lost, NotStarted, Ready, Started, Stopped
+from paceline.launch.supervise.guardian import Guardian
+from paceline.launch.supervise.signals import SignalPipe
+
+_READ_BYTES = 256 * 1024
+#: Check interval for what ended processes have left running.
+_LEFTOVERS_CHECK_S = 0.1
+#: Variables of a scheduler that name pipes of this process.
+_PIPES = {"PACELINE_READY_FD": Late.READY_FD, "PACELINE_ENDED_FD": Late.ENDED_FD}
+
+
+#: Ranks and sizes of the agents, as engines tell them.
+_FOREIGN_PREFIXES = ("OMPI_", "PMI_", "PMIX_", "PMI2_", "HYDI_", "MPI_LOCAL", "MPIR_", "SLURM_STEP_", "SLURM_STEPID")
+_FOREIGN_NAMES = frozenset(
+    f"SLURM_{name}"
+    for name in ("PROCID", "LOCALID", "NODEID", "NTASKS", "NPROCS", "TASKS_PER_NODE", "TASK_PID", "GTIDS")
+)
+
+
+class LauncherLostError(PacelineError):
+    """The launcher is gone."""
+
+
+class Agent:
+    """Serves one launcher on stdin and stdout.
+
+    Args:
+        in_fd: where the launcher's lines come from.
+        out_fd: where ours go.
+        environ: what processes inherit.
+    """
+
+    def __init__(self, in_fd: int, out_fd: int, environ: Mapping[str, str]) -> None:
+        self._in_fd, self._out_fd = in_fd, out_fd
+        self._environ = dict(environ)
+        self._heard_at = time.monotonic()
+        self._lines = Lines()
+        self._ended: set[Member] = set()
+        self._said_living: list[Member] = []
+        self._gone = False
+        self._listening: socket.socket | None = None
+        for fd in (in_fd, out_fd):
+            os.set_blocking(fd, False)
+        self._end_of_input = select.poll()
+        self._end_of_input.register(in_fd, select.POLLRDHUP | select.POLLHUP)
+        self._may_write = select.poll()
+        self._may_write.register(out_fd, select.POLLOUT)
+
+    def run(self) -> int:
+        """Serve until the launcher is gone; returns the exit code. Everything that was started has ended then."""
+        guardian = Guardian()
+        with selectors.DefaultSelector() as selector, SignalPipe() as signals:
+            selector.register(self._in_fd, selectors.EVENT_READ, self._read)
+            selector.register(signals.fd, selectors.EVENT_READ, lambda: self._signalled(signals))
+            self._crew = LocalCrew(selector, self, guardian.register, self._environ, self._take)
+            try:
+                self._write(MAGIC + encode("hello", _about()))
+                while not self._gone:
+                    self._serve(selector)
+            except LauncherLostError:
+                pass
+            finally:
+                guardian.close()
+                if self._listening is not None:
+                    self._listening.close()
+        return 0
+
+    def _serve(self, selector: selectors.BaseSelector) -> None:
+        silent_until = self._heard_at + SILENCE_S
+        timeout = _LEFTOVERS_CHECK_S if self._said_living else max(0.0, silent_until - time.monotonic())
+        for key, _ in selector.select(timeout):
+            key.data()
+        if time.monotonic() > silent_until:
+            raise LauncherLostError("the launcher is silent")
+        if self._said_living:
+            self._say_living()
+
+    def feed(self, member: Member, stream: int, data: bytes) -> None:
+        """Pass on what a process wrote."""
+        self._say("out", *member, stream, text(data))
+
+    def close(self, member: Member, stream: int) -> None:
+        """Pass on that a stream has ended."""
+        self._say("closed", *member, stream)
+
+    def _signalled(self, signals: SignalPipe) -> None:
+        """Check the children. Signals that end jobs are the launcher's business: engines send them to us as well."""
+        for signum in signals.read():
+            self._say("signalled", signum)
+        self._crew.check()
+
+    def _read(self) -> None:
+        try:
+            more = os.read(self._in_fd, _READ_BYTES)
+        except BlockingIOError:
+            return
+        self._gone = not more
+        self._heard_at = time.monotonic()
+        for line in self._lines.feed(more):
+            self._obey(line)
+
+    def _obey(self, line: list[Any]) -> None:
+        match line:
+            case ["ping"]:
+                self._say("pong")
+            case ["environ", dict() as variables]:
+                self._environ.update(variables)
+                self._crew.inherit(self._environ)
+            case ["address", list() as wanted, list() as targets]:
+                self._say(*_addresses(wanted, targets))
+            case ["facts", str() as interface, str() as witness]:
+                self._listening = checks.listen()
+                self._say("facts", checks.facts(interface, witness), self._listening.getsockname()[1])
+            case ["reach", list() as targets]:
+                self._say("reached", checks.reach(targets))
+            case ["start", str() as role, int() as rank, list() as argv, dict() as env]:
+                self._start(ProcessSpec(role, rank, tuple(argv), env))
+            case ["signal", int() as signum, list() as given]:
+                self._crew.send(signum, members(given))
+            case ["ended", str() as role, int() as rank, int() as code]:
+                self._crew.tell_ended(Member(role, rank), code)
+            case _:
+                raise ValueError(f"{line[0]!r} is not understood: launcher and agent are of different versions")
+
+    def _start(self, process: ProcessSpec) -> None:
+        if process.role == "scheduler":
+            process = replace(process, env={**process.env, **_PIPES})
+        try:
+            check_command(process.argv, self._environ)
+        except CommandNotFoundError as error:
+            self._take(NotStarted(process.member, str(error), NOT_FOUND_CODE))
+        else:
+            self._crew.start(process, {})
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Started(member):
+                self._say("started", *member)
+            case NotStarted(member, reason, code):
+                self._say("not_started", *member, reason, code)
+            case Ready(address):
+                self._say("ready", address)
+            case Lost(member, reason):
+                self._say("lost", *member, reason)
+            case Stopped(stopped):
+                self._say("stopped", pairs(stopped))
+            case Exited(member, code):
+                self._ended.add(member)
+                self._say_living()
+                self._say("exited", *member, code)
+
+    def _say_living(self) -> None:
+        living = [member for member in self._crew.living() if member in self._ended]
+        if living != self._said_living:
+            self._said_living = living
+            self._say("living", pairs(living))
+
+    def _say(self, *words: Any) -> None:
+        self._write(encode(*words))
+
+    def _write(self, line: bytes) -> None:
+        rest = memoryview(line)
+        while rest:
+            try:
+                rest = rest[os.write(self._out_fd, rest) :]
+            except BlockingIOError:
+                self._wait_to_write()
+            except OSError as error:
+                raise LauncherLostError(str(error)) from error
+
+    def _wait_to_write(self) -> None:
+        """Wait until the launcher reads on, or is gone; it says so by closing our stdin, or by silence."""
+        if self._end_of_input.poll(0) or time.monotonic() > self._heard_at + SILENCE_S:
+            raise LauncherLostError("the launcher is gone")
+        if not self._may_write.poll(200):
+            return
+        self._heard_at = time.monotonic()
+
+
+def _about() -> dict[str, Any]:
+    """Describe this host and interpreter."""
+    connection = os.environ.get("SSH_CONNECTION", "").split()
+    return {
+        "python": sys.executable,
+        "version": ".".join(map(str, sys.version_info[:3])),
+        "cores": len(os.sched_getaffinity(0)),
+        "host": socket.gethostname(),
+        "addresses": [one.address for one in interfaces() if not ip_address(one.address).is_loopback],
+        "reached_at": connection[2] if len(connection) == 4 else "",
+        "clock": time.time(),
+        "pid": os.getpid(),
+    }
+
+
+def _addresses(wanted: list[str], targets: list[str]) -> list[Any]:
+    """Return this host's address: on the first interface, else the one from which it reaches a target."""
+    try:
+        found = [address_of(one) for one in wanted]
+    except PacelineError as error:
+        return ["refused", str(error)]
+    return ["address", found[0] if found else address_towards(targets) or LOCALHOST, free_port()]
+
+
+def without_foreign_ranks(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without what mpirun and srun say of this process: to workers it would be a wrong rank."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith(_FOREIGN_PREFIXES) and name not in _FOREIGN_NAMES
+    }
+
+
+def main() -> int:
+    """Run an agent on stdin and stdout."""
+    in_fd, out_fd = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(2, 1)  # what anything prints by mistake is not part of the protocol
+    environ = without_foreign_ranks(os.environ)
+    if sys.prefix != sys.base_prefix:  # then `python` of the user's command is this one
+        environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), environ.get("PATH", os.defpath)])
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    return Agent(in_fd, out_fd, environ).run()

@@ -1,0 +1,252 @@
+"""The processes of a job on several hosts, behind the agents that started them."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from paceline.errors import LaunchError
+from paceline.launch.hosts import LOCALHOST, Host
+from paceline.launch.local import address_parts
+from paceline.launch.plan import Late, Member, Plan, ProcessSpec
+from paceline.launch.remote.lines import data, members, pairs
+from paceline.launch.remote.link import Link
+from paceline.launch.supervise.events import Exited, Lost, NotStarted, Ready, Started, Stopped
+from paceline.launch.supervise.supervisor import Surroundings
+
+#: How long agents may take to end what they started, after the job.
+_FINISH_S = 5.0
+#: Exit code of processes whose host was lost.
+LOST_CODE = 255
+
+_SCHEDULER = Member("scheduler", 0)
+
+HostCommand = Callable[[Host], Sequence[str]]
+"""Gives the command that runs an agent on a host."""
+
+Explain = Callable[[Host, Link], str]
+"""Says in one sentence why a remote shell ended, and what to do."""
+
+
+class RemoteCrew:
+    """Opens a link to each host of a plan and does through it what the supervisor asks.
+
+    Args:
+        around: selector, console, and who takes events.
+        plan: whose hosts and interfaces.
+        python: the launcher's interpreter; each host's own takes its place in commands.
+        command: that runs an agent on a host.
+        explain: a remote shell's end.
+        shell_environ: of the remote shells.
+        environ: what every process inherits on top of its agent's environment.
+    """
+
+    def __init__(
+        self,
+        around: Surroundings,
+        plan: Plan,
+        python: str,
+        command: HostCommand,
+        explain: Explain,
+        shell_environ: Mapping[str, str],
+        environ: Mapping[str, str],
+    ) -> None:
+        self._around, self._plan, self._python, self._explain = around, plan, python, explain
+        self._environ = dict(environ)
+        self._hosts = {host.name: host for host in plan.hosts}
+        self._host_of = {process.member: process.host for process in plan}
+        self._workers_on = Counter(process.host for process in plan if process.role == "worker")
+        self._interfaces = _interfaces(plan)
+        self._links: dict[str, Link] = {}
+        self._asked = False
+        self._failed: LaunchError | None = None
+        self._running: dict[Member, None] = {}
+        self._left: dict[str, list[Member]] = {}
+        self._stopped: dict[str, frozenset[Member]] = {}
+        self._lost: set[str] = set()
+        self._began = time.monotonic()
+        self._ping_at = 0.0
+        self._signalled = False
+        for host in plan.hosts:
+            self._links[host.name] = Link(
+                host.name, command(host), shell_environ, around.selector, around.register, self._heard, self._say
+            )
+
+    def opening(self) -> bool:
+        """Tell whether hosts have not reported yet.
+
+        Raises:
+            LaunchError: a host cannot be used, or the deadline has passed; the message names the hosts.
+        """
+        if self._failed is not None:
+            raise self._failed
+        silent = [link for link in self._links.values() if not link.about]
+        for link in silent:
+            if link.code is not None:
+                link.drain()
+                if not link.about:
+                    raise LaunchError(self._explain(self._hosts[link.host], link))
+        if not silent and not self._asked:
+            self._ask()
+        absent = [link.host for link in silent or self._links.values() if not link.address]
+        if absent and time.monotonic() > self._began + self._plan.graces.start_s:
+            raise LaunchError(
+                f"no answer from {', '.join(absent)} within {self._plan.graces.start_s:g} s; the other "
+                f"{len(self._links) - len(absent)} hosts are ready; try: {self._hint(absent[0])}"
+            )
+        return bool(absent)
+
+    def late(self, scheduler: str | None) -> Mapping[Late, str]:
+        """Return what follows from the scheduler's address, and where worker 0 may open a store."""
+        first = self._links[self._host_of[Member("worker", 0)]]
+        known = {Late.MASTER_ADDR: first.address, Late.MASTER_PORT: str(first.port)}
+        return known | ({} if scheduler is None else address_parts(scheduler))
+
+    def deadline(self) -> float | None:
+        """Return when to look again: for the next ping, or while hosts have not reported."""
+        return self._began + self._plan.graces.start_s if self._ping_at == 0 else self._ping_at
+
+    def start(self, process: ProcessSpec, known: Mapping[Late, str]) -> None:
+        """Have a process started."""
+        link = self._links[process.host]
+        own = {Late.BIND: f"tcp://{_bracketed(link.address)}:0", Late.READY_FD: "", Late.ENDED_FD: ""}
+        env = process.environment({**known, **own})
+        if process.role == "worker" and "OMP_NUM_THREADS" not in {**self._environ, **env}:
+            env["OMP_NUM_THREADS"] = str(max(1, int(link.about["cores"]) // self._workers_on[process.host]))
+        argv = [str(link.about["python"]) if word == self._python else word for word in process.argv[:1]]
+        link.send("start", process.role, process.rank, [*argv, *process.argv[1:]], env)
+
+    def check(self) -> None:
+        """Ping, and notice links that have ended."""
+        now = time.monotonic()
+        if not any(link.about for link in self._links.values()):
+            return
+        self._ping_at = min(link.ping(now) for link in self._links.values())
+        for link in self._links.values():
+            if link.host not in self._lost and link.about and (link.code is not None or link.is_silent(now)):
+                link.drain()
+                self._lose(link)
+
+    def send(self, signum: int, members: Collection[Member]) -> None:
+        """Have processes signalled."""
+        by_host = defaultdict(list)
+        for member in members:
+            by_host[self._host_of[member]].append(member)
+        for host, there in by_host.items():
+            self._links[host].send("signal", signum, pairs(there))
+
+    def living(self) -> list[Member]:
+        """Return the processes that run or have left something running, as far as their agents have said."""
+        return [*self._running, *(member for left in self._left.values() for member in left)]
+
+    def finish(self) -> None:
+        """Have the agents end what they started, and wait for their own end."""
+        for link in self._links.values():
+            link.hang_up()
+            if not link.about:
+                link.kill()
+        until = time.monotonic() + _FINISH_S
+        while any(link.code is None for link in self._links.values()):
+            left = until - time.monotonic()
+            if left <= 0:
+                break
+            for key, _ in self._around.selector.select(min(left, 0.1)):
+                key.data()
+
+    def close(self) -> None:
+        """Let go of the links."""
+        for link in self._links.values():
+            link.close()
+
+    def _ask(self) -> None:
+        """Ask every host for its address towards the others, once all can be named."""
+        self._asked = True
+        for link in self._links.values():
+            others = [target for one in self._links.values() if one is not link for target in _targets(one)]
+            link.send("environ", self._environ)
+            link.send("address", self._interfaces[link.host], others)
+
+    def _heard(self, link: Link, line: list[Any]) -> None:
+        match line:
+            case ["hello", dict() as about]:
+                link.about = about
+            case ["address", str() as address, int() as port]:
+                link.address, link.port = address, port
+            case ["refused", str() as reason]:
+                self._failed = LaunchError(f"host {link.host}: {reason}")
+            case ["out", str() as role, int() as rank, int() as stream, str() as text]:
+                self._around.console.feed(Member(role, rank), stream, data(text))
+            case ["closed", str() as role, int() as rank, int() as stream]:
+                self._around.console.close(Member(role, rank), stream)
+            case ["signalled", int() as signum]:
+                if not self._signalled:  # the engine ends the job, and says so on every host
+                    self._signalled = True
+                    signal.raise_signal(signum)
+            case ["living", list() as left]:
+                self._left[link.host] = members(left)
+            case ["stopped", list() as stopped]:
+                self._stopped[link.host] = frozenset(members(stopped))
+                self._around.take(Stopped(frozenset[Member]().union(*self._stopped.values())))
+            case _:
+                self._event(line)
+
+    def _event(self, line: list[Any]) -> None:
+        match line:
+            case ["started", str() as role, int() as rank]:
+                self._running[Member(role, rank)] = None
+                self._around.take(Started(Member(role, rank)))
+            case ["not_started", str() as role, int() as rank, str() as reason, int() as code]:
+                self._around.take(NotStarted(Member(role, rank), reason, code))
+            case ["exited", str() as role, int() as rank, int() as code]:
+                self._ended(Member(role, rank), code)
+            case ["ready", str() as address]:
+                self._around.take(Ready(address))
+            case ["lost", str() as role, int() as rank, str() as reason]:
+                self._around.take(Lost(Member(role, rank), reason))
+
+    def _ended(self, member: Member, code: int) -> None:
+        self._running.pop(member, None)
+        scheduler = self._host_of.get(_SCHEDULER)
+        if scheduler is not None and scheduler != self._host_of[member]:
+            self._links[scheduler].send("ended", *member, code)
+        self._around.take(Exited(member, code))
+
+    def _lose(self, link: Link) -> None:
+        """Count the processes of a host as failed."""
+        self._lost.add(link.host)
+        there = [member for member in self._running if self._host_of[member] == link.host]
+        self._left.pop(link.host, None)
+        if there:
+            first = min(there, key=lambda member: member.role != "worker")
+            self._around.take(Lost(first, self._explain(self._hosts[link.host], link)))
+        for member in there:
+            self._ended(member, LOST_CODE)
+
+    def _say(self, text: str) -> None:
+        self._around.console.say(text)
+
+    def _hint(self, host: str) -> str:
+        return f"ssh {host} true"
+
+
+def _interfaces(plan: Plan) -> dict[str, list[str]]:
+    """Return the interfaces that the processes of each host use, the scheduler's first."""
+    found: dict[str, list[str]] = {host.name: [] for host in plan.hosts}
+    for process in plan:
+        wanted = process.env.get("PACELINE_INTERFACE")
+        if isinstance(wanted, str) and wanted not in found[process.host]:
+            found[process.host].append(wanted)
+    return found
+
+
+def _targets(link: Link) -> list[str]:
+    """Return what may reach a host: how we reached it, its name, its addresses."""
+    reached = str(link.about["reached_at"])
+    return [*([reached] if reached else []), link.host, *map(str, link.about["addresses"])]
+
+
+def _bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address or LOCALHOST

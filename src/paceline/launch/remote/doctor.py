@@ -1,0 +1,160 @@
+"""Check hosts before a job needs them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import selectors
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.launch.hosts import Host
+from paceline.launch.remote.crew import Explain, HostCommand
+from paceline.launch.remote.link import Link
+from paceline.launch.supervise.guardian import Guardian
+
+#: Clocks that differ by more make logs hard to read; nothing else depends on them.
+SKEW_S = 1.0
+
+
+@dataclass
+class Finding:
+    """What is known of a host."""
+
+    host: Host
+    about: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    skew_s: float = 0.0
+    reached: dict[str, str] | None = None
+    """By other host: what went wrong on the way there."""
+    problems: list[str] = field(default_factory=list)
+
+
+class Doctor:
+    """Opens an agent on each host and asks it.
+
+    Args:
+        hosts: to check.
+        command: that runs an agent on a host.
+        explain: why a remote shell ended.
+        environ: of the remote shells.
+        timeout_s: for each step.
+    """
+
+    def __init__(
+        self, hosts: tuple[Host, ...], command: HostCommand, explain: Explain, environ: Mapping[str, str],
+        timeout_s: float,
+    ) -> None:  # fmt: skip
+        self._findings = {host.name: Finding(host) for host in hosts}
+        self._command, self._explain, self._environ, self._timeout_s = command, explain, environ, timeout_s
+        self._ports: dict[str, int] = {}
+
+    def run(self) -> list[Finding]:
+        """Check everything and return what was found, a finding per host."""
+        guardian = Guardian()
+        witness = Path(f".paceline-doctor-{secrets.token_hex(8)}")
+        try:
+            witness.touch()
+            with selectors.DefaultSelector() as self._selector:
+                self._examine(guardian, witness)
+        finally:
+            witness.unlink(missing_ok=True)
+            guardian.close()
+        for finding in self._findings.values():
+            self._judge(finding)
+        return list(self._findings.values())
+
+    def _examine(self, guardian: Guardian, witness: Path) -> None:
+        with contextlib.ExitStack() as stack:
+            links = [self._open(finding, guardian) for finding in self._findings.values()]
+            for link in links:
+                stack.callback(link.close)
+            self._wait(links, lambda one: bool(one.about))
+            live = [link for link in links if self._is_open(link)]
+            for link in live:
+                link.send("facts", self._findings[link.host].host.interface, witness.name)
+            self._wait(live, lambda one: bool(one.facts) and one.host.name in self._ports)
+            for link in live:
+                link.send("reach", self._targets(link.host))
+            self._wait(live, lambda one: one.reached is not None)
+
+    def _open(self, finding: Finding, guardian: Guardian) -> Link:
+        return Link(
+            finding.host.name, self._command(finding.host), self._environ, self._selector, guardian.register,
+            self._heard, lambda text: None,
+        )  # fmt: skip
+
+    def _is_open(self, link: Link) -> bool:
+        finding = self._findings[link.host]
+        if not finding.about:
+            link.drain()
+            silent = f"host {link.host} did not answer within {self._timeout_s:g} s"
+            finding.problems.append(silent if link.code is None else self._explain(finding.host, link))
+        return bool(finding.about)
+
+    def _wait(self, links: list[Link], done: Callable[[Finding], bool]) -> None:
+        until = time.monotonic() + self._timeout_s
+        while any(link.code is None and not done(self._findings[link.host]) for link in links):
+            left = until - time.monotonic()
+            if left <= 0:
+                return
+            for key, _ in self._selector.select(min(left, 0.1)):
+                key.data()
+
+    def _heard(self, link: Link, line: list[Any]) -> None:
+        finding = self._findings[link.host]
+        match line:
+            case ["hello", dict() as about]:
+                link.about = finding.about = about
+                finding.skew_s = float(about["clock"]) - time.time()
+            case ["facts", dict() as facts, int() as port]:
+                finding.facts = facts
+                self._ports[link.host] = port
+            case ["reached", dict() as reached]:
+                finding.reached = reached
+
+    def _targets(self, own: str) -> list[list[Any]]:
+        """Return address and port of the other hosts: on the wanted interface, or as this machine reaches them."""
+        found = []
+        for name, port in self._ports.items():
+            finding = self._findings[name]
+            address = finding.facts["address"] if finding.host.interface else finding.about["reached_at"]
+            address = address or next(iter(finding.about["addresses"]), "")
+            if name != own and address:
+                found.append([name, address, port])
+        return found
+
+    def _judge(self, finding: Finding) -> None:
+        """Turn what was found into problems, each with what to do."""
+        problems, facts = finding.problems, finding.facts
+        if not facts:
+            return
+        here = _versions(self._findings)
+        for name, version in facts["versions"].items():
+            if not version and name == "torch":
+                problems.append(f"torch is missing for {finding.about['python']}: pip install torch")
+            elif version != here.get(name, version):
+                problems.append(f"{name} is {version or 'missing'}, elsewhere {here[name]}: install one version")
+        if facts["problem"]:
+            problems.append(facts["problem"])
+        if not facts["shared"]:
+            problems.append(f"this directory ({os.getcwd()}) is not shared: use --sync-dst-dir DIR")
+        if abs(finding.skew_s) > SKEW_S:
+            problems.append(f"its clock differs by {finding.skew_s:+.1f} s: run ntpd or chronyd")
+        for other, why in (finding.reached or {}).items():
+            if why:
+                problems.append(f"cannot reach {other}: {why}; open the ports between the hosts, or choose -i")
+
+
+def _versions(findings: Mapping[str, Finding]) -> dict[str, str]:
+    """Return the version of each package that most hosts have."""
+    found: dict[str, list[str]] = {}
+    for finding in findings.values():
+        for name, version in finding.facts.get("versions", {}).items():
+            if version:
+                found.setdefault(name, []).append(version)
+    return {name: max(set(versions), key=versions.count) for name, versions in found.items()}

@@ -1,0 +1,175 @@
+"""The launcher's connection to the agent of one host."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from paceline.errors import LaunchError
+from paceline.launch.remote.lines import MAGIC, PING_S, SILENCE_S, Lines, encode
+from paceline.launch.supervise import sessions
+from paceline.launch.supervise.child import Child
+
+_READ_BYTES = 256 * 1024
+_ERROR_LINES = 20
+
+
+class Link:
+    """A remote shell that runs an agent, its pipes, and what the agent has said of its host.
+
+    Args:
+        host: name, for messages.
+        argv: the command that runs an agent there.
+        environ: of that command.
+        selector: of the loop.
+        register: called in the new process.
+        take: is called with each line of the agent.
+        say: shows a line that the remote shell wrote to stderr.
+
+    Raises:
+        LaunchError: the command cannot be run.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        selector: selectors.BaseSelector,
+        register: Callable[[], None],
+        take: Callable[[Link, list[Any]], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self.host = host
+        self.about: dict[str, Any] = {}
+        """What the agent said first; empty before."""
+        self.address = ""
+        """Where the host is reached; empty until it said so."""
+        self.port = 0
+        self.errors: deque[str] = deque(maxlen=_ERROR_LINES)
+        """Last lines that the remote shell wrote to stderr."""
+        self._selector, self._take, self._say = selector, take, say
+        self._child = Child(argv, environ, register, feeds_stdin=True)
+        self._out, self._err = self._child.pipes()
+        self._in: int | None = self._child.stdin()
+        self._lines, self._err_text = Lines(MAGIC), b""
+        self._unsent = b""
+        self._open = {self._out, self._err}
+        self._heard_at = self._pinged_at = time.monotonic()
+        selector.register(self._out, selectors.EVENT_READ, self._read)
+        selector.register(self._err, selectors.EVENT_READ, self._read_errors)
+
+    @property
+    def code(self) -> int | None:
+        """Exit code of the remote shell, None while it runs."""
+        return self._child.code if self._child.ended() else None
+
+    @property
+    def noise(self) -> str:
+        """What the host printed instead of an agent's greeting."""
+        return self._lines.noise.decode(errors="replace").strip()
+
+    def send(self, *words: Any) -> None:
+        """Send a line. What a host that is gone cannot read is dropped: its end is seen elsewhere."""
+        if self._in is not None:
+            self._unsent += encode(*words)
+            self._flush()
+
+    def ping(self, now: float) -> float:
+        """Ping if it is time; return when the next one is due."""
+        if not self.about:
+            return now + PING_S
+        if now >= self._pinged_at + PING_S:
+            self._pinged_at = now
+            self.send("ping")
+        return self._pinged_at + PING_S
+
+    def is_silent(self, now: float) -> bool:
+        """Tell whether the agent has been silent for too long."""
+        return bool(self.about) and now > self._heard_at + SILENCE_S
+
+    def hang_up(self) -> None:
+        """End the agent's stdin: it kills what it started and exits."""
+        if self._in is not None:
+            if self._unsent:
+                self._selector.unregister(self._in)
+            self._in = None
+            self._child.close_stdin()
+
+    def kill(self) -> None:
+        """Kill the remote shell: it has not reached an agent, and may be stuck."""
+        sessions.send(signal.SIGKILL, {self._child.pid})
+
+    def drain(self) -> None:
+        """Take in what is left in the pipes. Does not wait."""
+        for _ in range(64):
+            if not (self._out in self._open and self._read()):
+                break
+        if self._err in self._open:
+            self._read_errors()
+
+    def close(self) -> None:
+        """Let go of pipes and process."""
+        self.hang_up()
+        for fd in list(self._open):
+            self._end(fd)
+        self._child.release()
+
+    def _flush(self) -> None:
+        if self._in is None:
+            return
+        had = self._in in self._selector.get_map()
+        try:
+            self._unsent = self._unsent[os.write(self._in, self._unsent) :]
+        except BlockingIOError:
+            pass
+        except OSError:  # the remote shell has ended
+            self._unsent = b""
+        if bool(self._unsent) != had:
+            if had:
+                self._selector.unregister(self._in)
+            else:
+                self._selector.register(self._in, selectors.EVENT_WRITE, self._flush)
+
+    def _read(self) -> bool:
+        more = self._next(self._out)
+        if not more:
+            return False
+        self._heard_at = time.monotonic()
+        try:
+            lines = self._lines.feed(more)
+        except ValueError as error:
+            raise LaunchError(f"{self.host}: {error}") from error
+        for line in lines:
+            self._take(self, line)
+        return True
+
+    def _read_errors(self) -> None:
+        more = self._next(self._err)
+        *lines, self._err_text = (self._err_text + (more or b"\n" * bool(self._err_text))).split(b"\n")
+        for line in lines:
+            text = line.decode(errors="replace").strip("\r")
+            if text:
+                self.errors.append(text)
+                if self.about:
+                    self._say(f"{self.host}: {text}")
+
+    def _next(self, fd: int) -> bytes:
+        """Return the next bytes; nothing at the end, and if there are none now."""
+        try:
+            more = os.read(fd, _READ_BYTES)
+        except BlockingIOError:
+            return b""
+        if not more:
+            self._end(fd)
+        return more
+
+    def _end(self, fd: int) -> None:
+        if fd in self._open:
+            self._open.discard(fd)
+            self._selector.unregister(fd)

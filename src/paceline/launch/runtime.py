@@ -1,0 +1,122 @@
+"""The jobs of this user that run now: a file per job, of mode 0600, in the user's runtime folder.
+
+A file has the job's key, so nobody else may read it. The launcher removes it at the end; what a killed launcher left
+behind is removed by the next one who looks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from paceline.errors import LaunchError
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """What ``paceline jobs``, ``status`` and ``kill`` know of a job."""
+
+    id: str
+    pid: int
+    """Of the launcher."""
+    born: str
+    """When the launcher's process began, in the kernel's clock ticks: process ids come again."""
+    started: float
+    """Seconds since 1970."""
+    command: str
+    hosts: tuple[str, ...]
+    workers: int
+    servers: int
+    scheduler: str = ""
+    """Address; empty until the scheduler listens."""
+    key: str = ""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the launcher runs."""
+        return birth(self.pid) == self.born
+
+
+def birth(pid: int) -> str:
+    """Return when a process began, or nothing if it has ended."""
+    with contextlib.suppress(OSError):
+        text = Path("/proc", str(pid), "stat").read_text()
+        state, *rest = text[text.rindex(")") + 2 :].split()
+        return "" if state in "ZX" else rest[18]
+    return ""
+
+
+def folder(environ: Mapping[str, str] | None = None) -> Path:
+    """Return the user's runtime folder, made if need be.
+
+    Raises:
+        LaunchError: it belongs to somebody else, or others may write there.
+    """
+    environ = os.environ if environ is None else environ
+    above = environ.get("XDG_RUNTIME_DIR", "")
+    path = Path(above, "paceline") if above and Path(above).is_dir() else Path(f"/tmp/paceline-{os.getuid()}")
+    path.mkdir(mode=0o700, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise LaunchError(f"{path} is not a folder that only you can use; remove it, or set XDG_RUNTIME_DIR")
+    return path
+
+
+def write(record: JobRecord) -> None:
+    """Write a job's file, or replace it.
+
+    Raises:
+        LaunchError: see :func:`folder`.
+    """
+    path = folder() / f"{record.id}.json"
+    new = path.with_suffix(".new")
+    new.unlink(missing_ok=True)
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        json.dump(asdict(record), file)
+    new.rename(path)
+
+
+def remove(job_id: str) -> None:
+    """Remove a job's file. Idempotent."""
+    (folder() / f"{job_id}.json").unlink(missing_ok=True)
+
+
+def jobs() -> list[JobRecord]:
+    """Return the jobs whose launcher runs on this machine, the oldest first; forget the others.
+
+    Raises:
+        LaunchError: see :func:`folder`.
+    """
+    found = []
+    for path in folder().glob("*.json"):
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            values = json.loads(path.read_text())
+            record = JobRecord(**(values | {"hosts": tuple(values["hosts"])}))
+            if record.is_alive:
+                found.append(record)
+            else:
+                path.unlink(missing_ok=True)
+    return sorted(found, key=lambda record: record.started)
+
+
+def find(job_id: str | None) -> JobRecord:
+    """Return a job by its id or the beginning of it; without one, the only job that runs.
+
+    Raises:
+        LaunchError: there is none, or more than one.
+    """
+    running = jobs()
+    found = [record for record in running if record.id.startswith(job_id or "")]
+    if len(found) == 1:
+        return found[0]
+    known = ", ".join(record.id for record in running)
+    if not running:
+        raise LaunchError("no job of yours runs on this machine; a job is known where its launcher runs")
+    if not found:
+        raise LaunchError(f"no job {job_id!r} runs on this machine; there are {known}")
+    raise LaunchError(f"several jobs run on this machine: {known}; name one")
