@@ -29,12 +29,6 @@ from paceline.hvd.basics import (
 )
 from paceline.hvd.codec_reduction import CodecCompression
 from paceline.hvd.collectives import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
     allgather_async,
     allreduce_async,
     allreduce_async_,
@@ -78,6 +72,7 @@ from paceline.hvd.process_sets import (
     remove_process_set,
 )
 from paceline.hvd.run import run
+from paceline.hvd.starting import Adasum, Average, Max, Min, Product, Sum
 from paceline.hvd.sync_batch_norm import SyncBatchNorm
 
 __all__ = [

@@ -7,7 +7,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from paceline.hvd.collectives import Adasum, allreduce_async_, synchronize
+from paceline.hvd.collectives import allreduce_async_, synchronize
+from paceline.hvd.starting import Adasum
 
 
 class AdasumMethods:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,148 +10,19 @@ import torch
 from paceline.hvd import world
 from paceline.hvd.negotiation import Request
 from paceline.hvd.operation import Operation
-from paceline.hvd.planes.base import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM
 from paceline.hvd.process_sets import ProcessSet, global_process_set, members_of
-
-Average, Sum, Adasum, Min, Max, Product = AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT
-
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-_NAMES = {one: str(one).removeprefix("torch.") for one in (*_FLOATS, *_INTEGERS, torch.bool)}
-
-
-# ---- checks ----------------------------------------------------------------------------------------------------------
-
-
-def _dtype_names(tensors: Sequence[torch.Tensor], with_bool: bool = True) -> tuple[str, ...]:
-    for tensor in tensors:
-        if tensor.dtype not in _NAMES or (tensor.dtype == torch.bool and not with_bool):
-            raise ValueError(f"Tensor type {tensor.type()} is not supported.")
-    return tuple([_NAMES[tensor.dtype] for tensor in tensors])
-
-
-def _check_tensors(tensors: Sequence[Any]) -> None:
-    if not tensors:
-        raise ValueError("a group needs at least one tensor")
-    for tensor in tensors:
-        if not isinstance(tensor, torch.Tensor):
-            raise ValueError(f"an operation takes tensors, not {type(tensor).__name__}")
-        if tensor.layout != torch.strided:
-            raise ValueError("a sparse tensor; use sparse_allreduce_async")
-    if len(tensors) > 1 and len({tensor.device for tensor in tensors}) > 1:
-        raise ValueError("all tensors of a group must be on one device")
-
-
-def _check_in_place(tensors: Sequence[torch.Tensor]) -> None:
-    if not all(tensor.is_contiguous() for tensor in tensors):
-        raise ValueError("an operation in place needs contiguous tensors")
-
-
-def resolve_op(op: int | None, average: bool | None) -> int:
-    """Return the operation that the arguments ask for.
-
-    Raises:
-        ValueError: both are given, or there is no such operation.
-    """
-    if op is not None and average is not None:
-        raise ValueError("The op parameter supersedes average. Please provide only one of them.")
-    if average is not None:
-        warnings.warn(
-            "Parameter `average` has been replaced with `op` and will be removed", DeprecationWarning, stacklevel=4
-        )
-        return Average if average else Sum
-    op = Average if op is None else op
-    if op not in (Average, Sum, Adasum, Min, Max, Product):
-        raise ValueError(f"op={op!r} is no operation; use hvd.Average, Sum, Adasum, Min, Max or Product")
-    return int(op)
-
-
-def _check_adasum(tensors: Sequence[torch.Tensor], process_set: ProcessSet, size: int) -> None:
-    if process_set is not global_process_set:
-        raise NotImplementedError("Adasum does not support non-global process sets.")
-    if size & (size - 1):
-        raise NotImplementedError(f"Running Adasum with {size} ranks: it needs a power of 2.")
-    if not all(tensor.dtype in _FLOATS for tensor in tensors):
-        raise ValueError("Adasum needs floating point tensors")
-
-
-# ---- starting --------------------------------------------------------------------------------------------------------
-
-
-def _start(
-    kind: str,
-    name: str | None,
-    tensors: Sequence[torch.Tensor],
-    process_set: ProcessSet,
-    finish: Callable[[Operation], Any],
-    outputs: Sequence[torch.Tensor] | None = None,
-    **fields: Any,
-) -> int:
-    running = world.running()
-    set_id, _ = members_of(process_set)
-    if name is None:
-        name = f"noname.{running.handles.number(set_id)}"
-        fields["cached"] = False
-    _check_tensors(tensors)
-    request = Request(
-        kind,
-        name,
-        set_id,
-        _dtype_names(tensors, with_bool=kind not in ("allreduce", "reducescatter")),
-        tuple([tuple(tensor.shape) for tensor in tensors]),
-        tensors[0].device.type,
-        **fields,
-    )
-    # Operations in place need contiguous tensors, so these are their outputs, too.
-    mine = [tensor.detach().contiguous() for tensor in tensors]
-    results = None if outputs is None else mine
-    operation = Operation(request, mine, results, finish)
-    if tensors[0].is_cuda:
-        operation.ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        operation.ready.record()
-    return running.start(running.handles.count(), operation)
-
-
-def _first(operation: Operation) -> torch.Tensor:
-    assert operation.outputs is not None
-    return operation.outputs[0]
-
-
-def _all(operation: Operation) -> list[torch.Tensor]:
-    assert operation.outputs is not None
-    return operation.outputs
-
-
-def _reduce(
-    tensors: Sequence[torch.Tensor],
-    name: str | None,
-    average: bool | None,
-    op: int | None,
-    factors: tuple[float, float],
-    process_set: ProcessSet,
-    finish: Callable[[Operation], Any],
-    in_place: bool,
-    alone: bool = False,
-) -> int:
-    number = resolve_op(op, average)
-    if number == Adasum:
-        _check_tensors(tensors)
-        _check_adasum(tensors, process_set, world.running().size)
-    if in_place:
-        _check_in_place(tensors)
-    return _start(
-        "allreduce",
-        name,
-        tensors,
-        process_set,
-        finish,
-        tensors if in_place else None,
-        op=number,
-        prescale=float(factors[0]),
-        postscale=float(factors[1]),
-        alone=alone,
-    )
-
+from paceline.hvd.starting import (
+    INTEGERS,
+    Average,
+    Sum,
+    all_outputs,
+    check_in_place,
+    check_tensors,
+    first_output,
+    resolve_op,
+    start,
+    start_reduction,
+)
 
 # ---- allreduce -------------------------------------------------------------------------------------------------------
 
@@ -181,7 +51,9 @@ def allreduce_async(
         ValueError: a wrong argument, or an operation of this name is pending.
         HorovodInternalError: the job is down.
     """
-    return _reduce([tensor], name, average, op, (prescale_factor, postscale_factor), process_set, _first, False)
+    return start_reduction(
+        [tensor], name, average, op, (prescale_factor, postscale_factor), process_set, first_output, False
+    )
 
 
 def allreduce_async_(
@@ -208,7 +80,7 @@ def allreduce_async_(
         deterministic: never fuse it with other tensors, which changes the order of sums in rings of 3 or more ranks.
     """
     factors = prescale_factor, postscale_factor
-    return _reduce([tensor], name, average, op, factors, process_set, lambda _: tensor, True, deterministic)
+    return start_reduction([tensor], name, average, op, factors, process_set, lambda _: tensor, True, deterministic)
 
 
 def grouped_allreduce_async(
@@ -221,7 +93,9 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Reduce tensors that belong together, when all of them are ready on all ranks; returns one handle."""
-    return _reduce(list(tensors), name, average, op, (prescale_factor, postscale_factor), process_set, _all, False)
+    return start_reduction(
+        list(tensors), name, average, op, (prescale_factor, postscale_factor), process_set, all_outputs, False
+    )
 
 
 def grouped_allreduce_async_(
@@ -235,7 +109,9 @@ def grouped_allreduce_async_(
 ) -> int:
     """Reduce tensors that belong together in place; returns one handle."""
     given = list(tensors)
-    return _reduce(given, name, average, op, (prescale_factor, postscale_factor), process_set, lambda _: given, True)
+    return start_reduction(
+        given, name, average, op, (prescale_factor, postscale_factor), process_set, lambda _: given, True
+    )
 
 
 def sparse_allreduce_async(
@@ -266,14 +142,14 @@ def sparse_allreduce_async(
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
     """Concatenate all ranks' tensors along the first dimension, which may differ; returns a handle."""
-    return _start("allgather", name, [tensor], process_set, _first)
+    return start("allgather", name, [tensor], process_set, first_output)
 
 
 def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Gather tensors that belong together; returns one handle."""
-    return _start("allgather", name, list(tensors), process_set, _all)
+    return start("allgather", name, list(tensors), process_set, all_outputs)
 
 
 def _broadcast(
@@ -288,15 +164,15 @@ def _broadcast(
     if root_rank not in members:
         raise ValueError(f"root rank {root_rank} is not in the process set of ranks {list(members)}")
     if in_place:
-        _check_in_place([tensor])
-    return _start("broadcast", name, [tensor], process_set, finish, [tensor] if in_place else None, root=int(root_rank))
+        check_in_place([tensor])
+    return start("broadcast", name, [tensor], process_set, finish, [tensor] if in_place else None, root=int(root_rank))
 
 
 def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Return a handle of a new tensor with the content of that of ``root_rank`` (counted in the whole job)."""
-    return _broadcast(tensor, root_rank, name, process_set, _first, False)
+    return _broadcast(tensor, root_rank, name, process_set, first_output, False)
 
 
 def broadcast_async_(
@@ -324,7 +200,7 @@ def alltoall_async(
         ValueError: the rows do not suffice, or cannot be divided equally.
     """
     _, members = members_of(process_set)
-    _check_tensors([tensor])
+    check_tensors([tensor])
     if not tensor.dim():
         raise ValueError("alltoall of a tensor without dimensions")
     rows = tensor.shape[0]
@@ -333,18 +209,18 @@ def alltoall_async(
             raise ValueError(f"{rows} rows cannot be divided equally among {len(members)} ranks; give splits")
         counts = [rows // len(members)] * len(members)
     else:
-        if isinstance(splits, torch.Tensor) and splits.dtype not in _INTEGERS:
+        if isinstance(splits, torch.Tensor) and splits.dtype not in INTEGERS:
             raise ValueError(f"splits must be integers, not {splits.dtype}")
         counts = [int(one) for one in splits]
         if len(counts) != len(members):
             raise ValueError(f"{len(counts)} splits for {len(members)} ranks")
         if min(counts) < 0 or sum(counts) > rows:
             raise ValueError(f"splits {counts} of a tensor of {rows} rows")
-    return _start("alltoall", name, [tensor], process_set, _received, splits=tuple(counts))
+    return start("alltoall", name, [tensor], process_set, _received, splits=tuple(counts))
 
 
 def _received(operation: Operation) -> tuple[torch.Tensor, torch.Tensor]:
-    return _first(operation), torch.tensor(operation.received_splits, dtype=torch.int32)
+    return first_output(operation), torch.tensor(operation.received_splits, dtype=torch.int32)
 
 
 def _scatter(
@@ -358,7 +234,7 @@ def _scatter(
     if op not in (Average, Sum):
         raise ValueError("reducescatter can average or sum")
     prescale, postscale = map(float, factors)
-    return _start("reducescatter", name, tensors, process_set, finish, op=op, prescale=prescale, postscale=postscale)
+    return start("reducescatter", name, tensors, process_set, finish, op=op, prescale=prescale, postscale=postscale)
 
 
 def reducescatter_async(
@@ -370,7 +246,7 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """Reduce a tensor, of which each rank gets its rows; the first ranks get one more where it does not come out."""
-    return _scatter([tensor], name, op, process_set, (prescale_factor, postscale_factor), _first)
+    return _scatter([tensor], name, op, process_set, (prescale_factor, postscale_factor), first_output)
 
 
 def grouped_reducescatter_async(
@@ -382,7 +258,7 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """Reduce and scatter tensors that belong together; returns one handle."""
-    return _scatter(list(tensors), name, op, process_set, (prescale_factor, postscale_factor), _all)
+    return _scatter(list(tensors), name, op, process_set, (prescale_factor, postscale_factor), all_outputs)
 
 
 def join(device: int = -1) -> int:

@@ -9,9 +9,10 @@ import torch
 from torch.autograd.function import Function
 
 from paceline.hvd import collectives as base
-from paceline.hvd.collectives import Average, Sum, resolve_op, synchronize
+from paceline.hvd.collectives import synchronize
 from paceline.hvd.compression import Compression, Compressor
 from paceline.hvd.process_sets import ProcessSet, global_process_set, members_of
+from paceline.hvd.starting import Average, Sum, resolve_op
 
 
 def _place(process_set: ProcessSet) -> tuple[int, int]:

@@ -13,11 +13,11 @@ import torch
 from paceline.hvd import world
 from paceline.hvd.adasum_optimizer import AdasumMethods
 from paceline.hvd.codec_reduction import CodecCompression
-from paceline.hvd.collectives import Adasum, Average
 from paceline.hvd.compression import Compression, Compressor
 from paceline.hvd.groups import checked_names, make_groups
 from paceline.hvd.process_sets import ProcessSet, global_process_set
 from paceline.hvd.reducer import Choices, Reducer
+from paceline.hvd.starting import Adasum, Average
 
 _EARLY_ZERO = (
     "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "

@@ -9,7 +9,8 @@ from torch.autograd.function import Function
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.hvd import world
-from paceline.hvd.collectives import Sum, allreduce_async, synchronize
+from paceline.hvd.collectives import allreduce_async, synchronize
+from paceline.hvd.starting import Sum
 
 
 def _sum(tensor: torch.Tensor) -> torch.Tensor:
