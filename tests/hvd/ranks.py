@@ -40,7 +40,8 @@ class Ranks:
         by_rank: Callable[[int], Mapping[str, str]] = lambda rank: {},
     ) -> None:
         self.size = size
-        self._folder = Path(tempfile.mkdtemp(prefix="hvd-ranks-"))
+        self._temporary = tempfile.TemporaryDirectory(prefix="hvd-ranks-")  # removed with this object
+        self._folder = Path(self._temporary.name)
         job = f"test-{os.getpid()}-{next(_numbers)}"
         base = {name: value for name, value in os.environ.items() if not name.startswith(("PACELINE_", "HOROVOD_"))}
         base |= {"OMP_NUM_THREADS": "1", "PACELINE_JOB_ID": job}
