@@ -6,8 +6,9 @@ READY = $(VENV)/.ready
 
 # Tests that measure no times run on two cores; whole jobs, and tests with deadlines, by themselves.
 TIMED = tests/gluon/test_work_load.py
+ENGINES = $(VENV)-engines
 ALONE = tests/integration tests/launch tests/testing tests/gluon tests/soak
-SIDE_BY_SIDE = $(filter-out $(ALONE),$(sort $(patsubst %/,%,$(dir $(wildcard tests/*/*.py))))) \
+SIDE_BY_SIDE = $(filter-out $(ALONE) tests/engines,$(sort $(patsubst %/,%,$(dir $(wildcard tests/*/*.py))))) \
   $(filter-out $(TIMED),$(wildcard tests/gluon/test_*.py)) $(wildcard tests/test_*.py)
 
 .PHONY: help demo test test-ssh test-engines check format fuzz mutations oracle blame soak bench clean
@@ -39,16 +40,27 @@ demo: $(READY)
 test: $(READY)
 	rm -f .coverage .coverage.*
 	$(BIN)/python -m pytest -n 2 --dist loadfile --cov=paceline --cov-branch --cov-report= $(SIDE_BY_SIDE)
-	$(BIN)/python -m pytest --cov=paceline --cov-branch --cov-report= --cov-append $(SIDE_BY_SIDE:%=--ignore=%)
+	$(BIN)/python -m pytest --cov=paceline --cov-branch --cov-report= --cov-append --ignore=tests/engines $(SIDE_BY_SIDE:%=--ignore=%)
 	$(BIN)/python -m coverage report --skip-covered --sort=cover
 	$(BIN)/python -m coverage report --fail-under=100 \
 	  --include='*/paceline/consistency/*,*/paceline/placement.py,*/paceline/membership/*,*/paceline/interval_map.py,*/paceline/local_merge.py,*/paceline/wire/*'
 
+# A venv of its own, because Ray is heavy; what paceline needs comes from the other one.
+$(ENGINES)/.ready: $(READY)
+	$(PYTHON) -m venv $(ENGINES)
+	$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	  ray torchx kubernetes-validate kubeflow-trainer-api hatchling editables
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > $$($(ENGINES)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz-paceline.pth
+	$(ENGINES)/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	touch $@
+
 test-ssh: $(READY)
 	$(BIN)/python -m pytest tests/launch/test_ssh.py tests/launch/test_training.py
 
-test-engines: $(READY)
-	PACELINE_TEST_ENGINES=1 $(BIN)/python -m pytest --timeout 900 tests/launch
+test-engines: $(READY) $(ENGINES)/.ready
+	PACELINE_TEST_ENGINES=1 PACELINE_TEST_ENGINES_VENV=$(abspath $(ENGINES)) \
+	  $(BIN)/python -m pytest --timeout 900 tests/launch tests/engines
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 
@@ -46,9 +47,12 @@ def test_a_line_is_fitted_and_descriptors_and_threads_are_compared():
 
 def test_a_sample_sees_memory_and_descriptors():
     before = sample(os.getpid(), 0.0)
-    block, files = bytearray(os.urandom(1 << 20) * 16), os.pipe()
+    # Pages of its own: a bytearray may get some that this process has freed before.
+    block, files = mmap.mmap(-1, int(16 * MIB), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), os.pipe()
+    block.write(bytes(int(16 * MIB)))
     after = sample(os.getpid(), 1.0)
     assert after.memory_bytes - before.memory_bytes >= len(block) * 0.9
+    block.close()
     assert after.descriptors == before.descriptors + 2
     for one in files:
         os.close(one)

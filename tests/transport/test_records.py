@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.errors import ProtocolError
+from paceline.errors import ProtocolError, RemoteError
 from paceline.transport import aead, records
 from paceline.transport.aead import AesGcm, Cipher, NoCipher, TamperedError
+from paceline.transport.base import LostFrame, check_memory
 from paceline.transport.records import (
     CHUNK_BYTES,
     ClosedError,
@@ -185,3 +186,27 @@ def test_pause_between_messages_and_a_slow_network_end_nothing(monkeypatch: pyte
     slow = [stream[start : start + 8192] for start in range(0, len(stream), 8192)]
     [frame] = feed_slowly(monkeypatch, [b"", b"", b"", *slow], 0.4)
     assert bytes(frame) == filled(100_000)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(("keyed", "encrypts"), [(True, True), (True, False), (False, False)])
+def test_frame_that_has_no_memory_is_left_out_and_all_others_come(
+    keyed: bool, encrypts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    too_large, large, small = filled(3 * CHUNK_BYTES + 5), filled(2 * CHUNK_BYTES), b"small"
+    ciphers = (AesGcm(KEY), AesGcm(KEY)) if keyed else (NoCipher(), NoCipher())
+    stream = b"".join(wire([[small, too_large, large], [large]], ciphers[0], encrypts))
+    empty = np.empty
+
+    def scarce(size: int, dtype: type) -> object:
+        if size > 2 * CHUNK_BYTES:
+            raise MemoryError
+        return empty(size, dtype)
+
+    monkeypatch.setattr(records.np, "empty", scarce)
+    assert read(stream, 2, ciphers[1], encrypts) == [[small, b"", large], [large]]
+
+
+def test_who_waits_for_a_frame_that_has_no_memory_learns_its_size() -> None:
+    with pytest.raises(RemoteError, match=r"there is no memory here for a Push: 1\.5 MiB"):
+        check_memory([b"", LostFrame.of(3 * 2**19)], "a Push")
+    check_memory([b"", b"frame"], "a Push")

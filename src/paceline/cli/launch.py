@@ -52,10 +52,10 @@ def run(name: str, words: Sequence[str]) -> int:
     except ValueError as error:
         raise UsageError(str(error)) from error
     config.check_names(os.environ | dict(spec.env))
-    chosen.check(request)
-    if options.dry_run:
+    if options.dry_run:  # needs no engine
         print(chosen.render(request), end="")
         return 0
+    chosen.check(request)
     if options.log_dir:
         Path(options.log_dir).mkdir(parents=True, exist_ok=True)
     return _wait(chosen.submit(request))

@@ -51,6 +51,9 @@ BACKENDS: dict[str, str] = {
     "mpi": "paceline.launch.mpi:MpiBackend",
     "slurm": "paceline.launch.slurm:SlurmBackend",
     "ssh": "paceline.launch.ssh:SshBackend",
+    "ray": "paceline.launch.ray_cluster.backend:RayBackend",
+    "sge": "paceline.launch.sge.backend:SgeBackend",
+    "k8s": "paceline.launch.k8s.backend:KubernetesBackend",
 }
 
 R = TypeVar("R")

@@ -37,13 +37,13 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
-from paceline.errors import AuthenticationError, ProtocolError
+from paceline.errors import AuthenticationError, ProtocolError, RemoteError
 from paceline.peer.call import Call, OnAnswer, OnFailed
 from paceline.peer.connection import Connection, identity
 from paceline.peer.damaged import Damaged
 from paceline.peer.shared_hub import SharedHub
 from paceline.transport import Hub
-from paceline.transport.base import Frames
+from paceline.transport.base import Frames, check_memory
 from paceline.wire import decode
 from paceline.wire import messages as m
 
@@ -232,9 +232,17 @@ class Client:
             with self._shared.mutex:
                 call = connection.answer(envelope.seq)
             if call is not None:
-                call.complete(body, payload)
+                self._complete(call, body, payload)
                 return call.error if call.crashed else None
         return None
+
+    def _complete(self, call: Call, body: m.Body, payload: Frames) -> None:
+        try:
+            check_memory(payload, f"the answer of {call.whom} to {call.what}")
+        except RemoteError as error:
+            call.fail(error)
+        else:
+            call.complete(body, payload)
 
     def _use_news(self, body: m.Body) -> Exception | None:
         try:

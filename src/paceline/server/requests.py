@@ -32,7 +32,7 @@ from paceline.server.notices import Notices
 from paceline.server.pulls import Pulls
 from paceline.server.pushes import Pushes
 from paceline.server.setup import Setup
-from paceline.transport.base import Frames
+from paceline.transport.base import Frames, check_memory
 from paceline.wire import messages as m
 
 logger = logging.getLogger(__name__)
@@ -95,6 +95,7 @@ class RequestHandler:
             handler = handlers.get(type(body))
             if handler is None:
                 raise _refusal(body, handlers is self._of_servers, rank)
+            check_memory(frames, f"a {type(body).__name__}")
             result = handler(asker, body, frames)
             if isinstance(result, tuple):
                 asker.reply(*result)

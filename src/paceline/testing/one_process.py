@@ -44,7 +44,7 @@ class _Session:
     def note_round(self, round: int) -> None:
         """Nothing: there is no scheduler."""
 
-    def note_closed(self, store: str) -> None:
+    def note_closed(self, name: str, store: object) -> None:
         """Nothing: the servers refuse who has left."""
 
     def check(self) -> None:

@@ -14,8 +14,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
+from paceline.errors import RemoteError
+
 #: Header and payload buffers of one message.
 Frames: TypeAlias = Sequence[Any]
+
+
+class LostFrame(bytes):
+    """Stands for a large frame for which the receiver had no memory: empty, the other frames are whole.
+
+    Attributes:
+        size: bytes that were sent.
+    """
+
+    size = 0
+
+    @classmethod
+    def of(cls, size: int) -> LostFrame:
+        """Return one that stands for so many bytes."""
+        lost = cls()
+        lost.size = size
+        return lost
+
+
+def check_memory(frames: Frames, what: str) -> None:
+    """Raise if a frame is lost.
+
+    Raises:
+        RemoteError: with the bytes of the first that is.
+    """
+    for frame in frames:
+        if isinstance(frame, LostFrame):
+            raise RemoteError(f"there is no memory here for {what}: {frame.size / 2**20:.1f} MiB")
 
 
 class Listener(Protocol):

@@ -10,11 +10,13 @@ Prefix and head are always records. The associated data of a record are the numb
 chunk. Nothing is read on the strength of a length that was not authenticated, so a changed length is noticed at once.
 
 Copies of a large frame outside of the kernel: none without protection. With it a chunk is encrypted into one warm
-buffer, from which the kernel copies; at the receiver it comes to one warm buffer and is decrypted to its place.
+buffer, from which the kernel copies; at the receiver it comes to one warm buffer and is decrypted to its place. A frame
+for which the receiver has no memory is read and thrown away: the connection goes on, and who asked gets an error.
 """
 
 from __future__ import annotations
 
+import functools
 import socket
 import struct
 import time
@@ -25,6 +27,7 @@ import numpy as np
 
 from paceline.errors import ProtocolError
 from paceline.transport.aead import Cipher
+from paceline.transport.base import LostFrame
 from paceline.wire.limits import MAX_FRAME_BYTES, MAX_FRAMES
 
 #: Frames below this travel in the head, as long as there is room.
@@ -188,7 +191,14 @@ class RecordReader:
     def __init__(self, cipher: Cipher, encrypts: bool, intake: Intake) -> None:
         self._cipher, self._encrypts, self._intake = cipher, encrypts, intake
         self._number = 0
-        self._buffer: memoryview | None = None
+
+    @functools.cached_property
+    def _buffer(self) -> memoryview:
+        return memoryview(bytearray(CHUNK_BYTES + self._cipher.overhead))
+
+    @functools.cached_property
+    def _scratch(self) -> memoryview:
+        return memoryview(bytearray(CHUNK_BYTES))
 
     def message(self) -> list[Any]:
         """Return the next message's frames.
@@ -228,16 +238,25 @@ class RecordReader:
     def _open(self, size: int, position: bytes) -> bytes:
         return self._cipher.open(self._intake.exactly(size + self._cipher.overhead), position)
 
-    def _large(self, number: int, index: int, size: int) -> memoryview:
-        frame = np.empty(size, np.uint8).data
-        if not self._encrypts:
+    def _large(self, number: int, index: int, size: int) -> memoryview | LostFrame:
+        try:
+            frame = np.empty(size, np.uint8).data
+        except MemoryError:
+            self._read_chunks(number, index, size, None)
+            return LostFrame.of(size)
+        if self._encrypts:
+            self._read_chunks(number, index, size, frame)
+        else:
             self._intake.fill(frame)
-            return frame
-        if self._buffer is None:
-            self._buffer = memoryview(bytearray(CHUNK_BYTES + self._cipher.overhead))
-        for chunk, start in enumerate(range(0, size, CHUNK_BYTES)):
-            plain = frame[start : start + CHUNK_BYTES]
-            record = self._buffer[: len(plain) + self._cipher.overhead]
-            self._intake.fill(record)
-            self._cipher.open_into(record, _POSITION.pack(number, _FIRST_FRAME + index, chunk), plain)
         return frame
+
+    def _read_chunks(self, number: int, index: int, size: int, frame: memoryview | None) -> None:
+        """Read a frame chunk by chunk; without a place for it, each chunk replaces the one before."""
+        overhead = self._cipher.overhead if self._encrypts else 0
+        for chunk, start in enumerate(range(0, size, CHUNK_BYTES)):
+            length = min(CHUNK_BYTES, size - start)
+            plain = self._scratch[:length] if frame is None else frame[start : start + length]
+            record = self._buffer[: length + overhead]
+            self._intake.fill(record)
+            if self._encrypts:
+                self._cipher.open_into(record, _POSITION.pack(number, _FIRST_FRAME + index, chunk), plain)

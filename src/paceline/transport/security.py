@@ -25,7 +25,12 @@ _TO_Z85, _FROM_Z85 = str.maketrans(_BASE85, _Z85), str.maketrans(_Z85, _BASE85)
 
 def new_job_key() -> str:
     """Return a new job key: 32 random bytes, written as 40 characters of Z85."""
-    return base64.b85encode(secrets.token_bytes(32)).decode().translate(_TO_Z85)
+    return encode_key(secrets.token_bytes(32))
+
+
+def encode_key(secret: bytes) -> str:
+    """Return 32 secret bytes as a job key."""
+    return base64.b85encode(secret).decode().translate(_TO_Z85)
 
 
 @dataclass(frozen=True)

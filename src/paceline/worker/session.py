@@ -13,6 +13,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from weakref import WeakValueDictionary
 
 from paceline import forks
 from paceline.config import Settings, from_environment
@@ -39,9 +40,6 @@ _FIRST_SERVER = 1
 #: Longest time to find out which workers are missing, for the error of a deadline, in seconds.
 _MISSING_TIMEOUT_S = 5.0
 
-#: Names of closed stores that a session remembers, for errors.
-CLOSED_STORES = 100
-
 
 class Session:
     """One worker's connection to the job. Thread-safe.
@@ -62,7 +60,7 @@ class Session:
         self._pid = os.getpid()
         self._closers: list[Callable[[], None]] = []
         self._gathers: Counter[str] = Counter()
-        self._closed_stores: dict[str, None] = {}
+        self._closed_stores: WeakValueDictionary[str, object] = WeakValueDictionary()
         self._closed = False
         self._client = Client(make_hub(), check=self._check_open)
         self._lifeline = Lifeline(settings, make_hub(), on_change=self._client.wake)
@@ -291,11 +289,14 @@ class Session:
         """Register a function that is called before the connections close."""
         self._closers.append(closer)
 
-    def note_closed(self, store: str) -> None:
-        """Refuse requests on a store that this worker has left; its counters and states can still be read."""
-        self._closed_stores[store] = None
-        while len(self._closed_stores) > CLOSED_STORES:
-            del self._closed_stores[next(iter(self._closed_stores))]
+    def note_closed(self, name: str, store: object) -> None:
+        """Refuse requests on a store that this worker has left; its counters and states can still be read.
+
+        Args:
+            name: of the store.
+            store: what has left it; the name is forgotten when that is freed.
+        """
+        self._closed_stores[name] = store
 
     @property
     def has_left(self) -> bool:

@@ -103,7 +103,7 @@ class Lifecycle:
         self.finish()
         self.ask_all_servers(m.Leave(self._name), f"leaving store {self._name!r}")
         self._session.call_scheduler(m.Leave(self._name), f"leaving store {self._name!r}")
-        self._session.note_closed(self._name)
+        self._session.note_closed(self._name, self)
         self._release()
 
     def _release(self) -> None:

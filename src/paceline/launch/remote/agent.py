@@ -27,6 +27,9 @@ from paceline.launch.supervise.events import Event, Exited, Lost, NotStarted, Re
 from paceline.launch.supervise.guardian import Guardian
 from paceline.launch.supervise.signals import SignalPipe
 
+#: Says at which address this host is reached, where no ssh does.
+ADDRESS_VARIABLE = "PACELINE_AGENT_ADDRESS"
+
 _READ_BYTES = 256 * 1024
 #: Check interval for what ended processes have left running.
 _LEFTOVERS_CHECK_S = 0.1
@@ -211,7 +214,7 @@ def _about() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "host": socket.gethostname(),
         "addresses": [one.address for one in interfaces() if not ip_address(one.address).is_loopback],
-        "reached_at": connection[2] if len(connection) == 4 else "",
+        "reached_at": os.environ.get(ADDRESS_VARIABLE) or (connection[2] if len(connection) == 4 else ""),
         "clock": time.time(),
         "pid": os.getpid(),
     }
@@ -242,6 +245,7 @@ def main() -> int:
     os.dup2(null, 0)
     os.dup2(2, 1)  # what anything prints by mistake is not part of the protocol
     environ = without_foreign_ranks(os.environ)
+    environ.pop(ADDRESS_VARIABLE, None)
     if sys.prefix != sys.base_prefix:  # then `python` of the user's command is this one
         environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), environ.get("PATH", os.defpath)])
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)

@@ -1,0 +1,65 @@
+"""Calls of kubectl. Objects travel on stdin, so no secret is a word of a command line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Sequence
+from typing import Any, cast
+
+from paceline.errors import LaunchError
+
+_CALL_S = 60.0
+
+
+class Kubectl:
+    """kubectl with the user's own configuration (``KUBECONFIG``, ``~/.kube/config``).
+
+    Args:
+        namespace: of all calls; empty: that of the context.
+    """
+
+    def __init__(self, namespace: str = "") -> None:
+        self._base = ["kubectl", *(["--namespace", namespace] if namespace else [])]
+
+    @staticmethod
+    def is_there() -> bool:
+        """Tell whether the program exists."""
+        return shutil.which("kubectl") is not None
+
+    def run(self, words: Sequence[str], text: str | None = None) -> str:
+        """Run one call and return what it printed.
+
+        Raises:
+            LaunchError: it failed; with what kubectl said.
+        """
+        try:
+            done = subprocess.run(
+                [*self._base, *words], input=text, capture_output=True, text=True, check=False, timeout=_CALL_S
+            )
+        except FileNotFoundError:
+            raise LaunchError("kubectl is not on the PATH; install it, or write the manifests with --dry-run") from None
+        except subprocess.TimeoutExpired:
+            raise LaunchError(f"kubectl {words[0]} did not answer within {_CALL_S:g} s") from None
+        if done.returncode:
+            raise LaunchError(f"kubectl {' '.join(words[:3])}: {done.stderr.strip() or 'failed without a word'}")
+        return done.stdout
+
+    def get(self, words: Sequence[str]) -> dict[str, Any]:
+        """Return what ``kubectl get`` finds.
+
+        Raises:
+            LaunchError: see :meth:`run`.
+        """
+        return cast("dict[str, Any]", json.loads(self.run(["get", *words, "--output", "json"])))
+
+    def follow(self, pod: str) -> subprocess.Popen[bytes]:
+        """Start to follow what a pod prints, from its beginning to its end."""
+        return subprocess.Popen(
+            [*self._base, "logs", "--follow", f"pod/{pod}"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )

@@ -1,0 +1,195 @@
+"""The backend that runs a job in the actors of a Ray cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import selectors
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from paceline.errors import LaunchError
+from paceline.launch.environment import OWNED
+from paceline.launch.hosts import Host
+from paceline.launch.planner import Machine, make_plan
+from paceline.launch.ray_cluster.bundles import Bundle, Options, bundles, read_options
+from paceline.launch.ray_cluster.request import Request
+from paceline.launch.remote import RemoteJob, RemoteRequest, agent_script, forwarded
+from paceline.launch.remote.link import Link
+from paceline.launch.render import describe
+from paceline.launch.spec import JobSpec
+
+#: How long ``ray.init`` may take, on top of the wait for room.
+_CONNECT_S = 60.0
+_LEAVE_S = 10.0
+
+#: In the text of a plan, for the folder that the socket is in.
+_FOLDER = "<folder of the job>"
+
+
+@dataclass(frozen=True)
+class RayRequest:
+    """What runs on Ray."""
+
+    remote: RemoteRequest
+    bundles: tuple[Bundle, ...]
+    options: Options
+    folder: str = _FOLDER
+    """Where the driver's socket is."""
+
+
+class RayBackend:
+    """Reserves a bundle per process and starts an agent in an actor of each."""
+
+    def plan(self, spec: JobSpec, machine: Machine) -> RayRequest:
+        """Make a bundle per process.
+
+        Raises:
+            ValueError: an option or an amount cannot be; see also :func:`~paceline.launch.make_plan`.
+        """
+        options = read_options(spec.options)
+        plan = make_plan(spec, replace(machine, cores={}), alone=True)
+        plan = replace(plan, hosts=tuple(Host(process.host) for process in plan))
+        environ = forwarded(machine.environ, OWNED)
+        script = agent_script(options.python or machine.python, plan.directory, environ.get("PYTHONPATH", ""))
+        indices = {host.name: str(index) for index, host in enumerate(plan.hosts)}
+
+        def command(host: Host) -> list[str]:
+            return [machine.python, "-m", "paceline.launch.ray_cluster.rsh", _FOLDER, indices[host.name], *script]
+
+        return RayRequest(RemoteRequest(plan, machine.python, command, environ), bundles(spec, plan, options), options)
+
+    def render(self, request: RayRequest) -> str:
+        """Return the bundles, the commands of the remote shells, and the processes."""
+        where = request.options.address or "the cluster of this machine"
+        lines = [f"placement group on {where}: {request.options.strategy}"]
+        lines += [f"  {bundle.host}: {bundle}" for bundle in request.bundles]
+        return "\n".join(lines) + "\n\n" + describe(request.remote.plan, environ=request.remote.environ)
+
+    def check(self, request: RayRequest) -> None:
+        """Look for ray.
+
+        Raises:
+            LaunchError: it is not installed.
+        """
+        if importlib.util.find_spec("ray") is None:
+            raise LaunchError(f"launcher ray needs the package ray in {sys.executable}: pip install 'paceline[ray]'")
+
+    def submit(self, request: RayRequest) -> RayJob:
+        """Reserve the bundles.
+
+        Raises:
+            LaunchError: there is no cluster, or it has no room.
+        """
+        self.check(request)
+        return RayJob(request)
+
+
+class RayJob:
+    """A job on Ray; its bundles are reserved until :meth:`wait` returns.
+
+    Raises:
+        LaunchError: there is no cluster, or it has no room.
+    """
+
+    def __init__(self, request: RayRequest) -> None:
+        self.id = request.remote.plan.job_id
+        self._folder = Path(tempfile.mkdtemp(prefix="paceline-ray-"))
+        self._driver: subprocess.Popen[str] | None = None
+        try:
+            self._start_driver(request)
+        except BaseException:
+            self.cancel()
+            raise
+        command = request.remote.command
+
+        def located(host: Host) -> list[str]:
+            socket = str(self._folder / "socket")
+            return [socket if word == _FOLDER else word for word in command(host)]
+
+        self._job = RemoteJob(replace(request.remote, command=located), explain)
+
+    def wait(self) -> int:
+        """Run the job and return its exit code. Then its bundles are free.
+
+        Raises:
+            LaunchError: an actor could not be started, with what Ray says.
+        """
+        try:
+            return self._job.wait()
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """End the driver, and so all actors of the job. Idempotent."""
+        driver, self._driver = self._driver, None
+        if driver is not None:
+            with contextlib.suppress(OSError):
+                driver.stdin.close()  # type: ignore[union-attr]
+            try:
+                driver.wait(_LEAVE_S)
+            except subprocess.TimeoutExpired:
+                driver.kill()
+                driver.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def logs(self) -> Iterator[str]:
+        """Give nothing: :meth:`wait` has shown everything."""
+        return iter(())
+
+    def _start_driver(self, request: RayRequest) -> None:
+        asked = Request(
+            job=f"paceline-{self.id}",
+            address=request.options.address,
+            socket=str(self._folder / "socket"),
+            strategy=request.options.strategy,
+            wait_s=request.options.wait,
+            resources=[dict(bundle.resources) for bundle in request.bundles],
+            labels=[dict(bundle.labels) for bundle in request.bundles],
+        )
+        errors = self._folder / "errors"
+        with open(errors, "wb") as log:
+            self._driver = subprocess.Popen(
+                [sys.executable, "-m", "paceline.launch.ray_cluster.driver"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+                env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
+            )
+        assert self._driver.stdin is not None
+        self._driver.stdin.write(asked.text)
+        self._driver.stdin.flush()
+        if self._answer(_CONNECT_S + request.options.wait) != "ready":
+            text = errors.read_text(errors="replace").strip()
+            raise LaunchError(text or f"the Ray driver did not answer within {_CONNECT_S + request.options.wait:g} s")
+
+    def _answer(self, timeout_s: float) -> str:
+        """Return the driver's line, or nothing if it leaves or takes too long."""
+        stdout = self._driver.stdout if self._driver is not None else None
+        assert stdout is not None
+        until, line = time.monotonic() + timeout_s, b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(stdout, selectors.EVENT_READ)
+            while b"\n" not in line and selector.select(max(0.0, until - time.monotonic())):
+                more = os.read(stdout.fileno(), 4096)
+                if not more:
+                    break
+                line += more
+        return line.decode().strip()
+
+
+def explain(host: Host, link: Link) -> str:
+    """Return why the agent of a process ended: what Ray says, if it was Ray."""
+    text = "\n".join(link.errors)
+    if "Ray: " in text:
+        return f"the actor of {host.name} ended. Ray says: {text.partition('Ray: ')[2]}"
+    return f"the agent of {host.name} ended (exit code {link.code}): {text or link.noise or 'no word'}"

@@ -1,0 +1,126 @@
+"""The bundles that a job asks Ray for: one per process. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from paceline.launch.groups import Group
+from paceline.launch.plan import Plan, ProcessSpec
+from paceline.launch.spec import JobSpec
+from paceline.naming import suggestion
+
+_STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+#: A label selector whose name starts so asks for a custom resource of Ray's instead.
+_RESOURCE = "resource/"
+#: Ray gives every node a resource of its address; a bundle that takes a little of it lands there.
+_NODE_SHARE = 0.001
+_SCHEDULER_CPUS = 0.1
+_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """What one process needs of the node it runs on."""
+
+    host: str
+    """The plan's name of the node."""
+    resources: Mapping[str, float]
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels that the node has, with the values that Ray's label selectors take (``a``, ``!a``, ``in(a,b)``)."""
+
+    def __str__(self) -> str:
+        amounts = [f"{name}={amount:g}" for name, amount in self.resources.items()]
+        return " ".join([*amounts, *(f"{name}={value}" for name, value in self.labels.items())])
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of the backend ``ray``.
+
+    Raises:
+        ValueError: an option cannot be; the message says what would be right.
+    """
+
+    address: str = ""
+    """Of the cluster; empty: ``RAY_ADDRESS``, or the cluster that runs on this machine."""
+    strategy: str = "PACK"
+    """How bundles spread over nodes: one of Ray's placement strategies."""
+    server_cpus: float = 1.0
+    """CPUs of a server's bundle."""
+    python: str = ""
+    """Interpreter of the processes on the nodes; empty: the launcher's if a node has it, else ``python3``."""
+    wait: float = 60.0
+    """How long the cluster may take to find room for all bundles, in seconds."""
+
+    def __post_init__(self) -> None:
+        if self.strategy not in _STRATEGIES:
+            raise ValueError(f"strategy={self.strategy!r} is not one of {', '.join(_STRATEGIES)}")
+        if self.address.startswith("ray://"):
+            raise ValueError(
+                f"address={self.address!r} is that of a Ray client; the launcher is a driver and runs on a node of the "
+                "cluster: ray job submit -- paceline launch --launcher ray …"
+            )
+        if not self.server_cpus >= 0 or not self.wait > 0:
+            raise ValueError("server-cpus is 0 or more, and wait above 0 seconds")
+
+
+def read_options(given: Mapping[str, str]) -> Options:
+    """Return the options that a job spec has as text.
+
+    Raises:
+        ValueError: an unknown name, or a value that cannot be.
+    """
+    known = Options.__dataclass_fields__
+    values: dict[str, str | float] = {}
+    for name, text in given.items():
+        field_name = name.replace("-", "_")
+        if field_name not in known:
+            raise ValueError(f"launcher ray has no option {name!r}{suggestion(field_name, known)}")
+        values[field_name] = float(text) if field_name in ("server_cpus", "wait") else text
+    return Options(**values)  # type: ignore[arg-type]
+
+
+def bundles(spec: JobSpec, plan: Plan, options: Options) -> tuple[Bundle, ...]:
+    """Return a bundle per process of the plan, in its order.
+
+    Raises:
+        ValueError: an amount is not one.
+    """
+    groups = {group.name: group for group in spec.worker_groups}
+    so_far: Counter[str] = Counter()
+    found = []
+    for process in plan:
+        found.append(_bundle(process, groups.get(process.group), so_far[process.group], options))
+        so_far[process.group] += 1
+    return tuple(found)
+
+
+def _bundle(process: ProcessSpec, group: Group | None, index: int, options: Options) -> Bundle:
+    if process.role == "scheduler":
+        return Bundle(process.host, {"CPU": _SCHEDULER_CPUS})
+    if group is None:
+        return Bundle(process.host, {"CPU": options.server_cpus})
+    resources = {"CPU": _amount("cpus", group.resources.get("cpus", "1"))}
+    if "gpus" in group.resources:
+        resources["GPU"] = _amount("gpus", group.resources["gpus"])
+    if "memory" in group.resources:
+        resources["memory"] = _amount("memory", group.resources["memory"])
+    labels = {}
+    for name, value in group.select.items():
+        if name.startswith(_RESOURCE):
+            resources[name.removeprefix(_RESOURCE)] = _amount(name, value)
+        else:
+            labels[name] = value
+    if group.hosts:
+        resources[f"node:{group.hosts[index % len(group.hosts)].name}"] = _NODE_SHARE
+    return Bundle(process.host, resources, labels)
+
+
+def _amount(name: str, text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(k|[MGT]|[KMGT]i)?", text)
+    if match is None:
+        raise ValueError(f"{name}={text!r} is not an amount such as 2, 0.5 or 8Gi")
+    return float(match[1]) * _UNITS[match[2] or ""]

@@ -1,0 +1,1 @@
+"""paceline jobs as applications of TorchX: ``torchx run paceline.job``."""
