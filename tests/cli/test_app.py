@@ -82,7 +82,10 @@ def test_every_module_of_launcher_and_command_line_does_without_torch() -> None:
         "import sys, pkgutil, importlib, paceline.launch, paceline.cli\n"
         "for package in (paceline.launch, paceline.cli):\n"
         "    for module in pkgutil.walk_packages(package.__path__, package.__name__ + '.'):\n"
-        "        importlib.import_module(module.name)\n"
+        "        try:\n"
+        "            importlib.import_module(module.name)\n"
+        "        except ModuleNotFoundError as error:\n"
+        "            assert error.name in ('ray', 'torchx'), error  # runs inside an engine that is not installed\n"
         "print(*sys.modules)"
     )
     loaded = python(code).stdout.split()

@@ -28,6 +28,15 @@ def _connect_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sockets, "FIRST_RETRY_S", 0.0)
 
 
+@pytest.fixture(autouse=True)
+def _trace_no_thread() -> Iterator[None]:
+    """Coverage keeps a tracer for every thread that there ever was."""
+    trace = threading.gettrace()
+    threading.settrace(None)  # type: ignore[arg-type]
+    yield
+    threading.settrace(trace)  # type: ignore[arg-type]
+
+
 @pytest.fixture(params=["tcp://127.0.0.1:*", "ipc://@paceline-test-connections"])
 def listener(request: pytest.FixtureRequest) -> Iterator[SocketListener]:
     one = SocketListener([request.param], SECURITY)

@@ -44,6 +44,9 @@ class _Session:
     def note_round(self, round: int) -> None:
         """Nothing: there is no scheduler."""
 
+    def note_opened(self, name: str) -> None:
+        """Nothing: no store was closed."""
+
     def note_closed(self, name: str, store: object) -> None:
         """Nothing: the servers refuse who has left."""
 

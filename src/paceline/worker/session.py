@@ -298,6 +298,10 @@ class Session:
         """
         self._closed_stores[name] = store
 
+    def note_opened(self, name: str) -> None:
+        """Take requests on a store of this name again: another one has got it."""
+        self._closed_stores.pop(name, None)
+
     @property
     def has_left(self) -> bool:
         """Whether this worker has left the job."""

@@ -58,6 +58,7 @@ class Lifecycle:
         if self.is_open:
             return
         self.is_open = True
+        self._session.note_opened(self._name)
         policy = self._policy
         bound = -1 if policy.bound is None else policy.bound
         age = -1 if policy.age is None else policy.age
