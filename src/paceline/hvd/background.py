@@ -6,8 +6,9 @@
 | running | ``Batch`` | running; its operations run in order, on this thread |
 | running | ``Down``, or data could not be moved | down; everything pending fails with the reason |
 
-Requests are collected for ``cycle_time_s``, or until somebody waits for a result. ``timeout_s`` of operations must
-exceed the longest pause of a rank (a stopped process); it does not count the wait until all ranks are ready.
+Requests are collected for ``cycle_time_s`` after the first one, or until somebody waits for a result. Until then the
+thread sleeps: it would compete for the interpreter's lock with the thread that makes them. ``timeout_s`` of operations
+must exceed the longest pause of a rank (a stopped process); it does not count the wait until all ranks are ready.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from paceline.errors import JoinTimeoutError, PacelineError
 from paceline.hvd import execute, wire
 from paceline.hvd.errors import HorovodInternalError
-from paceline.hvd.execute import Task
+from paceline.hvd.execute import Group
 from paceline.hvd.link import Link
 from paceline.hvd.negotiation import Batch, Down, RankCache, Request, Response, fuse
 from paceline.hvd.negotiation.sets import ProcessSets
@@ -37,6 +38,14 @@ _LEAVE_S = 5.0
 #: How long a rank that failed waits for the coordinator to say which rank failed first.
 _NEWS_S = 1.0
 _MOST_PLANS = 64
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a batch of cached operations is: the keys of all of them, and the groups of those that this rank is in."""
+
+    keys: Sequence[Key]
+    groups: Sequence[Group]
 
 
 class Background:
@@ -56,12 +65,12 @@ class Background:
         self._cycle_time_s = cycle_time_s
         self._lock = threading.Lock()
         self._operations: dict[Key, Operation] = {}
-        self._requests: dict[Key, Request] = {}
-        self._queue: deque[Request] = deque()
-        self._signalled = self._urgent = False
+        self._queue: dict[Key, Request] = {}
+        self._urgent = False
+        self._due = 0.0
         self._leaving: wire.Leave | None = None
         self._cache = RankCache()
-        self._plans: dict[bytes, list[list[Response]]] = {}
+        self._plans: dict[bytes, Plan] = {}
         self._fusion_bytes = 0
         self.down: Down | None = None
         self.sets = ProcessSets(1)
@@ -104,7 +113,7 @@ class Background:
     def leave(self, reason: str, failed: bool = False) -> None:
         """End this generation for all ranks, and the thread."""
         self._leaving = wire.Leave(reason, failed)
-        self._wake()
+        self._link.wake()
         self._thread.join(_LEAVE_S)
 
     # ---- operations ------------------------------------------------------------------------------------------------
@@ -127,21 +136,18 @@ class Background:
                     "tensor, use a different tensor name"
                 )
             self._operations[key] = operation
-            self._requests[key] = operation.request
-            self._queue.append(operation.request)
-        if not self._signalled:
-            self._signalled = True
+            is_first = not self._queue
+            if is_first:
+                self._due = time.monotonic() + self._cycle_time_s
+            self._queue[key] = operation.request
+        if is_first:
             self._link.wake()
 
     def urge(self) -> None:
         """Send what was collected: somebody waits."""
-        self._urgent = True
-        if self._queue:
-            self._wake()
-
-    def _wake(self) -> None:
-        self._signalled = True
-        self._link.wake()
+        if self._queue and not self._urgent:
+            self._urgent = True
+            self._link.wake()
 
     # ---- the thread ------------------------------------------------------------------------------------------------
 
@@ -149,8 +155,8 @@ class Background:
         try:
             self._handle(self._early)
             while self.down is None:
-                self._handle(self._link.receive(self._patience()))
-                if self.down is None:
+                self._handle(self._link.receive(self._patience_s()))
+                if self.down is None and not self._patience_s():
                     self._send()
         except Exception as error:
             # Thread border: whatever happened here, all ranks must know, and nobody may wait for ever.
@@ -164,23 +170,19 @@ class Background:
             self._link.send(wire.ToCoordinator(self._generation, wire.Leave(reason, True)))
             self._go_down(Down(self._rank, reason))
 
-    def _patience(self) -> float:
-        """Return how long to wait for messages."""
-        if self._leaving is not None or not self._queue:
-            return _IDLE_S
-        if self._urgent:
+    def _patience_s(self) -> float:
+        """Return how long to wait for messages until there is something to send."""
+        if self._leaving is not None:
             return 0.0
-        if self._cycle_time_s:
-            time.sleep(self._cycle_time_s)
-        return 0.0
+        if not self._queue:
+            return _IDLE_S
+        return 0.0 if self._urgent else max(0.0, self._due - time.monotonic())
 
     def _send(self) -> None:
-        self._signalled = False
-        if self._queue:
-            requests = []
-            while self._queue:
-                requests.append(self._queue.popleft())
+        with self._lock:
+            requests, self._queue = self._queue, {}
             self._urgent = False
+        if requests:
             if self._timeline.is_on:
                 self._timeline.cycle()
             self._link.send(wire.ToCoordinator(self._generation, self._cache.submission(requests)))
@@ -210,7 +212,6 @@ class Background:
         with self._lock:
             self.down = down
             operations, self._operations = list(self._operations.values()), {}
-            self._requests.clear()
         for operation in operations:
             operation.error = describe(down)
             operation.done = True
@@ -219,26 +220,41 @@ class Background:
     # ---- running ---------------------------------------------------------------------------------------------------
 
     def _take(self, batch: Batch) -> None:
-        responses = self._cache.take(batch, self._requests)
-        count = len(batch.responses)
-        if count or batch.forgotten:
+        if batch.responses or batch.forgotten:
             self._plans.clear()
-        if count:
+        plan = self._plans.get(batch.bits)
+        if plan is not None:
+            self._cache.note(batch)
+        else:
+            responses = self._cache.take(batch, self._request)
+            count = len(batch.responses)
             self._carry_out(responses[:count])
-        if batch.bits:
-            self._run_groups(self._plan(batch.bits, responses[count:]))
-
-    def _plan(self, bits: bytes, responses: Sequence[Response]) -> list[list[Response]]:
-        """Return how cached operations are fused; the same bits mean the same until the cache changes."""
-        found = self._plans.get(bits)
-        if found is None:
-            if len(self._plans) >= _MOST_PLANS:
-                self._plans.clear()
-            found = self._plans[bits] = fuse([one for one in responses if self._is_in(one)], self._fusion_bytes)
+            if not batch.bits:
+                return
+            plan = self._plan(responses[count:])
+            if not batch.forgotten:
+                self._plans[batch.bits] = plan
         if self._timeline.is_on:
-            for response in responses:
-                self._timeline.agreed(response.request.key)
-        return found
+            for key in plan.keys:
+                self._timeline.agreed(key)
+        self._run_groups(plan.groups)
+
+    def _request(self, key: Key) -> Request | None:
+        """Return this rank's pending request."""
+        operation = self._operations.get(key)
+        return None if operation is None else operation.request
+
+    def _plan(self, responses: Sequence[Response]) -> Plan:
+        """Return how cached operations are run; the same bits mean the same until the cache changes."""
+        if len(self._plans) >= _MOST_PLANS:
+            self._plans.clear()
+        keys = [response.request.key for response in responses]
+        return Plan(keys, self._groups([one for one in responses if self._is_in(one)]))
+
+    def _groups(self, responses: Sequence[Response]) -> list[Group]:
+        """Return the groups that run as one."""
+        fused = fuse(responses, self._fusion_bytes)
+        return [execute.group_of(one, self.sets.members(one[0].request.process_set)) for one in fused]
 
     def _is_in(self, response: Response) -> bool:
         return self._rank in self.sets.members(response.request.process_set)
@@ -249,31 +265,27 @@ class Background:
             if self._timeline.is_on:
                 self._timeline.agreed(response.request.key)
             if response.error or response.request.kind not in TENSOR_KINDS:
-                self._run_groups(fuse(ready, self._fusion_bytes))
+                self._run_groups(self._groups(ready))
                 ready = []
                 self._finish_plain(response)
             elif self._is_in(response):
                 ready.append(response)
-        self._run_groups(fuse(ready, self._fusion_bytes))
+        self._run_groups(self._groups(ready))
 
-    def _run_groups(self, groups: Sequence[Sequence[Response]]) -> None:
+    def _run_groups(self, groups: Sequence[Group]) -> None:
         """Run operations, those of a group as one."""
         for group in groups:
-            members = self.sets.members(group[0].request.process_set)
-            keys = [response.request.key for response in group]
-            owns = [self._operations.get(key) for key in keys]
-            tasks = [Task(response, own, members) for response, own in zip(group, owns, strict=True)]
+            owns = [self._operations.get(key) for key in group.keys]
             assert self.plane_for is not None
-            plane = self.plane_for(members, group[0].request.device)
+            plane = self.plane_for(group.members, group.request.device)
             if self._timeline.is_on:
-                self._timeline.began([response.request for response in group], type(plane).__name__)
-            execute.run(tasks, plane)
+                self._timeline.began([response.request for response in group.responses], type(plane).__name__)
+            execute.run(group, owns, plane)
             if self._timeline.is_on:
-                self._timeline.ended([response.request for response in group])
+                self._timeline.ended([response.request for response in group.responses])
             with self._lock:
-                for key in keys:
+                for key in group.keys:
                     self._operations.pop(key, None)
-                    self._requests.pop(key, None)
             for own in owns:
                 if own is not None:
                     own.done = True
@@ -288,7 +300,6 @@ class Background:
             self.sets.remove(request.ranks)
         with self._lock:
             operation = self._operations.pop(request.key, None)
-            self._requests.pop(request.key, None)
         if operation is None:
             return
         operation.error = response.error

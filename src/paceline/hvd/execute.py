@@ -7,9 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from paceline.hvd.errors import HorovodInternalError
 from paceline.hvd.negotiation import Request, Response
+from paceline.hvd.negotiation.fusion import tensor_bytes
+from paceline.hvd.negotiation.words import Key
 from paceline.hvd.operation import Operation
 from paceline.hvd.planes.adasum import adasum
 from paceline.hvd.planes.base import ADASUM, Plane, Reduction
@@ -18,9 +21,50 @@ from paceline.hvd.planes.base import ADASUM, Plane, Reduction
 PACK_BYTES = 512 * 1024
 
 
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Operations that run as one, with what follows from their requests: worked out once where they are cached.
+
+    Attributes:
+        responses: what was negotiated; several only for allreduce.
+        members: ranks of the process set.
+        keys: of the responses.
+        whole: numbers of the tensors that are reduced by themselves (allreduce).
+        packs: of each dtype, the numbers of the tensors that are reduced as one (allreduce).
+    """
+
+    responses: tuple[Response, ...]
+    members: tuple[int, ...]
+    keys: tuple[Key, ...]
+    whole: tuple[int, ...]
+    packs: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @property
+    def request(self) -> Request:
+        """What all requests have in common."""
+        return self.responses[0].request
+
+
+def group_of(responses: Sequence[Response], members: tuple[int, ...]) -> Group:
+    """Return the group of responses that were fused, or of a single one."""
+    requests = [response.request for response in responses]
+    keys = tuple([request.key for request in requests])
+    whole: list[int] = []
+    packs: dict[str, list[int]] = {}
+    if requests[0].kind == "allreduce":
+        pairs = [pair for one in requests for pair in zip(one.dtypes, one.shapes, strict=True)]
+        for number, (dtype, shape) in enumerate(pairs):
+            if requests[0].alone or tensor_bytes(dtype, shape) > PACK_BYTES:
+                whole.append(number)
+            else:
+                packs.setdefault(dtype, []).append(number)
+    packed = tuple([(dtype, tuple(numbers)) for dtype, numbers in packs.items()])
+    return Group(tuple(responses), members, keys, tuple(whole), packed)
+
+
 @dataclass(slots=True)
 class Task:
-    """An operation to run: what was negotiated, this rank's part (None if it has joined), and the process set."""
+    """A single operation to run: what was negotiated, this rank's part (None if it has joined), the process set."""
 
     response: Response
     own: Operation | None
@@ -32,18 +76,28 @@ class Task:
         return self.response.request
 
 
-def run(tasks: Sequence[Task], plane: Plane) -> None:
-    """Run tasks that were fused, or a single one, and set their outputs.
+def run(group: Group, owns: Sequence[Operation | None], plane: Plane) -> None:
+    """Run operations and set their outputs.
+
+    Args:
+        group: the operations.
+        owns: this rank's part of each, None if it has joined.
+        plane: moves the data.
 
     Raises:
         HorovodInternalError: data could not be moved.
     """
-    for task in tasks:
-        if task.own is not None and task.own.ready is not None:
-            task.own.ready.synchronize()
+    is_cuda = group.request.device == "cuda"
+    if is_cuda:
+        for own in owns:
+            if own is not None and own.ready is not None:
+                own.ready.synchronize()
     with torch.no_grad():
-        _RUNNERS[tasks[0].request.kind](tasks, plane)
-    if tasks[0].request.device == "cuda":
+        if group.request.kind == "allreduce":
+            _allreduce(group, owns, plane)
+        else:
+            _RUNNERS[group.request.kind](Task(group.responses[0], owns[0], group.members), plane)
+    if is_cuda:
         torch.cuda.synchronize()
 
 
@@ -59,13 +113,15 @@ def dtype_of(name: str) -> torch.dtype:
     return found
 
 
+def _zeros(request: Request) -> list[torch.Tensor]:
+    """Return the tensors of a rank that has joined."""
+    pairs = zip(request.dtypes, request.shapes, strict=True)
+    return [torch.zeros(shape, dtype=dtype_of(dtype), device=request.device) for dtype, shape in pairs]
+
+
 def _tensors(task: Task) -> list[torch.Tensor]:
     """Return this rank's tensors; zeros if it has joined."""
-    if task.own is not None:
-        return task.own.tensors
-    pairs = zip(task.request.dtypes, task.request.shapes, strict=True)
-    device = task.request.device
-    return [torch.zeros(shape, dtype=dtype_of(dtype), device=device) for dtype, shape in pairs]
+    return task.own.tensors if task.own is not None else _zeros(task.request)
 
 
 def _empty_like_rest(task: Task, number: int, rows: int) -> torch.Tensor:
@@ -77,45 +133,40 @@ def _empty_like_rest(task: Task, number: int, rows: int) -> torch.Tensor:
     return torch.empty((rows, *shape), dtype=dtype_of(task.request.dtypes[number]), device=task.request.device)
 
 
-def _allreduce(tasks: Sequence[Task], plane: Plane) -> None:
-    request = tasks[0].request
+def _allreduce(group: Group, owns: Sequence[Operation | None], plane: Plane) -> None:
+    request = group.request
     sources: list[torch.Tensor] = []
     targets: list[torch.Tensor] = []
-    for task in tasks:
-        mine = _tensors(task)
+    for response, own in zip(group.responses, owns, strict=True):
+        mine = _zeros(response.request) if own is None else own.tensors
         sources += mine
-        if task.own is None:
+        if own is None:
             targets += mine
             continue
-        if task.own.outputs is None:
-            task.own.outputs = [torch.empty_like(one, memory_format=torch.contiguous_format) for one in mine]
-        targets += task.own.outputs
+        if own.outputs is None:
+            own.outputs = [torch.empty_like(one, memory_format=torch.contiguous_format) for one in mine]
+        targets += own.outputs
     if request.op == ADASUM:
         for source, target in zip(sources, targets, strict=True):
             _adasum(source, target, request, plane)
         return
-    packs: dict[torch.dtype, list[int]] = {}
-    for number, source in enumerate(sources):
-        if source.numel() * source.element_size() > PACK_BYTES or request.alone:
-            how = Reduction(request.op, source.dtype, plane.size, request.prescale, request.postscale)
-            plane.allreduce(source.view(-1), targets[number].view(-1), how)
-        else:
-            packs.setdefault(source.dtype, []).append(number)
-    for dtype, numbers in packs.items():
-        how = Reduction(request.op, dtype, plane.size, request.prescale, request.postscale)
+    for number in group.whole:
+        source = sources[number]
+        how = Reduction(request.op, source.dtype, plane.size, request.prescale, request.postscale)
+        plane.allreduce(source.view(-1), targets[number].view(-1), how)
+    for dtype, numbers in group.packs:
+        how = Reduction(request.op, dtype_of(dtype), plane.size, request.prescale, request.postscale)
         _allreduce_packed([sources[one] for one in numbers], [targets[one] for one in numbers], how, plane)
 
 
-def _allreduce_packed(
-    sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], how: Reduction, plane: Plane
-) -> None:
+def _allreduce_packed(sources: list[torch.Tensor], targets: list[torch.Tensor], how: Reduction, plane: Plane) -> None:
     if len(sources) == 1:
         plane.allreduce(sources[0].view(-1), targets[0].view(-1), how)
         return
-    flat = torch.cat([source if source.dim() == 1 else source.view(-1) for source in sources])
+    flat: torch.Tensor = _flatten_dense_tensors(sources)  # type: ignore[no-untyped-call]
     plane.allreduce(flat, flat, how)
-    parts = torch.split_with_sizes(flat, [source.numel() for source in sources])
-    torch._foreach_copy_([target if target.dim() == 1 else target.view(-1) for target in targets], list(parts))
+    parts: list[torch.Tensor] = _unflatten_dense_tensors(flat, targets)  # type: ignore[no-untyped-call]
+    torch._foreach_copy_(targets, parts)
 
 
 def _adasum(source: torch.Tensor, target: torch.Tensor, request: Request, plane: Plane) -> None:
@@ -126,8 +177,7 @@ def _adasum(source: torch.Tensor, target: torch.Tensor, request: Request, plane:
     target.view(-1).copy_(adasum(parts).mul_(request.postscale))
 
 
-def _allgather(tasks: Sequence[Task], plane: Plane) -> None:
-    [task] = tasks
+def _allgather(task: Task, plane: Plane) -> None:
     outputs = []
     for number, dims in enumerate(task.response.dims):
         output = _empty_like_rest(task, number, sum(dims))
@@ -139,8 +189,7 @@ def _allgather(tasks: Sequence[Task], plane: Plane) -> None:
     _set_outputs(task, outputs)
 
 
-def _broadcast(tasks: Sequence[Task], plane: Plane) -> None:
-    [task] = tasks
+def _broadcast(task: Task, plane: Plane) -> None:
     outputs = []
     root = task.members.index(task.request.root)
     for number, source in enumerate(_tensors(task)):
@@ -154,8 +203,7 @@ def _broadcast(tasks: Sequence[Task], plane: Plane) -> None:
     _set_outputs(task, outputs)
 
 
-def _alltoall(tasks: Sequence[Task], plane: Plane) -> None:
-    [task] = tasks
+def _alltoall(task: Task, plane: Plane) -> None:
     splits = task.response.splits
     received = [row[plane.index] for row in splits]
     output = _empty_like_rest(task, 0, sum(received))
@@ -174,8 +222,7 @@ def shares(rows: int, size: int) -> list[int]:
     return [rows // size + (one < rows % size) for one in range(size)]
 
 
-def _reducescatter(tasks: Sequence[Task], plane: Plane) -> None:
-    [task] = tasks
+def _reducescatter(task: Task, plane: Plane) -> None:
     request, outputs = task.request, []
     for number, source in enumerate(_tensors(task)):
         rows = shares(source.shape[0], plane.size)
@@ -188,7 +235,7 @@ def _reducescatter(tasks: Sequence[Task], plane: Plane) -> None:
     _set_outputs(task, outputs)
 
 
-def _barrier(tasks: Sequence[Task], plane: Plane) -> None:
+def _barrier(task: Task, plane: Plane) -> None:
     """Do nothing: negotiation has waited for all."""
 
 
@@ -197,8 +244,7 @@ def _set_outputs(task: Task, outputs: list[torch.Tensor]) -> None:
         task.own.outputs = outputs
 
 
-_RUNNERS: dict[str, Callable[[Sequence[Task], Plane], None]] = {
-    "allreduce": _allreduce,
+_RUNNERS: dict[str, Callable[[Task, Plane], None]] = {
     "allgather": _allgather,
     "broadcast": _broadcast,
     "alltoall": _alltoall,

@@ -115,7 +115,7 @@ def start(
         **fields,
     )
     # Operations in place need contiguous tensors, so these are their outputs, too.
-    mine = [tensor.detach().contiguous() for tensor in tensors]
+    mine = [(tensor.detach() if tensor.requires_grad else tensor).contiguous() for tensor in tensors]
     results = None if outputs is None else mine
     operation = Operation(request, mine, results, finish)
     if tensors[0].is_cuda:

@@ -31,7 +31,7 @@ class Rank:
     ran: list[Response] = field(default_factory=list)
 
     def take(self) -> None:
-        for response in self.cache.take(self.inbox.popleft(), self.own):
+        for response in self.cache.take(self.inbox.popleft(), self.own.get):
             self.own.pop(response.request.key, None)
             self.ran.append(response)
 
@@ -48,7 +48,7 @@ class Job:
     def send(self, rank: int, *requests: Request) -> None:
         one = self.ranks[rank]
         one.own |= {request.key: request for request in requests}
-        self.outbox[rank].append(one.cache.submission(requests))
+        self.outbox[rank].append(one.cache.submission({request.key: request for request in requests}))
 
     def deliver(self, rank: int, now: float = 0.0) -> None:
         self.note(self.machine.submit(rank, self.outbox[rank].popleft(), now))
@@ -118,7 +118,7 @@ def test_bit_of_a_forgotten_index_means_what_it_meant() -> None:
     job.all_at_once(allreduce("x"), allreduce("x"))
     job.send(0, allreduce("x"))  # a bit, under way
     for rank in (0, 1):
-        job.outbox[rank].append(job.ranks[rank].cache.submission([allreduce("y")]))
+        job.outbox[rank].append(job.ranks[rank].cache.submission({allreduce("y").key: allreduce("y")}))
         job.ranks[rank].own[allreduce("y").key] = allreduce("y")
     job.outbox[0].rotate(1)  # y of rank 0 overtakes nothing in a real job; here it brings the eviction first
     job.deliver(0)
@@ -394,7 +394,7 @@ def run(job: Job, plans: list[list[list[Request]]], leaves: list[int], chance: r
             job.ranks[rank].take()
         elif move == "join":
             has_joined[rank] = True
-            job.outbox[rank].append(job.ranks[rank].cache.submission([Request("join", "")]))
+            job.outbox[rank].append(job.ranks[rank].cache.submission({(0, "join", ""): Request("join", "")}))
         else:
             requests = plans[rank][at[rank]]
             at[rank] += 1

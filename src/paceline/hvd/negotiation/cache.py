@@ -16,7 +16,7 @@ had handled when it sent, says when no such bit can come any more; only then is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -47,31 +47,35 @@ class RankCache:
         self._index_of: dict[Key, int] = {}
         self._seen = 0
 
-    def submission(self, requests: Iterable[Request]) -> Submission:
+    def submission(self, requests: Mapping[Key, Request]) -> Submission:
         """Return what to send for requests."""
         bits, whole = 0, []
-        for request in requests:
-            index = self._index_of.get(request.key, -1)
+        for key, request in requests.items():
+            index = self._index_of.get(key, -1)
             if index >= 0 and self._by_index[index][0] == request:
                 bits |= 1 << index
             else:
                 whole.append(request)
         return Submission(self._seen, to_bytes(bits), tuple(whole))
 
-    def take(self, batch: Batch, own: Mapping[Key, Request]) -> list[Response]:
+    def note(self, batch: Batch) -> None:
+        """Take a batch of nothing but bits whose operations are known."""
+        self._seen = batch.number
+
+    def take(self, batch: Batch, own: Callable[[Key], Request | None]) -> list[Response]:
         """Return the operations of a batch in the order in which all ranks run them.
 
         Args:
             batch: the next one.
-            own: this rank's pending requests.
+            own: finds this rank's pending request.
         """
-        self._seen = batch.number
+        self.note(batch)
         # Bits were ready before anything was forgotten.
         cached = [self._by_index[index][1] for index in indices(int.from_bytes(batch.bits, "little"))]
         for response in batch.responses:
             if response.index >= 0:
                 key = response.request.key
-                self._by_index[response.index] = own.get(key), response
+                self._by_index[response.index] = own(key), response
                 self._index_of[key] = response.index
         # An index may be given and forgotten in one batch.
         for index in batch.forgotten:

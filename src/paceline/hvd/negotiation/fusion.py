@@ -11,12 +11,14 @@ from paceline.hvd.negotiation.words import Request, Response
 ITEM_BYTES = {"uint8": 1, "int8": 1, "bool": 1, "int16": 2, "float16": 2, "bfloat16": 2, "int32": 4, "float32": 4}
 
 
+def tensor_bytes(dtype: str, shape: Sequence[int]) -> int:
+    """Return the bytes of a tensor of this dtype and shape."""
+    return math.prod(shape) * ITEM_BYTES.get(dtype, 8)
+
+
 def size_bytes(request: Request) -> int:
     """Return the bytes of a request's tensors."""
-    if len(request.shapes) == 1:
-        return math.prod(request.shapes[0]) * ITEM_BYTES.get(request.dtypes[0], 8)
-    pairs = zip(request.dtypes, request.shapes, strict=True)
-    return sum(math.prod(shape) * ITEM_BYTES.get(dtype, 8) for dtype, shape in pairs)
+    return sum(map(tensor_bytes, request.dtypes, request.shapes))
 
 
 def fuse(responses: Sequence[Response], threshold: int) -> list[list[Response]]:
