@@ -18,7 +18,9 @@ from paceline.testing.fork_server import Child, ForkServer
 
 _numbers = itertools.count()
 _servers: list[ForkServer] = []
-TIMEOUT_S = 90.0
+#: Whether all jobs run (`make test-hvd`), or those of `make test`.
+LONG = bool(os.environ.get("PACELINE_TEST_HVD"))
+TIMEOUT_S = 300.0 if LONG else 90.0
 
 
 class Ranks:

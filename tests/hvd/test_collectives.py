@@ -1,22 +1,26 @@
-"""Every operation, on 1 to 4 ranks, against what one process computes."""
+"""Every operation, on 1 to 4 ranks, against what one process computes.
+
+Each job runs all cases. `make test-hvd` runs them on every number of ranks, over every way between ranks, with and
+without fusion and cache; `make test` runs a part of these jobs.
+"""
 
 from __future__ import annotations
 
 import itertools
-import math
+import socket
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 import paceline.hvd as hvd
-from tests.hvd.ranks import run
+from paceline.transport.security import new_job_key
+from tests.hvd.ranks import LONG, Ranks
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 SHAPES = ((17,), (4, 5), (3, 2, 7))
-#: By Gloo, as between hosts.
-GLOO = {"PACELINE_SHARED_MEMORY": "0"}
 
 
 def content(shape: tuple[int, ...], dtype: torch.dtype, rank: int) -> torch.Tensor:
@@ -41,7 +45,6 @@ def expected(parts: list[torch.Tensor], op: int) -> torch.Tensor:
 
 
 def reduce_everything() -> list[str]:
-    hvd.init()
     rank, size = hvd.rank(), hvd.size()
     wrong = []
     ops = (hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product)
@@ -74,23 +77,7 @@ def close(found: torch.Tensor, wanted: torch.Tensor) -> bool:
     )
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_reductions_of_every_dtype_and_dimension(size: int) -> None:
-    assert run(reduce_everything, size) == [[]] * size
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_reductions_by_gloo(size: int) -> None:
-    assert run(reduce_everything, size, environment=GLOO) == [[]] * size
-
-
-def test_reductions_without_cache_and_fusion() -> None:
-    environment = {"HOROVOD_CACHE_CAPACITY": "0", "HOROVOD_FUSION_THRESHOLD": "0"}
-    assert run(reduce_everything, 2, environment=environment) == [[]] * 2
-
-
 def scale_everything() -> list[str]:
-    hvd.init()
     rank, size = hvd.rank(), hvd.size()
     wrong = []
     for dtype in (*FLOATS, *INTEGERS):
@@ -113,15 +100,8 @@ def scale_everything() -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("shared", ["1", "0"])
-def test_factors_are_applied_in_float64_and_truncate_integers(size: int, shared: str) -> None:
-    assert run(scale_everything, size, environment={"PACELINE_SHARED_MEMORY": shared}) == [[]] * size
-
-
 def large_tensors() -> list[str]:
     """Several chunks of shared memory, and the edges between them."""
-    hvd.init()
     rank, size = hvd.rank(), hvd.size()
     wrong = []
     for numel in (131_071, 131_072, 131_073, 700_001):
@@ -150,14 +130,7 @@ def large_tensors() -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("shared", ["1", "0"])
-def test_large_tensors(size: int, shared: str) -> None:
-    assert run(large_tensors, size, environment={"PACELINE_SHARED_MEMORY": shared}) == [[]] * size
-
-
 def move_everything() -> list[str]:
-    hvd.init()
     rank, size = hvd.rank(), hvd.size()
     wrong = []
     for dtype, dims in itertools.product((*FLOATS, *INTEGERS, torch.bool), (1, 2, 3)):
@@ -188,10 +161,15 @@ def move_everything() -> list[str]:
             continue
         rows = 2 * size + 1
         parts = [make(one, rows) for one in range(size)]
-        found = hvd.reducescatter(parts[rank], name=name, op=hvd.Sum)
         start = rank * 2 + min(rank, 1)
-        if not close(found, expected(parts, hvd.Sum)[start : start + 2 + (rank < 1)]):
-            wrong.append(name + " reducescatter")
+        for op in (hvd.Sum, hvd.Average):
+            found = hvd.reducescatter(parts[rank], name=f"{name} {op}", op=op)
+            if not close(found, expected(parts, op)[start : start + 2 + (rank < 1)]):
+                wrong.append(f"{name} reducescatter {op}")
+        group = hvd.grouped_allreduce([parts[rank], parts[rank][:1]], name=name, op=hvd.Sum)
+        whole = expected(parts, hvd.Sum)
+        if not close(group[0], whole) or not close(group[1], whole[:1]):
+            wrong.append(name + " grouped_allreduce")
     if not torch.equal(hvd.alltoall(torch.arange(2 * size)), torch.arange(2 * rank, 2 * rank + 2).repeat(size)):
         wrong.append("alltoall without splits")
     if hvd.allgather(torch.ones(0, 3), name="empty").shape != (0, 3):
@@ -200,17 +178,7 @@ def move_everything() -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_other_operations_of_every_dtype_and_dimension(size: int) -> None:
-    assert run(move_everything, size) == [[]] * size
-
-
-def test_other_operations_by_gloo() -> None:
-    assert run(move_everything, 3, environment=GLOO) == [[]] * 3
-
-
 def groups() -> list[str]:
-    hvd.init()
     rank, size = hvd.rank(), hvd.size()
     wrong = []
     mixed = [torch.full((3,), float(rank)), torch.full((2, 2), rank), torch.full((1,), rank, dtype=torch.bfloat16)]
@@ -236,12 +204,7 @@ def groups() -> list[str]:
     return wrong
 
 
-def test_groups_and_sparse_tensors() -> None:
-    assert run(groups, 2) == [[]] * 2
-
-
 def any_order() -> list[str]:
-    hvd.init()
     rank, size = hvd.rank(), hvd.size()
     names = [f"t{number}" for number in range(40)]
     order = names[::-1] if rank else names
@@ -256,45 +219,32 @@ def any_order() -> list[str]:
     return []
 
 
-def test_operations_match_by_name_in_any_order() -> None:
-    assert run(any_order, 3) == [[]] * 3
+def adasum() -> list[str]:
+    rank, size = hvd.rank(), hvd.size()
+    if size & (size - 1):
+        with pytest.raises(NotImplementedError, match="power of 2"):
+            hvd.allreduce(torch.ones(2), op=hvd.Adasum)
+        return []
+    wrong = []
+    for dtype, shape in itertools.product(FLOATS, SHAPES):
+        parts = [content(shape, dtype, one) for one in range(size)]
+        level = [part.double() for part in parts]
+        while len(level) > 1:
+            level = [merged(a, b) for a, b in zip(level[::2], level[1::2], strict=True)]
+        if not close(hvd.allreduce(parts[rank], op=hvd.Adasum, name=f"{dtype} {shape} adasum"), level[0].to(dtype)):
+            wrong.append(f"adasum {dtype} {shape}")
+    if hvd.allreduce(torch.zeros(3), op=hvd.Adasum, name="z").abs().sum() != 0:
+        wrong.append("adasum of zeros")
+    return wrong
 
 
-def adasum() -> list[Any]:
-    hvd.init()
-    parts = [content((6,), torch.float64, one) for one in range(hvd.size())]
-    found = hvd.allreduce(parts[hvd.rank()], op=hvd.Adasum, name="a")
-    level = parts
-    while len(level) > 1:
-        merged = []
-        for a, b in zip(level[::2], level[1::2], strict=True):
-            dot = float(a @ b)
-            merged.append((1 - dot / (2 * float(a @ a))) * a + (1 - dot / (2 * float(b @ b))) * b)
-        level = merged
-    zero = hvd.allreduce(torch.zeros(3), op=hvd.Adasum, name="z")
-    return [torch.allclose(found, level[0]), math.isclose(float(zero.sum()), 0.0)]
-
-
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_adasum(size: int) -> None:
-    assert run(adasum, size) == [[True, True]] * size
-
-
-def adasum_of_three() -> str:
-    hvd.init()
-    try:
-        hvd.allreduce(torch.ones(2), op=hvd.Adasum)
-    except NotImplementedError as error:
-        return str(error)
-    return ""
-
-
-def test_adasum_needs_a_power_of_2() -> None:
-    assert "power of 2" in run(adasum_of_three, 3)[0]
+def merged(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    dot = (a * b).sum()
+    return (1 - dot / (2 * (a * a).sum())) * a + (1 - dot / (2 * (b * b).sum())) * b
 
 
 def gradients() -> list[str]:
-    hvd.init()
+    """Gradients through operations, by their formulas."""
     rank, size = hvd.rank(), hvd.size()
     wrong = []
 
@@ -320,8 +270,8 @@ def gradients() -> list[str]:
     start = sum(range(1, rank + 1))
     if not torch.allclose(grad, mean_weight(weight)[start : start + rank + 1]):
         wrong.append("allgather")
-    weight, grad = gradient_of(lambda x: hvd.broadcast(x, 1), 3)
-    if not torch.allclose(grad, mean_weight(weight) if rank == 1 else torch.zeros(3, 2)):
+    weight, grad = gradient_of(lambda x: hvd.broadcast(x, size - 1), 3)
+    if not torch.allclose(grad, mean_weight(weight) if rank == size - 1 else torch.zeros(3, 2)):
         wrong.append("broadcast")
     weight, grad = gradient_of(hvd.alltoall, size)
     if not torch.allclose(grad, torch.stack([torch.arange(2.0) + 2 * rank + one for one in range(size)])):
@@ -334,6 +284,40 @@ def gradients() -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_gradients(size: int) -> None:
-    assert run(gradients, size) == [[]] * size
+CASES: tuple[Callable[[], list[str]], ...] = (
+    reduce_everything, scale_everything, large_tensors, move_everything, groups, any_order, adasum, gradients,
+)  # fmt: skip
+
+
+def all_cases() -> list[str]:
+    hvd.init()
+    return [f"{case.__name__}: {one}" for case in CASES for one in case()]
+
+
+NOTHING_FUSED = {"HOROVOD_CACHE_CAPACITY": "0", "HOROVOD_FUSION_THRESHOLD": "0"}
+WAYS = ("shared memory", "gloo", "hosts")
+#: Ranks, way between them, whether operations are fused and cached.
+SHORT = [(1, "gloo", True), (2, "gloo", False), (3, "hosts", True), (4, "shared memory", True)]
+EVERY = [SHORT[0], *itertools.product((2, 3, 4), WAYS, (True, False))]
+
+
+def way_of(way: str, size: int) -> tuple[dict[str, str], Callable[[int], dict[str, str]]]:
+    """Return the variables of all ranks, and those of each rank."""
+    if way != "hosts":
+        return {"PACELINE_SHARED_MEMORY": str(int(way == "shared memory"))}, lambda rank: {}
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    first = (size + 1) // 2  # ranks on the first of two hosts
+
+    def by_rank(rank: int) -> dict[str, str]:
+        near = first if rank < first else size - first
+        return {"LOCAL_WORLD_SIZE": str(near), "HOROVOD_HOSTNAME": "a" if rank < first else "b"}
+
+    return {"PACELINE_JOB_KEY": new_job_key(), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}, by_rank
+
+
+@pytest.mark.parametrize(("size", "way", "fused"), EVERY if LONG else SHORT)
+def test_every_operation_dtype_and_dimension(size: int, way: str, fused: bool) -> None:
+    environment, by_rank = way_of(way, size)
+    environment |= {} if fused else NOTHING_FUSED
+    assert Ranks(all_cases, size, environment=environment, by_rank=by_rank).results() == [[]] * size

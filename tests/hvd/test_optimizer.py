@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 import warnings
 from typing import Any
@@ -12,9 +13,9 @@ import torch
 from torch import nn
 
 import paceline.hvd as hvd
-from tests.hvd.ranks import run
+from tests.hvd.ranks import LONG, run
 
-STEPS = 50
+STEPS, ROWS = 50, 4
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "SGD": (torch.optim.SGD, {"lr": 0.05, "momentum": 0.9}),
     "Adam": (torch.optim.Adam, {"lr": 0.01}),
@@ -27,7 +28,22 @@ OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "RAdam": (torch.optim.RAdam, {"lr": 0.005}),
     "ASGD": (torch.optim.ASGD, {"lr": 0.05}),
     "Rprop": (torch.optim.Rprop, {"lr": 0.001}),
+    "Adafactor": (torch.optim.Adafactor, {"lr": 0.01}),
+    "Muon": (torch.optim.Muon, {"lr": 0.01}),
+    "SparseAdam": (torch.optim.SparseAdam, {"lr": 0.01}),
 }
+#: Its search calls the closure as often as a rank's own loss asks for; Horovod has no support for it either.
+NOT_SUPPORTED = {"LBFGS"}
+#: Every way of reducing, tried with two optimizers.
+WAYS: list[dict[str, Any]] = [
+    {"groups": 2},
+    {"groups": "lists"},
+    {"gradient_predivide_factor": 2.0},
+    {"sparse_as_dense": True},
+    {"deterministic": True},
+]
+#: The same for sparse gradients; `sparse_as_dense` is nothing for SparseAdam.
+SPARSE = [("SparseAdam", {}), ("SGD", {}), ("SGD", {"sparse_as_dense": True}), ("Adagrad", {})]
 
 
 def network() -> nn.Module:
@@ -43,10 +59,24 @@ def data(step: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     )
 
 
-def train(name: str, rank: int, size: int, passes: int, wrap: dict[str, Any] | None) -> list[float]:
-    model = network()
+class Sparse(nn.Module):
+    """Rows of a table by the signs of the data, so that ranks use different rows, and some the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.table = nn.Embedding(32, 3, sparse=True, dtype=torch.float64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.table(((x > 0).long() * 2 ** torch.arange(5)).sum(1))
+        return out
+
+
+def train(model: nn.Module, name: str, mine: slice, passes: int, wrap: dict[str, Any] | None) -> torch.Tensor:
+    """Train on a part of each batch; returns all weights."""
     cls, options = OPTIMIZERS[name]
-    optimizer: Any = cls(model.parameters(), **options)
+    params = [param for param in model.parameters() if name != "Muon" or param.dim() == 2]
+    optimizer: Any = cls(params, **options)
     if wrap is not None:
         extra = dict(wrap)
         if extra.get("groups") == "lists":
@@ -55,52 +85,42 @@ def train(name: str, rank: int, size: int, passes: int, wrap: dict[str, Any] | N
             optimizer, model.named_parameters(), backward_passes_per_step=passes, **extra
         )
         assert isinstance(optimizer, cls)
-    rows = 4
     for step in range(STEPS):
         optimizer.zero_grad()
         for number in range(passes):
-            x, y = data(step * passes + number, rows * size_of_joined)
-            if wrap is not None:
-                x, y = x[rank * rows : (rank + 1) * rows], y[rank * rows : (rank + 1) * rows]
-            nn.functional.cross_entropy(model(x), y).backward()
+            x, y = data(step * passes + number, ROWS * hvd.size())
+            nn.functional.cross_entropy(model(x[mine]), y[mine]).backward()
         optimizer.step()
-    return [value for param in model.parameters() for value in param.flatten().tolist()]
+    return torch.cat([param.detach().flatten() for param in model.parameters()])
 
 
-size_of_joined = 1
-
-
-def compare(names: list[str], passes: int, wrap: dict[str, Any]) -> float:
-    global size_of_joined
+def compare() -> dict[str, float]:
+    """Return how much each way differs from one process with the joined batch."""
     hvd.init()
-    size_of_joined = hvd.size()
-    worst = 0.0
-    for name in names:
-        ours = train(name, hvd.rank(), hvd.size(), passes, wrap)
-        alone = train(name, 0, 1, passes, None)
-        worst = max(worst, *(abs(a - b) for a, b in zip(ours, alone, strict=True)))
-    return worst
+    mine = slice(ROWS * hvd.rank(), ROWS * (hvd.rank() + 1))
+    cases = [(network, name, {}) for name in OPTIMIZERS if name != "SparseAdam"]
+    cases += [(network, name, wrap) for name in ("SGD", "Adam") for wrap in WAYS]
+    cases += [(Sparse, name, wrap) for name, wrap in SPARSE]
+    alone: dict[Any, torch.Tensor] = {}
+    found = {}
+    for (make, name, wrap), passes in itertools.product(cases, (1, 3)):
+        key = make, name, passes
+        if key not in alone:
+            alone[key] = train(make(), name, slice(None), passes, None)
+        ours = train(make(), name, mine, passes, wrap)
+        found[f"{make.__name__} {name} {wrap} {passes} passes"] = (ours - alone[key]).abs().max().item()
+    return found
 
 
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("passes", [1, 3])
-def test_every_optimizer_equals_one_process(size: int, passes: int) -> None:
-    assert max(run(compare, size, list(OPTIMIZERS), passes, {})) < 1e-5
+@pytest.mark.parametrize("size", [2, 4] if LONG else [2])
+def test_every_optimizer_and_way_of_reducing_equals_one_process(size: int) -> None:
+    for found in run(compare, size):
+        assert {case: error for case, error in found.items() if not error < 1e-5} == {}
 
 
-@pytest.mark.parametrize(
-    "wrap",
-    [
-        {"groups": 2},
-        {"groups": "lists"},
-        {"gradient_predivide_factor": 2.0},
-        {"sparse_as_dense": True},
-        {"deterministic": True},
-    ],
-    ids=str,
-)
-def test_every_way_of_reducing_equals_one_process(wrap: dict[str, Any]) -> None:
-    assert max(run(compare, 2, ["SGD", "Adam"], 1, wrap)) < 1e-5
+def test_no_optimizer_of_torch_is_left_out() -> None:
+    classes = {name for name, one in vars(torch.optim).items() if isinstance(one, type)}
+    assert classes - {"Optimizer"} == set(OPTIMIZERS) | NOT_SUPPORTED
 
 
 def uneven_accumulation() -> bool:
