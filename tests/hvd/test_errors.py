@@ -249,3 +249,19 @@ def test_ranks_on_several_hosts_need_a_key() -> None:
     environment = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     [found] = run(no_key, 1, environment=environment)
     assert found.startswith("ConfigError: ranks on several hosts need a key")
+
+
+def objects_without_key() -> list[str]:
+    hvd.init()
+    found = []
+    for operation in (lambda: hvd.broadcast_object(1), lambda: hvd.allgather_object(1)):
+        try:
+            operation()
+        except PacelineError as error:
+            found.append(f"{type(error).__name__}: {error}")
+    return [*found, str(hvd.allreduce(T(1), op=hvd.Sum).item())]
+
+
+def test_objects_are_not_unpickled_in_a_job_without_a_key() -> None:
+    for found in run(objects_without_key, 2, environment={"PACELINE_INSECURE": "1"}):
+        assert [one[:12] for one in found] == ["ConfigError:", "ConfigError:", "2.0"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import socket
 import time
 from typing import Any
@@ -106,6 +107,10 @@ def process_sets() -> list[Any]:
     if even.included():
         found.append(hvd.broadcast(torch.tensor([rank]), 2, process_set=even).item())
         found.append(hvd.broadcast_object(rank, 2, process_set=even))
+        param = torch.nn.Parameter(torch.ones(1))
+        inner = torch.optim.SGD([param], 0.1)
+        copied = pickle.loads(pickle.dumps(hvd.DistributedOptimizer(inner, process_set=even)))
+        assert copied._hvd.choices.process_set is even
     else:
         found.append(error_of(lambda: hvd.allreduce(T(1), process_set=even)))
         found.append(error_of(lambda: hvd.add_process_set([0])))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 
 from paceline.hvd import world
-from paceline.hvd.objects import broadcast_object
+from paceline.hvd.negotiation import Request
 
 Named = list[tuple[str, torch.nn.Parameter]]
 
@@ -86,7 +87,8 @@ def _split(count: int, named: Named) -> list[list[torch.nn.Parameter]]:
     table = {name: param for name, param in named if param.requires_grad}
     order = list(table)
     if world.is_initialized() and world.current().size > 1:
-        order = broadcast_object(order, 0, "order of parameters")
+        request = Request("broadcast_object", "order of parameters", root=0, payload=json.dumps(order).encode())
+        order = json.loads(world.running().call(request)[0])
     count = min(count, len(order))
     each, more = divmod(len(order), max(1, count))
     found, start = [], 0

@@ -1,7 +1,8 @@
 """Python objects between ranks.
 
 Their contract is that of pickle: whoever can send an object can run code in the receiver. So objects travel only in
-messages of the job's authenticated connections, never in tensors, and nothing else in the package unpickles.
+messages of the job's authenticated connections, never in tensors. Apart from these functions only ``hvd.run`` and its
+processes (``run.py``, ``task.py``) unpickle, what they find in a folder of this user.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
+from paceline.errors import ConfigError
 from paceline.hvd import world
 from paceline.hvd.negotiation import Request
 from paceline.hvd.process_sets import ProcessSet, global_process_set, members_of
@@ -25,6 +27,14 @@ def dumps(obj: Any) -> bytes:
     return raw
 
 
+def _check_key(running: world.World) -> None:
+    if running.size > 1 and running.base.settings.insecure:
+        raise ConfigError(
+            "objects are pickled: whoever sends one can run code in all ranks. This job has no key "
+            "(PACELINE_INSECURE=1), so anybody could; start it with a key, or send tensors"
+        )
+
+
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
@@ -39,11 +49,13 @@ def broadcast_object(
     Raises:
         ValueError: the root is not in the process set.
         HorovodInternalError: ranks disagree on the root, or the job is down.
+        ConfigError: the job has no key.
     """
     set_id, members = members_of(process_set)
     if root_rank not in members:
         raise ValueError(f"root rank {root_rank} is not in the process set of ranks {list(members)}")
     running = world.running()
+    _check_key(running)
     is_root = running.rank == root_rank
     raw = dumps(obj) if is_root else b""
     request = Request("broadcast_object", name or "object", set_id, root=root_rank, payload=raw)
@@ -57,7 +69,12 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
     Args:
         obj: any object that can be pickled.
         name: pairs the calls of different ranks.
+
+    Raises:
+        HorovodInternalError: the job is down.
+        ConfigError: the job has no key.
     """
     running = world.running()
+    _check_key(running)
     request = Request("allgather_object", name or "object", payload=dumps(obj))
     return [pickle.loads(raw) for raw in running.call(request)]

@@ -194,6 +194,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
         "gradient_predivide_factor": gradient_predivide_factor,
         "groups": groups,
         "sparse_as_dense": sparse_as_dense,
+        "process_set": process_set,
         "deterministic": deterministic,
     }
     return wrapped

@@ -46,6 +46,10 @@ class ProcessSet:
         place = self.rank()
         return None if place is None else place >= 0
 
+    def __reduce__(self) -> Any:
+        """Copies, and what was pickled, are the set of these ranks in the job that loads them."""
+        return _same_set, (None if self is global_process_set else self.ranks,)
+
     def __str__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
 
@@ -56,6 +60,13 @@ class ProcessSet:
 global_process_set = ProcessSet([])
 
 _registered: list[ProcessSet] = []
+
+
+def _same_set(ranks: list[int] | None) -> ProcessSet:
+    """Return the set of the job with these ranks, a new one if there is none; None: the set of all ranks."""
+    if ranks is None:
+        return global_process_set
+    return next((one for one in _registered if one.ranks == ranks), None) or ProcessSet(ranks)
 
 
 def members_of(process_set: ProcessSet) -> tuple[int, tuple[int, ...]]:
