@@ -11,6 +11,7 @@ from torch import nn
 import paceline
 from paceline import cpu
 from paceline.gluon import Trainer, replicate
+from paceline.gluon.module import Module
 from tests.hvd.ranks import run
 
 
@@ -51,38 +52,80 @@ def network(rank: int) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
 
 
-def train(front: str) -> list[float]:
-    store = paceline.kvstore.create("horovod")
-    rank, model = store.rank, network(store.rank)
-    mine = slice(4 * rank, 4 * rank + 4)
-    if front == "trainer":
-        net = replicate(model, cpu(0))
-        trainer = Trainer(net, "sgd", {"lr": 0.1}, store)
-        for step in range(10):
-            x, y = batch(step)
-            nn.functional.cross_entropy(net(x[mine]), y[mine], reduction="sum").backward()
-            trainer.step(8)
-        return [value for one in net.collect_params().values() for value in one.data().flatten().tolist()]
-    inner = torch.optim.SGD(model.parameters(), 0.1)
-    optimizer = paceline.DistributedOptimizer(inner, store, model=model)
-    for step in range(10):
-        x, y = batch(step)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x[mine]), y[mine]).backward()
-        optimizer.step()
+OPTIMIZERS = {
+    "sgd": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+    "adam": (torch.optim.Adam, {"lr": 0.01}),
+}
+STEPS = 20
+
+
+def weights_of(model: nn.Module) -> list[float]:
     return [value for param in model.parameters() for value in param.flatten().tolist()]
 
 
-@pytest.mark.parametrize("front", ["trainer", "optimizer"])
-def test_training_equals_one_process(front: str) -> None:
-    first, second = run(train, 2, front)
-    assert first == second
+def by_trainer(name: str, kind: str, devices: int) -> list[float]:
+    store = paceline.kvstore.create(kind)
+    net = replicate(network(store.rank), [cpu(number) for number in range(devices)])
+    trainer = Trainer(net, name, OPTIMIZERS[name][1], store)
+    mine = slice(4 * store.rank, 4 * store.rank + 4)
+    for step in range(STEPS):
+        x, y = (whole[mine].chunk(devices) for whole in batch(step))
+        for replica, data, label in zip(net.replicas, x, y, strict=True):
+            nn.functional.cross_entropy(replica(data), label, reduction="sum").backward()
+        trainer.step(8)
+    return weights_of(net)
+
+
+def by_module(name: str, kind: str, devices: int) -> list[float]:
+    store = paceline.kvstore.create(kind)
+    module = Module(network(store.rank), [cpu(number) for number in range(devices)])
+    mine = slice(4 * store.rank, 4 * store.rank + 4)
+    batches = [(x[mine], y[mine]) for x, y in map(batch, range(STEPS))]
+    module.fit(batches, kvstore=store, optimizer=name, optimizer_params=OPTIMIZERS[name][1])
+    return weights_of(module.net)
+
+
+def by_optimizer(name: str, kind: str, passes: int) -> list[float]:
+    store = paceline.kvstore.create(kind)
+    model = network(store.rank)
+    cls, options = OPTIMIZERS[name]
+    inner = cls(model.parameters(), **options)
+    optimizer = paceline.DistributedOptimizer(inner, store, model=model, backward_passes_per_step=passes)
+    rows = 4 // passes
+    for step in range(STEPS):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        for number in range(passes):
+            mine = slice(4 * store.rank + number * rows, 4 * store.rank + (number + 1) * rows)
+            (nn.functional.cross_entropy(model(x[mine]), y[mine]) / passes).backward()
+        optimizer.step()
+    return weights_of(model)
+
+
+def fronts() -> dict[str, list[float]]:
+    """Train by every front on a part of each batch; returns the weights."""
+    found = {}
+    for name in OPTIMIZERS:
+        for kind, number in (("horovod", 1), ("allreduce", 2)):
+            for front in (by_trainer, by_module, by_optimizer):
+                found[f"{name} {front.__name__} {kind} {number}"] = front(name, kind, number)
+    return found
+
+
+def alone(name: str) -> list[float]:
     model = network(0)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for step in range(10):
+    cls, options = OPTIMIZERS[name]
+    optimizer = cls(model.parameters(), **options)
+    for step in range(STEPS):
         x, y = batch(step)
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
-    alone = [value for param in model.parameters() for value in param.flatten().tolist()]
-    assert first == pytest.approx(alone, abs=1e-5)
+    return weights_of(model)
+
+
+def test_training_by_every_front_equals_one_process() -> None:
+    first, second = run(fronts, 2)
+    assert first == second
+    for case, found in first.items():
+        assert found == pytest.approx(alone(case.split()[0]), abs=1e-5), case
