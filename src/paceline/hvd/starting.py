@@ -25,10 +25,13 @@ _NAMES = {one: str(one).removeprefix("torch.") for one in (*_FLOATS, *INTEGERS, 
 
 
 def _dtype_names(tensors: Sequence[torch.Tensor], with_bool: bool = True) -> tuple[str, ...]:
+    names = []
     for tensor in tensors:
-        if tensor.dtype not in _NAMES or (tensor.dtype == torch.bool and not with_bool):
+        name = _NAMES.get(tensor.dtype)
+        if name is None or (name == "bool" and not with_bool):
             raise ValueError(f"Tensor type {tensor.type()} is not supported.")
-    return tuple([_NAMES[tensor.dtype] for tensor in tensors])
+        names.append(name)
+    return tuple(names)
 
 
 def check_tensors(tensors: Sequence[Any]) -> None:
@@ -54,8 +57,9 @@ def check_in_place(tensors: Sequence[torch.Tensor]) -> None:
     Raises:
         ValueError: one is not contiguous.
     """
-    if not all(tensor.is_contiguous() for tensor in tensors):
-        raise ValueError("an operation in place needs contiguous tensors")
+    for tensor in tensors:
+        if not tensor.is_contiguous():
+            raise ValueError("an operation in place needs contiguous tensors")
 
 
 def resolve_op(op: int | None, average: bool | None) -> int:
