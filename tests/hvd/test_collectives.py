@@ -197,7 +197,7 @@ def groups() -> list[str]:
         wrong.append("grouped_reducescatter")
     sparse = torch.sparse_coo_tensor([[0, rank + 1]], [1.0, 2.0], (size + 2,))
     dense = hvd.sparse_allreduce_async(sparse, "sparse", hvd.Average)().to_dense()
-    if dense.tolist() != [1.0, *[2.0 / size] * size, 0.0]:
+    if not torch.allclose(dense, torch.tensor([1.0, *[2.0 / size] * size, 0.0])):
         wrong.append(f"sparse {dense}")
     if hvd.allreduce(torch.tensor([1.0 + rank]), compression=hvd.Compression.fp16, op=hvd.Sum).dtype != torch.float32:
         wrong.append("compression")
@@ -231,7 +231,9 @@ def adasum() -> list[str]:
         level = [part.double() for part in parts]
         while len(level) > 1:
             level = [merged(a, b) for a, b in zip(level[::2], level[1::2], strict=True)]
-        if not close(hvd.allreduce(parts[rank], op=hvd.Adasum, name=f"{dtype} {shape} adasum"), level[0].to(dtype)):
+        found = hvd.allreduce(parts[rank], op=hvd.Adasum, name=f"{dtype} {shape} adasum")
+        near = 2e-2 if dtype.itemsize == 2 else 1e-5
+        if found.dtype != dtype or not torch.allclose(found.double(), level[0], rtol=near, atol=near):
             wrong.append(f"adasum {dtype} {shape}")
     if hvd.allreduce(torch.zeros(3), op=hvd.Adasum, name="z").abs().sum() != 0:
         wrong.append("adasum of zeros")

@@ -60,7 +60,7 @@ STEPS = 20
 
 
 def weights_of(model: nn.Module) -> list[float]:
-    return [value for param in model.parameters() for value in param.flatten().tolist()]
+    return [value for one in model.state_dict().values() for value in one.flatten().tolist()]
 
 
 def by_trainer(name: str, kind: str, devices: int) -> list[float]:
