@@ -16,9 +16,9 @@ SIDE_BY_SIDE = $(filter-out $(ALONE) tests/engines,$(sort $(patsubst %/,%,$(dir 
 help:
 	@echo "make demo   train LeNet on handwritten digits with 2 workers and 2 servers"
 	@echo "make test   run the tests, with coverage"
-	@echo "make test-ssh      the launcher ssh on hosts with real ssh servers (root; packages openssh-server, rsync)"
 	@echo "make test-hvd      every case of the Horovod interface, 1 to 4 processes, and 200 starts and ends (half an hour)"
-	@echo "make test-engines  MNIST on every cluster manager that is installed (root; see docs/launching.md)"
+	@echo "make test-ssh      launchers ssh, mpi and slurm on hosts with real ssh servers (root; about 5 minutes)"
+	@echo "make test-engines  the same, and MNIST on every cluster manager that is installed (about 20 minutes)"
 	@echo "make check  ruff, ruff format, mypy"
 	@echo "make bench  run the benchmarks (about 8 minutes) and write docs/benchmarks.md"
 	@echo "make fuzz   one million mutated messages against a server, and 10,000 half-open connections"
@@ -57,14 +57,14 @@ $(ENGINES)/.ready: $(READY)
 	touch $@
 
 test-ssh: $(READY)
-	$(BIN)/python -m pytest tests/launch/test_ssh.py tests/launch/test_training.py
+	$(BIN)/python -m pytest -m "not slow" tests/engines
 
 test-hvd: $(READY)
 	PACELINE_TEST_HVD=1 PACELINE_TEST_ENDS=200 $(BIN)/python -m pytest --timeout 1800 tests/hvd
 
 test-engines: $(READY) $(ENGINES)/.ready
 	PACELINE_TEST_ENGINES=1 PACELINE_TEST_ENGINES_VENV=$(abspath $(ENGINES)) \
-	  $(BIN)/python -m pytest --timeout 900 tests/launch tests/engines
+	  $(BIN)/python -m pytest --timeout 900 tests/engines tests/launch/k8s
 
 check: $(READY)
 	$(BIN)/ruff check .

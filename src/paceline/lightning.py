@@ -28,7 +28,7 @@ from paceline.kvstore import create
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
 from paceline.optim import DistributedOptimizer
-from paceline.worker.session import current_session
+from paceline.worker.current import current_session
 
 #: Modules whose parameters push. Copies of them do not push.
 _trained: weakref.WeakSet[pl.LightningModule] = weakref.WeakSet()

@@ -86,7 +86,7 @@ def _run_missing(options: argparse.Namespace, done: Done) -> None:
             return
         trial = draw(seed, options.workers, options.servers)
         outcome = run(trial, Path(folder, str(seed)))
-        if outcome.problem and not outcome.missed:
+        if outcome.problem and not (outcome.missed and outcome.kind == "wrong"):
             print(f"{trial}: {outcome.problem}", flush=True)
             _keep(options.keep, trial, outcome)
         with lock:
@@ -142,14 +142,15 @@ def _right(outcomes: list[Outcome]) -> str:
 def _summary(done: list[tuple[Trial, Outcome]]) -> dict[str, float]:
     hit = [outcome for _, outcome in done if not outcome.missed]
     kinds = Counter(one.kind for one in hit)
+    all_kinds = Counter(outcome.kind for _, outcome in done)  # nothing may hang or stay, whether a fault came or not
     return {
         "jobs": len(hit),
         "too_late": len(done) - len(hit),
         "right": kinds[""],
         "share": kinds[""] / max(1, len(hit)),
         "wrong": kinds["wrong"],
-        "hung": kinds["hung"],
-        "left_running": kinds["left running"],
+        "hung": all_kinds["hung"],
+        "left_running": all_kinds["left running"],
         "slowest_end_s": round(max((one.seconds for one in hit), default=0.0), 1),
     }
 

@@ -13,7 +13,7 @@ from paceline.config import Settings
 from paceline.launch.spec import Graces
 from paceline.membership import LEAVE_TIMEOUT_S
 from paceline.peer import client, connection, lifeline
-from paceline.transport import keepalive, sockets
+from paceline.transport import channel, keepalive
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/failures.md").read_text()
@@ -28,7 +28,7 @@ CONSTANTS = {
     "CONTROL_TIMEOUT_S": keepalive.CONTROL_TIMEOUT_S,
     "PROBE_AFTER_S": connection.PROBE_AFTER_S,
     "CLIENT_CHECK_INTERVAL_S": client.CHECK_INTERVAL_S,
-    "LAST_RETRY_S": sockets.LAST_RETRY_S,
+    "LAST_RETRY_S": channel.LAST_RETRY_S,
     "LEAVE_TIMEOUT_S": LEAVE_TIMEOUT_S,
     "BYE_TIMEOUT_S": lifeline.BYE_TIMEOUT_S,
     "LAUNCH_SLACK_S": 3.0,

@@ -83,6 +83,14 @@ class Running:
         assert self.processes() == {}
 
 
+def wait_for(true: Callable[[], bool], timeout_s: float = GONE_S) -> None:
+    """Wait until something is true."""
+    until = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < until, "it did not come true"
+        time.sleep(0.1)
+
+
 def marked(mark: str) -> dict[int, str]:
     """Return the living processes with a mark in their environment; this one sees those of all hosts."""
     found = {}

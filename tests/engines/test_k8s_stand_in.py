@@ -38,6 +38,7 @@ def left(cluster: Path) -> list[str]:
     return [path.name for path in cluster.iterdir()]
 
 
+@pytest.mark.slow
 def test_mnist_trains(cluster: Path, tmp_path: Path) -> None:
     done = jobs.check_trains(launch, tmp_path, ["--env", f"PYTHONPATH={jobs.ROOT / 'src'}:{jobs.ROOT}"])
     assert "[worker 0]" in done.out

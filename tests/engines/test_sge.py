@@ -18,6 +18,7 @@ from tests.engines.sge_hosts import SgeHosts, why_no_sge
 WHY_NOT = why_no_hosts() or why_no_sge()
 pytestmark = [
     pytest.mark.root,
+    pytest.mark.slow,
     pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "possible"),
     pytest.mark.timeout(400),
 ]

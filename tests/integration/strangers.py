@@ -1,7 +1,8 @@
 """A stranger who attacks listening sockets, as a program: ``python strangers.py KIND COUNT SECONDS host:port...``.
 
 It opens COUNT connections, keeps them open, and opens new ones for those that are closed, until it is killed or the
-time is over. It prints ``open`` when it has opened COUNT for the first time.
+time is over. It prints ``open`` and their number when it has made COUNT: the other side's kernel has accepted them.
+What ``replayed`` sends is in the environment as hexadecimal digits: HELLO in RECORDED_HELLO, JOIN in RECORDED_JOIN.
 """
 
 import contextlib
@@ -20,14 +21,14 @@ KINDS = ("huge", "cut", "silent", "slow", "garbage", "replayed")
 
 
 def first_bytes(kind: str) -> bytes:
-    recorded = bytes.fromhex(os.environ.get("RECORDED", ""))
+    hello, join = (bytes.fromhex(os.environ.get(f"RECORDED_{name}", "")) for name in ("HELLO", "JOIN"))
     return {
         "huge": ZMTP_GREETING + PROMISE_OF_4_GIB,
         "cut": b"PCL1K" + random.randbytes(random.randrange(49)),
         "silent": b"",
         "slow": b"P",
         "garbage": random.randbytes(random.randrange(1, 200)),
-        "replayed": recorded or b"PCL1K" + random.randbytes(49),
+        "replayed": hello + random.choice([b"", join]),
     }[kind]
 
 
@@ -38,8 +39,18 @@ class Connection:
         self.socket.setblocking(False)
         self.rest = first_bytes(kind)
         self.slow = itertools.cycle(b"CL1K" + random.randbytes(40))
+        self.is_made = False
         with contextlib.suppress(BlockingIOError):
             self.socket.connect(address)
+
+    def note_made(self) -> bool:
+        """Return whether the connection was made since the last call."""
+        if self.is_made:
+            return False
+        with contextlib.suppress(OSError):
+            self.socket.getpeername()
+            self.is_made = True
+        return self.is_made
 
     def go_on(self) -> bool:
         """Send something more; False when the connection is over."""
@@ -62,21 +73,17 @@ def main(kinds: list[str], count: int, seconds: float, addresses: list[tuple[str
     deadline = time.monotonic() + seconds
     turns = itertools.cycle([(kind, address) for kind in kinds for address in addresses])
     alive: list[Connection] = []
-    opened = 0
+    made, is_said = 0, False
     while time.monotonic() < deadline:
-        while len(alive) < count and time.monotonic() < deadline:
-            for _ in range(min(200, count - len(alive))):
-                with contextlib.suppress(OSError):
-                    alive.append(Connection(*next(turns)))
-                    opened += 1
-            if opened >= count:
-                break
-            alive[-200:] = [one for one in alive[-200:] if one.go_on()]
+        for _ in range(min(200, count - len(alive))):
+            with contextlib.suppress(OSError):
+                alive.append(Connection(*next(turns)))
+        made += sum(one.note_made() for one in alive)
         alive = [one for one in alive if one.go_on() or one.socket.close()]
-        if opened >= count:
-            print("open", flush=True)
-            opened = -(10**12)
-        time.sleep(0.01)
+        if made >= count and not is_said:
+            print("open", made, flush=True)
+            is_said = True
+        time.sleep(0.001)
 
 
 if __name__ == "__main__":

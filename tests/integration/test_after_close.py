@@ -15,6 +15,7 @@ VERBS = {
     "set_optimizer": lambda store: store.set_optimizer("sgd", lr=0.1),
     "set_updater": lambda store: store.set_updater("add"),
     "barrier": lambda store: store.barrier(),
+    "stats": lambda store: store.stats(),
 }
 
 
@@ -47,6 +48,27 @@ def calls_after_close():
     return found
 
 
+def a_namespace_is_used_again():
+    """Worker 1 leaves the first store long after worker 0 uses the second one."""
+    other = kvstore.create("dist_sync", namespace="order")
+    first = kvstore.create("dist_async", namespace="twice")
+    first.set_optimizer("sgd", lr=1.0)
+    first.init("w", torch.zeros(3))
+    first.push("w", torch.ones(3))
+    if first.rank == 0:
+        first.close()
+    second, value = kvstore.create("dist_sync", namespace="twice") if first.rank == 0 else None, torch.zeros(5)
+    other.barrier()
+    if first.rank == 1:
+        first.barrier()  # does not wait for worker 0
+        first.close()
+        second = kvstore.create("dist_sync", namespace="twice")
+    second.init("w", torch.full((5,), 3.0))
+    second.pushpull("w", torch.ones(5), out=value)
+    second.close()
+    return value.tolist()
+
+
 @pytest.fixture(scope="module")
 def found():
     with LocalJob(2, 1, timeout_s=20) as job:
@@ -70,3 +92,9 @@ def test_closing_twice_and_reading_weights_after_it_are_no_errors(found, what):
     for worker in found:
         assert worker[what]["closed twice"] == []
         assert worker[what]["read"] == []
+
+
+def test_a_namespace_that_was_closed_starts_anew():
+    with LocalJob(2, 1, timeout_s=20) as job:
+        for value in job.run(a_namespace_is_used_again):
+            assert value == [2.0] * 5, "the sum of the second store's round"

@@ -16,7 +16,7 @@ import torch
 from paceline import kvstore
 from paceline.errors import PacelineError, PeerDiedError
 from paceline.testing import LocalJob, listen, tell
-from paceline.worker.session import current_session
+from paceline.worker.current import current_session
 from tests.blame.trial import START_TIMEOUT_S, Outcome, Trial, named, run
 
 #: role, rank, fault, phase, slow, catch.

@@ -12,7 +12,7 @@ import torch
 
 from paceline import kvstore
 from paceline.testing import LocalJob
-from paceline.transport import Security, new_job_key, sockets
+from paceline.transport import Security, channel, new_job_key
 from paceline.transport.shared import SharedTensor
 from paceline.transport.sockets import SocketHub, SocketListener
 
@@ -23,7 +23,7 @@ SMALL = b"what the head of a message says"
 def recorded(security, monkeypatch):
     """Send a message through a relay; return all bytes that passed it."""
     seen = bytearray()
-    dial = sockets.dial
+    dial = channel.dial
 
     def relayed(address):
         ours, theirs = socket.socketpair()
@@ -39,7 +39,7 @@ def recorded(security, monkeypatch):
             threading.Thread(target=relay, args=(source, target), daemon=True).start()
         return ours
 
-    monkeypatch.setattr(sockets, "dial", relayed)
+    monkeypatch.setattr(channel, "dial", relayed)
     listener, hub = SocketListener(["tcp://127.0.0.1:*"], security, bulk=True), SocketHub(security)
     try:
         hub.send(hub.connect(listener.addresses[0], b"peer", bulk=True), [SMALL, TENSOR])

@@ -9,7 +9,7 @@ import pytest
 from paceline.errors import DeadlineError, PacelineError, RemoteError
 from paceline.testing import LocalJob, listen, tell
 from paceline.wire.limits import MAX_GATHER_BYTES
-from paceline.worker.session import current_session
+from paceline.worker.current import current_session
 
 
 def say_twice():

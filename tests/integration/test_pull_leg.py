@@ -13,7 +13,7 @@ from paceline.errors import ProtocolError
 from paceline.gluon import Trainer, backward, replicate, split_and_load
 from paceline.testing import LocalJob
 from paceline.worker import answers
-from paceline.worker.session import current_session
+from paceline.worker.current import current_session
 
 WORKERS, ROUNDS, NUMEL = 3, 6, 3000
 TRANSPORTS = {

@@ -11,7 +11,7 @@ import torch
 from paceline import kvstore
 from paceline.errors import PacelineError
 from paceline.testing import LocalJob
-from paceline.transport import sockets
+from paceline.transport import channel
 
 NUMEL = 1 << 18
 #: Bytes after which the fault comes: inside the tensor of the first round's push and its answer.
@@ -29,7 +29,7 @@ class Middle:
 
     def __init__(self, fault, way, every=False):
         self._fault, self._way, self._every = fault, way, every
-        self._dial = sockets.dial
+        self._dial = channel.dial
         self.done = 0
 
     def dial(self, address):
@@ -75,7 +75,7 @@ def train(fault, way, every, rounds):
     handler.emit = lambda record: lines.append(record.getMessage())
     logging.getLogger("paceline").addHandler(handler)
     middle = Middle(fault, way, every)
-    sockets.dial = middle.dial
+    channel.dial = middle.dial
     seen = []
     try:
         store = kvstore.create("dist_sync")

@@ -13,7 +13,7 @@ from paceline import kvstore
 from paceline.testing import LocalJob, listen, tell
 from paceline.transport import Security, new_job_key
 from paceline.transport.sockets import SocketHub, SocketListener
-from paceline.worker.session import current_session
+from paceline.worker.current import current_session
 
 
 def exchange(limit_bytes=None):

@@ -5,7 +5,7 @@ import torch
 
 from paceline import kvstore
 from paceline.testing import LocalJob
-from paceline.worker.session import current_session
+from paceline.worker.current import current_session
 
 #: As in a residual network: large kernels, and two small tensors beside each.
 SHAPES = [shape for width in (64, 128, 256) for shape in [(width, width, 3, 3), (width,), (width,)] * 4]

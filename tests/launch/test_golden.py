@@ -13,7 +13,11 @@ FOLDER = Path(__file__).with_name("golden")
 ENVIRON = {"PYTHONPATH": "/work/src", "NCCL_DEBUG": "INFO", "WANDB_API_KEY": "hush-hush", "HOME": "/home/me"}
 MACHINE = Machine("/usr/bin/python3", {"127.0.0.1": 8}, ENVIRON, "/work")
 #: Options without which a backend would ask a program.
-OPTIONS = {"mpi": {"mpi": "openmpi", "mpirun": "mpirun"}, "k8s": {"image": "registry/train:1"}}
+OPTIONS = {
+    "mpi": {"mpi": "openmpi", "mpirun": "mpirun"},
+    "k8s": {"image": "registry/train:1"},
+    "yarn": {"rm": "http://rm:8088"},
+}
 #: Environments in which a backend does something else.
 INSIDE = {"slurm": {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "h[1-2]"}}
 

@@ -233,6 +233,19 @@ def test_who_has_not_come_to_a_barrier_can_be_asked() -> None:
         assert asked == [Answer(b"worker-0", 3, m.Missing(missing))]
 
 
+def test_barrier_of_a_store_does_not_wait_for_who_has_left_the_store() -> None:
+    members = joined()
+    members.handle(b"worker-0", 2, m.Enter("s/1", "s"), 1.0)
+    members.handle(b"worker-0", 3, m.Enter("b"), 1.0)
+    assert answers(members.handle(b"worker-1", 2, m.Leave("s"), 1.0)) == [
+        (b"worker-1", 2, m.Done()),
+        (b"worker-0", 2, m.Done()),
+    ]
+    assert answers(members.handle(b"worker-0", 4, m.Enter("s/2", "s"), 1.0)) == [(b"worker-0", 4, m.Done())]
+    assert answers(members.handle(b"worker-1", 3, m.Enter("b"), 1.0)), "the job's own barrier waited for both"
+    members.check()
+
+
 def test_barrier_does_not_wait_for_who_has_left() -> None:
     members = joined()
     members.handle(b"worker-0", 2, m.Enter("b"), 1.0)

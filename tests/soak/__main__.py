@@ -55,7 +55,8 @@ def main() -> int:
         began = time.monotonic()
         trial = Trial(
             [mode], options.front, options.transport, options.servers,
-            warm_up=(500, options.warm_up), measured=(options.steps, options.seconds - options.warm_up),
+            warm_up=(min(500, options.steps), options.warm_up),
+            measured=(options.steps, options.seconds - options.warm_up),
         )  # fmt: skip
         outcomes[mode] = trial.run()
         report[mode] = {"steps": trial.steps, "seconds": round(time.monotonic() - began)}

@@ -19,6 +19,8 @@ from tests.soak.census import Census, grown
 from tests.soak.samples import Growth, Sample, growth, sample, slope
 
 ROOT = str(Path(__file__).parents[2])
+#: Jobs of several modes may start side by side, on a busy host.
+START_TIMEOUT_S = 900.0
 #: How long a phase may take, beyond its seconds.
 _PHASE_TIMEOUT_S = 540.0
 
@@ -113,16 +115,26 @@ class Trial:
     samples: dict[str, list[Sample]] = field(default_factory=dict)
     steps: int = 0
 
-    def run(self) -> dict[str, Outcome]:
-        """Run the job; returns what became of each process."""
+    def run(
+        self, function: Callable[..., Any] = worker.work, *more: Any, then: Callable[[SoakJob], None] | None = None
+    ) -> dict[str, Outcome]:
+        """Run the job; returns what became of each process.
+
+        Args:
+            function: of the workers: :func:`~tests.soak.worker.work`, or one that begins with it.
+            *more: arguments for that function.
+            then: called with the job when the steps are done.
+        """
         with tempfile.TemporaryDirectory() as folder:
             # Servers leave it to workers whether tensors are encrypted, so that one job has both.
-            settings = {"encrypt": False, "check_rules": False}
+            settings = {"encrypt": False, "check_rules": False, "start_timeout_s": START_TIMEOUT_S}
             with SoakJob(self.transports, self.servers, Path(folder), **settings) as job:
-                job.start_workers(worker.work, self.modes, self.fronts, [self.warm_up, self.measured])
+                job.start_workers(function, self.modes, self.fronts, [self.warm_up, self.measured], *more)
                 before = self._phase(job, self.warm_up)
                 self.samples.clear()
                 after = self._phase(job, self.measured)
+                if then is not None:
+                    then(job)
                 for one in job.workers:
                     one.result(60.0)
         return {name: self._outcome(name, before[name], after[name]) for name in after}

@@ -6,26 +6,38 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tests.soak.census import Census, grown
-from tests.soak.job import SoakJob
+from tests.soak.job import START_TIMEOUT_S, SoakJob
 from tests.soak.uses import USES, repeat
 
 #: Repetitions that fill what is bounded, where that takes more than a few.
 _WARM_UP = {"lists": 300, "barriers": 50}
 
+#: By name of a use: what each process holds more of.
+Left = Iterator[tuple[str, dict[str, Mapping[str, int]]]]
 
-def left_by(times: int, folder: Path) -> Iterator[tuple[str, dict[str, Mapping[str, int]]]]:
-    """Do all that a program may repeat so many times; yield its name and what each process holds more of.
+
+def counts(times: int, warm_up: Mapping[str, int] = _WARM_UP) -> dict[str, tuple[int, int]]:
+    """Return how often to do each use before the first count, and between the two."""
+    return {name: (warm_up.get(name, 10), times) for name in USES}
+
+
+def left_by(times: int, folder: Path) -> Left:
+    """Do all that a program may repeat so many times, in a job of its own; yield what that left."""
+    with SoakJob(["shm", "tcp"], 2, folder, encrypt=False, check_rules=False, start_timeout_s=START_TIMEOUT_S) as job:
+        job.start_all(repeat, counts(times))
+        yield from left_in(job, times)
+        for one in job.workers:
+            one.result(60.0)
+
+
+def left_in(job: SoakJob, times: int) -> Left:
+    """Count while the workers of a job repeat; yield what that left.
 
     Descriptors must not grow at all, other counts by less than one in three repetitions.
     """
-    counts = {name: (_WARM_UP.get(name, 10), times) for name in USES}
-    with SoakJob(["shm", "tcp"], 2, folder, encrypt=False, check_rules=False) as job:
-        job.start_all(repeat, counts)
-        for name in counts:
-            before, after = _counted(job), _counted(job)
-            yield name, {who: _more(before[who], after[who], times // 3) for who in before}
-        for one in job.workers:
-            one.result(60.0)
+    for name in USES:
+        before, after = _counted(job), _counted(job)
+        yield name, {who: _more(before[who], after[who], times // 3) for who in before}
 
 
 def _more(before: Census, after: Census, most: int) -> Mapping[str, int]:

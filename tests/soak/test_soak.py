@@ -5,13 +5,22 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import pytest
 
+from paceline.testing import LocalJob
 from tests.soak.__main__ import FRONTS, MODES, problems_of
 from tests.soak.census import census, grown
-from tests.soak.job import Outcome, Trial
+from tests.soak.job import Outcome, SoakJob, Trial
+from tests.soak.repetitions import counts, left_in
 from tests.soak.samples import MIB, Sample, growth, sample, slope
+from tests.soak.uses import memory_of_a_closed_store, work_and_repeat
+from tests.soak.worker import CHUNK
+
+#: Repetitions of each use.
+TIMES = 20
 
 #: What the C library's allocator and the interpreter take and keep by chance, spread over the steps.
 MOST_BYTES_PER_STEP = 1000.0
@@ -58,15 +67,48 @@ def test_a_sample_sees_memory_and_descriptors():
         os.close(one)
 
 
-def test_nothing_grows_with_steps() -> None:
-    """All ways to train, in all modes, by one job: it starts once. ``make soak`` takes 5,000 steps and more of each."""
-    trial = Trial(MODES, FRONTS, ["shm", "tcp"], servers=1, warm_up=(24, 0), measured=(48, 0), interval_s=0.2)
-    outcomes = trial.run()
-    steps = trial.steps * len(MODES) * len(FRONTS)
-    for name, one in outcomes.items():
+@dataclass(frozen=True)
+class Short:
+    """What the short form has found.
+
+    Attributes:
+        outcomes: of the steps, by process.
+        left: by repetitions, by use and process.
+    """
+
+    outcomes: Mapping[str, Outcome]
+    left: Mapping[tuple[str, str], Mapping[str, int]]
+
+
+@pytest.fixture(scope="module")
+def short() -> Short:
+    """All ways to train, in all modes, then all that may be repeated, by one job: it starts once."""
+    trial = Trial(MODES, FRONTS, ["shm", "tcp"], servers=1, warm_up=(CHUNK, 0), measured=(CHUNK, 0), interval_s=0.2)
+    left: dict[tuple[str, str], Mapping[str, int]] = {}
+
+    def repeat(job: SoakJob) -> None:
+        left.update({(use, who): what for use, by in left_in(job, TIMES) for who, what in by.items() if what})
+
+    outcomes = trial.run(work_and_repeat, counts(TIMES, {"lists": 60}), then=repeat)
+    return Short(outcomes, left)
+
+
+def test_nothing_grows_with_steps(short: Short) -> None:
+    """``make soak`` takes 5,000 steps and more of each."""
+    for name, one in short.outcomes.items():
         assert not one.grown, f"{name}: {one.grown}"
-        per_step = one.bytes_per_step * trial.steps / steps
+        per_step = one.bytes_per_step / len(MODES) / len(FRONTS)
         print(f"{name}: {per_step:+.0f} bytes per step")
         assert per_step < MOST_BYTES_PER_STEP, name
         assert not one.growth.descriptors, name
         assert not one.growth.threads, name
+
+
+def test_repetitions_leave_nothing(short: Short) -> None:
+    """``make soak`` repeats everything 1,000 times."""
+    assert short.left == {}
+
+
+def test_memory_of_a_closed_store_is_free_at_once() -> None:
+    with LocalJob(1, 1) as job:
+        assert job.run(memory_of_a_closed_store) == [[False, False]]

@@ -7,17 +7,19 @@ import importlib
 import os
 import random
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 import paceline
 from paceline import kvstore
 from paceline.testing import listen, tell
-from paceline.transport import sockets
-from paceline.worker.session import current_session
+from paceline.transport import channel
+from paceline.transport.endpoints import end
+from paceline.worker import key_table
+from paceline.worker.current import current_session
 from tests.soak.census import census, leave_out_what_is_there
-from tests.soak.worker import CODEC, net
+from tests.soak.worker import CODEC, net, work
 
 Use = Callable[[int], object]
 
@@ -129,16 +131,16 @@ def lists() -> Use:
 
 def reconnects() -> Use:
     """Lose a connection to the servers or the scheduler in the middle of a step."""
-    sockets.FIRST_RETRY_S = 0.0
+    channel.FIRST_RETRY_S = 0.0
     store = kvstore.create("dist_sync")
     store.init("a", torch.zeros(20000))
 
     def use(number: int) -> None:
         session = store.session
         hubs = [session._client._hub, session._lifeline._hub]
-        channels = [channel for hub in hubs for channel in hub._channels]
+        channels = [one for hub in hubs for one in hub._channels]
         store.push("a", torch.ones(20000))
-        sockets.end(channels[number % len(channels)].socket)
+        end(channels[number % len(channels)].socket)
         store.pull("a", torch.zeros(20000))
 
     return use
@@ -154,6 +156,22 @@ def repeat(times: dict[str, tuple[int, int]]) -> None:
     """Use one thing after the other so many times, tell what this process holds, use it again, tell again."""
     importlib.import_module("torch._dynamo")  # as an optimizer would
     leave_out_what_is_there()
+    _repeat(times)
+
+
+def work_and_repeat(
+    modes: Sequence[str],
+    fronts: Sequence[str],
+    phases: Sequence[tuple[int, float]],
+    times: dict[str, tuple[int, int]],
+) -> None:
+    """Train as :func:`~tests.soak.worker.work` does, then repeat: the short form, in one job."""
+    work(modes, fronts, phases)
+    key_table._MIN_PLANS = 16  # else it takes hundreds of lists of keys until old ones are forgotten
+    _repeat(times)
+
+
+def _repeat(times: dict[str, tuple[int, int]]) -> None:
     for name, counts in times.items():
         use, number = USES[name](), 0
         for more in counts:

@@ -16,7 +16,7 @@ from paceline.context import cpu
 from paceline.gluon import Trainer, backward, replicate
 from paceline.kvstore.dist import DistStore
 from paceline.testing import listen, tell
-from paceline.worker.session import current_session
+from paceline.worker.current import current_session
 from tests.soak.census import census, leave_out_what_is_there
 
 #: Environment of a worker for each transport.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.transport import Security, admission, new_job_key
+from paceline.transport import Security, admission, handshake, new_job_key
 from paceline.transport.handshake import GREETING_BYTES, Initiator
 from paceline.transport.sockets import SocketHub, SocketListener
 
@@ -119,9 +120,23 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
-def test_a_replayed_hello_is_never_a_member_and_stops_none(
+def test_a_replayed_hello_is_never_a_member_and_stops_none(listener: SocketListener) -> None:
+    hello = Initiator(SECURITY.psk, b"member", True).hello()
+    first = stranger(listener, hello)
+    assert first.recv(1)  # a WELCOME: nobody has sent it before
+    those = [stranger(listener, hello + bytes(rest)) for rest in (0, 80) for _ in range(30)]
+    wait_until(lambda: all(map(is_closed, those)))
+    assert not is_closed(first)
+    join(listener)
+    assert listener.receive(0.1) == []
+    for sock in (*those, first):
+        sock.close()
+
+
+def test_hellos_that_are_too_old_to_be_recognised_are_never_members_and_replace_each_other(
     monkeypatch: pytest.MonkeyPatch, listener: SocketListener
 ) -> None:
+    monkeypatch.setattr(handshake, "MAX_SEEN", 0)
     monkeypatch.setattr(admission, "MAX_HALF_OPEN", 20)
     hello = Initiator(SECURITY.psk, b"member", True).hello()
     those = [stranger(listener, hello) for _ in range(60)]
@@ -183,3 +198,23 @@ def test_an_impostor_gets_neither_the_key_nor_a_gradient(encrypt: bool) -> None:
     assert "does not hold this job's key" in hub.refused(channel)
     assert {len(one) for one in heard} == {GREETING_BYTES}
     assert not any(b"gradient" in one or security.job_key.encode() in one or security.psk in one for one in heard)
+
+
+def test_without_descriptors_the_gate_rests_and_takes_members_again_when_there_are_some(
+    listener: SocketListener, caplog: pytest.LogCaptureFixture
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    host, _, port = listener.addresses[0].removeprefix("tcp://").rpartition(":")
+    with socket.socket() as sock:
+        free = os.dup(sock.fileno())
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+        try:
+            sock.connect((host, int(port)))
+            wait_until(lambda: "Too many open files" in caplog.text)
+            before = time.process_time()
+            time.sleep(0.5)
+            assert time.process_time() - before < 0.2
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        join(listener)

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from paceline.transport import Security, new_job_key, sender, sockets
+from paceline.transport import Security, channel, new_job_key, sender
+from paceline.transport.endpoints import end, listen
 from paceline.transport.records import RecordReader, RecordWriter
 from paceline.transport.sockets import SocketHub, SocketListener
 from tests.soak.census import census, grown
@@ -25,7 +26,7 @@ LARGE = 100_000
 
 @pytest.fixture(autouse=True)
 def _connect_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sockets, "FIRST_RETRY_S", 0.0)
+    monkeypatch.setattr(channel, "FIRST_RETRY_S", 0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +75,7 @@ def exchange(hub: SocketHub, listener: SocketListener, frames: list[object]) -> 
 
 def cut(hub: SocketHub) -> None:
     """Cut the connection, and wait for the next one."""
-    sockets.end(hub._channels[0].socket)
+    end(hub._channels[0].socket)
     until(hub.reopened, hub)
 
 
@@ -178,13 +179,21 @@ def test_a_sender_that_fails_ends_its_connection_only(
 
 
 def test_closing_waits_for_no_host_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    silent = sockets.listen("tcp://127.0.0.1:*")
+    silent = listen("tcp://127.0.0.1:*")
     hub = SocketHub(SECURITY)
     for _ in range(8):
         hub.connect(silent[1], b"worker-1")
-    until(lambda: all(channel.socket is not None for channel in hub._channels))
+    until(lambda: all(one.socket is not None for one in hub._channels))
     began = time.monotonic()
     hub.close()
     assert time.monotonic() - began < 0.9
     assert not [one for one in threading.enumerate() if silent[1] in one.name]
     silent[0].close()
+
+
+def test_a_hub_that_is_closed_connects_no_more(listener: SocketListener) -> None:
+    """An interpreter may end, and close all hubs, while another thread is about to connect."""
+    hub = SocketHub(SECURITY)
+    hub.close()
+    hub.connect(listener.addresses[0], b"worker-1")
+    assert not [one for one in threading.enumerate() if listener.addresses[0] in one.name]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from paceline.transport import noise
-from paceline.transport.handshake import GREETING_BYTES, Agreed, HandshakeError, Initiator, Responder
+from paceline.transport import handshake, noise
+from paceline.transport.handshake import GREETING_BYTES, Agreed, HandshakeError, Initiator, Responder, Seen
 
 KEY, OTHER = bytes(range(32)), bytes(32)
 
@@ -112,6 +112,29 @@ def test_who_repeats_what_a_member_once_said_gets_no_further() -> None:
     with pytest.raises(HandshakeError, match="repeats"):
         second.take(join)
     assert second.agreed is None
+
+
+def test_a_hello_that_comes_again_is_refused_before_any_of_it_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = Seen()
+    hello = Initiator(KEY, b"w", True).hello()
+    Responder(KEY, True, False, seen).take(hello)
+    again = Responder(KEY, True, False, seen)
+    monkeypatch.setattr(noise.Noise, "read_first", None)
+    with pytest.raises(HandshakeError, match="repeats"):
+        again.take(hello)
+    assert not again.proved
+
+
+def test_a_listener_remembers_so_many_hellos_and_none_that_a_stranger_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handshake, "MAX_SEEN", 3)
+    seen = Seen()
+    hellos = [Initiator(KEY, b"w", True).hello() for _ in range(4)]
+    for one in hellos:
+        Responder(KEY, True, False, seen).take(one)
+    stranger = Initiator(OTHER, b"w", True).hello()
+    with pytest.raises(HandshakeError, match="the keys differ"):
+        Responder(KEY, True, False, seen).take(stranger)
+    assert [one in seen for one in (*hellos, stranger)] == [False, True, True, True, False]
 
 
 def test_a_public_key_that_is_none_is_refused() -> None:

@@ -11,7 +11,7 @@ import torch
 
 from paceline import kvstore
 from paceline.testing import LocalJob, tell
-from paceline.worker.session import current_session
+from paceline.worker.current import current_session
 
 
 def say_who_lives():

@@ -49,11 +49,11 @@ def create(name: str = "local", **options: Any) -> KVStoreBase:
         **options: options of distributed stores: ``staleness``, ``groups`` (lists of members, or a path),
             ``weighting``, ``age`` (missed updates beyond which a push is dropped), ``k`` (for ``dist_ksync``), ``mean``
             (merge to the mean over samples instead of the sum), ``namespace`` (default: stores of different workers
-            match by the order in which they are created).
+            match by the order in which they are created; a namespace that was closed starts anew).
 
     Raises:
         TypeError: the name is not a string, or the type does not have an option.
-        ValueError: unknown type; the nearest is suggested.
+        ValueError: unknown type; the nearest is suggested. Or the namespace contains ``#``.
         ConfigError: a distributed type outside of a job.
     """
     if not isinstance(name, str):
@@ -90,7 +90,7 @@ def _create_local(kind: str, options: dict[str, Any]) -> KVStoreBase:
 def _create_dist(store_type: str, alias: str, options: dict[str, Any]) -> KVStoreBase:
     from paceline.kvstore.dist import DistStore
     from paceline.kvstore.dist.policy import OPTIONS, resolve_policy
-    from paceline.worker.session import current_session
+    from paceline.worker.current import current_session
 
     known = OPTIONS[store_type]
     unknown = sorted(set(options) - known)
@@ -98,5 +98,8 @@ def _create_dist(store_type: str, alias: str, options: dict[str, Any]) -> KVStor
         raise TypeError(f"a {alias} store has no option {', '.join(unknown)}; it has {', '.join(sorted(known))}")
     session = current_session()
     policy = resolve_policy(store_type, session, options)
-    namespace = options.get("namespace") or f"kv{next(_numbers)}"
-    return DistStore(alias, session, policy, namespace, bool(options.get("mean")))
+    namespace = options.get("namespace")
+    if namespace and "#" in namespace:
+        raise ValueError(f"namespace {namespace!r} contains '#'; choose a name without it")
+    name = session.store_name(namespace) if namespace else f"kv{next(_numbers)}"
+    return DistStore(alias, session, policy, name, bool(options.get("mean")))

@@ -15,12 +15,12 @@ The command line takes every backend through the same steps::
 
 **How a process finds the scheduler.** Two ways, depending on who starts the processes.
 
-1. *Our agents start them*: ssh, mpi, slurm, Grid Engine. The engine starts one agent (``paceline agent``) per host,
-   like a remote shell. The launcher, which may itself run inside an allocation, starts the scheduler through its agent,
-   learns its address, and then sends each process its environment, key and address included, over the agent's stdin.
-   An agent whose stdin ends kills what it started. Such a backend only knows the command line that runs an agent on a
-   host (:mod:`paceline.launch.remote`).
-2. *The engine starts them*: Kubernetes, torchx, Ray. The scheduler's address is known beforehand (a Service, a pod's
+1. *Our agents start them*: ssh, mpi, slurm, Grid Engine, Ray, YARN. The engine starts one agent (``paceline agent``)
+   per host, like a remote shell. The launcher, which may itself run inside an allocation, starts the scheduler through
+   its agent, learns its address, and then sends each process its environment, key and address included, over the
+   agent's stdin. An agent whose stdin ends kills what it started. Such a backend only knows the command line that runs
+   an agent on a host (:mod:`paceline.launch.remote`).
+2. *The engine starts them*: Kubernetes, torchx. The scheduler's address is known beforehand (a Service, a pod's
    name, the first actor's address): it binds ``PACELINE_SCHEDULER=tcp://0.0.0.0:PORT`` and the others get
    ``PACELINE_SCHEDULER=tcp://NAME:PORT``; a name may resolve late, members try until ``start_timeout_s``. The plan is
    made with ``alone=True``; :meth:`ProcessSpec.environment <paceline.launch.ProcessSpec.environment>` fills the late
@@ -54,6 +54,7 @@ BACKENDS: dict[str, str] = {
     "ray": "paceline.launch.ray_cluster.backend:RayBackend",
     "sge": "paceline.launch.sge.backend:SgeBackend",
     "k8s": "paceline.launch.k8s.backend:KubernetesBackend",
+    "yarn": "paceline.launch.yarn.backend:YarnBackend",
 }
 
 R = TypeVar("R")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from paceline.membership.actions import Action, Answer, MemberKey, Waiting
 from paceline.wire import messages as m
@@ -14,19 +14,27 @@ class Barriers:
 
     Args:
         num_workers: of the job.
+        left: returns the workers that have left a store; its barriers do not wait for them.
     """
 
-    def __init__(self, num_workers: int) -> None:
-        self._num_workers = num_workers
+    def __init__(self, num_workers: int, left: Callable[[str], Collection[MemberKey]]) -> None:
+        self._num_workers, self._left = num_workers, left
         self._inside: dict[str, dict[MemberKey, Waiting]] = {}
+        self._stores: dict[str, str] = {}
+        """Stores of the barriers that are one store's."""
 
-    def enter(self, name: str, key: MemberKey, waiting: Waiting) -> None:
+    def enter(self, name: str, key: MemberKey, waiting: Waiting, store: str = "") -> None:
         """Note that a worker has come; the last of its requests is answered."""
         self._inside.setdefault(name, {})[key] = waiting
+        if store:
+            self._stores[name] = store
 
-    def inside(self, name: str) -> set[MemberKey]:
-        """Return who has come."""
-        return set(self._inside.get(name, ()))
+    def missing(self, name: str, wanted: Collection[MemberKey]) -> set[MemberKey]:
+        """Return the wanted workers for which a barrier waits."""
+        present = set(self._inside.get(name, ()))
+        if name in self._stores:
+            present.update(self._left(self._stores[name]))
+        return set(wanted) - present
 
     def where(self, key: MemberKey) -> str:
         """Return the barrier at which a member waits, or nothing."""
@@ -34,11 +42,12 @@ class Barriers:
 
     def opened(self, wanted: Collection[MemberKey]) -> list[Action]:
         """Open the barriers that all wanted workers have entered; returns the answers."""
-        complete = [name for name, inside in self._inside.items() if inside.keys() >= set(wanted)]
+        complete = [name for name in self._inside if not self.missing(name, wanted)]
         return [action for name in complete for action in self._open(name, self._inside.pop(name))]
 
     def _open(self, name: str, inside: dict[MemberKey, Waiting]) -> list[Action]:
         """Answer all who have come; those who brought something get what all have brought."""
+        self._stores.pop(name, None)
         size = sum(len(one.payload or b"") for one in inside.values())
         gathered: m.Reply
         if size > MAX_GATHER_BYTES:
@@ -53,6 +62,7 @@ class Barriers:
         """Forget all barriers; returns who waits at one."""
         waiting = [one for inside in self._inside.values() for one in inside.values()]
         self._inside.clear()
+        self._stores.clear()
         return waiting
 
     def members(self) -> set[MemberKey]:

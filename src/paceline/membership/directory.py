@@ -46,6 +46,10 @@ class Directory:
         """Note that a worker has left a store."""
         self._left.setdefault(store, set()).add(key)
 
+    def left(self, store: str) -> set[MemberKey]:
+        """Return the workers that have left a store."""
+        return self._left.get(store, set())
+
     def forget(self, present: Collection[MemberKey]) -> None:
         """Forget the stores that all present workers have left."""
         for store in [name for name, left in self._left.items() if left.issuperset(present)]:

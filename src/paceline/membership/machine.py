@@ -69,7 +69,8 @@ from paceline.membership.barriers import Barriers
 from paceline.membership.directory import Directory
 from paceline.membership.liveness import Liveness, Suspect
 from paceline.membership.newcomers import free_rank, objection
-from paceline.membership.seat import Seat, without_token
+from paceline.membership.seat import Seat
+from paceline.membership.seats import Seats
 from paceline.wire import messages as m
 
 #: How long the scheduler waits for the others to exit before it does.
@@ -97,10 +98,9 @@ class Membership:
         self._settings, self._pid, self._host_id = settings, pid, host_id
         self._started = now
         self._new_token = new_token
-        self._seats: dict[MemberKey, Seat] = {}
-        self._peers: dict[bytes, MemberKey] = {}
-        self._barriers = Barriers(settings.num_workers)
+        self._seats = Seats(settings)
         self._directory = Directory()
+        self._barriers = Barriers(settings.num_workers, self._directory.left)
         self._liveness = Liveness(settings, now)
         self._gone: dict[MemberKey, int] = {}
         """Exit codes of those who ended before they joined."""
@@ -119,7 +119,7 @@ class Membership:
             return self._hello(peer, seq, body, now)
         if isinstance(body, m.Claim):
             return self._claim(peer, seq, body)
-        key = self._peers.get(peer)
+        key = self._seats.of(peer)
         if key is None and isinstance(body, m.AskStatus):  # whoever holds the job's key may know
             return [Answer(peer, seq, self.status(now))]
         if key is None:
@@ -134,7 +134,7 @@ class Membership:
             case m.Bye():
                 return [Answer(peer, seq, m.Done()), *self._bye(key, body.reason, now)]
             case m.Enter():
-                return self._enter(key, Waiting(peer, seq), body.barrier)
+                return self._enter(key, Waiting(peer, seq), body.barrier, body.store)
             case m.Gather():
                 return self._enter(key, Waiting(peer, seq, payload=body.payload), body.barrier)
             case m.Publish():
@@ -143,12 +143,13 @@ class Membership:
                 return self._look_up(Waiting(peer, seq, frozenset(body.keys)), body.store)
             case m.Leave():
                 self._directory.leave(body.store, key)
-                self._directory.forget(self._expected())
-                return [Answer(peer, seq, m.Done())]
+                opened = self._opened()
+                self._directory.forget(self._seats.expected())
+                return [Answer(peer, seq, m.Done()), *opened]
             case m.AskStatus():
                 return [Answer(peer, seq, self.status(now))]
             case m.AskAbsent():
-                missing = self._expected() - self._barriers.inside(body.barrier)
+                missing = self._barriers.missing(body.barrier, self._seats.expected())
                 return [Answer(peer, seq, m.Missing(sorted(rank for _, rank in missing)))]
         return [refuse(peer, seq, f"the scheduler does not take {type(body).__name__}")]
 
@@ -163,10 +164,10 @@ class Membership:
 
     def is_member(self, peer: bytes) -> bool:
         """Tell whether a connection belongs to a member."""
-        return peer in self._peers
+        return self._seats.of(peer) is not None
 
     def _hello(self, peer: bytes, seq: int, hello: m.Hello, now: float) -> list[Action]:
-        known = self._peers.get(peer)
+        known = self._seats.of(peer)
         if known is not None:
             return self._hello_again(peer, seq, known)
         is_ending = bool(self.deaths) or self._ending is not None
@@ -177,11 +178,10 @@ class Membership:
         member = m.Member(
             hello.role, rank, hello.local_rank, hello.host, hello.host_id, hello.pid, hello.address, self._new_token()
         )
-        self._seats[hello.role, rank] = Seat(member, peer, now, seq)
-        self._peers[peer] = (hello.role, rank)
+        self._seats.add(Seat(member, peer, now, seq))
         if self._gone and self._has_workers():
             return self._miss(now)
-        if len(self._seats) < self._settings.num_workers + self._settings.num_servers:
+        if self._seats.missing():
             return []
         self.complete = True
         for seat in self._seats.values():
@@ -198,37 +198,26 @@ class Membership:
         return [Answer(peer, seq, self._welcome(key))] if self.complete else self._failures_for([Waiting(peer, seq)])
 
     def _welcome(self, key: MemberKey) -> m.Welcome:
-        """Servers learn every member's token, workers only their own."""
-        members = [
-            seat.member if key[0] == "server" or key == other else without_token(seat.member)
-            for other, seat in sorted(self._seats.items())
-        ]
-        return m.Welcome(key[1], members, self._pid, self._host_id)
+        return m.Welcome(key[1], self._seats.known_to(key), self._pid, self._host_id)
 
     def _claim(self, peer: bytes, seq: int, claim: m.Claim) -> list[Action]:
-        seat = self._seats.get((claim.role, claim.rank))
-        if seat is None or seat.member.token != claim.token:
+        if not self._seats.claim(peer, claim):
             return [refuse(peer, seq, f"the claim to be {claim.role} {claim.rank} has the wrong token")]
-        self._peers[peer] = (claim.role, claim.rank)
         return [Answer(peer, seq, m.Done())]
 
     # ---- barriers, gathers and keys ----------------------------------------------------------------------------------
 
-    def _enter(self, key: MemberKey, waiting: Waiting, name: str) -> list[Action]:
+    def _enter(self, key: MemberKey, waiting: Waiting, name: str, store: str = "") -> list[Action]:
         if self.deaths:
             return self._failures_for([waiting])
         if key[0] != "worker":
             return [refuse(waiting.peer, waiting.seq, f"barriers and gathers are for workers, not for a {key[0]}")]
-        self._barriers.enter(name, key, waiting)
+        self._barriers.enter(name, key, waiting, store)
         return self._opened()
-
-    def _expected(self) -> set[MemberKey]:
-        """Return the workers that a barrier waits for."""
-        return {key for key, seat in self._seats.items() if key[0] == "worker" and not seat.left}
 
     def _opened(self) -> list[Action]:
         """Open the barriers that every live worker has entered, once everybody has joined."""
-        return self._barriers.opened(self._expected()) if self.complete else []
+        return self._barriers.opened(self._seats.expected()) if self.complete else []
 
     def _look_up(self, waiting: Waiting, store: str) -> list[Action]:
         return self._failures_for([waiting]) if self.deaths else self._directory.look_up(store, waiting)
@@ -237,17 +226,17 @@ class Membership:
 
     def lost(self, peer: bytes, now: float) -> None:
         """Note that a connection closed; the member has a moment to come back."""
-        key = self._peers.get(peer)
+        key = self._seats.of(peer)
         if key is not None and self._seats[key].peer == peer and self._seats[key].closed_since is None:
             self._seats[key].closed_since = now
 
     def lifelines(self) -> list[bytes]:
         """Return the connections whose hosts :meth:`note_host` should tell of before every :meth:`tick`."""
-        return [seat.peer for seat in self._seats.values() if seat.live]
+        return [seat.peer for seat in self._seats.live()]
 
     def note_host(self, peer: bytes, silent_s: float | None) -> None:
         """Note for how long the kernel of a member's host was not heard; None: not known. Counts for one tick."""
-        self._seats[self._peers[peer]].host_silent_s = silent_s
+        self._seats.of_member(peer).host_silent_s = silent_s
 
     def suspects(self, now: float) -> list[Suspect]:
         """Return the members whose processes :meth:`note_state` should tell of."""
@@ -273,7 +262,7 @@ class Membership:
         if not self.complete and not self.deaths and now - self._started > self._settings.start_timeout_s:
             actions += self._nobody_came(now)
         if self._ending is not None:
-            all_gone = all(not seat.live or seat.closed_since is not None for seat in self._seats.values())
+            all_gone = all(seat.closed_since is not None for seat in self._seats.live())
             if all_gone or now - self._ending > LEAVE_TIMEOUT_S:
                 actions.append(Finish(self._code))
         return actions
@@ -312,7 +301,7 @@ class Membership:
         return []
 
     def _has_workers(self) -> bool:
-        return any(role == "worker" for role, _ in self._seats)
+        return bool(self._seats.of_role("worker"))
 
     def _miss(self, now: float) -> list[Action]:
         """Give the start up: a process has ended before it joined."""
@@ -326,9 +315,9 @@ class Membership:
         self._ending = now if self._ending is None else self._ending
         # Members that exit after a failed start do not change the exit code.
         self._code = self._code or PEER_FAILED
-        actions: list[Action] = [Answer(seat.peer, 0, self._news()) for seat in self._seats.values() if seat.live]
+        actions: list[Action] = [Answer(seat.peer, 0, self._news()) for seat in self._seats.live()]
         if not self.complete:
-            actions += self._failures_for([Waiting(s.peer, s.seq) for s in self._seats.values() if s.live])
+            actions += self._failures_for([Waiting(seat.peer, seat.seq) for seat in self._seats.live()])
         return actions + self._failures_for([*self._barriers.clear(), *self._directory.clear()])
 
     def _failures_for(self, waiting: list[Waiting]) -> list[Action]:
@@ -338,19 +327,14 @@ class Membership:
         return [Answer(one.peer, one.seq, m.Failed("PeerDiedError", text)) for one in waiting]
 
     def _nobody_came(self, now: float) -> list[Action]:
-        settings = self._settings
-        seats = [("server", r) for r in range(settings.num_servers)] + [
-            ("worker", r) for r in range(settings.num_workers)
-        ]
-        missing = ", ".join(f"{role} {rank}" for role, rank in seats if (role, rank) not in self._seats)
+        missing = self._seats.missing()
         text = (
-            f"{missing} did not join within {settings.start_timeout_s:g} s; look at their output, "
-            "or raise PACELINE_START_TIMEOUT_S"
+            f"{', '.join(f'{role} {rank}' for role, rank in missing)} did not join within "
+            f"{self._settings.start_timeout_s:g} s; look at their output, or raise PACELINE_START_TIMEOUT_S"
         )
         self._ending, self._code = now, 1
         self.deaths.append(m.Death("scheduler", 0, "", text))
-        role, rank = next(seat for seat in seats if seat not in self._seats)
-        self.cause = self.cause or m.Death(role, rank, "", text)
+        self.cause = self.cause or m.Death(*missing[0], "", text)
         return [Answer(seat.peer, seat.seq, m.Failed("JoinTimeoutError", text)) for seat in self._seats.values()]
 
     def _bye(self, key: MemberKey, reason: str, now: float) -> list[Action]:
@@ -367,40 +351,32 @@ class Membership:
 
     def _left(self, seat: Seat, now: float) -> list[Action]:
         seat.left = True
-        self._directory.forget(self._expected())
-        workers = [one for (role, _), one in self._seats.items() if role == "worker"]
-        if self.complete and all(not one.live for one in workers) and self._ending is None:
+        self._directory.forget(self._seats.expected())
+        workers = self._seats.of_role("worker")
+        if self.complete and self._ending is None and not any(one.live for one in workers):
             self._ending = now
             return self._tell_servers()
         return [*self._tell_servers(), *self._opened()] if self.complete else []
 
     def _tell_servers(self) -> list[Action]:
-        servers = [one for (role, _), one in self._seats.items() if role == "server" and one.live]
-        return [Answer(one.peer, 0, self._news()) for one in servers]
+        return [Answer(one.peer, 0, self._news()) for one in self._seats.of_role("server") if one.live]
 
     def _news(self, suspects: Sequence[m.Suspect] = ()) -> m.News:
-        left = [rank for (role, rank), seat in sorted(self._seats.items()) if role == "worker" and seat.left]
+        left = sorted(seat.member.rank for seat in self._seats.of_role("worker") if seat.left)
         return m.News(self.deaths, self._ending is not None, left, list(suspects))
 
     def status(self, now: float) -> m.Status:
         """Return who is there, how far, and since when not heard."""
-        seats = [self._seats[key] for key in sorted(self._seats)]
-        return m.Status(
-            [without_token(seat.member) for seat in seats],
-            [seat.report(self._waits_for(key), now) for key, seat in sorted(self._seats.items())],
-            self.deaths,
-        )
+        return self._seats.status(self._waits_for, self.deaths, now)
 
     def _waits_for(self, key: MemberKey) -> str:
         name = self._barriers.where(key)
-        missing = sorted(rank for _, rank in self._expected() - self._barriers.inside(name)) if name else []
+        missing = sorted(rank for _, rank in self._barriers.missing(name, self._seats.expected())) if name else []
         return " ".join(map(str, missing))
 
     def check(self) -> None:
         """Assert what must always hold."""
-        assert len({seat.peer for seat in self._seats.values()}) == len(self._seats), "two members share a lifeline"
-        for (role, rank), seat in self._seats.items():
-            assert (seat.member.role, seat.member.rank) == (role, rank)
+        self._seats.check()
         waiting = self._barriers.members()
         assert waiting <= set(self._seats), "a process that is no member waits at a barrier"
         assert not (self.deaths and (waiting or self._directory.has_lookups)), "a request waits for a dead member"

@@ -15,7 +15,7 @@ from paceline.server import process as server
 from paceline.testing.faults import Chance, FaultyHub, FaultyListener, asked_for
 from paceline.transport.security import Security
 from paceline.transport.sockets import SocketHub, SocketListener
-from paceline.worker import session
+from paceline.worker import current
 
 
 def install(who: str) -> None:
@@ -41,7 +41,7 @@ def install(who: str) -> None:
 
     result = accumulate.Accumulator.result
     for owner, name, value in (
-        (session, "SocketHub", faulty_hub),
+        (current, "SocketHub", faulty_hub),
         (server, "SocketHub", faulty_hub),
         (server, "SocketListener", faulty_listener),
         (server, "IDLE_S", faults.probe_after_s),

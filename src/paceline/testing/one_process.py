@@ -44,9 +44,6 @@ class _Session:
     def note_round(self, round: int) -> None:
         """Nothing: there is no scheduler."""
 
-    def note_opened(self, name: str) -> None:
-        """Nothing: no store was closed."""
-
     def note_closed(self, name: str, store: object) -> None:
         """Nothing: the servers refuse who has left."""
 
@@ -65,7 +62,7 @@ class _Session:
     def failure(self) -> None:
         return None
 
-    def barrier(self, name: str) -> None:
+    def barrier(self, name: str, store: str = "") -> None:
         """Deliver all there is; a test calls its workers one after the other."""
         self._job.deliver_all()
 

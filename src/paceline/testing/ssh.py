@@ -6,6 +6,7 @@ import contextlib
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -135,14 +136,24 @@ class SshHosts:
 
     def processes(self, index: int) -> list[str]:
         """Return the command lines of what runs on a host, except its ssh server and what holds the namespace."""
+        return list(self._processes(index).values())
+
+    def end(self, index: int, command: str) -> None:
+        """Kill the processes of a host that have this command line, and no others of this machine."""
+        for process in [process for process, line in self._processes(index).items() if line == command]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+    def _processes(self, index: int) -> dict[int, str]:
         own = os.readlink(f"/proc/{self._servers[index].pid}/ns/net")
-        found = []
+        found = {}
         for process in Path("/proc").iterdir():
             with contextlib.suppress(OSError):  # no process, or it has ended
                 command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
                 if command and process.name.isdigit() and os.readlink(process / "ns/net") == own:
-                    found.append(command)
-        return [one for one in found if not one.startswith(("sshd: /usr/sbin/sshd", _SSHD, "unshare ", "cat"))]
+                    found[int(process.name)] = command
+        ours = ("sshd: /usr/sbin/sshd", _SSHD, "unshare ", "cat")
+        return {process: line for process, line in found.items() if not line.startswith(ours)}
 
     def _configure(self) -> None:
         Path("/run/sshd").mkdir(parents=True, exist_ok=True)

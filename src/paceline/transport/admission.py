@@ -7,12 +7,14 @@
 | member | what it sends | it leaves |
 
 A member's first bytes come right behind its connection, so it is a stranger for microseconds. However many strangers
-connect, they replace each other and not members. Who has recorded a member's HELLO can be *proved*, but never a member.
+connect, they replace each other and not members. Who repeats a member's HELLO is refused; one that is so old that it is
+forgotten can be *proved*, but never a member.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import selectors
@@ -32,6 +34,12 @@ MAX_HALF_OPEN = 256
 
 #: How long a handshake may take. Longer than a few lost packets; a member tries again.
 HANDSHAKE_S = 5.0
+
+#: Pause where a connection cannot be accepted and no half-open one can be dropped for it. The listening socket stays
+#: readable meanwhile, so without a pause this thread would use a whole core.
+_NO_DESCRIPTOR_PAUSE_S = 0.05
+
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 #: Connections accepted before those that are open already are looked at again.
 _ACCEPTED_AT_ONCE = 64
@@ -136,8 +144,9 @@ class Gate:
             except BlockingIOError:
                 return
             except OSError as error:
-                self._without_descriptors(error)
-                return
+                if error.errno in _NO_DESCRIPTOR:
+                    self._without_descriptors(error)
+                return  # else that connection has failed, and the next one may not
             sock.setblocking(False)
             local = sock.family == socket.AF_UNIX
             half = _HalfOpen(sock, "this host" if local else f"{address[0]}:{address[1]}", self._respond(local))
@@ -153,7 +162,7 @@ class Gate:
             self._drop(oldest)
         else:
             self._note_refusal("a connection", str(error))
-            time.sleep(0.05)
+            time.sleep(_NO_DESCRIPTOR_PAUSE_S)
 
     def _advance(self, half: _HalfOpen) -> None:
         try:

@@ -2,9 +2,9 @@
 
 | step | initiator | responder |
 |---|---|---|
-| 1 | sends HELLO | refuses who has not the key, or another protocol; else sends WELCOME |
+| 1 | sends HELLO | refuses who has not the key, another protocol, or a HELLO again; else sends WELCOME |
 | 2 | checks WELCOME, sends JOIN, is connected | waits |
-| 3 | | opens JOIN, is connected: a HELLO alone may be a replay |
+| 3 | | opens JOIN, is connected: a HELLO alone may be a replay that is too old to be recognised |
 
 All three have a fixed size, so that a connection of a stranger holds less than 100 bytes. In a job without a key the
 messages have the same form, and prove nothing.
@@ -29,6 +29,10 @@ _JOIN_BYTES = 1 + MAX_IDENTITY_BYTES
 
 _ENCRYPT = 1
 
+#: HELLOs that a listener recognises when they come again. More connections than members make in a long time.
+MAX_SEEN = 4096
+_REPEATED = "it repeats what somebody else once said"
+
 
 class HandshakeError(Exception):
     """The other side cannot be talked to.
@@ -36,12 +40,11 @@ class HandshakeError(Exception):
     Args:
         reason: for messages.
         reply: what to send before the connection closes.
-        final: False where another try may help.
     """
 
-    def __init__(self, reason: str, reply: bytes = b"", final: bool = True) -> None:
+    def __init__(self, reason: str, reply: bytes = b"") -> None:
         super().__init__(reason)
-        self.reason, self.reply, self.final = reason, reply, final
+        self.reason, self.reply = reason, reply
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,23 @@ class Initiator:
         return Agreed(self._identity, AesGcm(sending), AesGcm(receiving), bool(wishes[0] & _ENCRYPT))
 
 
+class Seen:
+    """The last HELLOs that held the key. A member sends none twice; a stranger can only repeat what it recorded."""
+
+    def __init__(self) -> None:
+        self._hellos: dict[bytes, None] = {}
+
+    def __contains__(self, hello: bytes) -> bool:
+        """Tell whether a HELLO came before."""
+        return hello in self._hellos
+
+    def add(self, hello: bytes) -> None:
+        """Note a HELLO that held the key; forgets the oldest of too many."""
+        self._hellos[hello] = None
+        if len(self._hellos) > MAX_SEEN:
+            del self._hellos[next(iter(self._hellos))]
+
+
 class Responder:
     """The listening side.
 
@@ -122,13 +142,15 @@ class Responder:
         psk: 32 bytes; empty for a job without a key.
         encrypt: whether large frames must be protected, even if the initiator does not ask for it.
         local: the connection does not leave this host: large frames need no protection.
+        seen: of the listener.
 
     Attributes:
         wanted: bytes that it waits for.
         agreed: what came out, when the handshake is complete.
     """
 
-    def __init__(self, psk: bytes, encrypt: bool, local: bool) -> None:
+    def __init__(self, psk: bytes, encrypt: bool, local: bool, seen: Seen | None = None) -> None:
+        self._seen = Seen() if seen is None else seen
         self._noise = noise.Noise(psk, _PROLOGUE) if psk else None
         self._encrypt, self._local = encrypt, local
         self._ciphers: tuple[Cipher, Cipher] | None = None
@@ -152,7 +174,7 @@ class Responder:
         try:
             join = receiving.open(message, _PROLOGUE)
         except TamperedError:
-            raise HandshakeError("it repeats what somebody else once said") from None
+            raise HandshakeError(_REPEATED) from None
         self.agreed = Agreed(join[1 : 1 + join[0]], sending, receiving, self._encrypt)
         return b""
 
@@ -166,7 +188,10 @@ class Responder:
             self._ciphers, self._encrypt = (NoCipher(), NoCipher()), False
             self.wanted = _JOIN_BYTES
             return _refusal(_KEYLESS)
+        if message in self._seen:
+            raise HandshakeError(_REPEATED)
         reply = self._answer(self._noise, body)
+        self._seen.add(message)
         to_here, from_here = self._noise.split()
         self._ciphers = AesGcm(from_here), AesGcm(to_here)
         self.wanted = _JOIN_BYTES + AesGcm.overhead

@@ -10,27 +10,23 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from weakref import WeakValueDictionary
 
-from paceline import forks
-from paceline.config import Settings, from_environment
+from paceline.config import Settings
 from paceline.consistency import Policy
-from paceline.errors import ConfigError, DeadlineError, PacelineError
+from paceline.errors import DeadlineError, PacelineError
 from paceline.local_merge import LocalMerge
 from paceline.logs import set_up_worker_logging
 from paceline.peer.call import Call, OnAnswer
 from paceline.peer.client import Client
 from paceline.peer.hosts import address_for
 from paceline.peer.lifeline import Lifeline
-from paceline.transport import Hub, Security
+from paceline.transport import Hub
 from paceline.transport.base import Frames
-from paceline.transport.sockets import SocketHub
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_GATHER_BYTES
-from paceline.worker.leaving import Exit
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +57,8 @@ class Session:
         self._closers: list[Callable[[], None]] = []
         self._gathers: Counter[str] = Counter()
         self._closed_stores: WeakValueDictionary[str, object] = WeakValueDictionary()
+        self._namespaces: dict[str, int] = {}
+        """How often stores of a namespace were closed here; of namespaces that the user has named."""
         self._closed = False
         self._client = Client(make_hub(), check=self._check_open)
         self._lifeline = Lifeline(settings, make_hub(), on_change=self._client.wake)
@@ -167,7 +165,7 @@ class Session:
             PacelineError: always there; the text says what to do instead.
         """
         if not self.is_own:
-            raise PacelineError(_forked_from(f"worker {self.rank}", self._pid))
+            raise PacelineError(forked_from(f"worker {self.rank}", self._pid))
 
     def check(self) -> None:
         """Raise where the job has failed, and in a forked child.
@@ -180,7 +178,7 @@ class Session:
 
     def _check_store(self, body: m.Request) -> None:
         store = getattr(body, "store", None)
-        if store in self._closed_stores and not isinstance(body, m.AskStats | m.GetState):
+        if store and store in self._closed_stores:
             raise PacelineError(f"store {store!r} is closed on worker {self.rank}; create another one")
 
     def _check_open(self) -> None:
@@ -250,9 +248,9 @@ class Session:
 
     # ---- together ----------------------------------------------------------------------------------------------------
 
-    def barrier(self, name: str) -> None:
-        """Wait until all live workers have called this with the same name."""
-        self.call_scheduler(m.Enter(name), f"barrier {name!r}")
+    def barrier(self, name: str, store: str = "") -> None:
+        """Wait until all live workers have called this with the same name; of a store, all that have not left it."""
+        self.call_scheduler(m.Enter(name, store), f"barrier {name!r}")
 
     def gather(self, name: str, payload: bytes, timeout_s: float | None = None) -> list[bytes]:
         """Return the payloads of all workers, by rank.
@@ -290,17 +288,24 @@ class Session:
         self._closers.append(closer)
 
     def note_closed(self, name: str, store: object) -> None:
-        """Refuse requests on a store that this worker has left; its counters and states can still be read.
+        """Refuse requests on a store that this worker has left: the servers forget it with the last worker.
 
         Args:
             name: of the store.
             store: what has left it; the name is forgotten when that is freed.
         """
         self._closed_stores[name] = store
+        namespace, _, number = name.partition("#")
+        if namespace in self._namespaces and (number.isdigit() or not number):
+            self._namespaces[namespace] += 1
 
-    def note_opened(self, name: str) -> None:
-        """Take requests on a store of this name again: another one has got it."""
-        self._closed_stores.pop(name, None)
+    def store_name(self, namespace: str) -> str:
+        """Return what the servers call a store of a namespace: after each close another name.
+
+        Workers do not close a store at the same moment. Who opens the namespace again must not meet the old store.
+        """
+        closed = self._namespaces.setdefault(namespace, 0)
+        return f"{namespace}#{closed + 1}" if closed else namespace
 
     @property
     def has_left(self) -> bool:
@@ -354,63 +359,10 @@ def _workers_of(status: m.Status, ranks: Sequence[int]) -> list[str]:
     return found
 
 
-def _forked_from(whom: str, pid: int) -> str:
+def forked_from(whom: str, pid: int) -> str:
+    """Return the error text for a process that was forked from a worker."""
     return (
         f"process {os.getpid()} was forked from {whom} (pid {pid}), and its stores belong to that process: connections "
         "do not survive a fork. Use them there; give a child copies of tensors, or start it with the method 'spawn' of "
         "multiprocessing"
     )
-
-
-class _Current:
-    """The session of this process, made at the first use."""
-
-    def __init__(self) -> None:
-        self._session: Session | None = None
-        self._lock = threading.Lock()
-        self._exit = Exit()
-        self._forked_from = ""
-        forks.in_children(self, _Current._forget)
-
-    def _forget(self) -> None:
-        """In a forked child: note that the job is joined already, or that another thread was joining it."""
-        session = self._session
-        if self._lock.locked() or (session is not None and not session._closed):
-            whom = "a worker" if session is None else f"worker {session.rank}"
-            self._forked_from = self._forked_from or _forked_from(whom, os.getppid())
-        self._lock = threading.Lock()
-        self._session = self._exit.session = None
-
-    def get(self) -> Session:
-        """Return the session, joining the job if there is none.
-
-        Raises:
-            PacelineError: this process was forked from a worker.
-        """
-        with self._lock:
-            if self._forked_from:
-                raise PacelineError(self._forked_from)
-            if self._session is None or self._session._closed:
-                settings = from_environment()
-                if not settings.scheduler or settings.role != "worker":
-                    raise ConfigError(
-                        "a distributed store needs a job: start the script with `paceline launch -n 2 -- python "
-                        "script.py` or set PACELINE_SCHEDULER, PACELINE_JOB_KEY and the other PACELINE_* variables"
-                    )
-                security = Security.of(settings)
-                self._exit.install()
-                self._session = self._exit.session = Session(settings, lambda: SocketHub(security))
-            return self._session
-
-
-_current = _Current()
-
-
-def current_session() -> Session:
-    """Return this process's session, joining the job at the first call.
-
-    Raises:
-        ConfigError: this process was not started as a worker of a job.
-        PacelineError: this process was forked from a worker.
-    """
-    return _current.get()

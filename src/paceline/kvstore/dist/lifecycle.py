@@ -58,7 +58,6 @@ class Lifecycle:
         if self.is_open:
             return
         self.is_open = True
-        self._session.note_opened(self._name)
         policy = self._policy
         bound = -1 if policy.bound is None else policy.bound
         age = -1 if policy.age is None else policy.age
@@ -81,11 +80,14 @@ class Lifecycle:
         self._session.wait([sent.call for side in sides for sent in side.sending])
 
     def barrier(self) -> None:
-        """Wait until all workers have called this. Servers do not wait for pushes of a worker that has called it."""
+        """Wait until all workers that have not left the store have called this.
+
+        Servers do not wait for pushes of a worker that has called it.
+        """
         self._barriers += 1
         if self.is_open:
             self.ask_all_servers(m.Pause(self._name), "entering a barrier")
-        self._session.barrier(f"{self._name}/{self._barriers}")
+        self._session.barrier(f"{self._name}/{self._barriers}", self._name)
         for block in self._table.blocks.values():
             block.fresh = [False] * len(block.fresh)
 

@@ -372,7 +372,7 @@ class DistStore(KVStore):
     # ---- the rest --------------------------------------------------------------------------------------------------
 
     def barrier(self) -> None:
-        """Wait until all workers have called this. Servers do not wait for pushes of a worker that has called it."""
+        """Wait until all workers of the store have called this; servers do not wait for their pushes meanwhile."""
         self.lifecycle.barrier()
 
     def send_command_to_servers(self, head: str, body: str = "") -> list[str]:
@@ -385,8 +385,8 @@ class DistStore(KVStore):
 
         ``updates``, the histogram of their ``staleness``, ``step_mass`` (the sum of their weights times learning
         rates), ``data_mass`` (samples per worker that were applied), ``dropped`` (pushes that were too old) and
-        ``dropped_by_worker``, ``network_bytes``. All but ``staleness`` and ``network_bytes`` are means over slots, so
-        one round of all keys counts as one.
+        ``dropped_by_worker``, ``network_bytes``. All but ``staleness`` and ``network_bytes`` are means over slots: one
+        round of all keys counts as one. The servers forget them with the store: call this before ``close()``.
         """
         self.lifecycle.open()
         return merge_stats(self.lifecycle.ask_all_servers(m.AskStats(self.name), "counters"))
@@ -396,6 +396,7 @@ class DistStore(KVStore):
 
         A store that this worker never used is left too, because other workers may use it. When all workers have left,
         the servers forget it. Until then a store takes memory on all servers, and here also if nobody refers to it.
+        This worker can still read the values, but do nothing else with the store.
         """
         self.lifecycle.close()
         self.session.forget_store(self.name, self.lifecycle.finish)

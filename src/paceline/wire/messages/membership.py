@@ -124,9 +124,11 @@ class Claim(Message, tag=6):
 
 
 class Enter(Message, tag=7):
-    """Enter a barrier; answered when every live worker has."""
+    """Enter a barrier; answered when every live worker has, or those that have not left its store."""
 
     barrier: Name
+    store: Name = ""
+    """The store whose barrier it is; empty: the job's."""
 
 
 class KeySpec(Message):

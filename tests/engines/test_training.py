@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -47,10 +48,8 @@ if store.rank == 0:
 
 @pytest.fixture(scope="module")
 def copies() -> Iterator[str]:
-    folder = "/var/tmp/paceline-test-mxnet"
-    Path(folder).mkdir(exist_ok=True)
-    yield folder
-    shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(prefix="paceline-copies-", dir="/var/tmp") as folder:
+        yield folder
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +174,7 @@ def accuracy(out: str) -> float:
 
 
 @ENGINES
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("launcher", ["ssh", "openmpi", "mpich", "slurm"])
 def test_mnist_on_every_engine(cluster: SshHosts, launcher: str, tmp_path: Path) -> None:

@@ -1,0 +1,135 @@
+"""A connection to a listener, made again whenever it is lost.
+
+| state | event | becomes |
+|---|---|---|
+| not connected | the listener answers, and the handshake is good | open |
+| not connected | nobody listens, or the handshake fails | not connected; tries again after a pause of 0.05 s to 1 s |
+| open | it ends, or what comes is damaged | not connected; tries again after 0.05 s |
+| any | :meth:`Channel.stop` | closed for good, when the connection ends |
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from paceline.transport.admission import HANDSHAKE_S
+from paceline.transport.connection import Connection, Room, read
+from paceline.transport.endpoints import dial, end
+from paceline.transport.handshake import GREETING_BYTES, Agreed, HandshakeError, Initiator
+from paceline.transport.inbox import Inbox
+from paceline.transport.keepalive import HostWatch, tune
+from paceline.transport.records import RecordWriter
+from paceline.transport.security import Security
+
+logger = logging.getLogger(__name__)
+
+#: Pause between two tries to connect: the first, and the longest. It doubles.
+FIRST_RETRY_S, LAST_RETRY_S = 0.05, 1.0
+
+
+class Channel(Connection):
+    """A connection to a listener, made again whenever it is lost.
+
+    Args:
+        index: of this channel, for the inbox.
+        address: of the listener.
+        identity: what the listener calls this side.
+        security: the job's key.
+        bulk: carries tensors.
+        inbox: takes what arrives.
+
+    Attributes:
+        host: watches the listener's host; None before the first connection.
+        is_open: it is connected now.
+        was_open: it was connected at least once.
+        reopened: it was connected anew; the reader of this clears it.
+        failures: refusals since the last connection.
+        reason: of the last refusal.
+    """
+
+    def __init__(self, index: int, address: str, identity: bytes, security: Security, bulk: bool, inbox: Inbox[int]):
+        super().__init__(identity.decode("ascii", "replace"), keeps=True)
+        self._index, self._address, self._identity, self._security = index, address, identity, security
+        self._bulk = bulk
+        self._inbox = inbox
+        self._closed = threading.Event()
+        self.host: HostWatch | None = None
+        self.is_open = self.was_open = self.reopened = False
+        self.failures = 0
+        self.reason = ""
+
+    def start(self) -> None:
+        """Connect, on a thread."""
+        self.run(self._address, self._run)
+
+    def _run(self) -> None:
+        pause_s = FIRST_RETRY_S
+        while not self._closed.is_set():
+            try:
+                if self._connect_once():
+                    pause_s = FIRST_RETRY_S
+            except OSError:  # nobody listens there now
+                pass
+            except Exception:
+                # Thread border: without this thread the connection would never be made again.
+                logger.exception("the connection to %s failed", self._address)
+            if self._closed.wait(pause_s):
+                return
+            pause_s = min(LAST_RETRY_S, 2 * pause_s)
+
+    def _connect_once(self) -> bool:
+        """Use one connection until it ends; False when there was none.
+
+        Raises:
+            OSError: nobody listens there, or he does not answer.
+        """
+        with dial(self._address) as sock:
+            tune(sock, self._bulk)
+            self.socket = sock
+            if self._closed.is_set():  # end() may have come before there was a socket
+                return False
+            try:
+                agreed = self._greet(sock)
+            except HandshakeError as error:
+                self.failures, self.reason = self.failures + 1, error.reason
+                self._inbox.wake()
+                return False
+            self.host = HostWatch(sock)
+            self.sender.open(sock, RecordWriter(agreed.sending, agreed.encrypts))
+            self.reopened |= self.was_open
+            self.is_open, self.was_open, self.failures = True, True, 0
+            self._inbox.wake()
+            self.room = room = Room()
+
+            read(sock, agreed, f"the listener at {self._address}", room, self._put)
+            self.is_open = False
+            end(sock)
+            self.sender.shut(sock)
+            self._inbox.wake()
+            return True
+
+    def _greet(self, sock: socket.socket) -> Agreed:
+        initiator = Initiator(self._security.psk, self._identity, self._security.encrypt)
+        sock.settimeout(HANDSHAKE_S)
+        sock.sendall(initiator.hello())
+        welcome = b""
+        while len(welcome) < GREETING_BYTES:
+            got = sock.recv(GREETING_BYTES - len(welcome))
+            if not got:
+                raise ConnectionError("closed during the handshake")
+            welcome += got
+        join, agreed = initiator.take(welcome)
+        sock.sendall(join)
+        sock.settimeout(None)
+        return agreed
+
+    def _put(self, frames: Sequence[Any], size: int, room: threading.Semaphore) -> None:
+        self._inbox.put(self._index, frames, size, room)
+
+    def stop(self) -> None:
+        """Connect no more."""
+        self._closed.set()

@@ -1,0 +1,68 @@
+"""The session of this process: made at the first use, closed at exit, and not used in forked children."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from paceline import forks
+from paceline.config import from_environment
+from paceline.errors import ConfigError, PacelineError
+from paceline.transport import Security
+from paceline.transport.sockets import SocketHub
+from paceline.worker.leaving import Exit
+from paceline.worker.session import Session, forked_from
+
+
+class _Current:
+    """The session of this process, made at the first use."""
+
+    def __init__(self) -> None:
+        self._session: Session | None = None
+        self._lock = threading.Lock()
+        self._exit = Exit()
+        self._forked_from = ""
+        forks.in_children(self, _Current._forget)
+
+    def _forget(self) -> None:
+        """In a forked child: note that the job is joined already, or that another thread was joining it."""
+        session = self._session
+        if self._lock.locked() or (session is not None and not session.has_left):
+            whom = "a worker" if session is None else f"worker {session.rank}"
+            self._forked_from = self._forked_from or forked_from(whom, os.getppid())
+        self._lock = threading.Lock()
+        self._session = self._exit.session = None
+
+    def get(self) -> Session:
+        """Return the session, joining the job if there is none.
+
+        Raises:
+            PacelineError: this process was forked from a worker.
+        """
+        with self._lock:
+            if self._forked_from:
+                raise PacelineError(self._forked_from)
+            if self._session is None or self._session.has_left:
+                settings = from_environment()
+                if not settings.scheduler or settings.role != "worker":
+                    raise ConfigError(
+                        "a distributed store needs a job: start the script with `paceline launch -n 2 -- python "
+                        "script.py` or set PACELINE_SCHEDULER, PACELINE_JOB_KEY and the other PACELINE_* variables"
+                    )
+                security = Security.of(settings)
+                self._exit.install()
+                self._session = self._exit.session = Session(settings, lambda: SocketHub(security))
+            return self._session
+
+
+_current = _Current()
+
+
+def current_session() -> Session:
+    """Return this process's session, joining the job at the first call.
+
+    Raises:
+        ConfigError: this process was not started as a worker of a job.
+        PacelineError: this process was forked from a worker.
+    """
+    return _current.get()
