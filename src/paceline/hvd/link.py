@@ -20,7 +20,7 @@ from paceline.hvd.timeline import Timeline
 from paceline.peer.hosts import own_address, tcp
 from paceline.transport.security import Security
 from paceline.transport.sockets import SocketHub
-from paceline.worker.session import current_session
+from paceline.worker.current import current_session
 
 #: How long an address may refuse connections before it counts as one of an earlier job.
 _STALE_S = 2.0

@@ -28,7 +28,7 @@ from paceline.config import Settings
 from paceline.errors import ConfigError, JoinTimeoutError
 from paceline.hvd.place import Place
 from paceline.transport.security import Security, new_job_key
-from paceline.worker.session import current_session
+from paceline.worker.current import current_session
 
 _POLL_S = 0.01
 
