@@ -27,6 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("arguments",),
     ("peer",),
     ("scheduler", "server", "worker"),
+    ("hvd",),
     ("kvstore",),
     ("optim", "gluon", "data"),
     ("saving",),

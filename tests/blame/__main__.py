@@ -20,7 +20,8 @@ from rich.table import Table
 
 from tests.blame.trial import PHASES, Outcome, Trial, draw, run
 
-_BUSY = [sys.executable, "-c", "while True: pass"]
+#: Ends with whoever started it, however that ends.
+_BUSY = [sys.executable, "-c", "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"]
 
 Done = dict[int, tuple[Trial, Outcome]]
 """By seed."""

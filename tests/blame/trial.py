@@ -123,7 +123,7 @@ def run(trial: Trial, folder: Path) -> Outcome:
             missed = not reached or not _signal(trial, mark)
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = launcher.wait(DEADLINE_S)
-        if trial.fault in DEEDS:  # a busy host may end the job before: its processes did not start in time
+        if trial.fault in DEEDS:  # a busy host may fail the job before: its processes did not start in time
             missed = code is not None and not (folder / "deed").exists()
     finally:
         launcher.kill()

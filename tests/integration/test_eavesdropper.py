@@ -77,19 +77,31 @@ def test_one_line_of_warning_says_what_is_not_protected(settings, words):
 
 
 OTHER_USER = """
-import os, sys
+import os, socket, sys
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
-try:
-    open(sys.argv[1], "rb").read(1)
-except PermissionError:
-    print("refused")
+for path in sys.argv[2:]:
+    try:
+        open(path, "rb").read(1)
+    except PermissionError:
+        print("refused")
+with socket.socket(socket.AF_UNIX) as sock:
+    sock.settimeout(10)
+    sock.connect(chr(0) + sys.argv[1])
+    sock.sendall(b"PCL1K" + os.urandom(49))
+    print(sock.recv(1000).rstrip(bytes(1)).decode(), len(sock.recv(1000)))
 """
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
-def test_shared_memory_is_closed_to_other_users():
+def test_memory_keys_and_unix_sockets_are_closed_to_other_users():
+    name = f"paceline-test-{os.getpid()}"
     shared = SharedTensor(1000, torch.float32)
-    path = f"/proc/{os.getpid()}/fd/{shared.fd}"
-    done = subprocess.run([sys.executable, "-c", OTHER_USER, path], capture_output=True, text=True, check=False)
+    listener = SocketListener([f"ipc://@{name}"], Security(new_job_key()))
+    of_this_process = [f"/proc/{os.getpid()}/{path}" for path in (f"fd/{shared.fd}", "environ", "mem")]
+    command = [sys.executable, "-c", OTHER_USER, name, *of_this_process]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    got = listener.receive(0.1)
+    listener.close()
     shared.close()
-    assert done.stdout == "refused\n", done.stderr
+    assert done.stdout == "refused\n" * 3 + "PCL1W 0\n", done.stderr
+    assert got == []

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 import paceline
-from paceline import DistributedOptimizer
+from paceline import DistributedOptimizer, kvstore
 from paceline.context import cpu
 from paceline.errors import CheckpointError
 from paceline.gluon import Trainer, backward, replicate
 from paceline.kvstore.checkpoint import tensor_file
-from paceline.testing import LocalJob, tell
+from paceline.testing import LocalJob, listen, tell
 
 WORKERS, BREAK, STEPS = 2, 5, 10
 TWO_BIT = {"type": "2bit", "threshold": 0.02}
@@ -184,6 +184,24 @@ def two_steps():
     return job.digest()
 
 
+def save_after_two_steps(path):
+    """Worker 0 takes its steps when the others have taken theirs, and save or are about to."""
+    model = nn.Linear(3, 2)
+    store = kvstore.create("dist_ksync", k=2)
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), store, model=model)
+    if store.rank == 0:
+        tell("ready")
+        listen(60)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+    if store.rank != 0:
+        tell("stepped")
+    paceline.save(path, model, optimizer, step=2)
+    return 2
+
+
 def save_for_ever(path):
     job = WithCodec()
     for step in range(1, 10_000):
@@ -311,6 +329,14 @@ def test_a_save_that_fails_on_one_worker_fails_on_all_and_changes_nothing(tmp_pa
     assert len(list(tmp_path.iterdir())) == 2
     with LocalJob(WORKERS, 1, timeout_s=60) as job:
         assert job.run(load_only, str(good)) == [[1, True]] * 2
+
+
+def test_a_save_does_not_wait_for_a_worker_whose_push_waits_for_those_who_save(tmp_path):
+    with LocalJob(3, 1, timeout_s=20) as job:
+        workers = job.start_all(save_after_two_steps, str(tmp_path / "job"))
+        assert [worker.heard() for worker in workers] == ["ready", "stepped", "stepped"]
+        workers[0].tell("go on")
+        assert [worker.result() for worker in workers] == [2] * 3
 
 
 @pytest.mark.parametrize("rank", range(WORKERS))

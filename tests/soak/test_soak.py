@@ -19,7 +19,7 @@ from tests.soak.samples import MIB, Sample, growth, sample, slope
 from tests.soak.uses import memory_of_a_closed_store, work_and_repeat
 from tests.soak.worker import CHUNK
 
-#: Repetitions of each use.
+#: Repetitions of each use: after so many `lists` and `settings` stand as they did before.
 TIMES = 20
 
 #: What the C library's allocator and the interpreter take and keep by chance, spread over the steps.
@@ -83,13 +83,13 @@ class Short:
 @pytest.fixture(scope="module")
 def short() -> Short:
     """All ways to train, in all modes, then all that may be repeated, by one job: it starts once."""
-    trial = Trial(MODES, FRONTS, ["shm", "tcp"], servers=1, warm_up=(CHUNK, 0), measured=(CHUNK, 0), interval_s=0.2)
+    trial = Trial(MODES, FRONTS, ["shm", "tcp"], servers=1, warm_up=(CHUNK, 0), measured=(CHUNK, 0))
     left: dict[tuple[str, str], Mapping[str, int]] = {}
 
     def repeat(job: SoakJob) -> None:
         left.update({(use, who): what for use, by in left_in(job, TIMES) for who, what in by.items() if what})
 
-    outcomes = trial.run(work_and_repeat, counts(TIMES, {"lists": 60}), then=repeat)
+    outcomes = trial.run(work_and_repeat, counts(TIMES, {"lists": 100, "settings": TIMES}), then=repeat)
     return Short(outcomes, left)
 
 

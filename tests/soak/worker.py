@@ -28,6 +28,9 @@ TRANSPORTS = {
 }
 CODEC = {"type": "2bit", "threshold": 0.01}
 
+#: Stores of this worker, one for each way to train.
+_stores: list[DistStore] = []
+
 #: Steps between two questions whether to go on. After so many, every way to train stands as it did before.
 CHUNK = 24
 
@@ -45,6 +48,7 @@ def new_store(mode: str) -> DistStore:
     }
     store = kvstore.create(mode, **options.get(mode, {}))
     assert isinstance(store, DistStore)
+    _stores.append(store)
     return store
 
 
@@ -147,9 +151,11 @@ def work(modes: Sequence[str], fronts: Sequence[str], phases: Sequence[tuple[int
     for steps, seconds in phases:
         until, done = time.monotonic() + seconds, 0
         while _go_on(session, done < steps or time.monotonic() < until):
-            for _ in range(CHUNK):
-                for step in made:
+            for step, store in zip(made, _stores, strict=True):
+                for _ in range(CHUNK):
                     step()
+                # A gather alone is no barrier of the store: a push of dist_ksync may wait for those who gather.
+                store.barrier()
             done += CHUNK
         tell({"steps": done, "census": census()})
         listen(600.0)

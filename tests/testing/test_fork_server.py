@@ -112,6 +112,29 @@ def test_files_are_inherited_under_their_numbers(tmp_path):
                 os.close(fd)
 
 
+def test_a_child_that_came_too_late_is_ended_and_not_taken_for_the_next(monkeypatch):
+    fork_server, guardian = ForkServer(dict(os.environ)), Guardian()
+    read, write = os.pipe()
+
+    def fork(module):
+        return fork_server.fork([sys.executable, "-m", module], dict(os.environ), write, guardian.fd, [])
+
+    try:
+        fork("this").wait(60)  # the forking process has started
+        os.kill(fork_server._process.pid, signal.SIGSTOP)
+        with monkeypatch.context() as patch:
+            patch.setattr("paceline.testing.fork_server._START_TIMEOUT_S", 0.1)
+            with pytest.raises(RuntimeError, match=r"within 0\.1 s"):
+                fork("http.server")  # runs for ever
+        os.kill(fork_server._process.pid, signal.SIGCONT)
+        assert fork("this").wait(60) == 0
+    finally:
+        guardian.close()
+        fork_server.close()
+        os.close(read)
+        os.close(write)
+
+
 def test_a_fork_server_that_ended_forks_nothing_more():
     fork_server = ForkServer(dict(os.environ))
     fork_server._process.kill()

@@ -16,6 +16,7 @@ from paceline.naming import suggestion
 #: By subcommand: its module, which has ``run(name, words) -> int``, and a summary.
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "launch": ("paceline.cli.launch", "start a job: scheduler, servers and workers"),
+    "hvdrun": ("paceline.cli.hvdrun", "start a job of the Horovod interface, with horovodrun's flags"),
     "jobs": ("paceline.cli.jobs", "list your jobs whose launcher runs on this machine"),
     "status": ("paceline.cli.status", "show the processes of a job: round, pace, whom each waits for"),
     "kill": ("paceline.cli.jobs", "end a job, or what jobs have left on hosts"),

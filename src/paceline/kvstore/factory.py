@@ -23,12 +23,15 @@ for _name in _DIST:
     _, _, _how = _name.partition("_")
     _DIST_ALIASES |= {_name: _name, f"{_name}_device": _name, f"dist_device_{_how}": _name}
 
+#: Stores without servers.
+_ALLREDUCE = ("horovod", "allreduce")
+
 _numbers = itertools.count()
 
 
 def store_types() -> list[str]:
     """Return every type that :func:`create` knows."""
-    return [*_ALIASES, *_DIST_ALIASES, *KVStoreBase.registry]
+    return [*_ALIASES, *_DIST_ALIASES, *_ALLREDUCE, *KVStoreBase.registry]
 
 
 def is_in_process(name: str) -> bool:
@@ -41,7 +44,8 @@ def create(name: str = "local", **options: Any) -> KVStoreBase:
 
     Args:
         name: ``local``, ``device``, ``dist_sync``, ``dist_async``, ``dist_ssync``, ``dist_gsync``, ``dist_ksync``,
-            the ``_device`` forms in both spellings, or a registered class's name; upper or lower case.
+            the ``_device`` forms in both spellings, ``horovod`` or ``allreduce`` (without servers),
+            or a registered class's name; upper or lower case.
         **options: options of distributed stores: ``staleness``, ``groups`` (lists of members, or a path),
             ``weighting``, ``lr_scale`` (``update``: every update steps by the learning rate; ``sample``: by its part of
             one batch of every worker), ``age`` (missed updates beyond which a push is dropped), ``k`` (for
@@ -63,7 +67,17 @@ def create(name: str = "local", **options: Any) -> KVStoreBase:
         return _create_local(kind, options)
     if kind in _DIST_ALIASES:
         return _create_dist(_DIST_ALIASES[kind], kind, options)
+    if kind in _ALLREDUCE:
+        return _create_allreduce(kind, options)
     raise ValueError(f"unknown store type {name!r}{suggestion(kind, store_types())}")
+
+
+def _create_allreduce(kind: str, options: dict[str, Any]) -> KVStoreBase:
+    from paceline.kvstore.allreduce import AllReduceStore
+
+    if options:
+        raise TypeError(f"a {kind} store has no option {', '.join(sorted(options))}")
+    return AllReduceStore(kind)
 
 
 def _create_local(kind: str, options: dict[str, Any]) -> KVStoreBase:

@@ -80,6 +80,8 @@ def save(
     """
     store = _store_of(optimizer)
     _synchronize(optimizer)
+    if isinstance(store, KVStore):
+        store.barrier()  # with dist_ksync another worker's last push may wait for a push of one that saves already
 
     def common() -> Content:
         packer = Packer()

@@ -92,6 +92,8 @@ class ForkServer:
         self._owner = os.getpid()
         self._lock = threading.Lock()
         self._codes: dict[int, int] = {}
+        self._late = 0
+        """Children that nobody waits for any more, whose ids are still to come."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_MESSAGE_BYTES)
         with theirs:
@@ -119,7 +121,7 @@ class ForkServer:
             pass_fds: file descriptors that it inherits, under the same numbers.
 
         Raises:
-            RuntimeError: the forking process has ended.
+            RuntimeError: the forking process has ended, or a busy host forked no child in time.
         """
         task = {"argv": list(argv[2:]), "env": dict(env), "fds": list(pass_fds), "directory": os.getcwd()}
         fds = array.array("i", [output, register, *pass_fds])
@@ -128,6 +130,7 @@ class ForkServer:
             deadline = time.monotonic() + _START_TIMEOUT_S
             while (pid := self._hear(max(0.0, deadline - time.monotonic()))) is None:
                 if time.monotonic() > deadline:
+                    self._late += 1
                     raise RuntimeError(f"no child was forked within {_START_TIMEOUT_S:g} s")
             return Child(self, pid)
 
@@ -144,6 +147,11 @@ class ForkServer:
             return None
         pid: int = said["pid"]
         self._codes.pop(pid, None)  # of an earlier process with this id
+        if self._late:  # ids come in the order of the requests
+            self._late -= 1
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            return None
         return pid
 
     def code(self, pid: int) -> int | None:
