@@ -471,7 +471,7 @@ def test_scheduler_does_not_wait_for_ever_for_the_last_to_go() -> None:
 
 def test_damage_is_noticed_by_check() -> None:
     members = joined()
-    members._barriers.enter("b", ("worker", 99), Waiting(b"peer", 1))
+    members._waits._barriers.enter("b", ("worker", 99), Waiting(b"peer", 1))
     with pytest.raises(AssertionError):
         members.check()
 

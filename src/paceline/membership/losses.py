@@ -55,10 +55,6 @@ class Losses:
         self.deaths.append(death)
         self._found[death.rank] = {}
 
-    def leave(self, worker: int, round: int) -> None:
-        """Note that a worker has left after its last round."""
-        self.rounds[worker] = round
-
     def taken_out(self, server: int, found: Iterable[tuple[int, int]]) -> None:
         """Note which workers a server waits for no more, each with its last round there."""
         for worker, round in found:

@@ -70,14 +70,12 @@ from collections.abc import Callable, Sequence
 from paceline.config import Settings
 from paceline.exitcodes import PEER_FAILED, WORKER_LOST, describe_code
 from paceline.membership.actions import Action, Answer, Finish, MemberKey, Waiting, Warn, describe, refuse
-from paceline.membership.barriers import Barriers
-from paceline.membership.directory import Directory
 from paceline.membership.liveness import Liveness, Suspect
 from paceline.membership.losses import Losses, obituary
 from paceline.membership.newcomers import free_rank, objection
-from paceline.membership.pools import Pools
 from paceline.membership.seat import Seat
 from paceline.membership.seats import Seats
+from paceline.membership.waits import MAY_WAIT, Waits
 from paceline.wire import messages as m
 
 #: How long the scheduler waits for the others to exit before it does.
@@ -107,10 +105,8 @@ class Membership:
         self._started = now
         self._new_token = new_token
         self._seats = Seats(settings)
-        self._directory = Directory()
-        self._barriers = Barriers(settings.num_workers, self._directory.left)
-        self._pools = Pools(settings.num_workers)
         self.losses = Losses(settings.on_worker_death)
+        self._waits = Waits(settings.num_workers, self._seats, self.losses)
         self._liveness = Liveness(settings, now)
         self._gone: dict[MemberKey, int] = {}
         """Exit codes of those who ended before they joined."""
@@ -145,28 +141,11 @@ class Membership:
                 return [Answer(peer, seq, self._heartbeat(seat, body, now)), *self._taken_out(key, body)]
             case m.Bye():
                 return [Answer(peer, seq, m.Done()), *self._bye(key, body, now)]
-            case m.Enter():
-                return self._enter(key, Waiting(peer, seq), body.barrier, body.store)
-            case m.Gather():
-                return self._enter(key, Waiting(peer, seq, payload=body.payload), body.barrier)
-            case m.Publish():
-                self.losses.note_store(body.goes_on)
-                return [Answer(peer, seq, m.Done()), *self._directory.publish(body.store, body.blocks)]
-            case m.Lookup():
-                return self._look_up(Waiting(peer, seq, frozenset(body.keys)), body.store)
-            case m.TakeSamples() | m.AwaitSamples():
-                return self._take_samples(key, Waiting(peer, seq), body)
-            case m.Leave():
-                self._directory.leave(body.store, key)
-                opened = self._opened()
-                self._directory.forget(self._seats.expected())
-                return [Answer(peer, seq, m.Done()), *opened]
             case m.AskStatus():
                 return [Answer(peer, seq, self.status(now))]
-            case m.AskAbsent():
-                missing = self._barriers.missing(body.barrier, self._seats.expected())
-                return [Answer(peer, seq, m.Missing(sorted(rank for _, rank in missing)))]
-        return [refuse(peer, seq, f"the scheduler does not take {type(body).__name__}")]
+        if self.deaths and isinstance(body, MAY_WAIT):
+            return self._failures_for([Waiting(peer, seq)])
+        return self._waits.handle(key, peer, seq, body)
 
     def _heartbeat(self, seat: Seat, beat: m.Heartbeat, now: float) -> m.News:
         seat.closed_since = seat.closed_since if seat.code is not None else None
@@ -203,7 +182,7 @@ class Membership:
         for seat in self._seats.values():
             seat.heard = now  # from here on they send heartbeats
         welcomes = [Answer(seat.peer, seat.seq, self._welcome(key)) for key, seat in self._seats.items()]
-        return [*welcomes, *self._opened()]
+        return [*welcomes, *self._waits.start()]
 
     def _hello_again(self, peer: bytes, seq: int, key: MemberKey) -> list[Action]:
         """Answer a member whose first answer may have got lost."""
@@ -220,32 +199,6 @@ class Membership:
         if not self._seats.claim(peer, claim):
             return [refuse(peer, seq, f"the claim to be {claim.role} {claim.rank} has the wrong token")]
         return [Answer(peer, seq, m.Done())]
-
-    # ---- barriers, gathers and keys ----------------------------------------------------------------------------------
-
-    def _enter(self, key: MemberKey, waiting: Waiting, name: str, store: str = "") -> list[Action]:
-        if self.deaths:
-            return self._failures_for([waiting])
-        if key[0] != "worker":
-            return [refuse(waiting.peer, waiting.seq, f"barriers and gathers are for workers, not for a {key[0]}")]
-        self._barriers.enter(name, key, waiting, store)
-        return self._opened()
-
-    def _take_samples(self, key: MemberKey, waiting: Waiting, body: m.TakeSamples | m.AwaitSamples) -> list[Action]:
-        if self.deaths:
-            return self._failures_for([waiting])
-        if key[0] != "worker":
-            return [refuse(waiting.peer, waiting.seq, f"samples are for workers, not for a {key[0]}")]
-        if isinstance(body, m.TakeSamples):
-            return self._pools.take(key[1], waiting, body)
-        return self._pools.wait(key[1], waiting, body)
-
-    def _opened(self) -> list[Action]:
-        """Open the barriers that every live worker has entered, once everybody has joined."""
-        return self._barriers.opened(self._seats.expected(), self.losses) if self.complete else []
-
-    def _look_up(self, waiting: Waiting, store: str) -> list[Action]:
-        return self._failures_for([waiting]) if self.deaths else self._directory.look_up(store, waiting)
 
     # ---- life and death --------------------------------------------------------------------------------------------
 
@@ -302,7 +255,7 @@ class Membership:
         """Tell whether the others can go on: there are some, and nothing that only this worker can do is to come."""
         others = any(one.live for one in self._seats.of_role("worker"))
         is_well = self.complete and not self.deaths and self._ending is None
-        is_needed = key[1] == 0 and self._directory.has_lookups
+        is_needed = key[1] == 0 and self._waits.has_lookups
         return key[0] == "worker" and others and is_well and not is_needed and self.losses.may_go_on
 
     def _lose(self, death: m.Death) -> list[Action]:
@@ -320,9 +273,7 @@ class Membership:
             return []
         for rank in gone:
             self._seats["worker", rank].gone = True
-        self._directory.forget(self._seats.expected())
-        given = [action for rank in gone for action in self._pools.leave(rank, self.losses.rounds[rank])]
-        return [*self._opened(), *given]
+        return self._waits.go_on_without({rank: self.losses.rounds[rank] for rank in gone})
 
     def _mourn(self, death: m.Death, now: float) -> list[Action]:
         self.deaths.append(death)
@@ -370,7 +321,7 @@ class Membership:
         actions: list[Action] = [Answer(seat.peer, 0, self._news()) for seat in self._seats.live()]
         if not self.complete:
             actions += self._failures_for([Waiting(seat.peer, seat.seq) for seat in self._seats.live()])
-        return actions + self._failures_for([*self._barriers.clear(), *self._directory.clear(), *self._pools.clear()])
+        return actions + self._failures_for(self._waits.clear())
 
     def _failures_for(self, waiting: list[Waiting]) -> list[Action]:
         if not self.deaths:
@@ -403,15 +354,14 @@ class Membership:
 
     def _left(self, seat: Seat, now: float) -> list[Action]:
         seat.left = True
-        if seat.member.role == "worker":
-            self.losses.leave(seat.member.rank, seat.round)
-        self._directory.forget(self._seats.expected())
+        rounds = {seat.member.rank: seat.round} if seat.member.role == "worker" else {}
+        self.losses.rounds.update(rounds)
+        answers = self._waits.go_on_without(rounds)
         workers = self._seats.of_role("worker")
         if self.complete and self._ending is None and not any(one.live for one in workers):
             self._ending = now
             return self._tell_servers()
-        given = self._pools.leave(seat.member.rank, seat.round) if seat.member.role == "worker" else []
-        return [*self._tell_servers(), *self._opened(), *given] if self.complete else []
+        return [*self._tell_servers(), *answers] if self.complete else []
 
     def _tell_servers(self) -> list[Action]:
         return [Answer(one.peer, 0, self._news()) for one in self._seats.of_role("server") if one.live]
@@ -423,16 +373,9 @@ class Membership:
 
     def status(self, now: float) -> m.Status:
         """Return who is there, how far, and since when not heard."""
-        return self._seats.status(self._waits_for, [*self.losses.deaths, *self.deaths], now)
-
-    def _waits_for(self, key: MemberKey) -> str:
-        name = self._barriers.where(key)
-        missing = sorted(rank for _, rank in self._barriers.missing(name, self._seats.expected())) if name else []
-        return " ".join(map(str, missing))
+        return self._seats.status(self._waits.missing_for, [*self.losses.deaths, *self.deaths], now)
 
     def check(self) -> None:
         """Assert what must always hold."""
         self._seats.check()
-        waiting = self._barriers.members()
-        assert waiting <= set(self._seats), "a process that is no member waits at a barrier"
-        assert not (self.deaths and (waiting or self._directory.has_lookups)), "a request waits for a dead member"
+        self._waits.check(is_failed=bool(self.deaths))

@@ -86,12 +86,14 @@ class Seats(Mapping[MemberKey, Seat]):
             for other, seat in sorted(self.items())
         ]
 
-    def status(self, waits_for: Callable[[MemberKey], str], deaths: Sequence[m.Death], now: float) -> m.Status:
+    def status(
+        self, waits_for: Callable[[MemberKey], Sequence[int]], deaths: Sequence[m.Death], now: float
+    ) -> m.Status:
         """Return who is there, how far, and since when not heard."""
         seats = sorted(self.items())
         return m.Status(
             [without_token(seat.member) for _, seat in seats],
-            [seat.report(waits_for(key), now) for key, seat in seats],
+            [seat.report(" ".join(map(str, waits_for(key))), now) for key, seat in seats],
             list(deaths),
         )
 
