@@ -40,8 +40,6 @@ def paceline(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
         ("-n 2 --env =1 sh", 2, "'' is not the name of an environment variable"),
         ("-n 2 --env PACELINE_JOB_KEY=x sh", 2, "PACELINE_JOB_KEY is set by the launcher"),
         ("-n 2 --staleness soon sh", 2, "staleness='soon' is not a whole number"),
-        ("-n 2 --age old sh", 2, "age='old' is not a whole number"),
-        ("-n 2 --age -1 sh", 2, "age is -1; it is a number of missed updates"),
         ("-n 2 --timeout 0 sh", 2, "timeout_s is 0.0"),
         ("-n 2 --grace 0 sh", 2, "survivors_s is 0"),
         ("-n 2 --groups no-such-file sh", 1, "the groups file 'no-such-file' cannot be read: No such file"),
@@ -64,7 +62,19 @@ def test_mistake_is_explained_and_starts_nothing(
 def test_dry_run_shows_every_process_and_hides_the_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     groups = tmp_path / "groups"
     groups.write_text("0 1\n")
-    words = ["launch", "-n", "2", "--groups", str(groups), "--staleness", "4", "--weighting", "inverse", "--age", "7"]
+    words = [
+        "launch",
+        "-n",
+        "2",
+        "--groups",
+        str(groups),
+        "--staleness",
+        "4",
+        "--weighting",
+        "inverse",
+        "--env",
+        "PACELINE_AGE=7",
+    ]
     assert main([*words, "--insecure", "--dry-run", "--", "sh", "-c", "exit 3"]) == 0
     shown = capsys.readouterr().out
     assert re.match(r"job [0-9a-f]{8}: 1 scheduler, 2 servers, 2 workers\n", shown)
@@ -160,7 +170,7 @@ def test_own_master_port_wins() -> None:
 
 
 def test_options_are_few_and_grouped_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(OPTIONS) <= 26
+    assert len(OPTIONS) <= 25
     with pytest.raises(SystemExit):
         main(["launch", "--help"])
     shown = capsys.readouterr().out

@@ -175,7 +175,6 @@ def _settings(options: argparse.Namespace) -> dict[str, str]:
         "groups": _groups_file(options),
         "weighting": options.weighting,
         "allow_optimizer": ",".join(options.allow_optimizer) or None,
-        "age": options.age,
         "on_worker_death": options.on_worker_death,
         "insecure": "1" if options.insecure else None,
         "timeout_s": options.timeout,

@@ -87,12 +87,6 @@ OPTIONS = (
     ),
     Option(("--weighting",), f"factor of a stale update: {', '.join(weighting_names())}", "NAME", section=_TRAINING),
     Option(
-        ("--age",),
-        "missed updates beyond which a push is dropped (dist_async, dist_ssync, dist_ksync)",
-        "UPDATES",
-        section=_TRAINING,
-    ),
-    Option(
         ("--allow-optimizer",),
         "an optimizer that servers may load beside those of torch.optim; repeated",
         "pkg.mod:Class",
@@ -138,7 +132,6 @@ OF_SERVERS = frozenset(
         "--staleness",
         "--groups",
         "--weighting",
-        "--age",
         "--allow-optimizer",
         "--insecure",
         "--on-worker-death",
