@@ -11,15 +11,16 @@ ALONE = tests/integration tests/launch tests/testing tests/gluon tests/soak
 SIDE_BY_SIDE = $(filter-out $(ALONE) tests/engines,$(sort $(patsubst %/,%,$(dir $(wildcard tests/*/*.py))))) \
   $(filter-out $(TIMED),$(wildcard tests/gluon/test_*.py)) $(wildcard tests/test_*.py)
 
-.PHONY: help demo test test-ssh test-engines check format fuzz mutations oracle blame soak bench clean
+.PHONY: help demo test test-ssh test-hvd test-engines check format fuzz mutations oracle blame soak bench clean
 
 help:
 	@echo "make demo   train LeNet on handwritten digits with 2 workers and 2 servers"
 	@echo "make test   run the tests, with coverage"
+	@echo "make test-hvd      every case of the Horovod interface, 1 to 4 processes, and 200 starts and ends (half an hour)"
 	@echo "make test-ssh      launchers ssh, mpi and slurm on hosts with real ssh servers (root; about 5 minutes)"
 	@echo "make test-engines  the same, and MNIST on every cluster manager that is installed (about 20 minutes)"
 	@echo "make check  ruff, ruff format, mypy"
-	@echo "make bench  run the benchmarks (about 7 minutes) and write docs/benchmarks.md"
+	@echo "make bench  run the benchmarks (about 8 minutes) and write docs/benchmarks.md"
 	@echo "make fuzz   one million mutated messages against a server, and 10,000 half-open connections"
 	@echo "make mutations  change lines of the core, one at a time: a test must fail for each (about 5 minutes)"
 	@echo "make oracle training loops against one process, 10 times each under faults (hours); ORACLE='--repeat 1' for less"
@@ -58,8 +59,11 @@ $(ENGINES)/.ready: $(READY)
 test-ssh: $(READY)
 	$(BIN)/python -m pytest -m "not slow" tests/engines
 
+test-hvd: $(READY)
+	PACELINE_TEST_HVD=1 PACELINE_TEST_ENDS=200 $(BIN)/python -m pytest --timeout 1800 tests/hvd
+
 test-engines: $(READY) $(ENGINES)/.ready
-	PACELINE_TEST_ENGINES=1 PACELINE_TEST_ENGINES_VENV=$(abspath $(ENGINES)) \
+	PACELINE_TEST_ENGINES_VENV=$(abspath $(ENGINES)) \
 	  $(BIN)/python -m pytest --timeout 900 tests/engines tests/launch/k8s
 
 check: $(READY)

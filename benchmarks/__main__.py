@@ -1,4 +1,4 @@
-"""A selection of the benchmarks in about seven minutes, as a report with a picture: ``make bench``.
+"""A selection of the benchmarks in about eight minutes, as a report with a picture: ``make bench``.
 
 The network benchmark needs root, for network namespaces. Without root it is left out, and the report says so.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.progress import Progress
 
-from benchmarks import memory, network, training
+from benchmarks import allreduce, memory, network, training
 from benchmarks.contenders import Work
 from benchmarks.kvstore import measure
 from benchmarks.picture import description, draw, figures, panels
@@ -172,13 +172,16 @@ def main() -> None:
             times = training.measure(name, 2, 1, batch, steps, turns * args.repeats)
             trained[f"{name}, 2 workers, batch {batch}"] = times
             progress.advance(task)
-        task = progress.add_task("network and memory", total=2)
+        task = progress.add_task("Horovod interface, network and memory", total=3)
+        reduced = allreduce.measure(2, args.repeats)
+        progress.advance(task)
         crossed = network_rows()
         progress.advance(task)
         held = memory_rows()
         progress.advance(task)
     picture = args.report.with_suffix(".png").name
-    args.report.write_text(report(rows, trained, picture, network_lines(crossed) + memory_lines(held)))
+    more = [*allreduce.lines(reduced, 2), *network_lines(crossed), *memory_lines(held)]
+    args.report.write_text(report(rows, trained, picture, more))
     redraw(args.report)
     print(args.report.read_text())
     print(json.dumps({"stores": rows, "training": trained}))

@@ -91,7 +91,8 @@ def launched(
 def together(script: str, arguments: Sequence[str], workers: int) -> dict[str, Any]:
     """Run a worker script in as many processes as torchrun would; returns what its rank 0 printed."""
     command = [sys.executable, str(HERE / "workers" / script), *arguments]
-    job = {"WORLD_SIZE": str(workers), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    job = {"WORLD_SIZE": str(workers), "LOCAL_WORLD_SIZE": str(workers)}
+    job |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
     return _result(_together([(command, job | {"RANK": str(rank)}) for rank in range(workers)]), script)
 
 

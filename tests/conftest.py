@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 
 from paceline.config import variable
 from paceline.testing import check_every_rule
 
 os.environ[variable("check_rules")] = "1"
 check_every_rule()
+
+# A shell without job control ignores SIGINT in what runs in its background; launchers of tests would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -21,20 +21,22 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "exitcodes", "context", "naming", "forks"),
     ("config",),
     ("logs", "interfaces", "ranges", "interval_map", "placement", "consistency", "local_merge", "wire"),
+    ("hetero",),
     ("agreement", "membership"),
     ("updaters", "tensors", "keys", "compression", "transport"),
     ("arguments",),
     ("peer",),
     ("scheduler", "server", "worker"),
+    ("hvd",),
     ("kvstore",),
     ("optim", "gluon", "data"),
     ("saving",),
-    ("lightning", "launch"),
+    ("lightning", "launch", "sim"),
     ("testing", "cli"),
     ("__main__",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-PURE = {"consistency", "placement", "local_merge", "ranges", "membership", "agreement", "wire"}
+PURE = {"consistency", "placement", "local_merge", "ranges", "membership", "agreement", "wire", "hetero"}
 IMPURE = {
     "socket", "threading", "time", "random", "torch", "cryptography", "secrets", "asyncio", "selectors", "datetime",
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Worker of the training benchmark: the same loop under paceline, under DDP over Gloo, and alone."""
+"""Worker of the training benchmark: the same loop under paceline, its Horovod interface, DDP over Gloo, and alone."""
 
 import json
 import os
@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline
+import paceline.hvd as hvd
 from examples.networks import NETWORKS
 
 SHAPES = {"mlp": (1, 28, 28), "lenet": (1, 28, 28), "resnet18": (3, 32, 32)}
@@ -30,6 +31,10 @@ def main() -> None:
         store = paceline.kvstore.create("dist_sync")
         rank = store.rank
         optimizer = paceline.DistributedOptimizer(optimizer, kvstore=store, model=net, update=UPDATES[how])
+    elif how == "hvd":
+        hvd.init()
+        rank = hvd.rank()
+        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=net.named_parameters())
     elif how == "ddp":
         dist.init_process_group("gloo")
         rank = dist.get_rank()

@@ -30,8 +30,9 @@ _OTHER_VARIABLES = (
     "PACELINE_SPEC",
 )
 
-#: Values of ``placement`` and ``log_level``.
+#: Values of ``placement``, ``on_worker_death`` and ``log_level``.
 PLACEMENTS = ("balanced", "layered", "hash")
+ON_WORKER_DEATH = ("", "stop", "continue")
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -70,7 +71,7 @@ class Settings:
     """Default bound of ``dist_ssync`` and ``dist_gsync``, in rounds."""
     groups: str = ""
     """Path of the groups file of ``dist_gsync``: a group per line, members by rank, host or ``host:slot``. Or its text
-    with ``;`` after each group (``0 1; 2;``)."""
+    with ``;`` after each group (``0 1; 2;``). Or ``auto`` (``paceline launch --groups auto``)."""
     worker_group: str = ""
     """Name of the worker group that this worker belongs to, of jobs that have groups."""
     worker_groups: str = ""
@@ -83,6 +84,9 @@ class Settings:
     """What the roles log: 1 connections, 2 every message as well."""
     weighting: str = ""
     """Default weighting of stale updates: ``none``, ``inverse``, ``normalised`` or a registered one."""
+    lr_scale: str = ""
+    """What the learning rate is that of: an ``update`` (the default), or a ``sample``: an update then steps by its part
+    of one batch of every worker."""
     age: int | None = None
     """Missed updates beyond which ``dist_async``, ``dist_ssync`` and ``dist_ksync`` drop a push; None: no limit."""
     bigarray_bound: int = 1_000_000
@@ -90,7 +94,8 @@ class Settings:
     placement: str = "balanced"
     """Method that assigns buckets to servers: ``balanced``, ``layered`` or ``hash``."""
     server_speeds: str = ""
-    """Relative speeds of the servers for ``layered`` placement, comma separated; empty means equal."""
+    """Relative speeds of the servers for placement, comma separated; or ``measured``: what each measures at its start.
+    Empty means ``measured`` with ``layered`` placement, else equal."""
     shared_memory: bool = True
     """Exchange tensors through shared memory with servers of the same host."""
     local_merge: bool = True
@@ -113,10 +118,22 @@ class Settings:
     """Silence after which a member counts as dead although its host answers; a call may hold Python's lock so long."""
     disconnect_grace_s: float = 1.5
     """How long a peer whose connection closed has to come back."""
+    on_worker_death: str = ""
+    """``stop``: the death of a worker ends the job; ``continue``: the others go on. Empty: ``stop`` if a store of the
+    job is ``dist_sync``, else ``continue``."""
+    profile: str = ""
+    """Path of the speeds file that worker 0 writes; then the job ends (``paceline profile``). Empty: no such end."""
+    profile_rounds: int = 20
+    """Rounds that ``paceline profile`` measures."""
     check_rules: bool = False
     """Check the rule of every slot after each event, on servers: for tests and bug reports, as it costs time."""
     log_level: str = "WARNING"
     """Of the roles' processes: ``DEBUG``, ``INFO``, ``WARNING`` or ``ERROR``."""
+
+    @property
+    def measures_servers(self) -> bool:
+        """Whether servers measure their speeds."""
+        return self.server_speeds == "measured" or (self.placement == "layered" and not self.server_speeds)
 
     def replace(self, **changes: Any) -> Settings:
         """Return a copy with some fields changed."""
@@ -269,6 +286,8 @@ def check(settings: Settings) -> None:
         given = getattr(settings, name)
         if given not in known and not (name == "log_level" and given.upper() in known):
             raise ConfigError(f"{name} {given!r} is unknown; it is {', '.join(known[:-1])} or {known[-1]}")
+    if settings.on_worker_death not in ON_WORKER_DEATH:
+        raise ConfigError(f"on_worker_death {settings.on_worker_death!r} is unknown; it is stop or continue")
     _check_speeds(settings)
     if settings.stall_timeout_s < settings.heartbeat_timeout_s:
         raise ConfigError(
@@ -289,6 +308,8 @@ def check(settings: Settings) -> None:
 
 
 def _check_speeds(settings: Settings) -> None:
+    if settings.server_speeds == "measured":
+        return
     try:
         speeds = [float(part) for part in settings.server_speeds.split(",") if part]
     except ValueError:
@@ -297,5 +318,5 @@ def _check_speeds(settings: Settings) -> None:
     if is_wrong_count or not all(speed > 0 for speed in speeds):
         raise ConfigError(
             f"server_speeds {settings.server_speeds!r} is not a list of one positive number for each of "
-            f"{settings.num_servers} servers, as in 1,2.5"
+            f"{settings.num_servers} servers, as in 1,2.5; nor measured"
         )

@@ -7,6 +7,9 @@ import signal
 PEER_FAILED = 76
 """This process ended because another one of the job did; the launcher looks for that one."""
 
+WORKER_LOST = 77
+"""The job has ended well, but lost a worker on its way; the others went on without it."""
+
 
 def describe_code(code: int) -> str:
     """Return how a process ended, in words; ``code`` is 128 + n after signal n."""

@@ -89,7 +89,7 @@ def test_status_shows_every_process(tmp_path: Path, folder: Path, capsys: pytest
     ]
     assert main(["status"]) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert re.split("  +", shown[0])[5:7] == ["pace", "waits for"]
+    assert re.split("  +", shown[0])[5:8] == ["pace", "step", "waits for"]
     assert len(shown) == 4
     files = list(folder.iterdir())
     assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o600]

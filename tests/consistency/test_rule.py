@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import settings
@@ -106,7 +106,11 @@ class Model(RuleBasedStateMachine):
         before = {w for w in chosen if data.draw(st.booleans())}
         for w in chosen:
             self.pushed[w] += 1
-        self.paused -= set(chosen) - before
+        for w in [w for w in chosen if w in self.paused and w not in before]:
+            mates = [other for other in self.active if self.unit.get(other) == self.unit.get(w)]
+            if mates:
+                self.level[w] = self.finished[w] - min(self.finished[other] - self.level[other] for other in mates)
+            self.paused.discard(w)
         self.take(self.rule.push_sum([Pushed(w, self.pushed[w], samples[w], w in before) for w in chosen]), samples)
 
     @precondition(lambda self: any(self.pushed[w] for w in self.live))
@@ -396,6 +400,25 @@ def test_sync_applies_once_and_releases_everybody_when_the_last_has_pushed() -> 
     assert rule.missing_for(2) == []
 
 
+@pytest.mark.parametrize("policy", [Policy("groups", ((0, 1), (2, 3)), bound=0), Policy("all", bound=0)])
+def test_worker_that_goes_on_before_its_barrier_opens_waits_for_nobody_for_ever(policy: Policy) -> None:
+    """Its mates have finished a round without it; each of the two would wait for the other."""
+    rule = CheckedRule(policy, 4)
+    rule.pause(0)
+    rule.pause(2)
+    rule.leave(1)
+    rule.push(3, 1)
+    assert rule.answered[3] == 1
+    rule.push(2, 1)
+    for round in (2, 3, 4):
+        assert rule.missing_for(2) == [3]
+        rule.push(3, round)
+        rule.push(2, round)
+        assert rule.answered[3] == round
+        assert rule.answered[2] == round - 1
+    rule.check()
+
+
 def test_async_push_that_missed_three_updates_has_staleness_four() -> None:
     rule = CheckedRule(Policy("each", weighting="inverse"), 2)
     for round in (1, 2, 3):
@@ -658,3 +681,37 @@ def test_damage_is_noticed_by_check() -> None:
     rule.answered[0] = 5
     with pytest.raises(AssertionError, match="unanswered"):
         rule.check()
+
+
+# ---- learning rates --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("samples", [(16.0, 16.0, 16.0, 16.0), (8.0, 24.0, 16.0, 16.0)])
+def test_rate_of_a_sample_gives_each_mode_one_step_per_batch_of_all_workers(samples: tuple[float, ...]) -> None:
+    """Each worker pushes as many rounds: the step mass is that of lock step, however many updates there are."""
+    policies = [Policy("all"), Policy("each"), Policy("groups", ((0,), (1, 2, 3))), Policy("first", first=2)]
+    for policy in policies:
+        rule = CheckedRule(replace(policy, lr_scale="sample"), 4)
+        for round in (1, 2, 3):
+            for worker in range(4):
+                rule.push(worker, round, samples[worker])
+        before = rule.stats.weight_sum
+        for round in (4, 5, 6):
+            for worker in range(4):
+                rule.push(worker, round, samples[worker])
+        assert rule.stats.weight_sum - before == pytest.approx(3.0)
+
+
+def test_rate_of_a_sample_counts_workers_that_have_not_pushed_and_not_those_that_have_left() -> None:
+    rule = CheckedRule(Policy("each", weighting="inverse", lr_scale="sample"), 4)
+    assert updates(rule.push(0, 1, 16))[0].weight == 1 / 4
+    assert updates(rule.push(1, 1, 32))[0].weight == 32 / (24 * 4) / 2, "times 1/Y"
+    rule.leave(2)
+    rule.leave(3)
+    assert updates(rule.push(0, 2, 16))[0].weight == 16 / 48 / 2
+
+
+def test_rate_of_an_update_is_the_default() -> None:
+    assert updates(CheckedRule(Policy("each"), 4).push(0, 1, 16))[0].weight == 1.0
+    with pytest.raises(ValueError, match="it is update or sample"):
+        CheckedRule(Policy("each", lr_scale="samples"), 2)  # type: ignore[arg-type]

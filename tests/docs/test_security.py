@@ -30,3 +30,24 @@ def test_row_names_a_test_that_exists(row: str) -> None:
         tree = ast.parse((ROOT / path).read_text())
         functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
         assert name in functions, f"{path} has no {name}"
+
+
+UNSAFE = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "multiprocessing"}
+
+
+def uses_pickle(path: Path) -> bool:
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        if any(name.split(".")[0] in UNSAFE for name in names):
+            return True
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.load":
+            return True
+    return False
+
+
+def test_only_the_modules_that_the_page_names_unpickle() -> None:
+    source = ROOT / "src/paceline"
+    found = {str(path.relative_to(source)) for path in source.rglob("*.py") if uses_pickle(path)}
+    [rows] = re.findall(r"\*\*Pickle\.\*\*.*?\n\n(.*?)\n\n", (ROOT / "docs/security.md").read_text(), re.DOTALL)
+    assert found == set(re.findall(r"`(hvd/\w+\.py)`", rows))

@@ -116,7 +116,8 @@ def start(
 def check_trains(launch: Launch, folder: Path, words: Sequence[str] = ()) -> Done:
     """Train on two workers and two servers."""
     result = folder / "result.json"
-    example = [PYTHON, "examples/train_mnist.py", "--kv-store", "dist_sync", "--result", str(result)]
+    example = [PYTHON, "examples/train_mnist.py", "--network", "mlp", "--lr", "0.05", "--kv-store", "dist_sync"]
+    example += ["--result", str(result)]
     job = start(launch, ["-n", "2", "-s", "2", "--env", "OMP_NUM_THREADS=1", *words], example)
     done = job.end()
     assert done.code == 0, done.text

@@ -45,6 +45,10 @@ class NamedHosts:
         enter = ["unshare", "--uts", "--mount", "sh", "-c", _ENTER, "sh", str(self._file), name, *argv]
         return self._hosts[self.names.index(name)].command(enter)
 
+    def limit(self, name: str) -> None:
+        """Limit what leaves a host to 80 Mbit/s."""
+        self._hosts[self.names.index(name)].run("tc qdisc add dev eth0 root tbf rate 80mbit burst 64kb latency 50ms")
+
     def run(
         self, name: str, argv: Sequence[str] | str, env: Mapping[str, str] | None = None, timeout_s: float = 60.0
     ) -> str:

@@ -66,6 +66,10 @@ class RayNodes:
         for name in list(self._nodes):
             self.kill(name)
 
+    def daemon(self, name: str) -> int:
+        """Return the process that runs a node; all that runs on the node comes from it."""
+        return self._nodes[name].pid
+
     def kill(self, name: str) -> None:
         """End a node and everything it has started, as a power cut does."""
         node = self._nodes.pop(name)

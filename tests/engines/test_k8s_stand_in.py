@@ -70,6 +70,12 @@ def test_ctrl_c_deletes_everything(cluster: Path) -> None:
     assert left(cluster) == []
 
 
+def test_kill_of_the_launcher_deletes_everything(cluster: Path) -> None:
+    words = ["--env", f"PYTHONPATH={jobs.ROOT / 'src'}"]
+    jobs.check_end(launch, lambda job: job.process.kill(), -signal.SIGKILL, words)
+    jobs.wait_for(lambda: left(cluster) == [])
+
+
 def test_words_with_dollars_and_quotes_arrive(cluster: Path) -> None:
     command = ["sh", "-c", 'echo "$A" "$1"', "sh", "$(Y) $$"]
     done = jobs.start(launch, ["-n", "1", "-s", "0", "--env", "A=$(X) 'b' $$"], command).end()

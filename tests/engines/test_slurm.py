@@ -110,9 +110,10 @@ def test_job_is_cancelled_when_the_launcher_ends(cluster: SlurmCluster, tmp_path
 
 
 @pytest.mark.root
+@pytest.mark.slow
 def test_workers_get_sigterm_before_the_time_limit(cluster: SlurmCluster, tmp_path: Path) -> None:
     text = "trap 'echo saved >saved; exit 0' TERM; echo runs; while :; do sleep 0.1; done"
-    command = ["-n", "1", "-s", "0", "-o", "time=1", "-o", "signal=55", "--", "sh", "-c", text]
+    command = ["-n", "1", "-s", "0", "-o", "time=1", "-o", "signal=40", "--", "sh", "-c", text]
     job = start(cluster, tmp_path, *command)
     out, _ = job.communicate(timeout=DEADLINE_S)
     assert (tmp_path / "saved").read_text() == "saved\n", out

@@ -239,6 +239,46 @@ def test_interrupt_while_hosts_are_reached(launch: Make, cluster: SshHosts) -> N
         cluster[2].run("iptables -F")
 
 
+def test_interrupt_while_the_directory_is_copied(launch: Make, copies: str, tmp_path: Path) -> None:
+    rsync = tmp_path / "bin" / "rsync"
+    rsync.parent.mkdir()
+    rsync.write_text(f"#!/bin/sh\ntouch {tmp_path}/copies\nexec sleep 1000\n")
+    rsync.chmod(0o755)
+    words = ["-n", "1", "-s", "0", "--sync-dst-dir", f"{copies}/c", *script("exit 0")]
+    job = launch(*words, hosts=("h1",), path=f"{rsync.parent}:{os.environ['PATH']}")
+    wait_until((tmp_path / "copies").exists)
+    job.process.send_signal(signal.SIGINT)
+    assert job.wait(10) == 130
+    assert "Traceback" not in job.err
+
+
+@pytest.mark.parametrize("role", ["scheduler", "server", "worker"])
+def test_interrupt_while_processes_start(launch: Make, cluster: SshHosts, role: str) -> None:
+    sign = "sleep 1000" if role == "worker" else f"paceline {role}"
+    job = launch("-n", "1", "-s", "1", *script("sleep 1000"), hosts=("h1",))
+    wait_until(lambda: any(sign in line for line in cluster.processes(1)))
+    job.process.send_signal(signal.SIGINT)
+    assert job.wait(20) == 130
+    assert "Traceback" not in job.err
+
+
+def test_second_interrupt_while_workers_save(launch: Make, cluster: SshHosts) -> None:
+    text = "trap 'echo saves; sleep 1000' INT TERM; echo runs; while :; do sleep 0.1; done"
+    job = launch("-n", "1", "-s", "0", "--grace", "500", *script(text), hosts=("h1",))
+    job.wait_for_line("runs")
+    job.process.send_signal(signal.SIGINT)
+    job.wait_for_line("saves")
+    job.process.send_signal(signal.SIGINT)
+    assert job.wait(20) == 130
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    until = time.monotonic() + DEADLINE_S
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
 def test_host_that_dies_is_named(launch: Make, cluster: SshHosts) -> None:
     job = launch("-n", "2", "-s", "0", "--grace", "1", *script("echo runs $RANK; exec sleep 1000"))
     job.wait_for_line("runs 1")
@@ -350,14 +390,12 @@ def test_host_that_does_not_answer_is_named_at_the_deadline(launch: Make, cluste
             "-n",
             "2",
             "--start-timeout",
-            "2",
+            "8",
             *script("exit 0"),
             ssh=f"ssh -F {cluster.client_config} -o ConnectTimeout=50",
         )
-        started = time.monotonic()
-        assert job.wait(20) == 1
-        assert time.monotonic() - started < 10
-        assert "no answer from h2 within 2 s; the other 1 hosts are ready" in job.err
+        assert job.wait(30) == 1
+        assert "no answer from h2 within 8 s; the other 1 hosts are ready" in job.err
     finally:
         cluster[2].run("iptables -F")
 

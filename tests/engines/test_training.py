@@ -15,11 +15,9 @@ import pytest
 import torch
 
 import paceline
-from paceline.testing.slurm import SlurmCluster, why_no_slurm
 from paceline.testing.ssh import SshHosts, why_no_ssh
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(bool(why_no_ssh()), reason=why_no_ssh())]
-ENGINES = pytest.mark.skipif(not os.environ.get("PACELINE_TEST_ENGINES"), reason="make test-engines runs it")
 
 PACKAGE = Path(paceline.__file__).parent
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -160,49 +158,3 @@ def test_two_groups_train_from_one_command(cluster: SshHosts, tmp_path: Path) ->
         "[worker 1] new 1 ((0, 1), (2,)) ['--batch-size', '64']",
         "[worker 2] old 2 ((0, 1), (2,)) []",
     ]
-
-
-MNIST = [
-    *(sys.executable, str(EXAMPLES / "train_mnist.py"), "--network", "lenet", "--kv-store", "dist_sync"),
-    *("--lr", "0.05"),
-]
-
-
-def accuracy(out: str) -> float:
-    line = next(line for line in out.splitlines() if "│ accuracy" in line)
-    return float(line.split("│")[2])
-
-
-@ENGINES
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("launcher", ["ssh", "openmpi", "mpich", "slurm"])
-def test_mnist_on_every_engine(cluster: SshHosts, launcher: str, tmp_path: Path) -> None:
-    command = ["launch", "-n", "2", "-s", "2"]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    if launcher == "slurm":
-        if why_no_slurm():
-            pytest.skip(why_no_slurm())
-        with SlurmCluster(2) as slurm:
-            words = [sys.executable, "-m", "paceline", *command, "--launcher", "slurm", "--", *MNIST]
-            done = subprocess.run(
-                slurm.command(words), cwd=tmp_path, env=slurm.environ | env, capture_output=True, text=True, check=False
-            )
-    else:
-        program = {"openmpi": "mpirun.openmpi", "mpich": "mpirun.mpich", "ssh": "ssh"}[launcher]
-        if shutil.which(program) is None:
-            pytest.skip(f"needs {program}")
-        shell = f"{cluster.folder}/bin/ssh"
-        mpirun = {
-            "openmpi": f"{program} --mca plm_rsh_agent {shell} --mca oob_tcp_if_include 10.77.0.0/24",
-            "mpich": f"{program} -launcher ssh -launcher-exec {shell} -iface eth0",
-        }
-        where = ["--launcher", "ssh", "-o", f"ssh={shell}", "-H", f"{cluster[1].address},{cluster[2].address}"]
-        if launcher in mpirun:
-            where[1:4] = ["mpi", "-o", f"mpirun={mpirun[launcher]}"]
-        words = [sys.executable, "-m", "paceline", *command, *where, "--", *MNIST]
-        done = subprocess.run(
-            cluster.command(words), cwd=tmp_path, env=env, capture_output=True, text=True, check=False
-        )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert accuracy(done.stdout) >= 0.95

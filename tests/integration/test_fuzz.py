@@ -93,6 +93,8 @@ def valid_messages(store, member, shared):
         (m.Bye("gone"), []),
         (m.Enter("b"), []),
         (m.Gather("g", b"said"), []),
+        (m.TakeSamples("p", 10, 1, 0, 4, 0), []),
+        (m.AwaitSamples("p"), []),
         (m.Publish(store, [block]), []),
         (m.Lookup(store, ["a"]), []),
         (m.AskStatus(), []),

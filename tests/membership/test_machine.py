@@ -277,7 +277,7 @@ def test_gather_does_not_wait_for_who_has_left_and_says_nothing_in_its_place() -
     assert told == [
         (b"worker-0", 2, m.Done()),
         (b"server-0", 0, m.News([], False, [0])),
-        (b"worker-1", 2, m.Gathered([b"", b"one"])),
+        (b"worker-1", 2, m.Gathered([b"", b"one"], [(0, 0)])),
     ]
 
 

@@ -21,7 +21,7 @@ def test_address_and_first_failure_are_lines(monkeypatch: pytest.MonkeyPatch) ->
     assert READY_VARIABLE not in os.environ
     launcher.announce("tcp://127.0.0.1:1")
     launcher.report_failure("worker", 1, "it raised")
-    assert os.read(read, 1000) == b'tcp://127.0.0.1:1\n["worker", 1, "it raised"]\n'
+    assert os.read(read, 1000) == b'tcp://127.0.0.1:1\n["worker", 1, "it raised", false]\n'
     os.close(read)
     launcher.report_failure("worker", 1, "nobody reads")
     os.close(write)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from paceline.transport import Security, channel, new_job_key, sender
+from paceline.transport import Security, channel, handshake, new_job_key, sender
 from paceline.transport.endpoints import end, listen
 from paceline.transport.records import RecordReader, RecordWriter
 from paceline.transport.sockets import SocketHub, SocketListener
@@ -27,6 +27,11 @@ LARGE = 100_000
 @pytest.fixture(autouse=True)
 def _connect_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "FIRST_RETRY_S", 0.0)
+
+
+@pytest.fixture(autouse=True)
+def _few_hellos_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handshake, "MAX_SEEN", 4)
 
 
 @pytest.fixture(autouse=True)

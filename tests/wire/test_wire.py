@@ -37,6 +37,8 @@ def values_of(kind: msgspec.inspect.Type) -> st.SearchStrategy[object]:
             return st.binary(max_size=20)
         case info.ListType():
             return st.lists(values_of(kind.item_type), max_size=3)
+        case info.TupleType():
+            return st.tuples(*map(values_of, kind.item_types))
         case info.UnionType():
             return st.one_of([values_of(one) for one in kind.types])
         case info.StructType():

@@ -16,12 +16,16 @@ from paceline.naming import suggestion
 #: By subcommand: its module, which has ``run(name, words) -> int``, and a summary.
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "launch": ("paceline.cli.launch", "start a job: scheduler, servers and workers"),
+    "hvdrun": ("paceline.cli.hvdrun", "start a job of the Horovod interface, with horovodrun's flags"),
     "jobs": ("paceline.cli.jobs", "list your jobs whose launcher runs on this machine"),
     "status": ("paceline.cli.status", "show the processes of a job: round, pace, whom each waits for"),
     "kill": ("paceline.cli.jobs", "end a job, or what jobs have left on hosts"),
     "doctor": ("paceline.cli.doctor", "check hosts: ssh, Python, versions, clock, network, directory"),
     "scheduler": ("paceline.cli.roles", "run the scheduler of a job"),
     "server": ("paceline.cli.roles", "run a server of a job"),
+    "group": ("paceline.cli.group", "group workers by measured speed"),
+    "profile": ("paceline.cli.profile", "measure how fast each worker is"),
+    "simulate": ("paceline.cli.simulate", "say what a cluster would do, before it does it"),
     "run": ("paceline.cli.run", "run a job inside an allocation (the launcher submits it)"),
     "agent": ("paceline.cli.agent", "run the processes of one host (the launcher starts it there)"),
 }

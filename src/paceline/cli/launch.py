@@ -58,6 +58,13 @@ def run(name: str, words: Sequence[str]) -> int:
     chosen.check(request)
     if options.log_dir:
         Path(options.log_dir).mkdir(parents=True, exist_ok=True)
+    if options.groups == "auto":
+        from paceline.cli.auto_groups import with_measured_groups
+
+        measured = with_measured_groups(spec, lambda one: _wait(chosen.submit(chosen.plan(one, Machine.here()))))
+        if isinstance(measured, int):
+            return measured
+        request = chosen.plan(measured, Machine.here())
     return _wait(chosen.submit(request))
 
 
@@ -169,6 +176,7 @@ def _settings(options: argparse.Namespace) -> dict[str, str]:
         "weighting": options.weighting,
         "allow_optimizer": ",".join(options.allow_optimizer) or None,
         "age": options.age,
+        "on_worker_death": options.on_worker_death,
         "insecure": "1" if options.insecure else None,
         "timeout_s": options.timeout,
         "start_timeout_s": options.start_timeout,
@@ -179,8 +187,8 @@ def _settings(options: argparse.Namespace) -> dict[str, str]:
 
 def _groups_file(options: argparse.Namespace) -> str | None:
     """Return the path of the groups file, or for other hosts, which may not have it, its text."""
-    if options.groups is None:
-        return None
+    if options.groups is None or options.groups == "auto":
+        return None if options.groups is None else "auto"
     path = readable_file(options.groups, "the groups file")
     if options.launcher == "local":
         return path

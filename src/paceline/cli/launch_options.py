@@ -79,7 +79,12 @@ OPTIONS = (
         "ROUNDS",
         section=_TRAINING,
     ),
-    Option(("--groups",), "groups file of dist_gsync (default: the worker groups)", "FILE", section=_TRAINING),
+    Option(
+        ("--groups",),
+        "groups file of dist_gsync, or auto: a short job measures the workers first (default: the worker groups)",
+        "FILE|auto",
+        section=_TRAINING,
+    ),
     Option(("--weighting",), f"factor of a stale update: {', '.join(weighting_names())}", "NAME", section=_TRAINING),
     Option(
         ("--age",),
@@ -103,6 +108,12 @@ OPTIONS = (
         "N",
         int,
         elsewhere=("--local-num-attempt", "--restarts"),
+        section=_RUNNING,
+    ),
+    Option(
+        ("--on-worker-death",),
+        "stop the job, or let the other workers continue (default: stop with dist_sync, else continue)",
+        "stop|continue",
         section=_RUNNING,
     ),
     Option(("--timeout",), "how long any request may take (default: 300)", "SECONDS", float, section=_RUNNING),
@@ -130,6 +141,7 @@ OF_SERVERS = frozenset(
         "--age",
         "--allow-optimizer",
         "--insecure",
+        "--on-worker-death",
         "--timeout",
         "--start-timeout",
     )

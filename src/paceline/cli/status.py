@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -20,7 +22,23 @@ OPTIONS = (
     Option(("--json",), "print one JSON object per table"),
 )
 _TIMEOUT_S = 10.0
-_HEAD = ("role", "rank", "host", "state", "round", "pace", "waits for", "sent", "received", "memory", "last heard")
+
+#: A worker is named as slow if it computes so many times as long as the median of all.
+SLOW = 1.5
+_HEAD = (
+    "role",
+    "rank",
+    "host",
+    "state",
+    "round",
+    "pace",
+    "step",
+    "waits for",
+    "sent",
+    "received",
+    "memory",
+    "last heard",
+)
 
 
 def run(name: str, words: Sequence[str]) -> int:
@@ -95,6 +113,7 @@ def shown(rows: Sequence[dict[str, Any]]) -> str:
             row["state"],
             str(row["round"]) if row["role"] == "worker" else "",
             f"{row['pace']:.1f}/s" if row["pace"] else "",
+            f"{1000 * row['step_s']:.0f} ms" if row["step_s"] else "",
             ", ".join(map(str, row["waits_for"])),
             quantity(row["sent"]),
             quantity(row["received"]),
@@ -103,7 +122,18 @@ def shown(rows: Sequence[dict[str, Any]]) -> str:
         )
         for row in rows
     ]
-    return table(_HEAD, cells)
+    return "\n".join([table(_HEAD, cells), *_slow(rows)])
+
+
+def _slow(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a line for each worker that computes much longer than most."""
+    live = [row for row in rows if row["role"] == "worker" and row["state"] == "live" and row["step_s"]]
+    usual = statistics.median_low([row["step_s"] for row in live]) if len(live) > 1 else math.inf
+    return [
+        f"worker {row['rank']} on {row['host']} is slow: a step takes {row['step_s'] / usual:.1f} times as long as most"
+        for row in live
+        if row["step_s"] > SLOW * usual
+    ]
 
 
 def _works(member: m.Member, state: m.State) -> bool:
@@ -126,6 +156,7 @@ def _row(member: m.Member, state: m.State, status: m.Status, slowest: int) -> di
         "state": state.phase,
         "round": state.round,
         "pace": round(state.pace, 3),
+        "step_s": round(state.step_s, 6),
         "waits_for": waits,
         "sent": state.sent,
         "received": state.received,

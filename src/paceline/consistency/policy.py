@@ -9,6 +9,7 @@ from typing import Literal, get_args
 from paceline.consistency.weighting import find_weighting
 
 MergeKind = Literal["all", "each", "groups", "first"]
+LrScale = Literal["update", "sample"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Policy:
     weighting: str = "none"
     age: int | None = None
     """Missed updates beyond which a push is dropped, with merges ``each`` and ``first``; None: no limit."""
+    lr_scale: LrScale = "update"
+    """``update``: every update steps by the learning rate; ``sample``: by its part of one batch of every worker."""
 
     @property
     def merges_rounds(self) -> bool:
@@ -40,6 +43,8 @@ class Policy:
         find_weighting(self.weighting)
         if self.merge not in get_args(MergeKind):
             raise ValueError(f"merge {self.merge!r} is unknown; known are {', '.join(get_args(MergeKind))}")
+        if self.lr_scale not in get_args(LrScale):
+            raise ValueError(f"lr_scale {self.lr_scale!r} is unknown; it is update or sample")
         if self.bound is not None and self.bound < 0:
             raise ValueError(f"the staleness bound is {self.bound}; it is a number of rounds, 0 or more")
         if self.merge == "first":
@@ -117,6 +122,7 @@ def policy_of(
     staleness: int | None = None,
     weighting: str | None = None,
     age: int | None = None,
+    lr_scale: str | None = None,
     num_workers: int = 1,
 ) -> Policy:
     """Return the policy of a canonical store type with the user's settings.
@@ -141,6 +147,6 @@ def policy_of(
         policy = dataclasses.replace(policy, first=first if first is not None else max(1, num_workers // 2))
     if weighting is not None:
         policy = dataclasses.replace(policy, weighting=weighting)
-    policy = dataclasses.replace(policy, age=age)
+    policy = dataclasses.replace(policy, age=age, lr_scale=lr_scale or "update")  # type: ignore[arg-type]
     policy.check(num_workers)
     return policy

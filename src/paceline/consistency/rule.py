@@ -30,6 +30,8 @@ A cohort is open until it is complete, then it is applied and forgotten::
     age set                             all are paused, what it has
 
 With a bound ``s`` a worker goes on only when it is at most ``s`` finished rounds ahead of the slowest active worker.
+A paused worker that pushes goes on before its barrier opens. For the bound it is then as far ahead as the active
+workers of its unit, with whom it steps from here on.
 
 Invariants (:meth:`Rule.check`): a worker has at most one unanswered push; nobody who may go on is left unanswered; no
 complete cohort is left open; no worker has read a version that does not exist; an open cohort counts no worker twice
@@ -49,9 +51,11 @@ import copy
 from collections.abc import Sequence
 
 from paceline.consistency.actions import Action, Apply, Drop, Merge, Pushed, Refuse, Release, Repeat
+from paceline.consistency.activity import Activity
 from paceline.consistency.cohort import Cohort
 from paceline.consistency.objections import objection_to_sum
 from paceline.consistency.policy import Policy
+from paceline.consistency.scale import Samples
 from paceline.consistency.stats import Stats
 from paceline.consistency.story import KEPT, joined_events, new_events, sentences, workers_text
 from paceline.consistency.weighting import find_weighting
@@ -91,9 +95,11 @@ class Rule:
         """Last round that was answered, per worker."""
         self.read = [0] * num_workers
         """Version that the worker got last."""
-        self._level = [0] * num_workers
-        """Rounds that had been finished when the last barrier opened, per worker."""
         self._weight = find_weighting(policy.weighting)
+        self._samples = Samples(num_workers) if policy.lr_scale == "sample" else None
+        self._activity = Activity(self.live, self.paused, self.unit, self.finished)
+        self._seen_low = 0
+        """Rounds of the slowest active worker when all who wait were last looked at."""
         self._open: list[Cohort] = []
         self._next_cohort = 0
         self._events = new_events()
@@ -116,16 +122,17 @@ class Rule:
             return [Repeat(first.worker, self.read[first.worker])] if answered else []
         for one in pushes:
             self.pushed[one.worker] = one.round
-            if not one.before_barrier:
-                self.paused.discard(one.worker)
-        return [self._drop(first) if self._is_too_old(first.worker) else self._merge(pushes), *self._settle()]
+            if one.worker in self.paused and not one.before_barrier:
+                self._activity.resume(one.worker)
+        action = self._drop(first) if self._is_too_old(first.worker) else self._merge(pushes)
+        return [action, *self._settle([one.worker for one in pushes])]
 
     def _is_too_old(self, worker: int) -> bool:
         """Whether what a worker pushes now has missed too many updates. With an age limit, a sum has one worker."""
         return self.policy.age is not None and self.version - self.read[worker] > self.policy.age
 
     def _drop(self, push: Pushed) -> Drop:
-        self.finished[push.worker] = push.round
+        self._activity.finish(push.worker, push.round)
         self._events.append(("drop", push.worker, push.round, self.read[push.worker], self.version))
         self.stats.dropped[push.worker] += 1
         return Drop(push.worker, self.version)
@@ -136,9 +143,11 @@ class Rule:
         for one in pushes:
             worker, read = one.worker, self.read[one.worker]
             cohort.join(worker, one.samples, read)
+            if self._samples is not None:
+                self._samples.note(worker, one.samples)
             self._events.append(("push", worker, one.round, one.samples, read, self.version, cohort.number))
         if self.policy.merge == "first":
-            self.finished[first.worker] = first.round
+            self._activity.finish(first.worker, first.round)
         return Merge(cohort.number, first.worker)
 
     def leave(self, worker: int) -> list[Action]:
@@ -146,6 +155,7 @@ class Rule:
         self._events.append(("leave", worker))
         self.live.discard(worker)
         self.paused.discard(worker)
+        self._activity.change()
         return self._resume_all() + self._settle()
 
     def pause(self, worker: int) -> list[Action]:
@@ -157,6 +167,7 @@ class Rule:
         self._events.append(("pause", worker))
         if worker in self.live:
             self.paused.add(worker)
+            self._activity.change()
         return self._resume_all() + self._settle()
 
     def _resume_all(self) -> list[Action]:
@@ -165,8 +176,7 @@ class Rule:
             return []
         actions = self._settle()
         self.paused.clear()
-        # A worker that pushed less before the barrier need not catch up.
-        self._level = list(self.finished)
+        self._activity.open()
         self._events.append(("open",))
         return actions
 
@@ -198,9 +208,16 @@ class Rule:
             return []
         held_by = self._held_by(worker)
         if held_by is not None:
-            return sorted(self._required(held_by) - set(held_by.samples) - set(waiting))
-        slowest = self._slowest(worker)
-        return [other for other in sorted(self._active) if self._ahead(other) == slowest and other not in waiting]
+            others = self._required(held_by) - set(held_by.samples)
+            # A mate that waits by the bound holds this worker up too: then it is for whom the mate waits.
+            held_up = {one for other in others.intersection(waiting) for one in self.missing_for(other)}
+            return sorted(others.difference(waiting) or held_up)
+        slowest = self._activity.slowest(worker)
+        return [
+            other
+            for other in sorted(self._activity.workers)
+            if self._activity.ahead(other) == slowest and other not in waiting
+        ]
 
     def copy(self) -> Rule:
         """Return a rule that goes on where this one stands, with a story and counters of its own."""
@@ -250,7 +267,17 @@ class Rule:
     def _state(self) -> tuple[object, ...]:
         """What decides what comes next, besides open cohorts."""
         read = [] if self.policy.merge == "all" else self.read
-        return self.version, self.live, self.paused, self.pushed, self.finished, self.answered, self._level, read
+        return (
+            self.version,
+            self.live,
+            self.paused,
+            self.pushed,
+            self.finished,
+            self.answered,
+            self._activity.level,
+            read,
+            None if self._samples is None else self._samples.last,
+        )
 
     def check(self) -> None:
         """Assert the invariants.
@@ -262,7 +289,7 @@ class Rule:
             assert self.answered[worker] <= last <= self.answered[worker] + 1, f"worker {worker}: unanswered pushes"
             assert self.finished[worker] <= last, f"worker {worker}: finished a round that it has not pushed"
             assert 0 <= self.read[worker] <= self.version, f"worker {worker}: read a version that does not exist"
-            assert 0 <= self._level[worker] <= self.finished[worker], f"worker {worker}: counts from a later round"
+            assert self._activity.level[worker] <= self.finished[worker], f"worker {worker}: counts from a later round"
         assert self.paused <= self.live, "a worker that has left is paused"
         kept = [worker for worker in self.waiting() if self._may_go_on(worker)]
         assert not kept, f"{workers_text(kept)} may go on but got no answer"
@@ -294,50 +321,61 @@ class Rule:
         return cohort
 
     def _required(self, cohort: Cohort) -> set[int]:
-        if self.policy.merge in ("all", "groups"):
-            return {worker for worker in self._active if self.unit[worker] == cohort.unit}
-        return self._active
+        return self._activity.of_unit(cohort.unit)
 
     def _is_complete(self, cohort: Cohort) -> bool:
         if self.policy.merge == "each":
             return True
         if self.policy.merge == "first":
             return len(cohort.workers) >= self._pushes_needed()
-        return self._required(cohort) <= set(cohort.samples)
+        required = self._required(cohort)
+        return len(cohort.samples) >= len(required) and required <= cohort.samples.keys()
 
     def _pushes_needed(self) -> int:
         """Return how many pushes complete a cohort of merge ``first``: none when everybody is at a barrier."""
-        if self.policy.age is not None and self._active:
+        if self.policy.age is not None and self._activity.workers:
             return self.policy.first
-        return min(self.policy.first, len(self._active))
+        return min(self.policy.first, len(self._activity.workers))
 
-    def _settle(self) -> list[Action]:
+    def _settle(self, pushers: Sequence[int] | None = None) -> list[Action]:
+        """Apply what is complete, and release whom that, or the push of ``pushers``, allows to go on."""
+        complete = [cohort for cohort in self._open if self._is_complete(cohort)]
         actions: list[Action] = []
-        for cohort in [cohort for cohort in self._open if self._is_complete(cohort)]:
+        for cohort in complete:
             self._open.remove(cohort)
             actions.append(self._apply(cohort))
-        return actions + self._releases()
+        return actions + self._releases(self._may_be_free(pushers, complete))
+
+    def _may_be_free(self, pushers: Sequence[int] | None, complete: Sequence[Cohort]) -> list[int]:
+        """Return the waiting workers whose wait may be over: after most pushes these are few, however many wait."""
+        low = 0 if self.policy.bound is None else self._activity.lowest()
+        if pushers is None or low != self._seen_low or (complete and self.policy.merge == "first"):
+            self._seen_low = low
+            return self.waiting()
+        found = {*pushers, *(worker for cohort in complete for worker in cohort.workers)} & self.live
+        return [worker for worker in sorted(found) if self.pushed[worker] > self.answered[worker]]
 
     def _apply(self, cohort: Cohort) -> Apply:
         staleness = self.version - cohort.oldest + 1
+        samples = sum(cohort.samples.values())
         weight = self._weight(staleness, self.stats.seen(staleness))
+        weight *= 1.0 if self._samples is None else self._samples.part(samples, self.live)
         self.stats.weight_sum += weight
         self.version += 1
-        for worker, samples in cohort.samples.items():
-            self.stats.data_mass[worker] += samples * weight
+        for worker, pushed in cohort.samples.items():
+            self.stats.data_mass[worker] += pushed * weight
             if self.policy.merge != "first":
-                self.finished[worker] = self.pushed[worker]
+                self._activity.finish(worker, self.pushed[worker])
         ordered = self.policy.merge in ("all", "groups")
         workers = tuple(sorted(cohort.workers) if ordered else cohort.workers)
-        samples = sum(cohort.samples.values())
         self._events.append(("apply", cohort.number, workers, samples, staleness, weight, self.version))
         return Apply(cohort.number, workers, samples, staleness, weight, self.version)
 
     # ---- answers ---------------------------------------------------------------------------------------------------
 
-    def _releases(self) -> list[Action]:
+    def _releases(self, waiting: Sequence[int]) -> list[Action]:
         ready: dict[int, list[int]] = {}
-        for worker in self.waiting():
+        for worker in waiting:
             if self._may_go_on(worker):
                 ready.setdefault(self.unit[worker], []).append(worker)
         actions: list[Action] = []
@@ -361,17 +399,4 @@ class Rule:
             return False
         if self.policy.bound is None:
             return True
-        return self._ahead(worker) - self._slowest(worker) <= self.policy.bound
-
-    @property
-    def _active(self) -> set[int]:
-        """The workers that others wait for."""
-        return self.live - self.paused
-
-    def _ahead(self, worker: int) -> int:
-        """Return the rounds that a worker has finished since the last barrier."""
-        return self.finished[worker] - self._level[worker]
-
-    def _slowest(self, worker: int) -> int:
-        """Return the rounds that the slowest active worker has finished since the last barrier, this one included."""
-        return min(self._ahead(other) for other in self._active | {worker})
+        return self._activity.ahead(worker) - self._activity.slowest(worker) <= self.policy.bound

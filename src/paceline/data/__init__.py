@@ -5,7 +5,9 @@ from paceline.data.dataset import ArrayDataset
 from paceline.data.digits import digits
 from paceline.data.loader import Batches, batches
 from paceline.data.mnist import MNIST
+from paceline.data.pool import PooledBatchSampler
 from paceline.data.sampler import ShardedSampler
+from paceline.data.shares import SharedBatchSampler
 from paceline.data.spans import read_spans
 
 __all__ = [
@@ -14,7 +16,9 @@ __all__ = [
     "MNIST",
     "ArrayDataset",
     "Batches",
+    "PooledBatchSampler",
     "ShardedSampler",
+    "SharedBatchSampler",
     "batches",
     "digits",
     "read_spans",

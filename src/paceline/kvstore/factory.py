@@ -23,12 +23,15 @@ for _name in _DIST:
     _, _, _how = _name.partition("_")
     _DIST_ALIASES |= {_name: _name, f"{_name}_device": _name, f"dist_device_{_how}": _name}
 
+#: Stores without servers.
+_ALLREDUCE = ("horovod", "allreduce")
+
 _numbers = itertools.count()
 
 
 def store_types() -> list[str]:
     """Return every type that :func:`create` knows."""
-    return [*_ALIASES, *_DIST_ALIASES, *KVStoreBase.registry]
+    return [*_ALIASES, *_DIST_ALIASES, *_ALLREDUCE, *KVStoreBase.registry]
 
 
 def is_in_process(name: str) -> bool:
@@ -41,11 +44,14 @@ def create(name: str = "local", **options: Any) -> KVStoreBase:
 
     Args:
         name: ``local``, ``device``, ``dist_sync``, ``dist_async``, ``dist_ssync``, ``dist_gsync``, ``dist_ksync``,
-            the ``_device`` forms in both spellings, or a registered class's name; upper or lower case.
+            the ``_device`` forms in both spellings, ``horovod`` or ``allreduce`` (without servers),
+            or a registered class's name; upper or lower case.
         **options: options of distributed stores: ``staleness``, ``groups`` (lists of members, or a path),
-            ``weighting``, ``age`` (missed updates beyond which a push is dropped), ``k`` (for ``dist_ksync``), ``mean``
-            (merge to the mean over samples instead of the sum), ``namespace`` (default: stores of different workers
-            match by the order in which they are created; a namespace that was closed starts anew).
+            ``weighting``, ``lr_scale`` (``update``: every update steps by the learning rate; ``sample``: by its part of
+            one batch of every worker), ``age`` (missed updates beyond which a push is dropped), ``k`` (for
+            ``dist_ksync``), ``mean`` (merge to the mean over samples instead of the sum), ``namespace`` (default:
+            stores of different workers match by the order in which they are created; a namespace that was closed
+            starts anew).
 
     Raises:
         TypeError: the name is not a string, or the type does not have an option.
@@ -61,7 +67,17 @@ def create(name: str = "local", **options: Any) -> KVStoreBase:
         return _create_local(kind, options)
     if kind in _DIST_ALIASES:
         return _create_dist(_DIST_ALIASES[kind], kind, options)
+    if kind in _ALLREDUCE:
+        return _create_allreduce(kind, options)
     raise ValueError(f"unknown store type {name!r}{suggestion(kind, store_types())}")
+
+
+def _create_allreduce(kind: str, options: dict[str, Any]) -> KVStoreBase:
+    from paceline.kvstore.allreduce import AllReduceStore
+
+    if options:
+        raise TypeError(f"a {kind} store has no option {', '.join(sorted(options))}")
+    return AllReduceStore(kind)
 
 
 def _create_local(kind: str, options: dict[str, Any]) -> KVStoreBase:
@@ -87,5 +103,6 @@ def _create_dist(store_type: str, alias: str, options: dict[str, Any]) -> KVStor
     namespace = options.get("namespace")
     if namespace and "#" in namespace:
         raise ValueError(f"namespace {namespace!r} contains '#'; choose a name without it")
+    session.lock_step |= policy.merge == "all"
     name = session.store_name(namespace) if namespace else f"kv{next(_numbers)}"
     return DistStore(alias, session, policy, name, bool(options.get("mean")))

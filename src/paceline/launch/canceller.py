@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from paceline import forks
 from paceline.launch.supervise.guardian import detach
 
 _RELEASED = b"."
@@ -18,11 +19,18 @@ class Canceller:
     """
 
     def __init__(self, argv: Sequence[str]) -> None:
-        read_fd, self._fd = os.pipe()
-        self._pid = os.fork()
-        if self._pid == 0:
-            _main(read_fd, self._fd, argv)
-        os.close(read_fd)
+        with forks.held():
+            read_fd, self._fd = os.pipe()
+            self._pid = os.fork()
+            if self._pid == 0:
+                _main(read_fd, self._fd, argv)
+            os.close(read_fd)
+            forks.in_children(self, Canceller._forget)
+
+    def _forget(self) -> None:
+        """Close the write end in a child, whose life does not count."""
+        os.close(self._fd)
+        self._fd = -1
 
     def release(self) -> None:
         """Let the job go on, or be: it has ended, or was cancelled. Idempotent."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
+from paceline.config import variable
 from paceline.launch.hosts import LOCALHOST, Host
 from paceline.launch.spec import Graces
 
@@ -106,6 +107,15 @@ class Plan:
     def scheduler(self) -> ProcessSpec | None:
         """The scheduler's process, if the job has one."""
         return next((process for process in self if process.role == "scheduler"), None)
+
+    def may_go_on(self, environ: Mapping[str, str]) -> bool:
+        """Tell whether the job may go on when a worker dies: its scheduler decides.
+
+        Args:
+            environ: variables that every process inherits.
+        """
+        name, scheduler = variable("on_worker_death"), self.scheduler
+        return scheduler is not None and (scheduler.env.get(name) or environ.get(name)) != "stop"
 
     def needs(self, value: Late) -> bool:
         """Tell whether any process needs a late value."""

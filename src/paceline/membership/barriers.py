@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from paceline.membership.actions import Action, Answer, MemberKey, Waiting
+from paceline.membership.losses import Losses
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_GATHER_BYTES
 
@@ -40,12 +41,17 @@ class Barriers:
         """Return the barrier at which a member waits, or nothing."""
         return next((name for name, inside in self._inside.items() if key in inside), "")
 
-    def opened(self, wanted: Collection[MemberKey]) -> list[Action]:
-        """Open the barriers that all wanted workers have entered; returns the answers."""
-        complete = [name for name in self._inside if not self.missing(name, wanted)]
-        return [action for name in complete for action in self._open(name, self._inside.pop(name))]
+    def opened(self, wanted: Collection[MemberKey], losses: Losses) -> list[Action]:
+        """Open the barriers that all wanted workers have entered; returns the answers.
 
-    def _open(self, name: str, inside: dict[MemberKey, Waiting]) -> list[Action]:
+        Args:
+            wanted: workers.
+            losses: the workers that have left or died.
+        """
+        complete = [name for name in self._inside if not self.missing(name, wanted)]
+        return [action for name in complete for action in self._open(name, self._inside.pop(name), losses)]
+
+    def _open(self, name: str, inside: dict[MemberKey, Waiting], losses: Losses) -> list[Action]:
         """Answer all who have come; those who brought something get what all have brought."""
         self._stores.pop(name, None)
         size = sum(len(one.payload or b"") for one in inside.values())
@@ -55,7 +61,9 @@ class Barriers:
             gathered = m.Failed("RemoteError", text)
         else:
             by_rank = {rank: one.payload or b"" for (_, rank), one in inside.items()}
-            gathered = m.Gathered([by_rank.get(rank, b"") for rank in range(self._num_workers)])
+            payloads = [by_rank.get(rank, b"") for rank in range(self._num_workers)]
+            gone = sorted(losses.rounds.items())
+            gathered = m.Gathered(payloads, gone, [rank for rank, _ in gone if rank in losses.ranks])
         return [Answer(one.peer, one.seq, m.Done() if one.payload is None else gathered) for one in inside.values()]
 
     def clear(self) -> list[Waiting]:

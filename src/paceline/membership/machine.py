@@ -19,6 +19,9 @@ connections, which it claims with its token. What happens to a member::
     live      Bye                                    left      barriers that waited for it open
     live      Bye with a reason                      dead      the job fails
 
+A worker's death is no failure of the job where the others go on: then it is *lost* first (:mod:`.losses`), and what it
+still asks is answered with its own death.
+
 What happens to the job::
 
     state      event                                 becomes    answers
@@ -26,7 +29,9 @@ What happens to the job::
     starting   start_timeout_s after the start       ending     RendezvousError to all; exit code 1
     any        a member dies                         ending     News to all live members, PeerDiedError to all who wait
                                                                 or ask to wait; exit code PEER_FAILED
-    complete   the last worker leaves                ending     News with shutdown to the servers; exit code 0
+    complete   a worker dies, and the others go on   complete   News to all live members
+    complete   the last worker leaves                ending     News with shutdown to the servers; exit code 0, or
+                                                                WORKER_LOST if one has died
     ending     everybody has left, died or closed    over       Finish
     ending     LEAVE_TIMEOUT_S later                 over       Finish
 
@@ -63,12 +68,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from paceline.config import Settings
-from paceline.exitcodes import PEER_FAILED, describe_code
-from paceline.membership.actions import Action, Answer, Finish, MemberKey, Waiting, describe, refuse
+from paceline.exitcodes import PEER_FAILED, WORKER_LOST, describe_code
+from paceline.membership.actions import Action, Answer, Finish, MemberKey, Waiting, Warn, describe, refuse
 from paceline.membership.barriers import Barriers
 from paceline.membership.directory import Directory
 from paceline.membership.liveness import Liveness, Suspect
+from paceline.membership.losses import Losses, obituary
 from paceline.membership.newcomers import free_rank, objection
+from paceline.membership.pools import Pools
 from paceline.membership.seat import Seat
 from paceline.membership.seats import Seats
 from paceline.wire import messages as m
@@ -89,6 +96,7 @@ class Membership:
 
     Attributes:
         cause: the member that failed first, and how.
+        losses: the workers that the job goes on without.
         is_supervised: a launcher reports the exit code of every process with :meth:`ended`.
     """
 
@@ -101,6 +109,8 @@ class Membership:
         self._seats = Seats(settings)
         self._directory = Directory()
         self._barriers = Barriers(settings.num_workers, self._directory.left)
+        self._pools = Pools(settings.num_workers)
+        self.losses = Losses(settings.on_worker_death)
         self._liveness = Liveness(settings, now)
         self._gone: dict[MemberKey, int] = {}
         """Exit codes of those who ended before they joined."""
@@ -125,22 +135,27 @@ class Membership:
         if key is None:
             return [refuse(peer, seq, "this connection belongs to no member; join the job first")]
         seat = self._seats[key]
+        if seat.dead and key[1] in self.losses.ranks and key[0] == "worker":
+            return [Answer(peer, seq, obituary(self.losses.death_of(key[1]), body))]
         return [*self._liveness.note_heard(seat, now), *self._handle(seat, key, peer, seq, body, now)]
 
     def _handle(self, seat: Seat, key: MemberKey, peer: bytes, seq: int, body: m.Body, now: float) -> list[Action]:
         match body:
             case m.Heartbeat():
-                return [Answer(peer, seq, self._heartbeat(seat, body, now))]
+                return [Answer(peer, seq, self._heartbeat(seat, body, now)), *self._taken_out(key, body)]
             case m.Bye():
-                return [Answer(peer, seq, m.Done()), *self._bye(key, body.reason, now)]
+                return [Answer(peer, seq, m.Done()), *self._bye(key, body, now)]
             case m.Enter():
                 return self._enter(key, Waiting(peer, seq), body.barrier, body.store)
             case m.Gather():
                 return self._enter(key, Waiting(peer, seq, payload=body.payload), body.barrier)
             case m.Publish():
+                self.losses.note_store(body.goes_on)
                 return [Answer(peer, seq, m.Done()), *self._directory.publish(body.store, body.blocks)]
             case m.Lookup():
                 return self._look_up(Waiting(peer, seq, frozenset(body.keys)), body.store)
+            case m.TakeSamples() | m.AwaitSamples():
+                return self._take_samples(key, Waiting(peer, seq), body)
             case m.Leave():
                 self._directory.leave(body.store, key)
                 opened = self._opened()
@@ -176,8 +191,9 @@ class Membership:
             return [Answer(peer, seq, m.Failed("RendezvousError", reason))]
         rank = hello.rank if hello.rank >= 0 else free_rank(hello.role, self._settings, self._seats)
         member = m.Member(
-            hello.role, rank, hello.local_rank, hello.host, hello.host_id, hello.pid, hello.address, self._new_token()
-        )
+            hello.role, rank, hello.local_rank, hello.host, hello.host_id, hello.pid, hello.address, self._new_token(),
+            hello.speed,
+        )  # fmt: skip
         self._seats.add(Seat(member, peer, now, seq))
         if self._gone and self._has_workers():
             return self._miss(now)
@@ -215,9 +231,18 @@ class Membership:
         self._barriers.enter(name, key, waiting, store)
         return self._opened()
 
+    def _take_samples(self, key: MemberKey, waiting: Waiting, body: m.TakeSamples | m.AwaitSamples) -> list[Action]:
+        if self.deaths:
+            return self._failures_for([waiting])
+        if key[0] != "worker":
+            return [refuse(waiting.peer, waiting.seq, f"samples are for workers, not for a {key[0]}")]
+        if isinstance(body, m.TakeSamples):
+            return self._pools.take(key[1], waiting, body)
+        return self._pools.wait(key[1], waiting, body)
+
     def _opened(self) -> list[Action]:
         """Open the barriers that every live worker has entered, once everybody has joined."""
-        return self._barriers.opened(self._seats.expected()) if self.complete else []
+        return self._barriers.opened(self._seats.expected(), self.losses) if self.complete else []
 
     def _look_up(self, waiting: Waiting, store: str) -> list[Action]:
         return self._failures_for([waiting]) if self.deaths else self._directory.look_up(store, waiting)
@@ -264,13 +289,40 @@ class Membership:
         if self._ending is not None:
             all_gone = all(seat.closed_since is not None for seat in self._seats.live())
             if all_gone or now - self._ending > LEAVE_TIMEOUT_S:
-                actions.append(Finish(self._code))
+                actions.append(Finish(self._code or (WORKER_LOST if self.losses.deaths else 0)))
         return actions
 
     def _die(self, key: MemberKey, reason: str, now: float) -> list[Action]:
         seat = self._seats[key]
         seat.dead = True
-        return self._mourn(m.Death(key[0], key[1], seat.member.host, reason), now)
+        death = m.Death(key[0], key[1], seat.member.host, reason)
+        return self._lose(death) if self._goes_on_without(key) else self._mourn(death, now)
+
+    def _goes_on_without(self, key: MemberKey) -> bool:
+        """Tell whether the others can go on: there are some, and nothing that only this worker can do is to come."""
+        others = any(one.live for one in self._seats.of_role("worker"))
+        is_well = self.complete and not self.deaths and self._ending is None
+        is_needed = key[1] == 0 and self._directory.has_lookups
+        return key[0] == "worker" and others and is_well and not is_needed and self.losses.may_go_on
+
+    def _lose(self, death: m.Death) -> list[Action]:
+        self.losses.add(death)
+        news = [Answer(seat.peer, 0, self._news()) for seat in self._seats.live()]
+        return [Warn(f"{describe(death)}; the others go on"), *news]
+
+    def _taken_out(self, key: MemberKey, beat: m.Heartbeat) -> list[Action]:
+        """Go on without the workers that no server waits for any more."""
+        if key[0] != "server" or not beat.taken_out:
+            return []
+        self.losses.taken_out(key[1], beat.taken_out)
+        gone = self.losses.gone([seat.member.rank for seat in self._seats.of_role("server") if seat.live])
+        if not gone or self.deaths:
+            return []
+        for rank in gone:
+            self._seats["worker", rank].gone = True
+        self._directory.forget(self._seats.expected())
+        given = [action for rank in gone for action in self._pools.leave(rank, self.losses.rounds[rank])]
+        return [*self._opened(), *given]
 
     def _mourn(self, death: m.Death, now: float) -> list[Action]:
         self.deaths.append(death)
@@ -318,7 +370,7 @@ class Membership:
         actions: list[Action] = [Answer(seat.peer, 0, self._news()) for seat in self._seats.live()]
         if not self.complete:
             actions += self._failures_for([Waiting(seat.peer, seat.seq) for seat in self._seats.live()])
-        return actions + self._failures_for([*self._barriers.clear(), *self._directory.clear()])
+        return actions + self._failures_for([*self._barriers.clear(), *self._directory.clear(), *self._pools.clear()])
 
     def _failures_for(self, waiting: list[Waiting]) -> list[Action]:
         if not self.deaths:
@@ -337,13 +389,13 @@ class Membership:
         self.cause = self.cause or m.Death(*missing[0], "", text)
         return [Answer(seat.peer, seat.seq, m.Failed("JoinTimeoutError", text)) for seat in self._seats.values()]
 
-    def _bye(self, key: MemberKey, reason: str, now: float) -> list[Action]:
+    def _bye(self, key: MemberKey, bye: m.Bye, now: float) -> list[Action]:
         seat = self._seats[key]
         if not seat.live:
             return []
-        if reason:
-            return self._die(key, reason, now)
-        seat.goodbye_since = now
+        if bye.reason:
+            return self._die(key, bye.reason, now)
+        seat.goodbye_since, seat.round = now, max(seat.round, bye.round)
         return self._left(seat, now) if self._counts_as_left(seat, now) else []
 
     def _counts_as_left(self, seat: Seat, now: float) -> bool:
@@ -351,23 +403,27 @@ class Membership:
 
     def _left(self, seat: Seat, now: float) -> list[Action]:
         seat.left = True
+        if seat.member.role == "worker":
+            self.losses.leave(seat.member.rank, seat.round)
         self._directory.forget(self._seats.expected())
         workers = self._seats.of_role("worker")
         if self.complete and self._ending is None and not any(one.live for one in workers):
             self._ending = now
             return self._tell_servers()
-        return [*self._tell_servers(), *self._opened()] if self.complete else []
+        given = self._pools.leave(seat.member.rank, seat.round) if seat.member.role == "worker" else []
+        return [*self._tell_servers(), *self._opened(), *given] if self.complete else []
 
     def _tell_servers(self) -> list[Action]:
         return [Answer(one.peer, 0, self._news()) for one in self._seats.of_role("server") if one.live]
 
     def _news(self, suspects: Sequence[m.Suspect] = ()) -> m.News:
-        left = sorted(seat.member.rank for seat in self._seats.of_role("worker") if seat.left)
-        return m.News(self.deaths, self._ending is not None, left, list(suspects))
+        left = {seat.member.rank for seat in self._seats.of_role("worker") if seat.left}
+        out = sorted(left | self.losses.ranks)
+        return m.News(self.deaths, self._ending is not None, out, list(suspects), list(self.losses.deaths))
 
     def status(self, now: float) -> m.Status:
         """Return who is there, how far, and since when not heard."""
-        return self._seats.status(self._waits_for, self.deaths, now)
+        return self._seats.status(self._waits_for, [*self.losses.deaths, *self.deaths], now)
 
     def _waits_for(self, key: MemberKey) -> str:
         name = self._barriers.where(key)

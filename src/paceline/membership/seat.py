@@ -19,6 +19,8 @@ class Seat:
     round: int = 0
     pace: float = 0.0
     """Rounds per second, of late."""
+    step_s: float = 0.0
+    """Seconds that a worker computes in a step."""
     moved: float = 0.0
     """When the round changed."""
     memory: int = 0
@@ -27,6 +29,8 @@ class Seat:
     closed_since: float | None = None
     left: bool = False
     dead: bool = False
+    gone: bool = False
+    """It is a worker that has died, and no server waits for it."""
     goodbye_since: float | None = None
     """When it said goodbye, where its exit code is still to come."""
     code: int | None = None
@@ -52,11 +56,15 @@ class Seat:
             self.pace = rate if self.pace == 0 else 0.7 * self.pace + 0.3 * rate
             self.moved = now
         self.round, self.memory, self.sent, self.received = beat.round, beat.memory, beat.sent, beat.received
+        self.step_s = beat.step_s
 
     def report(self, waits_for: str, now: float) -> m.State:
         """Return how this member does."""
         phase = "dead" if self.dead else "left" if self.left else "live"
-        return m.State(self.round, self.pace, now - self.heard, self.memory, self.sent, self.received, phase, waits_for)
+        heard_s = now - self.heard
+        return m.State(
+            self.round, self.pace, heard_s, self.memory, self.sent, self.received, phase, waits_for, self.step_s
+        )
 
     def counts_as_left(self, is_supervised: bool, grace_s: float, now: float) -> bool:
         """Tell whether a member that has said goodbye has left.
@@ -74,4 +82,4 @@ class Seat:
 
 def without_token(one: m.Member) -> m.Member:
     """Return the member without its secret."""
-    return m.Member(one.role, one.rank, one.local_rank, one.host, one.host_id, one.pid, one.address, b"")
+    return m.Member(one.role, one.rank, one.local_rank, one.host, one.host_id, one.pid, one.address, b"", one.speed)

@@ -75,7 +75,7 @@ class Seats(Mapping[MemberKey, Seat]):
 
     def expected(self) -> set[MemberKey]:
         """Return the workers that a barrier waits for."""
-        return {("worker", seat.member.rank) for seat in self.of_role("worker") if not seat.left}
+        return {("worker", seat.member.rank) for seat in self.of_role("worker") if not (seat.left or seat.gone)}
 
     # ---- for others --------------------------------------------------------------------------------------------------
 

@@ -43,6 +43,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             list for different codecs on the two legs (see ``KVStore.set_gradient_compression``).
         staleness: bound of ``dist_ssync`` and ``dist_gsync``, in rounds, when ``kvstore`` is a type.
         weighting: how stale updates are weighted, when ``kvstore`` is a type.
+        lr_scale: what the learning rate is that of, when ``kvstore`` is a type: an ``update``, or a ``sample``.
         age: missed updates beyond which a push is dropped, when ``kvstore`` is a type.
         reduction: ``mean`` over all samples, or ``sum`` over workers.
         samples: samples in a local batch; can be set at any time. Default: counted with ``model``; without it all
@@ -76,6 +77,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         compression: codecs.Compression | None = None,
         staleness: int | None = None,
         weighting: str | None = None,
+        lr_scale: Literal["update", "sample"] | None = None,
         age: int | None = None,
         reduction: Literal["mean", "sum"] = "mean",
         samples: float | None = None,
@@ -103,7 +105,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._named_model, self._samples = model, Samples(samples, batch_dim)
         named = model.named_parameters() if model is not None and named_parameters is None else named_parameters
         self._names = name_parameters(self.param_groups, named)
-        store = _store(kvstore, staleness=staleness, weighting=weighting, age=age)
+        store = _store(kvstore, staleness=staleness, weighting=weighting, lr_scale=lr_scale, age=age)
         setup = Setup(optimizer, self._names, choices, model, self._samples, compression)
         self._strategy = choose_strategy(setup, store, update)
         self.kvstore = self._strategy.store

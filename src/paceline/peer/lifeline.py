@@ -5,6 +5,7 @@
 | joining | the scheduler welcomes it: all members are there | member: the thread runs |
 | joining | the scheduler refuses it, or does not answer in time | :meth:`Lifeline.join` raises |
 | member | news of a death | failed: :attr:`Lifeline.failure` is set, heartbeats go on |
+| member | news of a worker that the others go on without | member: it is in :attr:`Lifeline.lost` |
 | member | the connection is closed for ``disconnect_grace_s`` | failed: the scheduler died |
 | member | the scheduler is silent, in a way that is a death | failed: the scheduler died |
 | member | news that all workers have left | over: :attr:`Lifeline.shutdown` is set, heartbeats go on |
@@ -81,23 +82,32 @@ class Lifeline:
         hub: a transport of its own.
         address: where this process listens, if it is a server.
         on_change: called on the lifeline's thread when :attr:`failure` or :attr:`shutdown` has changed.
+        step_seconds: returns how long this worker computes in a step; called on the lifeline's thread.
+        speed: elements that this process sums and applies in a second, if it is a server; 0: not measured.
 
     Attributes:
         round: reported with every heartbeat.
         failure: why the job has failed; None while it has not.
         shutdown: all workers have left.
-        deaths: the members that the job has lost.
+        deaths: the members whose death ended the job.
+        lost: the workers that have died, and that the job goes on without.
         rank: of this process; -1 before it has joined.
         members: of the job; empty before this process has joined.
     """
 
     def __init__(
-        self, settings: Settings, hub: Hub, address: str = "", on_change: Callable[[], None] = lambda: None
+        self,
+        settings: Settings,
+        hub: Hub,
+        address: str = "",
+        on_change: Callable[[], None] = lambda: None,
+        step_seconds: Callable[[], float] = lambda: 0.0,
+        speed: float = 0.0,
     ) -> None:
-        self._settings, self._hub, self._on_change = settings, hub, on_change
+        self._settings, self._hub, self._on_change, self._step_seconds = settings, hub, on_change, step_seconds
         self._hello = m.Hello(
             m.PROTOCOL, settings.job_id, settings.role, settings.rank, settings.local_rank, own_address(settings),
-            host_id(), os.getpid(), address, settings.num_workers, settings.num_servers,
+            host_id(), os.getpid(), address, settings.num_workers, settings.num_servers, speed,
         )  # fmt: skip
         self._name = f"scheduler at {settings.scheduler}"
         self._client = Client(hub, on_news=self._take_news)
@@ -111,6 +121,9 @@ class Lifeline:
         self.failure: PacelineError | None = None
         self.shutdown = False
         self.deaths: list[m.Death] = []
+        self.lost: list[m.Death] = []
+        self._taken_out: dict[int, int] = {}
+        self._is_beat_due = False
         self.left: frozenset[int] = frozenset()
         """Ranks of the workers that have left."""
         self.rank = -1
@@ -152,7 +165,8 @@ class Lifeline:
         self._liveness.note_heard(self._scheduler, next_beat)
         while self._bye is None:
             now = time.monotonic()
-            if now >= next_beat:
+            if now >= next_beat or self._is_beat_due:
+                self._is_beat_due = False
                 next_beat = now + self._settings.heartbeat_interval_s
                 self._send_heartbeat()
             self._client.poll(min(next_beat - now, _CHECK_INTERVAL_S))
@@ -162,7 +176,10 @@ class Lifeline:
     def _send_heartbeat(self) -> None:
         if len(self._client) < _MAX_HEARTBEATS:
             seen = [m.Sighting(one.role, one.rank, process_state(one.pid)) for one in self._suspects]
-            beat = m.Heartbeat(self.round, seen, _memory(), *traffic.total())
+            sent, received = traffic.total()
+            beat = m.Heartbeat(
+                self.round, seen, _memory(), sent, received, list(self._taken_out.items()), self._step_seconds()
+            )
             self._client.ask(
                 self._channel, beat, "heartbeat", (), lambda body, frames: self._take_news(body), self._take_news
             )
@@ -175,6 +192,10 @@ class Lifeline:
         if body.deaths and self.failure is None:
             self.deaths = body.deaths
             self._fail("; ".join(describe(death) for death in body.deaths))
+        for death in body.lost[len(self.lost) :]:
+            self.lost = [*self.lost, death]
+            if self._settings.role == "worker":
+                logger.warning("%s; the others go on without it", describe(death))
         if not self.left.issuperset(body.left):
             self.left = self.left.union(body.left)
             self._on_change()
@@ -209,11 +230,21 @@ class Lifeline:
 
     def _say_goodbye(self, reason: str) -> None:
         deadline = time.monotonic() + BYE_TIMEOUT_S
-        bye = self._client.ask(self._channel, m.Bye(reason), "leaving")
+        bye = self._client.ask(self._channel, m.Bye(reason, self.round), "leaving")
         while not bye.done and time.monotonic() < deadline and self._hub.is_open(self._channel):
             self._client.poll(_BYE_CHECK_INTERVAL_S)
 
     # ---- from other threads ----------------------------------------------------------------------------------------
+
+    def note_taken_out(self, worker: int, round: int) -> None:
+        """Tell the scheduler that this server waits no more for a dead worker, whose last round here this is."""
+        self._taken_out = {**self._taken_out, worker: round}
+        self._is_beat_due = True
+        self._client.wake()
+
+    def is_noted(self, worker: int) -> bool:
+        """Tell whether :meth:`note_taken_out` was called for a worker."""
+        return worker in self._taken_out
 
     def leave(self, reason: str = "") -> None:
         """Leave the job. With a reason it is a failure, and ends the job for all. Idempotent.

@@ -2,8 +2,10 @@
 
 | pipe | variable | lines |
 |---|---|---|
-| to the launcher | ``PACELINE_READY_FD`` | the address, then JSON ``[role, rank, reason]`` of the first failure |
+| to the launcher | ``PACELINE_READY_FD`` | the address, then JSON ``[role, rank, reason, goes on]`` of failures |
 | from the launcher | ``PACELINE_ENDED_FD`` | JSON ``[role, rank, exit code]`` of every process that has ended |
+
+These failures are the first one, and the deaths of workers without which the others go on.
 
 A scheduler without a launcher has neither. A scheduler whose launcher closes its ends goes on without.
 """
@@ -54,9 +56,9 @@ class Launcher:
         """Say where the scheduler listens."""
         self._write(address)
 
-    def report_failure(self, role: str, rank: int, reason: str) -> None:
-        """Say which process failed first."""
-        self._write(json.dumps([role, rank, reason]))
+    def report_failure(self, role: str, rank: int, reason: str, goes_on: bool = False) -> None:
+        """Say which process failed first, or that a worker has died and the others go on."""
+        self._write(json.dumps([role, rank, reason, goes_on]))
 
     def _write(self, line: str) -> None:
         if self._ready_fd is not None:

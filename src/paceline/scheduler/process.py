@@ -34,7 +34,7 @@ class Scheduler:
 
     def __init__(self, settings: Settings, listener: Listener, launcher: Launcher) -> None:
         self._listener, self._launcher = listener, launcher
-        self._reported = False
+        self._reported, self._losses_reported = False, 0
         self._host_id = host_id()
         self._membership = Membership(
             settings, time.monotonic(), lambda: secrets.token_bytes(16), os.getpid(), self._host_id
@@ -71,6 +71,9 @@ class Scheduler:
                 self._membership.note_state(suspect, process_state(suspect.pid), now)
 
     def _report_cause(self) -> None:
+        for death in self._membership.losses.deaths[self._losses_reported :]:
+            self._losses_reported += 1
+            self._launcher.report_failure(death.role, death.rank, death.reason, goes_on=True)
         cause = self._membership.cause
         if cause is not None and not self._reported:
             self._reported = True
@@ -82,6 +85,8 @@ class Scheduler:
             if isinstance(action, Finish):
                 for death in self._membership.deaths:
                     logger.error("the job failed: %s", describe(death))
+                for death in self._membership.losses.deaths:
+                    logger.warning("%s; the others went on", describe(death))
                 return action.code
             if isinstance(action, Warn):
                 logger.warning("%s", action.text)

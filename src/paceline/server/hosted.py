@@ -83,5 +83,11 @@ class Stores(dict[str, HostedStore]):
             del self[name]
             hosted.close()
 
+    def last_round(self, worker: int) -> int:
+        """Return the last round of a worker that has arrived here, in any store; 0: none."""
+        parts = [part.store for one in self.values() for part in (one.own, one.forward) if part is not None]
+        slots = [slot for store in parts for bucket in store.buckets for slot in bucket.slots]
+        return max((slot.rule.pushed[worker] for slot in slots), default=0)
+
     def __missing__(self, name: str) -> HostedStore:
         raise KeyMismatchError(f"store {name!r} was not opened on this server")

@@ -28,6 +28,7 @@ class Members:
         self._server_hosts: list[str] = []
         self._host_id = ""
         self._tokens: dict[tuple[str, int], bytes] = {}
+        self._dead: set[int] = set()
 
     def admit(self, members: Sequence[m.Member], host_id: str, rank: int) -> None:
         """Learn who the members of the job are, and which of them this server is."""
@@ -49,12 +50,20 @@ class Members:
         """
         of_role = {"worker": self.workers, "server": self.servers}.get(claim.role)
         token = self._tokens.get((claim.role, claim.rank), b"")
+        if claim.role == "worker" and claim.rank in self._dead:
+            raise ProtocolError(f"worker {claim.rank} was taken for dead; the others have gone on without it")
         if of_role is None or token != claim.token or not claim.token:
             raise ProtocolError(f"the claim to be {claim.role} {claim.rank} has the wrong token")
         # A member has one connection: a new one replaces the last, so that nobody can open many.
         for other in [other for other, rank in of_role.items() if rank == claim.rank]:
             del of_role[other]
         of_role[peer] = claim.rank
+
+    def bury(self, worker: int) -> None:
+        """Take no more requests of a worker that is dead, nor those that are still on their way."""
+        self._dead.add(worker)
+        for peer in [peer for peer, rank in self.workers.items() if rank == worker]:
+            del self.workers[peer]
 
     @property
     def has_neighbours(self) -> bool:

@@ -19,6 +19,7 @@ order, but one may be faster. That is what breaks the guarantee: a notice that o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -39,6 +40,8 @@ class Notices:
 
     def __init__(self, stores: Stores, ask: AskFn) -> None:
         self._stores, self._ask = stores, ask
+        self._unconfirmed: Counter[int] = Counter()
+        """By worker that was taken out: owners that have not confirmed it."""
         self.of_workers: Handlers = {m.Pause: self._notice, m.Leave: self._notice, m.AskMissing: self._missing}
         self.of_servers: Handlers = {m.OnBehalf: self._on_behalf}
 
@@ -54,8 +57,16 @@ class Notices:
             for worker in sorted(workers):
                 if not hosted.notices[m.Leave, worker, True]:
                     apply_here(hosted, worker, m.Leave(name), direct=True)
-                    self._forward(hosted, worker, m.Leave(name), lambda reply: None)
+                    self._unconfirmed[worker] += 1
+                    self._forward(hosted, worker, m.Leave(name), partial(self._confirm, worker))
             self._stores.drop_if_left(name)
+
+    def _confirm(self, worker: int, reply: m.Reply) -> None:
+        self._unconfirmed[worker] -= 1
+
+    def is_out(self, worker: int) -> bool:
+        """Tell whether a worker that was taken out has left here and at all owners to which this server forwards."""
+        return not self._unconfirmed[worker]
 
     def _forward(
         self, hosted: HostedStore, worker: int, body: m.Pause | m.Leave, reply: Callable[[m.Reply], None]

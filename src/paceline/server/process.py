@@ -20,6 +20,7 @@ from paceline.peer.hosts import server_addresses
 from paceline.peer.lifeline import Lifeline
 from paceline.server.forward.owners import OwnerClient
 from paceline.server.requests import RequestHandler
+from paceline.server.speed import measure
 from paceline.transport import Hub, Listener, Security
 from paceline.transport.allocator import give_back_freed_memory
 from paceline.transport.base import Frames
@@ -77,6 +78,7 @@ class Server:
             self._handle(self._listener.receive(IDLE_S))
             self._owners.poll()
             self._requests.take_out(self._lifeline.left)
+            self._bury()
             if self._has_new_keys:
                 self._has_new_keys = False
                 give_back_freed_memory()
@@ -85,6 +87,14 @@ class Server:
                 return PEER_FAILED
             if self._lifeline.shutdown:
                 return 0
+
+    def _bury(self) -> None:
+        """Go on without the workers that have died, and tell the scheduler when nothing here waits for them."""
+        for death in self._lifeline.lost:
+            if not self._lifeline.is_noted(death.rank):
+                round = self._requests.bury(death.rank)
+                if round is not None:
+                    self._lifeline.note_taken_out(death.rank, round)
 
 
 def first_layers_first(requests: Iterable[Asked]) -> Iterator[Asked]:
@@ -137,7 +147,8 @@ def main(settings: Settings) -> int:
     except (PacelineError, OSError) as error:
         logger.error("server %d cannot start: %s", settings.rank, error)
         return 1
-    lifeline = Lifeline(settings, SocketHub(security), " ".join(listener.addresses), listener.wake)
+    speed = measure() if settings.measures_servers else 0.0
+    lifeline = Lifeline(settings, SocketHub(security), " ".join(listener.addresses), listener.wake, speed=speed)
     # While it waits for the others, and not while they wait for an answer.
     loading = threading.Thread(target=_load_optimizers, name="paceline-load", daemon=True)
     loading.start()

@@ -78,6 +78,16 @@ class RequestHandler:
             self._taken_out = workers, self.stores.opened
             self._notices.take_out(workers)
 
+    def bury(self, worker: int) -> int | None:
+        """Take a worker out that has died.
+
+        Returns:
+            Its last round here; None while servers to which this one forwards have not taken it out.
+        """
+        self._members.bury(worker)
+        self.take_out(self._taken_out[0] | {worker})
+        return self.stores.last_round(worker) if self._notices.is_out(worker) else None
+
     def is_member(self, peer: bytes) -> bool:
         """Tell whether a connection belongs to a member."""
         return peer in self._members

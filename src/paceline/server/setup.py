@@ -120,7 +120,7 @@ def _policy(body: m.OpenStore) -> Policy:
     groups = tuple(tuple(group) for group in body.groups)
     bound = None if body.bound < 0 else body.bound
     age = None if body.age < 0 else body.age
-    return Policy(body.merge, groups, body.first, bound, body.weighting, age)  # type: ignore[arg-type]
+    return Policy(body.merge, groups, body.first, bound, body.weighting, age, body.lr_scale)  # type: ignore[arg-type]
 
 
 def _describe(body: m.OpenStore) -> str:
@@ -129,4 +129,4 @@ def _describe(body: m.OpenStore) -> str:
     age = "no age limit" if body.age < 0 else f"age {body.age}"
     how = f"{'mean' if body.mean else 'sum'}, {'with' if body.local_merge else 'without'} local merge"
     how += f", norms up to {body.clip_norm:g}" if body.clip_norm else ""
-    return f"merge {merged}, {bound}, weighting {body.weighting}, {age}, {how}"
+    return f"merge {merged}, {bound}, weighting {body.weighting}, {age}, {how}, learning rate per {body.lr_scale}"

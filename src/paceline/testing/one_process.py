@@ -28,12 +28,19 @@ class _Session:
         self._job, self.rank, self.settings = job, rank, job.settings
         self.workers, self.servers = job.workers, job.servers
         self.host_id, self.pid = job.workers[rank].host_id, os.getpid()
+        self.waited_s = 0.0
+        self.lock_step = False
+        self.round = 0
+        self.dead: frozenset[int] = frozenset()
         self.is_on_one_host = len({one.host_id for one in (*job.workers, *job.servers)}) == 1
 
     def local_merge(self, policy: Policy) -> LocalMerge:
         workers, servers = ([one.host_id for one in members] for members in (self.workers, self.servers))
         units = policy.unit_of(len(workers)) if self.settings.local_merge else range(len(workers))
         return LocalMerge(workers, servers, units)
+
+    def on_pause(self, pauser: Callable[[], None]) -> None:
+        """Nothing: a test's workers do not wait for samples."""
 
     def on_close(self, closer: Callable[[], None]) -> None:
         """Nothing: a test closes stores itself."""

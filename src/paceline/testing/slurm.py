@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from paceline.launch.supervise.child import die_with_parent
 from paceline.testing.hosts import Hosts, why_no_hosts
 
 _PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "sinfo")
@@ -98,6 +99,10 @@ class SlurmCluster:
         done = subprocess.run(self.command(argv), env=self.environ, capture_output=True, text=True, check=False)
         return done.stdout + done.stderr
 
+    def daemon(self, index: int) -> int:
+        """Return the process that runs a node's daemon; all that runs on the node comes from it."""
+        return self._daemons[index + 1].pid
+
     def processes(self, index: int) -> list[str]:
         """Return the command lines of what runs on a host, except its daemon and what holds the namespace."""
         own = os.readlink(f"/proc/{self._daemons[index + 1].pid}/ns/net")
@@ -150,6 +155,7 @@ class SlurmCluster:
                     stdout=out,
                     stderr=out,
                     start_new_session=True,
+                    preexec_fn=die_with_parent,  # noqa: PLW1509 - a run of tests that is killed leaves no daemons
                 )
             )
 

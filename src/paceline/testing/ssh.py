@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from paceline.launch.supervise.child import die_with_parent
 from paceline.testing.hosts import Host, Hosts, why_no_hosts
 
 _SSHD = "/usr/sbin/sshd"
@@ -126,8 +127,17 @@ class SshHosts:
         steps.append(f"exec {_SSHD} -D -f {config} -E {self.folder}/h{index}.log")
         shell = ["unshare", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-ec"]
         command = self.hosts[index].command([*shell, "; ".join(steps)])
-        self._servers[index] = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        self._servers[index] = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - a run of tests that is killed leaves no hosts
+        )
         self._wait_for(index)
+
+    def daemon(self, index: int) -> int:
+        """Return the process that runs a host's ssh server; all that runs on the host comes from it."""
+        return self._servers[index].pid
 
     def kill(self, index: int) -> None:
         """End a host's ssh server and everything that it has started: the host dies."""

@@ -9,6 +9,7 @@ from functools import partial
 import torch
 
 from paceline.errors import DeadlineError, KeyMismatchError
+from paceline.hetero.servers import server_speeds
 from paceline.keys import Key
 from paceline.local_merge import LocalMerge
 from paceline.tensors import dtype_name, to_frame
@@ -57,7 +58,7 @@ class NewKeys:
         """
         blocks = self._place(first, keys, values, tags, answers)
         self._send_values(blocks)
-        publish = m.Publish(self._store, [block.spec for block in blocks])
+        publish = m.Publish(self._store, [block.spec for block in blocks], not self._session.lock_step)
         self._session.call_scheduler(publish, "publishing keys")
         return blocks
 
@@ -84,7 +85,10 @@ class NewKeys:
 
     def _block_spec(self, number: int, dtype: str, specs: list[m.KeySpec], rows: bool, answers: str) -> m.BlockSpec:
         settings = self._session.settings
-        speeds = [float(part) for part in settings.server_speeds.split(",") if part]
+        if settings.measures_servers:
+            speeds = server_speeds([server.speed for server in self._session.servers])
+        else:
+            speeds = [float(part) for part in settings.server_speeds.split(",") if part]
         # Keys without stored values have no load: the servers get them in turn.
         loads = [0] * self._num_servers if answers == "merged" else list(self._loads)
         bound, whole = settings.bigarray_bound, rows or self._whole()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from weakref import WeakValueDictionary
@@ -27,6 +28,7 @@ from paceline.transport import Hub
 from paceline.transport.base import Frames
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_GATHER_BYTES
+from paceline.worker.profile import Pace, Profile
 
 logger = logging.getLogger(__name__)
 
@@ -55,13 +57,25 @@ class Session:
         self.settings = settings
         self._pid = os.getpid()
         self._closers: list[Callable[[], None]] = []
+        self._pausers: list[Callable[[], None]] = []
         self._gathers: Counter[str] = Counter()
         self._closed_stores: WeakValueDictionary[str, object] = WeakValueDictionary()
         self._namespaces: dict[str, int] = {}
         """How often stores of a namespace were closed here; of namespaces that the user has named."""
         self._closed = False
+        self.waited_s = 0.0
+        """Seconds that this worker has spent waiting for answers: what is left of a step is computation."""
+        self.lock_step = False
+        """Whether a store of this worker has all workers in lock step."""
+        self.gone: dict[int, int] = {}
+        """Workers that had left or died at the last gather, and their last rounds: the same on all workers."""
+        self.dead: frozenset[int] = frozenset()
+        """Those of them that had died."""
+        self.pace = Pace()
+        self._is_waiting = False
+        self._profile = Profile(settings.profile, settings.profile_rounds) if settings.profile else None
         self._client = Client(make_hub(), check=self._check_open)
-        self._lifeline = Lifeline(settings, make_hub(), on_change=self._client.wake)
+        self._lifeline = Lifeline(settings, make_hub(), on_change=self._client.wake, step_seconds=self._step_seconds)
         with contextlib.ExitStack() as on_error:
             on_error.callback(self._client.close)
             on_error.callback(self._lifeline.leave, "it could not connect")
@@ -118,11 +132,20 @@ class Session:
 
     def deaths(self) -> list[m.Death]:
         """Return the members that the job has lost."""
-        return list(self._lifeline.deaths)
+        return [*self._lifeline.lost, *self._lifeline.deaths]
+
+    @property
+    def round(self) -> int:
+        """The last round that this worker has pushed."""
+        return self._lifeline.round
 
     def note_round(self, round: int) -> None:
         """Report the round with the next heartbeat."""
         self._lifeline.round = max(self._lifeline.round, round)
+        self.pace.push(round, self.waited_s)
+
+    def _step_seconds(self) -> float:
+        return self.pace.step_seconds(None if self._is_waiting else self.waited_s)
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
@@ -210,8 +233,15 @@ class Session:
             DeadlineError: the answers did not arrive in time; the text names the missing processes.
             Exception: the first error that a peer answered or that ``on_answer`` raised.
         """
+        if self._profile is not None:
+            self._profile.check(self)
         timeout_s = self.settings.timeout_s if timeout_s is None else timeout_s
-        late = self._client.wait(calls, timeout_s)
+        begun, self._is_waiting = time.monotonic(), True
+        try:
+            late = self._client.wait(calls, timeout_s)
+        finally:
+            self.waited_s += time.monotonic() - begun
+            self._is_waiting = False
         if late is not None:
             waits_for, story = self._whom_it_waits_for(late)
             raise DeadlineError(
@@ -279,7 +309,17 @@ class Session:
         full = f"gather/{name}/{self._gathers[name]}"
         gathered = self.call_scheduler(m.Gather(full, bytes(payload)), f"gather {name!r}", timeout_s)
         assert isinstance(gathered, m.Gathered)
+        self.gone, self.dead = dict(gathered.gone), frozenset(gathered.dead)
         return gathered.payloads
+
+    def on_pause(self, pauser: Callable[[], None]) -> None:
+        """Register what :meth:`pause` calls."""
+        self._pausers.append(pauser)
+
+    def pause(self) -> None:
+        """Tell the servers of all stores that nobody shall wait for this worker until it pushes again."""
+        for pauser in self._pausers:
+            pauser()
 
     # ---- leaving ---------------------------------------------------------------------------------------------------
 

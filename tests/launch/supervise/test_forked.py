@@ -30,6 +30,18 @@ print(work.pid, other, flush=True)
 time.sleep(600)
 """
 
+CANCELLED = """
+import os, sys, time
+from paceline.launch.canceller import Canceller
+
+canceller = Canceller(["touch", sys.argv[1]])
+other = os.fork()
+if other == 0:
+    time.sleep(600)
+print(other, flush=True)
+time.sleep(600)
+"""
+
 SIGNALLED = """
 import os, signal, sys, time
 from paceline.launch.supervise.signals import SignalPipe
@@ -68,6 +80,20 @@ def test_guardian_kills_the_job_of_a_launcher_whose_child_lives_on() -> None:
                     os.kill(pid, signal.SIGKILL)
 
 
+def test_job_of_an_engine_is_cancelled_though_a_child_of_the_launcher_lives_on(tmp_path: Path) -> None:
+    with _started(CANCELLED, str(tmp_path / "cancelled")) as launcher:
+        assert launcher.stdout is not None
+        other = int(launcher.stdout.readline())
+        launcher.kill()
+        try:
+            deadline = time.monotonic() + 10.0
+            while not (tmp_path / "cancelled").exists():
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+        finally:
+            os.kill(other, signal.SIGKILL)
+
+
 def test_signal_of_a_child_ends_the_child_and_not_the_job() -> None:
     with _started(SIGNALLED) as launcher:
         assert launcher.stdout is not None
@@ -75,9 +101,11 @@ def test_signal_of_a_child_ends_the_child_and_not_the_job() -> None:
 
 
 @contextlib.contextmanager
-def _started(script: str) -> Iterator[subprocess.Popen[str]]:
+def _started(script: str, *words: str) -> Iterator[subprocess.Popen[str]]:
     env = os.environ | {"PYTHONPATH": SOURCES}
-    with subprocess.Popen([sys.executable, "-c", script], env=env, stdout=subprocess.PIPE, text=True) as launcher:
+    with subprocess.Popen(
+        [sys.executable, "-c", script, *words], env=env, stdout=subprocess.PIPE, text=True
+    ) as launcher:
         try:
             yield launcher
         finally:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.exitcodes import PEER_FAILED, describe_code
+from paceline.exitcodes import PEER_FAILED, WORKER_LOST, describe_code
 from paceline.launch import Graces, Member
 from paceline.launch.supervise.events import (
     Action,
@@ -34,13 +34,15 @@ GRACES = Graces(start_s=60, survivors_s=6, leave_s=10, terminate_s=5, kill_s=5)
 class World:
     """Plays the processes and the clock for a lifecycle."""
 
-    def __init__(self, members: tuple[Member, ...] = ALL, unstartable: Member | None = None) -> None:
+    def __init__(
+        self, members: tuple[Member, ...] = ALL, unstartable: Member | None = None, may_go_on: bool = False
+    ) -> None:
         self.now = 0.0
         self.unstartable = unstartable
         self.finished: list[int] = []
         self.signals: list[tuple[int, tuple[Member, ...]]] = []
         self.warnings: list[str] = []
-        self.cycle = Lifecycle(members, GRACES, self.now)
+        self.cycle = Lifecycle(members, GRACES, self.now, may_go_on)
         self._do(self.cycle.begin())
 
     def tell(self, event: Event) -> None:
@@ -407,6 +409,73 @@ def test_reader_that_went_away_ends_the_job_by_sigterm(world: World) -> None:
     world.tell(Interrupted(signal.SIGPIPE))
     assert world.signals == [(signal.SIGTERM, (W0, W1))]
     assert world.cycle.code == 141
+
+
+def surviving() -> World:
+    made = World(may_go_on=True)
+    made.tell(Ready())
+    return made
+
+
+def test_others_go_on_when_the_scheduler_says_so() -> None:
+    world = surviving()
+    world.tell(Exited(W0, 137))
+    assert world.cycle.phase is Phase.RUNNING
+    world.tell(Lost(W0, "its process ended: killed by SIGKILL (exit code 137)", goes_on=True))
+    assert world.cycle.failure is None
+    world.wait()
+    assert world.cycle.phase is Phase.RUNNING
+    assert world.cycle.deadline is None
+    for member in (W1, SERVER):
+        world.tell(Exited(member, 0))
+    assert world.finished == []
+    world.tell(Exited(SCHEDULER, WORKER_LOST))
+    assert world.finished == [WORKER_LOST]
+    assert [(str(one.member), one.code) for one in world.cycle.lost.values()] == [("worker 0", 137)]
+
+
+def test_scheduler_may_see_a_death_before_the_process_has_ended() -> None:
+    world = surviving()
+    world.tell(Lost(W0, "its connection closed", goes_on=True))
+    world.tell(Exited(W1, 0))
+    assert world.cycle.phase is Phase.RUNNING
+    world.tell(Exited(W0, 139))
+    assert world.cycle.phase is Phase.LEAVING
+    assert world.cycle.lost[W0].code == 139
+
+
+def test_death_is_a_failure_if_the_scheduler_says_so_or_nothing() -> None:
+    for verdict in (Lost(W0, "its process ended: exit code 3"), None):
+        world = surviving()
+        world.tell(Exited(W0, 3))
+        world.tell(verdict) if verdict else world.wait()
+        assert world.cycle.failure is not None
+        assert (world.cycle.failure.member, world.cycle.failure.code) == (W0, 3)
+        assert world.now == (0 if verdict else VERDICT_S)
+
+
+def test_death_is_a_failure_if_the_scheduler_ends_without_a_word() -> None:
+    world = surviving()
+    world.tell(Exited(W0, 3))
+    world.tell(Exited(W1, 4))
+    world.tell(Exited(SCHEDULER, 0))
+    assert world.cycle.failure is not None
+    assert (world.cycle.failure.member, world.cycle.failure.code) == (W0, 3)
+    assert world.cycle.aftermath == {W1: 4, SCHEDULER: 0}
+
+
+def test_server_that_leaves_does_not_put_off_the_verdict() -> None:
+    world = surviving()
+    world.tell(Exited(W0, 3))
+    world.now += 1
+    world.tell(Exited(SERVER, 0))
+    assert world.cycle.deadline == VERDICT_S
+
+
+def test_worker_that_lost_another_one_fails_at_once() -> None:
+    world = surviving()
+    world.tell(Exited(W0, PEER_FAILED))
+    assert world.cycle.phase is Phase.FAILING
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.sampled_from([0, 0, 0, 1, 137]))), st.booleans())

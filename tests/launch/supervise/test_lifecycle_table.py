@@ -44,6 +44,7 @@ def drawn(chance: random.Random, cycle: Lifecycle) -> Event:
     events: list[Event] = [Tick(), Tick(), Interrupted(signal.SIGTERM)]
     events += [Ready()] * 3 if cycle.phase is Phase.STARTING else []
     events += [Exited(one, chance.choice([0, 0, 0, 1, PEER_FAILED])) for one in cycle.alive] * 3
+    events += [Lost(chance.choice([W0, W1]), "its connection closed", True)] if cycle.phase is Phase.RUNNING else []
     events += [Lost(chance.choice(list(cycle.members)), "its connection closed"), Stopped(frozenset(cycle.alive))]
     return chance.choice(events)
 
@@ -51,7 +52,7 @@ def drawn(chance: random.Random, cycle: Lifecycle) -> Event:
 def walk(seed: int) -> list[str]:
     """Run one job with chance events to its end; returns its phases."""
     chance = random.Random(seed)
-    cycle, now = Recorded(chance.choice(JOBS), Graces(), 0.0), 0.0
+    cycle, now = Recorded(chance.choice(JOBS), Graces(), 0.0, chance.random() < 0.3), 0.0
 
     def start(actions: list[Action]) -> None:
         for member in [one for action in actions if isinstance(action, Start) for one in action.members]:

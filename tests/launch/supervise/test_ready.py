@@ -44,8 +44,8 @@ def test_failures_follow_the_address(pipe: ReadyPipe) -> None:
     os.write(pipe.write_fd, b'tcp://127.0.0.1:5555\n["worker", 1, "it rai')
     assert pipe.read() == "tcp://127.0.0.1:5555"
     assert pipe.failures() == []
-    os.write(pipe.write_fd, b'sed"]\nnonsense\n')
-    assert pipe.failures() == [(Member("worker", 1), "it raised")]
+    os.write(pipe.write_fd, b'sed", false]\nnonsense\n["worker", 2, "it died", true]\n')
+    assert pipe.failures() == [(Member("worker", 1), "it raised", False), (Member("worker", 2), "it died", True)]
     assert not pipe.ended
     pipe.close_write()
     assert pipe.failures() == []

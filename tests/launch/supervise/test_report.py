@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from paceline.launch import Member
-from paceline.launch.supervise.lifecycle import Failure
+from paceline.launch.supervise.failure import Failure
 from paceline.launch.supervise.report import failure_block
 
 
@@ -21,3 +21,9 @@ def test_silent_death_by_kill_gets_a_hint() -> None:
     block = failure_block(Failure(Member("worker", 0), 137, "killed by SIGKILL (exit code 137)", 1.0), [], {})
     assert b"out of memory" in block
     assert b"it printed nothing" in block
+
+
+def test_taken_port_gets_a_hint() -> None:
+    tail = [b"Traceback", b"DistNetworkError: code: -98, name: EADDRINUSE, message: address already in use"]
+    block = failure_block(Failure(Member("worker", 0), 1, "exit code 1", 1.0), tail, {})
+    assert block.splitlines()[2].startswith(b"another program has its port; if that is MASTER_PORT, leave it unset")

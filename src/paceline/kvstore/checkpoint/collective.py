@@ -90,7 +90,7 @@ def save(
             mine |= {"file": file.path.name, "digest": file.digest}
     try:
         results = telling.answers()
-        steps = sorted({one["step"] for one in results}) if step is not None else []
+        steps = sorted({one["step"] for one in results if one}) if step is not None else []
         if len(steps) > 1:
             raise CheckpointError(
                 f"the workers are at different steps: {', '.join(map(str, steps))}; save at the same one"
@@ -194,7 +194,7 @@ class _Telling:
         return self._error is not None
 
     def answers(self) -> list[dict[str, Any]]:
-        """Return the reports of all workers, by rank; raise if the block failed on one."""
+        """Return the reports of all workers, by rank, {} of one that died; raise if the block failed on one."""
         text = None if self._error is None else f"{type(self._error).__name__}: {self._error}"
         session = getattr(self._store, "session", None)
         try:
@@ -203,10 +203,12 @@ class _Telling:
         finally:
             if self._error is not None:
                 raise self._error
-        if any(not one for one in results):
-            left = ", ".join(str(rank) for rank, one in enumerate(results) if not one)
+        # The others go on without a worker that died. Worker 0 is needed: it writes the common file.
+        dead = session.dead - {0} if session else ()
+        left = ", ".join(str(rank) for rank, one in enumerate(results) if not one and rank not in dead)
+        if left:
             raise CheckpointError(f"worker {left} has left the job; checkpoints need all workers")
-        answers = [json.loads(one) for one in results]
+        answers = [json.loads(one) if one else {"error": None, "mine": {}} for one in results]
         for rank, one in enumerate(answers):
             if one["error"] is not None:
                 raise CheckpointError(f"worker {rank} failed at {self._what}: {one['error']}")

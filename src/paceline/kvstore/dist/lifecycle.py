@@ -64,7 +64,7 @@ class Lifecycle:
         groups = [list(group) for group in policy.groups]
         body = m.OpenStore(
             self._name, policy.merge, groups, policy.first, bound, policy.weighting, self.mean,
-            self._session.settings.local_merge, self.clip_norm, age,
+            self._session.settings.local_merge, self.clip_norm, age, policy.lr_scale,
         )  # fmt: skip
         self.ask_all_servers(body, f"opening store {self._name!r}")
 
@@ -85,11 +85,15 @@ class Lifecycle:
         Servers do not wait for pushes of a worker that has called it.
         """
         self._barriers += 1
-        if self.is_open:
-            self.ask_all_servers(m.Pause(self._name), "entering a barrier")
+        self.pause()
         self._session.barrier(f"{self._name}/{self._barriers}", self._name)
         for block in self._table.blocks.values():
             block.fresh = [False] * len(block.fresh)
+
+    def pause(self) -> None:
+        """Tell the servers that nobody shall wait for this worker's pushes, until it pushes again or a barrier opens."""
+        if self.is_open and not self._is_closed:
+            self.ask_all_servers(m.Pause(self._name), "entering a barrier")
 
     def close(self) -> None:
         """Leave the store: servers and workers do not wait for this worker any more. Idempotent.

@@ -16,10 +16,10 @@ _COMMON_OPTIONS = frozenset({"mean", "namespace"})
 #: Options of each type of store.
 OPTIONS: Mapping[str, frozenset[str]] = {
     "dist_sync": _COMMON_OPTIONS,
-    "dist_async": _COMMON_OPTIONS | {"weighting", "age"},
-    "dist_ssync": _COMMON_OPTIONS | {"weighting", "age", "staleness"},
-    "dist_gsync": _COMMON_OPTIONS | {"weighting", "staleness", "groups"},
-    "dist_ksync": _COMMON_OPTIONS | {"weighting", "age", "staleness", "k"},
+    "dist_async": _COMMON_OPTIONS | {"weighting", "lr_scale", "age"},
+    "dist_ssync": _COMMON_OPTIONS | {"weighting", "lr_scale", "age", "staleness"},
+    "dist_gsync": _COMMON_OPTIONS | {"weighting", "lr_scale", "staleness", "groups"},
+    "dist_ksync": _COMMON_OPTIONS | {"weighting", "lr_scale", "age", "staleness", "k"},
 }
 
 
@@ -47,24 +47,35 @@ def resolve_policy(store_type: str, session: Session, options: Mapping[str, Any]
         staleness=settings.staleness if staleness is None else staleness,
         weighting=weighting,
         age=age,
+        lr_scale=options.get("lr_scale") or (settings.lr_scale if store_type != "dist_sync" else None) or None,
         num_workers=settings.num_workers,
     )
 
 
 def _warn_of_unused(store_type: str, session: Session) -> None:
     """Warn of settings of the job that this type of store does not have."""
-    for name in ("staleness", "weighting", "age", "groups"):
+    for name in ("staleness", "weighting", "lr_scale", "age", "groups"):
         if getattr(session.settings, name) not in (None, "") and name not in OPTIONS[store_type]:
+            flag = "" if name == "lr_scale" else f" (--{name})"
             text = (
-                f"{variable(name)} (--{name}) is set, but a {store_type} store has no {name}: it changes nothing there"
+                f"{variable(name)}{flag} is set, but a {store_type} store has no {name}: it changes nothing there"
             )
             warnings.warn(text, stacklevel=2)
+
+
+def _while_measuring(session: Session) -> tuple[tuple[int, ...], ...]:
+    """Return one group of all workers: they step together while their speeds are measured."""
+    if not session.settings.profile:
+        raise ConfigError("groups are auto, but nothing measures them here; start the job with --groups auto")
+    return (tuple(range(session.settings.num_workers)),)
 
 
 def _groups(given: Any, session: Session) -> tuple[tuple[int, ...], ...]:
     """Turn a groups file, its text in one line, or lists of members, into ranks."""
     if not given:
         return ()
+    if given == "auto":
+        return _while_measuring(session)
     if isinstance(given, str) and ";" in given:
         members = parse_groups(given.replace(";", "\n"))
     elif isinstance(given, str | Path):

@@ -65,6 +65,7 @@ class DistStore(KVStore):
         self._siblings = 0
         self._is_claimed = False
         session.on_close(self.lifecycle.finish)
+        session.on_pause(self.lifecycle.pause)
 
     def _set_merging(self, mean: bool, clip_norm: float) -> None:
         if clip_norm and not self.policy.merges_rounds:

@@ -9,6 +9,9 @@
 JobSet and Kubeflow judge themselves whether the job is over, and start it again. In the other layouts a failed pod, or
 the last worker's success, decides here, and this module deletes and creates the objects again.
 
+If the launcher is killed, a process of it that is left deletes the job (:class:`~paceline.launch.canceller.Canceller`).
+If its machine is lost, the pods run to their own end; a JobSet that has ended is then deleted after ``TTL_S``.
+
 A pod that cannot start (its image does not exist) is a failure after ``start_s``; a pod that waits for a free node is
 not, because a queue may be long. If the cluster does not answer for ``start_s`` the job is given up, and the error says
 how to delete it.
@@ -25,12 +28,13 @@ import time
 from collections.abc import Iterator, Sequence
 
 from paceline.errors import LaunchError
+from paceline.launch.canceller import Canceller
 from paceline.launch.k8s.kubectl import Kubectl
 from paceline.launch.k8s.manifests import Manifests, make_manifests
 from paceline.launch.k8s.state import Pod, first_failure, pods, verdict, workers_done
 from paceline.launch.k8s.yaml_text import documents
 from paceline.launch.supervise.console import OUT, Console
-from paceline.launch.supervise.lifecycle import Failure
+from paceline.launch.supervise.failure import Failure
 from paceline.launch.supervise.report import failure_block
 from paceline.launch.supervise.signals import SignalPipe
 from paceline.transport.security import new_job_key
@@ -66,6 +70,7 @@ class KubernetesJob:
         self._judge = _JUDGES.get(manifests.options.layout)
         self._key = new_job_key() if manifests.has_key else ""
         self._restarts = 0
+        self._canceller = Canceller(self._kubectl.words(self._delete()))
 
     def create(self) -> None:
         """Create the Secret and all objects.
@@ -77,7 +82,7 @@ class KubernetesJob:
             if self._key:
                 self._kubectl.run(["create", "-f", "-"], documents([self._manifests.secret(self._key)]))
             self._kubectl.run(["apply", "-f", "-"], documents(self._manifests.objects))
-        except LaunchError:
+        except BaseException:  # also Ctrl-C
             self.cancel()
             raise
 
@@ -103,12 +108,22 @@ class KubernetesJob:
         Raises:
             LaunchError: kubectl failed; the message says what to try.
         """
-        flags = ["--selector", self._label, "--ignore-not-found", "--timeout", f"{_DELETE_S}s"]
+        self._remove()
+        self._canceller.release()
+
+    def _remove(self) -> None:
         try:
-            self._kubectl.run(["delete", _KINDS[self._manifests.options.layout], *flags, "--cascade=foreground"])
-            self._kubectl.run(["delete", "pods", *flags])
+            self._kubectl.run(self._delete())
+            self._kubectl.run(["delete", "pods", *self._flags()])
         except LaunchError as error:
             raise LaunchError(f"{error}\nthe job may still run: kubectl delete all -l {self._label}") from error
+
+    def _delete(self) -> list[str]:
+        """Return the words for kubectl that delete everything of the job; pods go with what owns them."""
+        return ["delete", _KINDS[self._manifests.options.layout], *self._flags(), "--cascade=foreground"]
+
+    def _flags(self) -> list[str]:
+        return ["--selector", self._label, "--ignore-not-found", "--timeout", f"{_DELETE_S}s"]
 
     def logs(self) -> Iterator[str]:
         """Give the lines that all pods have printed so far."""
@@ -202,7 +217,7 @@ class KubernetesJob:
         self._restarts += 1
         self._console.say(f"restart {self._restarts} of {self._manifests.spec.max_restarts}")
         self._followers.close()
-        self.cancel()
+        self._remove()
         old = self._manifests
         self._manifests = make_manifests(old.spec, old.machine, self._restarts)
         self.create()

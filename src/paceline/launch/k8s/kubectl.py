@@ -28,6 +28,10 @@ class Kubectl:
         """Tell whether the program exists."""
         return shutil.which("kubectl") is not None
 
+    def words(self, words: Sequence[str]) -> list[str]:
+        """Return the command line of a call."""
+        return [*self._base, *words]
+
     def run(self, words: Sequence[str], text: str | None = None) -> str:
         """Run one call and return what it printed.
 
@@ -36,7 +40,7 @@ class Kubectl:
         """
         try:
             done = subprocess.run(
-                [*self._base, *words], input=text, capture_output=True, text=True, check=False, timeout=_CALL_S
+                self.words(words), input=text, capture_output=True, text=True, check=False, timeout=_CALL_S
             )
         except FileNotFoundError:
             raise LaunchError("kubectl is not on the PATH; install it, or write the manifests with --dry-run") from None
@@ -57,7 +61,7 @@ class Kubectl:
     def follow(self, pod: str) -> subprocess.Popen[bytes]:
         """Start to follow what a pod prints, from its beginning to its end."""
         return subprocess.Popen(
-            [*self._base, "logs", "--follow", f"pod/{pod}"],
+            self.words(["logs", "--follow", f"pod/{pod}"]),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -24,6 +24,8 @@ _COORDINATOR = "metadata.annotations['jobset.sigs.k8s.io/coordinator']"
 _COORDINATOR_VARIABLE = "SCHEDULER_HOST"
 _ANCESTOR = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
 _MASTER_PORT = 29500
+#: After which Kubernetes deletes a JobSet that has ended, if no launcher is left to do it.
+TTL_S = 3600
 
 MASKED = "***"
 
@@ -90,7 +92,7 @@ def _jobset(name: str, parts: list[Crew], options: Options, spec: JobSpec) -> Ob
         f"{name}-{worker.name}-0-0.{name}",
         {"valueFrom": {"fieldRef": {"fieldPath": _RESTART_LABEL}}},
     )
-    body = _jobset_spec(name, parts, options, spec, places)
+    body = _jobset_spec(name, parts, options, spec, places) | {"ttlSecondsAfterFinished": TTL_S}
     return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": _meta(name, name), "spec": body}
 
 

@@ -22,7 +22,7 @@ and talks with it over that command's stdin and stdout, in lines of JSON (``line
 | ``["out", role, rank, stream, text]``, ``["closed", role, rank, stream]`` | output |
 | ``["exited", role, rank, code]``, ``["stopped", [[role, rank], ...]]`` | |
 | ``["living", [[role, rank], ...]]`` | which of the ended processes have left something running |
-| ``["ready", address]``, ``["lost", role, rank, reason]`` | what the scheduler says |
+| ``["ready", address]``, ``["lost", role, rank, reason, goes on]`` | what the scheduler says |
 
 **Ends.** An agent whose stdin ends, or that hears nothing for ``SILENCE_S``, exits, and its guardian kills what it
 started. The launcher's end of that stdin closes when the launcher ends, however it ends: the remote shell's client dies

@@ -168,8 +168,8 @@ class Agent:
                 self._say("not_started", *member, reason, code)
             case Ready(address):
                 self._say("ready", address)
-            case Lost(member, reason):
-                self._say("lost", *member, reason)
+            case Lost(member, reason, goes_on):
+                self._say("lost", *member, reason, goes_on)
             case Stopped(stopped):
                 self._say("stopped", pairs(stopped))
             case Exited(member, code):

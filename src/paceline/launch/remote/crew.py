@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections import Counter, defaultdict
@@ -67,6 +68,8 @@ class RemoteCrew:
         self._left: dict[str, list[Member]] = {}
         self._stopped: dict[str, frozenset[Member]] = {}
         self._lost: set[str] = set()
+        self._why_lost: dict[Member, str] = {}
+        """Of processes on hosts that were lost."""
         self._began = time.monotonic()
         self._ping_at = 0.0
         self._signalled = False
@@ -204,8 +207,9 @@ class RemoteCrew:
                 self._ended(Member(role, rank), code)
             case ["ready", str() as address]:
                 self._around.take(Ready(address))
-            case ["lost", str() as role, int() as rank, str() as reason]:
-                self._around.take(Lost(Member(role, rank), reason))
+            case ["lost", str() as role, int() as rank, str() as reason, bool() as goes_on]:
+                member = Member(role, rank)
+                self._around.take(Lost(member, self._why_lost.get(member, reason), goes_on))
 
     def _ended(self, member: Member, code: int) -> None:
         self._running.pop(member, None)
@@ -219,7 +223,10 @@ class RemoteCrew:
         self._lost.add(link.host)
         there = [member for member in self._running if self._host_of[member] == link.host]
         self._left.pop(link.host, None)
-        if there:
+        if there and self._plan.may_go_on(os.environ) and all(member.role == "worker" for member in there):
+            # The scheduler decides whether the others go on.
+            self._why_lost |= dict.fromkeys(there, self._explain(self._hosts[link.host], link))
+        elif there:
             first = min(there, key=lambda member: member.role != "worker")
             self._around.take(Lost(first, self._explain(self._hosts[link.host], link)))
         for member in there:

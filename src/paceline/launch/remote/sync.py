@@ -55,7 +55,7 @@ def run_all(commands: Mapping[str, Sequence[str]]) -> None:
             errors = process.communicate()[1].decode(errors="replace")
             if process.returncode:
                 failed.append(f"host {host}: {_why(errors, process.returncode)}")
-    except KeyboardInterrupt:
+    except BaseException:  # a signal has ended the launch
         for process in running.values():
             process.send_signal(signal.SIGTERM)
         raise

@@ -158,7 +158,7 @@ class SgeJob:
             self._canceller = Canceller(["qdel", self.id])
         except OSError as error:
             raise LaunchError(f"the folder of the job cannot be made: {error}") from error
-        except LaunchError:
+        except BaseException:  # also Ctrl-C
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+from paceline.exitcodes import WORKER_LOST
 from paceline.launch.supervise.supervisor import Supervisor
 
 
@@ -21,7 +22,7 @@ def run_again(make: Callable[[int], Supervisor], max_restarts: int) -> int:
     for restart in range(max_restarts + 1):
         supervisor = make(restart)
         code = supervisor.run()
-        if code == 0 or supervisor.interrupted or restart == max_restarts:
+        if code in (0, WORKER_LOST) or supervisor.interrupted or restart == max_restarts:
             return code
         print(f"[launch] restart {restart + 1} of {max_restarts}", file=sys.stderr, flush=True)
     return 0

@@ -199,8 +199,8 @@ class LocalCrew:
         if self._ready is None:
             return
         if self._ready.has_address:
-            for member, reason in self._ready.failures():
-                self._take(Lost(member, reason))
+            for member, reason, goes_on in self._ready.failures():
+                self._take(Lost(member, reason, goes_on))
             if self._ready.ended:
                 self._close_ready()
             return

@@ -48,10 +48,12 @@ class Stopped:
 
 @dataclass(frozen=True)
 class Lost:
-    """The scheduler says which process failed first."""
+    """The scheduler says which process failed first, or which worker has died without ending the job."""
 
     member: Member
     reason: str
+    goes_on: bool = False
+    """The others go on."""
 
 
 @dataclass(frozen=True)

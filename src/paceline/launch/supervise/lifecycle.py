@@ -14,7 +14,7 @@
 | from | to | when |
 |---|---|---|
 | ``STARTING`` | ``RUNNING`` | the scheduler listens, or the job has none |
-| ``RUNNING`` | ``LEAVING`` | all workers have exited with 0 |
+| ``RUNNING`` | ``LEAVING`` | all workers have exited with 0, or died and the others went on |
 | ``STARTING``, ``RUNNING``, ``LEAVING`` | ``FAILING`` | an exit code is not 0, no start, or ``Lost`` |
 | ``STARTING`` | ``FAILING`` | the scheduler exits with 0, or ``start_s`` has passed |
 | ``RUNNING`` | ``FAILING`` | a server or the scheduler left before the others, ``leave_s`` ago, and workers still run |
@@ -47,6 +47,10 @@ which they report it and exit. ``leave_s`` must exceed the time that servers nee
 ``survivors_s`` and ``VERDICT_S`` must exceed the time in which the scheduler names a process after it is told its exit
 code: 0.2 s on an idle machine.
 
+**Deaths that others survive.** A job may go on when a worker dies (``--on-worker-death``); the scheduler decides. A
+worker whose exit code is neither 0 nor ``PEER_FAILED`` then waits for its verdict (``Lost``), at most ``VERDICT_S``. If
+the others go on, the job's exit code is ``WORKER_LOST`` when it ends well.
+
 A job ends with processes left only if the kernel cannot end them within ``kill_s``.
 """
 
@@ -56,9 +60,9 @@ import enum
 import math
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from paceline.exitcodes import PEER_FAILED, describe_code
+from paceline.exitcodes import PEER_FAILED, WORKER_LOST, describe_code
 from paceline.launch.plan import Member
 from paceline.launch.spec import Graces
 from paceline.launch.supervise.events import (
@@ -77,6 +81,7 @@ from paceline.launch.supervise.events import (
     Tick,
     Warn,
 )
+from paceline.launch.supervise.failure import Failure, describe
 
 
 class Phase(enum.Enum):
@@ -99,16 +104,6 @@ _SCHEDULER = Member("scheduler", 0)
 _GOING_WELL = frozenset({Phase.STARTING, Phase.RUNNING, Phase.LEAVING})
 
 
-@dataclass(frozen=True)
-class Failure:
-    """What went wrong first: who, the job's exit code, what happened, and how long after the start."""
-
-    member: Member
-    code: int
-    reason: str
-    after_s: float
-
-
 class Lifecycle:
     """The state of one job.
 
@@ -116,9 +111,10 @@ class Lifecycle:
         members: every process of the plan, in the order they start.
         graces: how long each phase may take.
         now: the time of the start, in seconds; later times are on the same clock.
+        may_go_on: the job may go on when a worker dies; its scheduler decides.
     """
 
-    def __init__(self, members: Sequence[Member], graces: Graces, now: float) -> None:
+    def __init__(self, members: Sequence[Member], graces: Graces, now: float, may_go_on: bool = False) -> None:
         self.members = tuple(members)
         self.graces = graces
         self.phase = Phase.STARTING
@@ -127,6 +123,12 @@ class Lifecycle:
         self.failure: Failure | None = None
         self.aftermath: dict[Member, int] = {}
         """Exit codes of the other processes that exited by themselves, in order."""
+        self.lost: dict[Member, Failure] = {}
+        """Workers that died while the others went on."""
+        self._may_go_on = may_go_on
+        self._in_question: dict[Member, int] = {}
+        """Workers that have failed, and their exit codes, while the scheduler has not said whether the others go on."""
+        self._question_until = math.inf
         self.alive: dict[Member, None] = {}
         """The processes that run, in the order of starting."""
         self._started: list[Member] = []
@@ -168,6 +170,8 @@ class Lifecycle:
                 self._stopped = members
                 self._watch_stopped(now)
                 return []
+            case Lost(member, reason, True):
+                return self._survived(member, reason, now)
             case Lost(member, reason):
                 return self._lost(member, reason, now)
             case Exited(member, code):
@@ -182,7 +186,9 @@ class Lifecycle:
         """The exit code of the job as things stand."""
         if self.failure is not None:
             return self.failure.code
-        return 128 + self._signum if self._signum else 0
+        if self._signum:
+            return 128 + self._signum
+        return WORKER_LOST if self.lost else 0
 
     def check(self) -> None:
         """Assert what is always true."""
@@ -200,6 +206,8 @@ class Lifecycle:
     def _exited(self, member: Member, code: int, now: float) -> list[Action]:
         self.alive.pop(member, None)
         self._codes[member] = code
+        if member == _SCHEDULER and self._in_question:
+            self._decide_question(now)
         if self.phase is Phase.FAILING:
             self._add_to_failure(member, code, now)
         elif self.phase in _GOING_WELL:
@@ -219,13 +227,13 @@ class Lifecycle:
         self._is_named = True
         first, code = self.failure, self._codes.get(member, 0)
         if first is None:
-            self._fail(member, code or 1, _describe(code, reason), now)
+            self._fail(member, code or 1, describe(code, reason), now)
         elif first.member != member:
             self.aftermath = {first.member: first.code, **self.aftermath}
             self.aftermath.pop(member, None)
-            self.failure = Failure(member, code or 1, _describe(code, reason), first.after_s)
+            self.failure = Failure(member, code or 1, describe(code, reason), first.after_s)
         else:
-            self.failure = replace(first, reason=_describe(first.code, reason))
+            self.failure = replace(first, reason=describe(first.code, reason))
         return self._terminate_idle(now)
 
     def _terminate_idle(self, now: float) -> list[Action]:
@@ -245,18 +253,48 @@ class Lifecycle:
             return self.failure is not None
         return self.failure.code > 128 or (self.failure.code != PEER_FAILED and _SCHEDULER not in self.alive)
 
+    def _survived(self, member: Member, reason: str, now: float) -> list[Action]:
+        """Go on without a worker."""
+        code = self._codes.get(member, 0)
+        self.lost[member] = Failure(member, code or WORKER_LOST, describe(code, reason), now - self._began)
+        self._in_question.pop(member, None)
+        if member not in self.alive:
+            self._finish_worker(member, now)
+        return [Warn(f"{member} died, the others go on: {self.lost[member].reason}")]
+
     def _judge(self, member: Member, code: int, now: float) -> None:
-        if code != 0:
+        if member in self.lost:
+            self.lost[member] = replace(self.lost[member], code=code or WORKER_LOST)
+            self._finish_worker(member, now)
+        elif self._may_be_survived(member) and code not in (0, PEER_FAILED):
+            self._question_until = min(self._question_until, now + VERDICT_S) if self._in_question else now + VERDICT_S
+            self._in_question[member] = code
+            self.deadline = min(self.deadline or math.inf, self._question_until)
+        elif code != 0 and not (code == WORKER_LOST and member.role == "scheduler" and self.lost):
             self._fail(member, code, describe_code(code), now)
         elif self.phase is Phase.STARTING:
             self._fail(member, 1, "exited before it reported its address", now)
         elif member.role == "worker":
-            self._unfinished.discard(member)
-            if not self._unfinished:
-                self.phase, self.deadline = Phase.LEAVING, now + self.graces.leave_s
+            self._finish_worker(member, now)
         elif self._unfinished:
             self._departed.append(member)
             self.deadline = self._departure_deadline(now)
+            if self._in_question:
+                self.deadline = min(self.deadline or math.inf, self._question_until)
+
+    def _may_be_survived(self, member: Member) -> bool:
+        is_running = self.phase is Phase.RUNNING and _SCHEDULER in self.alive
+        return self._may_go_on and is_running and member.role == "worker"
+
+    def _decide_question(self, now: float) -> None:
+        """Count a death as a failure: the scheduler has not said that the others go on."""
+        member, code = next(iter(self._in_question.items()))
+        self._fail(member, code, describe_code(code), now)
+
+    def _finish_worker(self, member: Member, now: float) -> None:
+        self._unfinished.discard(member)
+        if not self._unfinished and self.phase is Phase.RUNNING:
+            self.phase, self.deadline = Phase.LEAVING, now + self.graces.leave_s
 
     def _departure_deadline(self, now: float) -> float | None:
         """Return until when workers may go on without a server or scheduler that left with exit code 0.
@@ -271,13 +309,15 @@ class Lifecycle:
     def _fail(self, member: Member, code: int, reason: str, now: float) -> None:
         if self.phase in _GOING_WELL:
             self.failure = Failure(member, code, reason, now - self._began)
+            self.aftermath |= {one: end for one, end in self._in_question.items() if one != member}
+            self._in_question.clear()
             self.phase, self.deadline = Phase.FAILING, now + self.graces.survivors_s
 
     def _add_to_failure(self, member: Member, code: int, now: float) -> None:
         """Note one more end. Who ends only because of another may do so before that other's process is gone."""
         first = self.failure
         if first is not None and first.member == member:  # it was named before it ended
-            self.failure = replace(first, code=code or first.code, reason=_describe(code, first.reason))
+            self.failure = replace(first, code=code or first.code, reason=describe(code, first.reason))
         elif not self._is_named and first is not None and first.code == PEER_FAILED and code not in (0, PEER_FAILED):
             self.aftermath = {first.member: first.code, **self.aftermath}
             self.failure = Failure(member, code, describe_code(code), now - self._began)
@@ -304,6 +344,9 @@ class Lifecycle:
                 self._fail(self._started[0], 1, reason, now)
                 self._is_named = True
                 return self._terminate(now)
+            case Phase.RUNNING if self._in_question and now >= self._question_until:
+                self._decide_question(now)
+                return self._finish_if_empty()
             case Phase.RUNNING if self._workers() and self._stopped.issuperset(self._workers()):
                 reason = f"stopped (SIGSTOP), and the job has waited for it for {self.graces.leave_s:g} s"
                 self._fail(self._workers()[0], 1, reason, now)
@@ -362,10 +405,3 @@ class Lifecycle:
 
     def _names(self) -> str:
         return ", ".join(str(member) for member in self.alive)
-
-
-def _describe(code: int, reason: str) -> str:
-    """Say how a process ended, and what the others saw of it."""
-    if code == 0:
-        return reason
-    return describe_code(code) if reason.startswith("its process ended: ") else f"{describe_code(code)}: {reason}"

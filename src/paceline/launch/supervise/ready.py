@@ -1,7 +1,8 @@
 """The launcher's ends of the pipes to and from the scheduler.
 
 The scheduler binds a port that is free at that moment and says which: nobody has to guess one beforehand, so there is
-no moment in which another program can take it. Later it says which process failed first, as the members saw it. The
+no moment in which another program can take it. Later it says which process failed first, as the members saw it, and
+which workers the others go on without. The
 launcher says which processes have ended, because only their parent knows their exit codes.
 :mod:`paceline.scheduler.launcher` is the other side.
 """
@@ -53,8 +54,8 @@ class ReadyPipe:
         self.has_address = True
         return line
 
-    def failures(self) -> list[tuple[Member, str]]:
-        """Return the failures that the scheduler has reported since the last call: who, and how."""
+    def failures(self) -> list[tuple[Member, str, bool]]:
+        """Return the failures that the scheduler has reported since the last call: who, how, do the others go on."""
         try:
             data = os.read(self.fd, 65536)
             self.ended = not data
@@ -72,12 +73,12 @@ class ReadyPipe:
         os.close(self.write_fd)
 
 
-def _failure(line: bytes) -> tuple[Member, str] | None:
+def _failure(line: bytes) -> tuple[Member, str, bool] | None:
     try:
-        role, rank, reason = json.loads(line)
+        role, rank, reason, goes_on = json.loads(line)
     except ValueError:
         return None
-    return Member(str(role), int(rank)), str(reason)
+    return Member(str(role), int(rank)), str(reason), bool(goes_on)
 
 
 class EndedPipe:

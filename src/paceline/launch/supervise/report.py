@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from paceline.exitcodes import describe_code
 from paceline.launch.hosts import LOCALHOST
 from paceline.launch.plan import Member
-from paceline.launch.supervise.lifecycle import Failure
+from paceline.launch.supervise.failure import Failure
 
 _RULE = b"-" * 78
 
@@ -28,12 +28,35 @@ def failure_block(
         _RULE,
         f"{failure.member}{where} failed: {failure.reason}, {failure.after_s:.1f} s after the start".encode(),
     ]
-    lines += [_hint(failure)] if failure.code == 137 else []
+    lines += _hints(failure, tail)
     lines += [b"its last lines:", *(b"    " + line for line in tail)] if tail else [b"it printed nothing"]
     others = [f"{member} ({describe_code(code)})" for member, code in aftermath.items()]
     lines += [b"also left: " + ", ".join(others).encode()] if others else []
     return b"\n".join([*lines, _RULE, b""])
 
 
-def _hint(failure: Failure) -> bytes:
-    return b"something outside the job killed it; if the machine ran out of memory, dmesg says so"
+def lost_block(lost: Failure, tail: Sequence[bytes], host: str = LOCALHOST) -> bytes:
+    """Describe a worker that died while the others went on.
+
+    Args:
+        lost: the worker, how it ended, and when.
+        tail: the last lines that it printed.
+        host: where it ran.
+    """
+    where = "" if host == LOCALHOST else f" on {host}"
+    text = f"{lost.member}{where} died {lost.after_s:.1f} s after the start, and the others went on: {lost.reason}"
+    lines = [_RULE, text.encode()]
+    lines += [b"its last lines:", *(b"    " + line for line in tail)] if tail else [b"it printed nothing"]
+    return b"\n".join([*lines, _RULE, b""])
+
+
+def _hints(failure: Failure, tail: Sequence[bytes]) -> list[bytes]:
+    """Return what to do about failures that are known."""
+    if failure.code == 137:
+        return [b"something outside the job killed it; if the machine ran out of memory, dmesg says so"]
+    if any(b"address already in use" in line.lower() for line in tail):
+        return [
+            b"another program has its port; if that is MASTER_PORT, leave it unset for a free one, or choose another: "
+            b"--env MASTER_PORT=29501"
+        ]
+    return []

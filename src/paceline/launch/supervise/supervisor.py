@@ -29,7 +29,7 @@ from paceline.launch.supervise.events import (
 )
 from paceline.launch.supervise.guardian import Guardian
 from paceline.launch.supervise.lifecycle import Lifecycle
-from paceline.launch.supervise.report import failure_block
+from paceline.launch.supervise.report import failure_block, lost_block
 from paceline.launch.supervise.signals import SignalPipe
 
 #: How long what a process left behind may take to exit by itself (Python's resource tracker does); then SIGTERM.
@@ -119,7 +119,8 @@ class Supervisor:
         return self._code
 
     def _supervise(self) -> int:
-        self._lifecycle = Lifecycle(list(self._processes), self._plan.graces, time.monotonic())
+        may_go_on = self._plan.may_go_on(os.environ)
+        self._lifecycle = Lifecycle(list(self._processes), self._plan.graces, time.monotonic(), may_go_on)
         if Member("scheduler", 0) not in self._processes:
             self._learn(None)
         self._act(self._lifecycle.begin())
@@ -159,6 +160,9 @@ class Supervisor:
 
     def _report(self) -> None:
         failure = None if self._lifecycle is None else self._lifecycle.failure
+        for lost in () if self._lifecycle is None else self._lifecycle.lost.values():
+            tail, host = self._console.tail(lost.member), self._processes[lost.member].host
+            self._console.block(lost_block(lost, tail, host))
         if failure is not None and self._lifecycle is not None:
             tail = self._console.tail(failure.member)
             host = self._processes[failure.member].host

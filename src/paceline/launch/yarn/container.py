@@ -30,6 +30,9 @@ def main(words: Sequence[str]) -> int:
     address, name, directory = words
     host, _, port = address.rpartition(":")
     key = os.environ.pop(KEY_VARIABLE)
+    if not os.path.isdir(directory):
+        print(f"this node has no directory {directory}: nodes must share it", file=sys.stderr)
+        return 1
     served = False
     while True:
         try:

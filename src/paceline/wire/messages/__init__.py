@@ -56,6 +56,7 @@ from paceline.wire.messages.forwarding import (
 from paceline.wire.messages.membership import (
     AskAbsent,
     AskStatus,
+    AwaitSamples,
     BlockSpec,
     Bye,
     Claim,
@@ -71,10 +72,12 @@ from paceline.wire.messages.membership import (
     Member,
     News,
     Publish,
+    Samples,
     Sighting,
     State,
     Status,
     Suspect,
+    TakeSamples,
     Welcome,
 )
 
@@ -82,6 +85,7 @@ PROTOCOL = 1
 
 Request: TypeAlias = (
     Hello | Heartbeat | Bye | Claim | Enter | Gather | Publish | Lookup | AskStatus | AskAbsent
+    | TakeSamples | AwaitSamples
     | OpenStore | Init | SetUpdater | SetCompression | Push | Pull | MapArena | GetState | SetState
     | Command | AskStats | AskMissing | Leave | Pause | PullRows | AskValues | ForwardBuckets
     | PushSum | OnBehalf | SetValues | AskNorm | Commit | Probe
@@ -92,6 +96,7 @@ Reply: TypeAlias = (
     | News
     | Found
     | Gathered
+    | Samples
     | Status
     | Values
     | StateIs
@@ -131,6 +136,7 @@ __all__ = [
     "AskStats",
     "AskStatus",
     "AskValues",
+    "AwaitSamples",
     "BlockSpec",
     "Body",
     "BucketSpec",
@@ -174,6 +180,7 @@ __all__ = [
     "PushSum",
     "Reply",
     "Request",
+    "Samples",
     "SetCompression",
     "SetState",
     "SetUpdater",
@@ -186,6 +193,7 @@ __all__ = [
     "StatsAre",
     "Status",
     "Suspect",
+    "TakeSamples",
     "Unknown",
     "Values",
     "ValuesAt",

@@ -28,6 +28,7 @@ class OpenStore(Message, tag=20):
     """Largest norm of a merged gradient over all keys; updates wait for a :class:`Commit`. 0: no limit."""
     age: Rank = -1
     """Missed updates beyond which a push is dropped; -1: no limit."""
+    lr_scale: Name = "update"
 
 
 class BucketSpec(Message):

@@ -34,6 +34,8 @@ class Hello(Message, tag=1):
     """Where a server listens for workers; empty for workers."""
     num_workers: Rank
     num_servers: Rank
+    speed: float = 0.0
+    """Elements that a server sums and applies in a second; 0: not measured."""
 
 
 class Member(Message):
@@ -48,6 +50,8 @@ class Member(Message):
     address: Name
     token: Digest
     """Proves to a server that a connection belongs to this member."""
+    speed: float = 0.0
+    """As in its ``Hello``."""
 
 
 class Welcome(Message, tag=2):
@@ -86,6 +90,10 @@ class Heartbeat(Message, tag=3):
     memory: Number = 0
     sent: Number = 0
     received: Number = 0
+    taken_out: list[tuple[Rank, Number]] = msgspec.field(default_factory=list)
+    """From a server: dead workers that it waits for no more, each with its last round there."""
+    step_s: float = 0.0
+    """Seconds that a worker computes in a step; 0: not known."""
 
 
 class Death(Message):
@@ -107,12 +115,16 @@ class News(Message, tag=4):
     """Ranks of the workers that have left. Servers wait for them no more, in any store."""
     suspects: list[Suspect] = msgspec.field(default_factory=list)
     """Silent members on the receiver's host."""
+    lost: list[Death] = msgspec.field(default_factory=list)
+    """Workers that have died, and that the job goes on without; they are among ``left`` too."""
 
 
 class Bye(Message, tag=5):
     """Leave the job; with a reason it is a failure and ends the job for all."""
 
     reason: Text
+    round: Number = 0
+    """Last round of a worker."""
 
 
 class Claim(Message, tag=6):
@@ -163,6 +175,8 @@ class Publish(Message, tag=8):
 
     store: Name
     blocks: list[BlockSpec]
+    goes_on: bool = False
+    """The workers can go on if one of them dies."""
 
 
 class Lookup(Message, tag=9):
@@ -199,6 +213,8 @@ class State(Message):
     """``live``, ``left`` or ``dead``."""
     waits_for: Name
     """Ranks of workers that have not come to the barrier where it waits, ``1 3``; empty if it waits at none."""
+    step_s: float = 0.0
+    """Seconds that a worker computes in a step, without its waits; 0: not known."""
 
 
 class Status(Message, tag=12):
@@ -226,6 +242,41 @@ class Gather(Message, tag=14):
 
 
 class Gathered(Message, tag=15):
-    """What every worker sent, by rank; empty for a worker that had left before."""
+    """What every worker sent, by rank; empty for a worker that had left or died before."""
 
     payloads: list[Saying]
+    gone: list[tuple[Rank, Number]] = msgspec.field(default_factory=list)
+    """The workers that have left or died, each with its last round."""
+    dead: list[Rank] = msgspec.field(default_factory=list)
+    """Those of them that have died."""
+
+
+class TakeSamples(Message, tag=16):
+    """Ask for samples of an epoch, and say which are done; answered with :class:`Samples`."""
+
+    pool: Name
+    length: Count
+    """Samples of the data set."""
+    number: Number
+    """Of this worker's requests, from 1."""
+    epoch: Number
+    count: Count
+    """How many at most."""
+    done: Number
+    """Number of the last request whose samples were trained on; 0: none."""
+    round: Number = 0
+    """Last round that the worker has pushed."""
+
+
+class AwaitSamples(Message, tag=17):
+    """Wait for the samples of the last request; answered with :class:`Samples`."""
+
+    pool: Name
+
+
+class Samples(Message, tag=18):
+    """Positions in an epoch's order that the worker now holds; none if the epoch is over, or if it has to wait."""
+
+    ranges: list[tuple[Count, Count]]
+    over: bool
+    waits: bool

@@ -1,0 +1,76 @@
+"""The Horovod interface beside Gloo, and beside DDP over Gloo: processes of one host, in one run.
+
+python -m benchmarks.allreduce --repeats 3
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from dataclasses import dataclass
+
+from benchmarks.contenders import together
+
+#: Title, shapes (see `benchmarks.shapes`), steps.
+REDUCED = [("102 MB in one tensor", "split-1", 20), ("161 tensors of one element", "tiny-161", 300)]
+#: Network, batch of each process, steps.
+TRAINED = [("lenet", 64, 60), ("resnet18", 4, 15)]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One work: milliseconds of the Horovod interface, and of its peer."""
+
+    title: str
+    ours: float
+    peer: str
+    theirs: float
+
+
+def measure(processes: int, repeats: int) -> list[Row]:
+    """Measure everything; the two contenders of a row take turns."""
+    rows = []
+    for title, shapes, steps in REDUCED:
+        ours, theirs = _turns("allreduce_worker.py", ("hvd", "gloo"), [shapes, str(steps)], processes, repeats)
+        rows.append(Row(f"all-reduce, {title}", ours, "gloo", theirs))
+    for network, batch, steps in TRAINED:
+        arguments = [network, str(batch), str(steps)]
+        ours, theirs = _turns("training_worker.py", ("hvd", "ddp"), arguments, processes, repeats)
+        rows.append(Row(f"training {network}, batch {batch}", ours, "ddp", theirs))
+    return rows
+
+
+def _turns(script: str, contenders: tuple[str, str], arguments: list[str], processes: int, repeats: int) -> list[float]:
+    found: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(repeats):
+        for name in contenders:
+            found[name].append(together(script, [name, *arguments], processes)["ms"])
+    return [statistics.median(found[name]) for name in contenders]
+
+
+def lines(rows: list[Row], processes: int) -> list[str]:
+    """Return the figures as Markdown."""
+    text = (
+        f"The Horovod interface (`hvd`), {processes} processes of one host, beside Gloo's all-reduce and DDP over Gloo:"
+    )
+    found = ["", text, "", "| ms per step | hvd | peer | against the peer |", "|---" * 4 + "|"]
+    for row in rows:
+        found.append(
+            f"| {row.title} | {row.ours:.2f} | {row.theirs:.2f} ({row.peer}) | {row.theirs / row.ours:.2f} x |"
+        )
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=3)
+    args = parser.parse_args()
+    rows = measure(args.processes, args.repeats)
+    print("\n".join(lines(rows, args.processes)))
+    print(json.dumps({row.title: {"hvd": row.ours, row.peer: row.theirs} for row in rows}))
+
+
+if __name__ == "__main__":
+    main()

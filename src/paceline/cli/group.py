@@ -1,0 +1,98 @@
+"""``paceline group``: from measured speeds to a groups file and a data sharding file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from paceline.cli.options import Option, Parser, UsageError
+from paceline.errors import ConfigError
+from paceline.hetero import Groups, group_by_speed
+from paceline.hetero.files import groups_text, parse_speeds, sharding_text
+from paceline.hetero.groups import ALIKE, MAX_GROUPS
+
+OPTIONS = (
+    Option(("--groups",), "where to write the groups file, for --groups of paceline launch", "FILE"),
+    Option(("--data-sharding",), "where to write the parts of the data, for paceline.data.read_spans", "FILE"),
+    Option(
+        ("--alike",), f"ratio of times up to which machines are alike (default: {ALIKE:g})", "R", float, default=ALIKE
+    ),
+    Option(("--max-groups",), f"largest number of groups (default: {MAX_GROUPS})", "N", int, default=MAX_GROUPS),
+    Option(("--plot",), "write a picture of the clusters", "FILE"),
+)
+
+DESCRIPTION = """\
+Group workers by measured speed: agglomerative clustering and k-means, as many groups as have the best Calinski-Harabasz
+score, one group when the machines are alike. Prints the groups, the fastest first."""
+
+EPILOG = """\
+The speeds file has a line per worker in order of rank: its name (rank, host or host:slot) and the seconds of a step.
+paceline.data.SharedBatchSampler(..., shares="measured") measures them; after an epoch, worker 0 can write them:
+
+  lines = [f"{rank} {speed.seconds(32)}\\n" for rank, speed in sorted(sampler.speeds.items())]
+  open("speeds", "w").writelines(lines)
+
+example:
+  paceline group speeds --groups groups --data-sharding data_sharding --plot clusters.png"""
+
+
+def run(name: str, words: Sequence[str]) -> int:
+    """Run ``paceline group`` and return 0.
+
+    Raises:
+        UsageError: the command line is wrong, or scikit-learn is not installed.
+        paceline.errors.ConfigError: a file cannot be read or written.
+    """
+    if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):
+        raise UsageError("the speeds file is missing, as in: paceline group speeds --groups groups")
+    rest = words if words[0].startswith("-") else words[1:]
+    options = Parser(name, OPTIONS, f"paceline {name} SPEEDS [options]", DESCRIPTION, EPILOG).parse(rest)
+    if options.alike <= 1 or options.max_groups < 1:
+        raise UsageError("--alike is a ratio above 1, and --max-groups at least 1")
+    speeds = _read(words[0])
+    try:
+        groups = group_by_speed(list(speeds.values()), options.alike, options.max_groups)
+        if options.plot is not None:
+            _draw(speeds, groups, options.plot)
+    except (ImportError, ValueError) as error:
+        raise UsageError(str(error)) from error
+    text = groups_text(groups, speeds)
+    _write(options.groups, text)
+    _write(options.data_sharding, sharding_text(list(speeds.values())))
+    print(text, end="")
+    return 0
+
+
+def _read(path: str) -> dict[str, float]:
+    try:
+        return parse_speeds(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"speeds file {path} cannot be used: {error}") from error
+
+
+def _write(path: str | None, text: str) -> None:
+    if path is None:
+        return
+    try:
+        Path(path).write_text(text)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _draw(speeds: Mapping[str, float], groups: Groups, path: str) -> None:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("pictures need matplotlib: pip install 'paceline[sim]'") from error
+    names, times = list(speeds), list(speeds.values())
+    figure = Figure(figsize=(8, 1 + 0.25 * len(names)), layout="constrained")
+    axes = figure.subplots()
+    ranks = [rank for group in groups for rank in group]
+    for number, group in enumerate(groups):
+        rows = [ranks.index(rank) for rank in group]
+        axes.barh(rows, [times[rank] for rank in group], label=f"group {number}")
+    axes.set_yticks(range(len(ranks)), [names[rank] for rank in ranks])
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds per step")
+    axes.legend()
+    figure.savefig(path)

@@ -1,0 +1,171 @@
+"""``paceline simulate``: what a cluster would do, before it does it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, get_args
+
+from paceline.cli.options import Option, Parser, UsageError
+from paceline.consistency import Policy, parse_groups, policy_of, resolve_groups
+from paceline.launch.preflight import readable_file
+from paceline.sim import Cluster, Plan, Result, read_cluster, simulate
+from paceline.sim.job import ShareKind
+from paceline.sim.picture import draw
+
+if TYPE_CHECKING:
+    from paceline.sim.problem import Problem
+
+_SHARES = ", ".join(get_args(ShareKind))
+
+OPTIONS = (
+    Option(
+        ("--kv-store",),
+        f"type of store, or TYPE:SHARES with shares {_SHARES}; may be repeated (default: dist_sync)",
+        "TYPE",
+        repeat=True,
+    ),
+    Option(("--learn",), "what the workers learn: digits, or nothing (default: digits)", "NAME", default="digits"),
+    Option(("--batch-size",), "samples per round and worker (default: 32)", "SAMPLES", int, default=32),
+    Option(("--lr",), "learning rate (default: 0.1)", "RATE", float, default=0.1),
+    Option(("--target",), "accuracy at which to stop", "ACCURACY", float),
+    Option(("--rounds",), "rounds of every worker", "ROUNDS", int),
+    Option(("--seconds",), "simulated time (default: 1000, without --rounds)", "SECONDS", float),
+    Option(("--groups",), "groups file of dist_gsync (default: clusters of the workers' speeds)", "FILE"),
+    Option(("--staleness",), "rounds a worker may be ahead of the slowest", "ROUNDS", int),
+    Option(("--weighting",), "factor of a stale update", "NAME"),
+    Option(("--lr-scale",), "learning rate of an update, or of a sample (default: update)", "update|sample"),
+    Option(("--age",), "missed updates beyond which a push is dropped", "UPDATES", int),
+    Option(("--first",), "pushes that make an update of dist_ksync (default: half of the workers)", "K", int),
+    Option(("--seed",), "of noise and data (default: 0)", "SEED", int, default=0),
+    Option(("--plot",), "write a picture", "FILE"),
+)
+
+DESCRIPTION = """\
+Run jobs under a simulated clock on a cluster that a file describes: workers with speeds and noise, links, servers. The
+servers' rule is the one of real jobs. Prints one line per type of store."""
+
+EPILOG = """\
+columns: time to the target accuracy; last accuracy; samples per second; updates; mean staleness; step mass (sum of
+learning rate times weight); largest and smallest part of one worker in what was learned; bytes over the network.
+
+example:
+  paceline simulate cluster.toml --kv-store dist_sync --kv-store dist_sync:measured --kv-store dist_gsync --target 0.95
+
+cluster.toml:
+  [[workers]]
+  count = 4
+  batch_s = 0.15     # time of a step of `batch` samples (32), of which `fixed` (0) does not depend on the samples
+  [[workers]]
+  count = 4
+  batch_s = 0.6
+  [noise]
+  jitter = 0.1       # also: spike_probability, spike_factor
+  [servers]
+  count = 2          # also: bandwidth (bytes/s), latency_s, merge_s, update_s
+  [model]
+  bytes = 4e6"""
+
+
+def run(name: str, words: Sequence[str]) -> int:
+    """Run ``paceline simulate`` and return 0.
+
+    Raises:
+        UsageError: the command line is wrong.
+        paceline.errors.PacelineError: the cluster file cannot be used.
+    """
+    if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):
+        raise UsageError("the cluster file is missing, as in: paceline simulate cluster.toml")
+    is_help = words[0].startswith("-")
+    rest = words if is_help else words[1:]
+    options = Parser(name, OPTIONS, f"paceline {name} CLUSTER [options]", DESCRIPTION, EPILOG).parse(rest)
+    cluster = read_cluster(words[0])
+    results: dict[str, Result] = {}
+    try:
+        problem = _problem(options.learn)
+        for kind in options.kv_store or ["dist_sync"]:
+            results[kind] = simulate(cluster, _plan(kind, cluster, options), problem)
+        if options.plot is not None:
+            draw(results, options.plot)
+    except (ValueError, ImportError) as error:
+        raise UsageError(str(error)) from error
+    print(table(results))
+    return 0
+
+
+def table(results: dict[str, Result]) -> str:
+    """Return results as aligned text, a line for each."""
+    head = ["", "target", "accuracy", "samples/s", "updates", "staleness", "step mass", "data", "bytes"]
+    rows = [head, *([name, *_cells(result)] for name, result in results.items())]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    return "\n".join("  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
+
+
+def _cells(result: Result) -> list[str]:
+    stats = result.stats
+    mean = sum(age * count for age, count in stats.staleness.items()) / max(1, stats.updates)
+    mass = [stats.data_mass[worker] for worker in range(len(result.rounds))]
+    total = sum(mass) or 1.0
+    return [
+        "-" if result.target_s is None else f"{result.target_s:.1f} s",
+        f"{result.curve[-1][1]:.3f}" if result.curve else "-",
+        f"{result.samples_per_s:.1f}",
+        str(stats.updates),
+        f"{mean:.2f}",
+        f"{result.step_mass:.4g}",
+        f"{max(mass) / total:.1%} {min(mass) / total:.1%}",
+        f"{result.network_bytes:.3g}",
+    ]
+
+
+def _problem(name: str) -> Problem | None:
+    if name == "nothing":
+        return None
+    if name != "digits":
+        raise UsageError(f"--learn {name!r} is unknown; known are digits, nothing")
+    from paceline.sim.problem import Digits
+
+    return Digits()
+
+
+def _plan(kind: str, cluster: Cluster, options: argparse.Namespace) -> Plan:
+    store_type, _, shares = kind.partition(":")
+    if shares not in ("", *get_args(ShareKind)):
+        raise UsageError(f"--kv-store {kind!r}: shares {shares!r} are unknown; known are {_SHARES}")
+    seconds = 1000.0 if options.seconds is None and options.rounds is None else options.seconds
+    fastest = min(machine.speed.seconds(options.batch_size) for machine in cluster.workers)
+    return Plan(
+        _policy(store_type, cluster, options),
+        shares or "equal",  # type: ignore[arg-type]
+        options.batch_size,
+        options.lr,
+        options.rounds,
+        seconds,
+        options.target,
+        0.0 if options.learn == "nothing" else 2 * fastest,
+        options.seed,
+    )
+
+
+def _policy(store_type: str, cluster: Cluster, options: argparse.Namespace) -> Policy:
+    count = len(cluster.workers)
+    is_sync = store_type == "dist_sync"
+    return policy_of(
+        store_type,
+        groups=_groups(cluster, options) if store_type == "dist_gsync" else (),
+        first=options.first,
+        staleness=options.staleness,
+        weighting=None if is_sync else options.weighting,
+        lr_scale=None if is_sync else options.lr_scale,
+        age=options.age if store_type in ("dist_async", "dist_ssync", "dist_ksync") else None,
+        num_workers=count,
+    )
+
+
+def _groups(cluster: Cluster, options: argparse.Namespace) -> tuple[tuple[int, ...], ...]:
+    if options.groups is None:
+        from paceline.hetero import group_by_speed
+
+        return group_by_speed([machine.speed.seconds(options.batch_size) for machine in cluster.workers])
+    with open(readable_file(options.groups, "the groups file")) as file:
+        return resolve_groups(parse_groups(file.read()), [("", rank) for rank in range(len(cluster.workers))])

@@ -1,0 +1,74 @@
+"""Which workers others wait for, and how far the slowest of them is: kept, because every push asks for it."""
+
+from __future__ import annotations
+
+
+class Activity:
+    """The active workers of a slot, and the rounds that they have finished since the last barrier.
+
+    It looks at the rule's own sets, which change only with :meth:`change`, and changes its rounds by :meth:`finish`.
+
+    Args:
+        live: workers that have not left.
+        paused: those of them that wait at a barrier.
+        unit: of each worker.
+        finished: rounds that count for the bound, per worker.
+    """
+
+    def __init__(self, live: set[int], paused: set[int], unit: list[int], finished: list[int]) -> None:
+        self._live, self._paused, self._unit, self._finished = live, paused, unit, finished
+        self.level = [0] * len(unit)
+        """Finished rounds from which the bound counts, per worker: those of the last barrier, or see :meth:`resume`."""
+        self.change()
+
+    def change(self) -> None:
+        """Note that workers have become active, or are no longer."""
+        self.workers = self._live - self._paused
+        """The workers that others wait for."""
+        self._by_unit: dict[int, set[int]] = {}
+        self._low = self._at_low = 0
+
+    def open(self) -> None:
+        """Note that a barrier has opened: a worker that pushed less before it need not catch up."""
+        self.level = list(self._finished)
+        self.change()
+
+    def resume(self, worker: int) -> None:
+        """Note that a worker goes on before its barrier opens: it counts as far ahead as the workers of its unit.
+
+        Those may have finished rounds without it. If it were behind them, they would wait for it by the bound, and it
+        for them by the cohort, for ever.
+        """
+        mates = self.of_unit(self._unit[worker])
+        if mates:
+            self.level[worker] = self._finished[worker] - min(map(self.ahead, mates))
+        self._paused.discard(worker)
+        self.change()
+
+    def finish(self, worker: int, round: int) -> None:
+        """Note that a worker has finished a round."""
+        if worker in self.workers and self.ahead(worker) == self._low:
+            self._at_low -= 1
+        self._finished[worker] = round
+
+    def of_unit(self, unit: int) -> set[int]:
+        """Return the active workers of a unit; -1: all."""
+        if unit not in self._by_unit:
+            self._by_unit[unit] = {worker for worker in self.workers if unit in (-1, self._unit[worker])}
+        return self._by_unit[unit]
+
+    def ahead(self, worker: int) -> int:
+        """Return the rounds that a worker has finished since the last barrier."""
+        return self._finished[worker] - self.level[worker]
+
+    def slowest(self, worker: int) -> int:
+        """Return the rounds that the slowest active worker has finished since the last barrier, this one included."""
+        return min(self.lowest(), self.ahead(worker)) if self.workers else self.ahead(worker)
+
+    def lowest(self) -> int:
+        """Return the rounds of the slowest active worker; 0 if none is active."""
+        if self._at_low <= 0:
+            rounds = [self.ahead(worker) for worker in self.workers] or [0]
+            self._low = min(rounds)
+            self._at_low = rounds.count(self._low)
+        return self._low

@@ -1,0 +1,342 @@
+"""Batches of unequal size: each worker computes its share of every global batch."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import Sampler
+
+from paceline.data.sampler import State, epoch_order
+from paceline.data.spans import read_spans
+from paceline.hetero import Shares, Speed, SpeedMeter, split_evenly
+from paceline.kvstore.base import KVStoreBase
+from paceline.kvstore.dist import DistStore
+from paceline.worker.session import Session
+
+#: A worker that has not measured itself yet; a worker that has left brings nothing at all.
+_UNKNOWN = b"?"
+
+#: Fixed seconds, seconds per sample, and the largest batch that fits into memory (0: no limit).
+_SPEED = struct.Struct("<ddq")
+
+#: Shares are revised in each of the first rounds, then in every second one: so a change of speed, which three steps
+#: show, is followed in five rounds.
+_FIRST_REVISIONS, _REVISION_INTERVAL = 5, 2
+
+#: Global batches that are remembered, beside those fetched ahead: more than may be handed out between two revisions.
+_REMEMBERED = _REVISION_INTERVAL + 4
+
+
+@dataclass(frozen=True)
+class _HandedOut:
+    """A global batch of an epoch."""
+
+    round: int
+    """Of its push."""
+    first: int
+    """Index of its first sample among those of the epoch."""
+    length: int
+    """Samples of the epoch, as far as they were known: what is beyond is a repetition."""
+    columns: dict[int, tuple[int, int]]
+    """By worker, start and stop of its part."""
+
+
+class SharedBatchSampler(Sampler[list[int]]):
+    """A worker's part of every global batch, for ``DataLoader(batch_sampler=...)``: unequal machines get unequal parts.
+
+    Two lines make a job balance itself (LB-BSP, Chen et al. 2020)::
+
+        sampler = paceline.data.SharedBatchSampler(data, store, global_batch_size=96, shares="measured")
+        loader = torch.utils.data.DataLoader(data, batch_sampler=sampler)
+
+    The order of the whole data set follows from (``seed``, ``epoch``) and is cut into global batches; each is divided
+    among the workers. So every sample is trained on once per epoch, whatever the shares are. All workers get the same
+    number of batches. The last global batch of an epoch may be smaller; it begins the order again only as far as there
+    are fewer samples left than workers.
+
+    With ``measured``, the others take over from a worker that leaves or dies in the middle of an epoch: they share the
+    global batches from the next revision on, and what it has not trained on until then comes at the end of the epoch,
+    in as many more batches as that takes. This counts one push per batch. With other shares it is left out.
+
+    With ``measured``, the time between two batches, less the time spent waiting for the store, is a step's computation.
+    All workers exchange their speeds and divide the next global batches so that all finish at the same time. The
+    global batch never changes. The loss must be a mean over the local batch, and gradients be weighted by samples, as
+    :class:`paceline.DistributedOptimizer` does; ``gluon.Trainer.step`` takes the global batch size.
+
+    Args:
+        data: the data set or its length.
+        store: the job's store.
+        global_batch_size: samples of all workers together.
+        shares: ``equal``; ``measured`` (``dist_sync`` only); a fraction per worker; or a file of MXNet-G's data
+            sharding, whose spans are taken as fractions of each batch.
+        shuffle: without it, samples keep their order and every epoch is the same.
+        seed: 0 or more, the same on all workers.
+        drop_last: leave out a last global batch that is smaller.
+        prefetch: batches that the loader fetches ahead: 0, or ``num_workers * prefetch_factor`` of a ``DataLoader``
+            with workers.
+        max_batch: samples that fit into this worker's memory at once. Its share may be larger; :meth:`parts` cuts it,
+            and each further part costs the fixed time of a step, which ``measured`` takes into account.
+
+    Raises:
+        ValueError: there are fewer samples than workers, or ``measured`` with a store whose workers go on at their own
+            speed: these would have to wait for each other to agree on shares.
+        paceline.errors.ConfigError: the file cannot be used.
+    """
+
+    def __init__(
+        self,
+        data: int | Sized,
+        store: KVStoreBase,
+        *,
+        global_batch_size: int,
+        shares: str | os.PathLike[str] | Sequence[float] = "equal",
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        prefetch: int = 0,
+        max_batch: int | None = None,
+    ) -> None:
+        self._length = data if isinstance(data, int) else len(data)
+        self._rank, self._num_workers = store.rank, store.num_workers
+        self._shuffle, self._seed, self._drop_last, self._prefetch = shuffle, seed, drop_last, prefetch
+        self._max_batch = max_batch
+        self._check(global_batch_size)
+        self._measures = shares == "measured"
+        self._session = _session_of(store, self._measures)
+        self._caps: list[int | None] = [None] * self._num_workers
+        self._caps[self._rank] = max_batch
+        self._shares = Shares(global_batch_size, _fractions(shares, self._num_workers), self._caps)
+        self._meter = SpeedMeter()
+        self._now: Callable[[], float] = time.monotonic
+        self._speeds: dict[int, Speed] = {}
+        self._rounds = self._measured = 0
+        self._epoch, self._row, self._pending = 0, 0, True
+        self._again: list[int] = []
+        """Positions in the epoch's order that come once more, because who had them is gone."""
+        self._handed_out: deque[_HandedOut] = deque(maxlen=prefetch + _REMEMBERED)
+        """The last global batches: some workers may not have trained on their parts."""
+
+    # ---- questions -------------------------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is under way, or that comes next when none has begun."""
+        return self._epoch
+
+    @property
+    def shares(self) -> dict[int, int]:
+        """Samples of each global batch, by worker."""
+        return dict(self._shares.samples)
+
+    @property
+    def speeds(self) -> dict[int, Speed]:
+        """What is known of the workers' speeds; with ``measured``, the same on all workers."""
+        return dict(self._speeds)
+
+    def __len__(self) -> int:
+        """Number of batches in an epoch in which no worker leaves or dies."""
+        return self._rows(0)
+
+    def _rows(self, again: int | None = None) -> int:
+        size, length = self._shares.global_batch, self._length + (len(self._again) if again is None else again)
+        return length // size if self._drop_last else -(-length // size)
+
+    def parts(self, *batch: torch.Tensor) -> list[tuple[float, tuple[torch.Tensor, ...]]]:
+        """Cut a batch into parts that fit into this worker's memory, as few and as even as possible.
+
+        Each comes with its weight: its part of the samples. Accumulate ``weight * loss`` of all parts::
+
+            parts = sampler.parts(x, y)
+            for number, (weight, (x, y)) in enumerate(parts, start=1):
+                with optimizer.no_sync() if number < len(parts) else contextlib.nullcontext():
+                    (weight * loss_fn(model(x), y)).backward()
+
+        Args:
+            batch: tensors with the samples of this worker's share along their first dimension.
+        """
+        length = len(batch[0])
+        sizes = split_evenly(length, [1.0] * self._passes(length))
+        cuts = [torch.split(tensor, sizes) for tensor in batch]
+        return [(size / length, tuple(cut[number] for cut in cuts)) for number, size in enumerate(sizes)]
+
+    def _passes(self, samples: int) -> int:
+        return 1 if self._max_batch is None else -(-samples // self._max_batch)
+
+    # ---- an epoch --------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Hand out this worker's part of every global batch of the next epoch."""
+        if not self._pending:
+            self._epoch, self._row, self._again = self._epoch + 1, 0, []
+        self._pending = False
+        order = epoch_order(self._length, self._seed, self._epoch) if self._shuffle else range(self._length)
+        sizes: deque[int] = deque()
+        first, round = self._row * self._shares.global_batch, self._round()
+        self._handed_out.clear()
+        self._revise(is_due=True)
+        while self._has_batch(first):
+            length = self._length + len(self._again)
+            columns = self._columns(length - first)
+            start, stop = columns[self._rank]
+            sizes.append(stop - start)
+            begun, waited = self._now(), self._waited()
+            self._row, round = self._row + 1, round + 1
+            self._handed_out.append(_HandedOut(round, first, length, columns))
+            yield [int(order[self._position((first + column) % length)]) for column in range(start, stop)]
+            if len(sizes) > self._prefetch:
+                self._measure(sizes.popleft(), self._now() - begun - (self._waited() - waited))
+            first = min(first + self._shares.global_batch, length)
+            # After the last batch too: it may show that somebody is gone, and then it was not the last one.
+            self._revise(is_due=not self._has_batch(first))
+
+    def _position(self, index: int) -> int:
+        return index if index < self._length else self._again[index - self._length]
+
+    def _has_batch(self, first: int) -> bool:
+        left = self._length + len(self._again) - first
+        return left >= (self._shares.global_batch if self._drop_last else 1)
+
+    def _columns(self, left: int) -> dict[int, tuple[int, int]]:
+        """Return which columns of a global batch are each worker's; the last batch is divided in like proportion."""
+        samples = self._shares.samples
+        if left >= self._shares.global_batch:
+            return {worker: self._shares.columns(worker) for worker in samples}
+        parts = split_evenly(max(0, left - len(samples)), list(samples.values()))
+        stops = list(itertools.accumulate(part + 1 for part in parts))
+        return {worker: (stop - part - 1, stop) for worker, part, stop in zip(samples, parts, stops, strict=True)}
+
+    # ---- speeds ----------------------------------------------------------------------------------------------------
+
+    def _waited(self) -> float:
+        return 0.0 if self._session is None else self._session.waited_s
+
+    def _measure(self, samples: int, seconds: float) -> None:
+        self._measured += 1
+        if seconds > 0 and self._measured > 1:  # the first step loads libraries and makes memory
+            passes = self._passes(samples)
+            self._meter.add(samples / passes, seconds / passes)
+        speed = self._meter.speed()
+        if speed is not None:
+            self._speeds[self._rank] = speed
+
+    def _round(self) -> int:
+        return 0 if self._session is None else self._session.round
+
+    def _revise(self, is_due: bool) -> None:
+        """Exchange speeds with all workers, and follow them. All workers do this in the same rounds.
+
+        Args:
+            is_due: also in a round in which it is not done otherwise.
+        """
+        self._rounds += 1
+        due = is_due or self._rounds <= _FIRST_REVISIONS or self._rounds % _REVISION_INTERVAL == 0
+        if not (self._measures and due) or self._session is None:
+            return
+        own = self._meter.speed()
+        payload = _UNKNOWN if own is None else _SPEED.pack(own.fixed_s, own.per_sample_s, self._max_batch or 0)
+        for worker, said in enumerate(self._session.gather("paceline/speeds", payload)):
+            if not said:
+                self._speeds.pop(worker, None)
+                self._take_over(worker, self._session.gone.get(worker, 0))
+                self._shares.leave(worker)
+            elif said != _UNKNOWN:
+                fixed_s, per_sample_s, cap = _SPEED.unpack(said)
+                self._speeds[worker], self._caps[worker] = Speed(fixed_s, per_sample_s), cap or None
+        self._shares.revise({worker: speed for worker, speed in self._speeds.items() if worker in self._shares.samples})
+
+    def _take_over(self, worker: int, last: int) -> None:
+        """Note what a worker that is gone was given and has not trained on: its rounds after the last one."""
+        for one in self._handed_out if worker in self._shares.samples else ():
+            if one.round > last and worker in one.columns:
+                start, stop = one.columns[worker]
+                self._again += [self._position(one.first + i) for i in range(start, stop) if one.first + i < one.length]
+
+    # ---- state -----------------------------------------------------------------------------------------------------
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make ``epoch`` the next one. An epoch that was loaded by :meth:`load_state_dict` keeps its position.
+
+        Raises:
+            ValueError: the epoch is negative.
+        """
+        if epoch < 0:
+            raise ValueError(f"epoch is {epoch}; epochs count from 0")
+        if not (self._pending and epoch == self._epoch):
+            self._epoch, self._row, self._pending, self._again = epoch, 0, True, []
+
+    def state_dict(self) -> State:
+        """Return where the epoch stands: plain numbers, the same on all workers, fit for JSON.
+
+        Batches that the loader has fetched ahead count as not handed out.
+        """
+        rows = self._rows()
+        row = max(0, self._row - self._prefetch) if self._row < rows else self._row
+        done = row >= rows
+        shares = [self._shares.samples.get(worker, 0) for worker in range(self._num_workers)]
+        where = {"epoch": self._epoch + done, "batch": 0 if done else row, "shares": shares}
+        return where | ({"again": list(self._again)} if self._again and not done else {}) | self._settings()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where :meth:`state_dict` was taken; the number of workers may be another one.
+
+        Raises:
+            ValueError: in mid-epoch the data, seed and global batch must be the same as then. Nothing is changed.
+        """
+        differing = [name for name, value in self._settings().items() if state["batch"] and state.get(name) != value]
+        if differing:
+            then = {name: state.get(name) for name in differing}
+            raise ValueError(f"the state was taken in the middle of epoch {state['epoch']} with {then}")
+        again = [int(one) for one in state.get("again", ())]
+        if not all(0 <= one < self._length for one in again):
+            raise ValueError(f"the state names samples beyond the {self._length} of the data")
+        if state["epoch"] < 0 or not 0 <= state["batch"] <= self._rows(len(again)):
+            raise ValueError(f"the state names batch {state['batch']}; an epoch has {self._rows(len(again))}")
+        self._epoch, self._row, self._pending, self._again = state["epoch"], state["batch"], True, again
+        shares = state["shares"]
+        fits = len(shares) == self._num_workers and sum(shares) == self._shares.global_batch and min(shares) > 0
+        if self._measures and fits:
+            self._shares = Shares(self._shares.global_batch, shares, self._caps)
+
+    def _settings(self) -> State:
+        return {
+            "length": self._length,
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+            "drop_last": self._drop_last,
+            "global_batch_size": self._shares.global_batch,
+        }
+
+    def _check(self, global_batch_size: int) -> None:
+        if self._seed < 0 or (self._max_batch is not None and self._max_batch < 1):
+            raise ValueError(f"seed is {self._seed}, max_batch {self._max_batch}; 0 and 1 are the least")
+        if self._length < max(1, global_batch_size if self._drop_last else self._num_workers):
+            raise ValueError(f"{self._length} samples are not enough for a batch of all {self._num_workers} workers")
+
+
+def _session_of(store: KVStoreBase, measures: bool) -> Session | None:
+    if not isinstance(store, DistStore):
+        return None
+    if measures and store.policy.merge != "all":
+        raise ValueError(
+            f"shares='measured' needs dist_sync: the workers of a {store.type} store go on at their own speed, and "
+            "would have to wait for each other to agree on shares. Give fractions instead"
+        )
+    return store.session
+
+
+def _fractions(shares: str | os.PathLike[str] | Sequence[float], num_workers: int) -> list[float]:
+    if isinstance(shares, str) and shares in ("equal", "measured"):
+        return [1.0] * num_workers
+    if isinstance(shares, str | os.PathLike):
+        return [end - begin for begin, end in read_spans(shares, num_workers)]
+    if len(shares) != num_workers:
+        raise ValueError(f"shares {list(shares)} are not one per worker; the job has {num_workers}")
+    return [float(one) for one in shares]

@@ -1,0 +1,180 @@
+"""How many samples of each global batch a worker computes.
+
+The global batch stays the same, whatever the shares are and whoever leaves: with gradients weighted by samples, a step
+is the same step. Shares by measured speed with lock step are LB-BSP (Chen et al., SoCC 2020): all workers finish
+at the same time, and nothing is stale.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+
+from paceline.hetero.speed import Speed
+
+#: New shares are taken when they shorten a step by more than this part. A change of batch sizes costs little, but one
+#: in every round would make runs hard to compare.
+HYSTERESIS = 0.02
+
+
+def split_evenly(total: int, weights: Sequence[float]) -> list[int]:
+    """Divide ``total`` in proportion to weights; the sum is exact, no part is off by one or more.
+
+    Raises:
+        ValueError: no weights, a negative one, or all are 0.
+    """
+    if not weights or min(weights) < 0 or sum(weights) <= 0:
+        raise ValueError(f"weights {list(weights)} cannot divide anything; they must be positive")
+    exact = [total * weight / sum(weights) for weight in weights]
+    parts = [int(one) for one in exact]
+    by_remainder = sorted(range(len(parts)), key=lambda index: (parts[index] - exact[index], index))
+    for index in by_remainder[: total - sum(parts)]:
+        parts[index] += 1
+    return parts
+
+
+def fastest_split(total: int, speeds: Sequence[Speed], max_batch: Sequence[int | None] = ()) -> list[int]:
+    """Divide a global batch so that its slowest part takes as little time as possible; everybody gets one or more.
+
+    Args:
+        total: samples.
+        speeds: one per worker.
+        max_batch: per worker, samples that fit into its memory at once; the rest costs it further passes.
+
+    Raises:
+        ValueError: there are fewer samples than workers.
+    """
+    caps = list(max_batch) or [None] * len(speeds)
+    if total < len(speeds):
+        raise ValueError(f"a global batch of {total} samples is too small for {len(speeds)} workers")
+    low, high = 0.0, max(speed.seconds(total, cap) for speed, cap in zip(speeds, caps, strict=True))
+    for _ in range(50):
+        middle = (low + high) / 2
+        if sum(_parts(middle, speeds, caps)) <= total:
+            low = middle
+        else:
+            high = middle
+    parts = _parts(low, speeds, caps)
+    while sum(parts) > total:  # the single samples that nobody goes without
+        parts[parts.index(max(parts))] -= 1
+    _give_rest(parts, total - sum(parts), speeds, caps)
+    return parts
+
+
+def _parts(seconds: float, speeds: Sequence[Speed], caps: Sequence[int | None]) -> list[int]:
+    return [max(1, speed.samples_within(seconds, cap)) for speed, cap in zip(speeds, caps, strict=True)]
+
+
+def _give_rest(parts: list[int], rest: int, speeds: Sequence[Speed], caps: Sequence[int | None]) -> None:
+    """Give the remaining samples one by one to whom they delay least."""
+    after = [(speed.seconds(parts[i] + 1, caps[i]), i) for i, speed in enumerate(speeds)]
+    heapq.heapify(after)
+    for _ in range(rest):
+        _, index = heapq.heappop(after)
+        parts[index] += 1
+        heapq.heappush(after, (speeds[index].seconds(parts[index] + 1, caps[index]), index))
+
+
+def step_seconds(parts: Sequence[int], speeds: Sequence[Speed], max_batch: Sequence[int | None] = ()) -> float:
+    """Return how long the slowest worker computes."""
+    caps = list(max_batch) or [None] * len(speeds)
+    return max(speed.seconds(part, cap) for part, speed, cap in zip(parts, speeds, caps, strict=True))
+
+
+class Shares:
+    """The shares of a job: fixed fractions, or following measured speeds.
+
+    ======================  ===========================================================
+    event                   what becomes of the shares
+    ======================  ===========================================================
+    ``revise(speeds)``      the best ones, if they shorten a step by more than the hysteresis
+    ``leave(worker)``       what it had goes to the others: by speed if that is known, else in proportion
+    ======================  ===========================================================
+
+    The sum of all shares is the global batch at all times. Every worker that feeds its own copy the same events has
+    the same shares.
+
+    Args:
+        global_batch: samples of all workers together.
+        fractions: initial weight per worker, in order of rank; for equal shares ``[1] * num_workers``.
+        max_batch: largest batch that fits into each worker's memory; None: no limit. The list is read at each revision.
+        hysteresis: part of a step's time that new shares must save.
+
+    Raises:
+        ValueError: the weights cannot divide the batch, or it has fewer samples than there are workers.
+    """
+
+    def __init__(
+        self,
+        global_batch: int,
+        fractions: Sequence[float],
+        max_batch: Sequence[int | None] = (),
+        hysteresis: float = HYSTERESIS,
+    ) -> None:
+        if global_batch < len(fractions):
+            raise ValueError(f"a global batch of {global_batch} samples is too small for {len(fractions)} workers")
+        self.global_batch = global_batch
+        self._caps = max_batch or [None] * len(fractions)
+        self._hysteresis = hysteresis
+        self._speeds: dict[int, Speed] = {}
+        self.samples = dict(enumerate(split_evenly(global_batch, fractions)))
+        """Samples of each global batch, by worker; only workers that have not left."""
+
+    def revise(self, speeds: Mapping[int, Speed]) -> bool:
+        """Follow measured speeds; returns whether the shares have changed. They wait until all speeds are known."""
+        self._speeds |= speeds
+        if self._speeds.keys() < self.samples.keys():
+            return False
+        best = self._best()
+        if not self._time(best) < (1 - self._hysteresis) * self._time(self.samples):
+            return False
+        self.samples = best
+        return True
+
+    def leave(self, worker: int) -> None:
+        """Give the share of a worker that has left or died to the others; once, if it is said again.
+
+        Raises:
+            ValueError: nobody is left.
+        """
+        if worker not in self.samples:
+            return
+        if len(self.samples) == 1:
+            raise ValueError(f"worker {worker} was the last one; nobody is left to take its share")
+        del self.samples[worker]
+        self._speeds.pop(worker, None)
+        if self._speeds.keys() >= self.samples.keys():
+            self.samples = self._best()
+        else:
+            parts = split_evenly(self.global_batch, list(self.samples.values()))
+            self.samples = dict(zip(self.samples, parts, strict=True))
+
+    def columns(self, worker: int) -> tuple[int, int]:
+        """Return which columns of each global batch are a worker's: shares lie side by side in order of rank."""
+        start = sum(samples for other, samples in self.samples.items() if other < worker)
+        return start, start + self.samples[worker]
+
+    def passes(self, worker: int) -> list[int]:
+        """Return the batches in which a worker computes its share: as few as fit into its memory, and alike."""
+        samples, cap = self.samples[worker], self._caps[worker]
+        count = 1 if cap is None else -(-samples // cap)
+        return split_evenly(samples, [1.0] * max(1, count))
+
+    def check(self) -> None:
+        """Assert what must always hold.
+
+        Raises:
+            AssertionError: it does not.
+        """
+        assert sum(self.samples.values()) == self.global_batch, "the shares do not make up the global batch"
+        assert list(self.samples) == sorted(self.samples), "the workers are not in order"
+
+    def _best(self) -> dict[int, int]:
+        workers = list(self.samples)
+        parts = fastest_split(
+            self.global_batch, [self._speeds[one] for one in workers], [self._caps[one] for one in workers]
+        )
+        return dict(zip(workers, parts, strict=True))
+
+    def _time(self, samples: Mapping[int, int]) -> float:
+        return max(self._speeds[one].seconds(number, self._caps[one]) for one, number in samples.items())

@@ -1,0 +1,168 @@
+"""``init``, ``shutdown``, ranks and sizes, and what this build can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from paceline.hvd import world
+from paceline.hvd.process_sets import ProcessSet, register
+
+
+def init(comm: Any = None, process_sets: str | Iterable[Any] | None = None) -> None:
+    """Join the job. All ranks call it. A second call changes nothing.
+
+    Args:
+        comm: ranks that make the job (the others do not call it), or a communicator of mpi4py; None: all.
+        process_sets: process sets, alike on all ranks; ``"dynamic"``: sets may be added and removed later.
+
+    Raises:
+        ValueError: two sets are alike, or have ranks that do not exist.
+        JoinTimeoutError: not all ranks called it within HOROVOD_START_TIMEOUT seconds.
+        HorovodInternalError: ranks gave different sets.
+        ConfigError: a variable of the environment is wrong, or ranks on several hosts have no key.
+    """
+    if world.is_initialized():
+        return
+    dynamic = isinstance(process_sets, str)
+    if isinstance(process_sets, str):
+        if process_sets.lower() != "dynamic":
+            raise ValueError(f"process_sets={process_sets!r} is neither 'dynamic' nor a list of process sets")
+        process_sets = None
+    sets = [one if isinstance(one, ProcessSet) else ProcessSet(one) for one in process_sets or ()]
+    ranks = tuple(tuple(one.ranks or ()) for one in sets)
+    if len(set(ranks)) < len(ranks):
+        raise ValueError("two process sets have the same ranks")
+    world.enter(comm, ranks, dynamic)
+    register(sets)
+
+
+def shutdown() -> None:
+    """End the job for all ranks. Operations that are pending on any rank fail. ``init`` can be called again."""
+    world.leave()
+
+
+def is_initialized() -> bool:
+    """Return whether ``init`` has been called, and ``shutdown`` has not."""
+    return world.is_initialized()
+
+
+def rank() -> int:
+    """Return the rank of this process.
+
+    Raises:
+        ValueError: ``init`` has not been called. So do the other functions below.
+    """
+    return world.current().rank
+
+
+def size() -> int:
+    """Return the number of processes."""
+    return world.current().size
+
+
+def local_rank() -> int:
+    """Return the rank of this process among those of its host."""
+    return world.current().local_rank
+
+
+def local_size() -> int:
+    """Return the number of processes of this host."""
+    return world.current().local_size
+
+
+def cross_rank() -> int:
+    """Return the number of this host among those that have this local rank."""
+    return world.current().cross_rank
+
+
+def cross_size() -> int:
+    """Return the number of hosts that have this local rank."""
+    return world.current().cross_size
+
+
+def is_homogeneous() -> bool:
+    """Return whether all hosts have the same number of processes."""
+    return world.current().is_homogeneous
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Write a timeline from now on, in rank 0; see :mod:`paceline.hvd.timeline`.
+
+    Raises:
+        ValueError: HOROVOD_TIMELINE is not DYNAMIC.
+    """
+    _check_dynamic_timeline()
+    if world.current().rank == 0:
+        world.current().base.timeline.open(file_path, mark_cycles)
+
+
+def stop_timeline() -> None:
+    """End the timeline.
+
+    Raises:
+        ValueError: HOROVOD_TIMELINE is not DYNAMIC.
+    """
+    _check_dynamic_timeline()
+    world.current().base.timeline.close()
+
+
+def _check_dynamic_timeline() -> None:
+    if world.current().hvd.timeline.upper() != world.DYNAMIC:
+        raise ValueError("set HOROVOD_TIMELINE=DYNAMIC to start and stop timelines")
+
+
+def mpi_threads_supported() -> bool:
+    """Return whether MPI's threads can be used: no, data never go over MPI."""
+    return False
+
+
+def mpi_enabled() -> bool:
+    """Return False: data never go over MPI."""
+    return False
+
+
+def mpi_built() -> bool:
+    """Return False: data never go over MPI."""
+    return False
+
+
+def gloo_enabled() -> bool:
+    """Return whether Gloo is used."""
+    return gloo_built()
+
+
+def gloo_built() -> bool:
+    """Return whether torch has Gloo."""
+    return bool(dist.is_gloo_available())
+
+
+def nccl_built() -> int:
+    """Return NCCL's version as a number; 0 without NCCL."""
+    if not dist.is_nccl_available() or not torch.cuda.is_available():
+        return 0
+    numbers: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+    return numbers[0] * 10000 + numbers[1] * 100 + numbers[2]
+
+
+def ddl_built() -> bool:
+    """Return False: there is no DDL."""
+    return False
+
+
+def ccl_built() -> bool:
+    """Return False: there is no oneCCL."""
+    return False
+
+
+def cuda_built() -> bool:
+    """Return whether torch was built with CUDA."""
+    return torch.version.cuda is not None
+
+
+def rocm_built() -> bool:
+    """Return whether torch was built with ROCm."""
+    return torch.version.hip is not None

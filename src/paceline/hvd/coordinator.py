@@ -1,0 +1,201 @@
+"""The coordinator: a thread in rank 0 that feeds the negotiation machine with what the ranks send.
+
+It has a listener of its own with the job's key, instead of being a service of the scheduler: so it is there under
+torchrun and mpirun too, where no scheduler runs, and one of the ranks reaches it without a message. It outlives
+``shutdown``: the next ``init`` is a new *generation* on the same connections.
+
+| state of a generation | event | next |
+|---|---|---|
+| entering | all ranks have sent ``Enter`` | running; ``Entered`` to all |
+| entering, running | a rank's connection closes, a rank leaves | ended; ``Down`` to all |
+| ended | ``Enter`` of the next generation | entering |
+
+Messages of other generations than the present one are ignored.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from paceline.errors import ProtocolError
+from paceline.hvd import wire
+from paceline.hvd.negotiation import Batch, Down, Machine, Submission, Warn
+from paceline.hvd.negotiation.words import Action
+from paceline.hvd.settings import HvdSettings
+from paceline.hvd.timeline import Timeline
+from paceline.transport.security import Security
+from paceline.transport.sockets import SocketListener
+
+logger = logging.getLogger(__name__)
+
+#: Interval at which stalls are looked for. A stall's warning must exceed it.
+TICK_S = 0.5
+
+
+def identity(rank: int) -> bytes:
+    """Return the identity of a rank's connection."""
+    return f"hvd-{rank}".encode()
+
+
+class Coordinator:
+    """Answers all ranks. Its machine is used under a lock, by its thread and by that of rank 0.
+
+    Args:
+        size: number of ranks.
+        addresses: where to listen.
+        security: the key of the connections.
+        settings: rank 0's.
+        deliver: takes messages for rank 0.
+        timeline: notes when ranks are ready.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        addresses: list[str],
+        security: Security,
+        settings: HvdSettings,
+        deliver: Callable[[wire.ToRank], None],
+        timeline: Timeline,
+    ) -> None:
+        self._timeline = timeline
+        self.size, self.settings = size, settings
+        self._deliver = deliver
+        self._lock = threading.Lock()
+        self._generation = 0
+        self._entered: dict[int, wire.Enter] = {}
+        self._machine: Machine | None = None
+        self._is_ended = False
+        self._closed = False
+        self._listener = SocketListener(addresses, security, watch=True)
+        self.addresses = self._listener.addresses
+        self._thread = threading.Thread(target=self._run, name="paceline-hvd-coordinator", daemon=True)
+        self._thread.start()
+
+    # ---- what ranks send -------------------------------------------------------------------------------------------
+
+    def take(self, rank: int, message: wire.ToCoordinator) -> None:
+        """Take a message of a rank."""
+        body = message.body
+        with self._lock:
+            if isinstance(body, wire.Enter):
+                self._enter(rank, message.generation, body)
+            elif message.generation == self._generation and isinstance(body, wire.Leave):
+                self._end(rank, body.reason, body.failed)
+            elif message.generation == self._generation and self._machine is not None:
+                assert isinstance(body, Submission)
+                if self._timeline.is_on:
+                    self._timeline.reported(rank, self._machine.keys_of(body))
+                self._carry_out(self._machine.submit(rank, body, time.monotonic()))
+
+    def _enter(self, rank: int, generation: int, body: wire.Enter) -> None:
+        if generation > self._generation:
+            self._generation, self._entered, self._machine, self._is_ended = generation, {}, None, False
+        if generation < self._generation or self._is_ended:
+            self._send(rank, generation, Down(-1, "hvd.init() was called again by other ranks, or failed there"))
+            return
+        self._entered[rank] = body
+        if len(self._entered) < self.size:
+            return
+        members = tuple(self._entered[one] for one in range(self.size))
+        error = _difference(members)
+        if error:
+            self._end(-1, error, True)
+            return
+        self._machine = Machine(self.size, self.settings.options, members[0].sets)
+        self._send_all(wire.Entered(members, self.settings.fusion_threshold_bytes))
+
+    def _end(self, rank: int, reason: str, failed: bool) -> None:
+        if self._is_ended or not self._generation:
+            return
+        self._is_ended = True
+        if self._machine is None:
+            self._send_all(Down(rank, reason, failed))
+        else:
+            self._carry_out(self._machine.lose(rank, reason, failed))
+
+    def missing(self) -> list[int]:
+        """Return the ranks that have not called ``init`` yet."""
+        with self._lock:
+            return [rank for rank in range(self.size) if rank not in self._entered]
+
+    # ---- what ranks are sent ---------------------------------------------------------------------------------------
+
+    def _carry_out(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Warn):
+                logger.warning("%s", action.text)
+                continue
+            self._is_ended |= isinstance(action, Down)
+            self._send_all(action)
+
+    def _send_all(self, body: wire.Entered | Batch | Down) -> None:
+        message = wire.ToRank(self._generation, body)
+        raw = wire.encode(message)
+        for rank in range(1, self.size):
+            self._listener.send(identity(rank), [raw])
+        self._deliver(message)
+
+    def _send(self, rank: int, generation: int, body: Down) -> None:
+        message = wire.ToRank(generation, body)
+        if rank:
+            self._listener.send(identity(rank), [wire.encode(message)])
+        else:
+            self._deliver(message)
+
+    # ---- the thread ------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        ticked = time.monotonic()
+        while not self._closed:
+            for peer, frames in self._listener.receive(TICK_S):
+                self._take_frames(peer, frames[0])
+            for peer in self._listener.lost():
+                rank = _rank_of(peer, self.size)
+                with self._lock:
+                    member = self._entered.get(rank)
+                    where = f" (pid {member.pid} on {member.host})" if member else ""
+                    if member is not None:
+                        self._end(rank, f"rank {rank}{where} ended, or lost its connection", True)
+            now = time.monotonic()
+            if now - ticked >= TICK_S:
+                ticked = now
+                with self._lock:
+                    if self._machine is not None:
+                        self._carry_out(self._machine.tick(now))
+
+    def _take_frames(self, peer: bytes, raw: object) -> None:
+        rank = _rank_of(peer, self.size)
+        try:
+            if rank < 1:
+                raise ProtocolError(f"{peer!r} is no rank of this job")
+            self.take(rank, wire.decode_at_coordinator(raw))
+        except ProtocolError as error:
+            logger.warning("refused a message: %s", error)
+            with self._lock:
+                self._end(rank, f"rank {rank} sent what is no message: {error}", True)
+
+    def close(self, linger_s: float = 1.0) -> None:
+        """Stop; what is under way has ``linger_s`` to be sent."""
+        self._closed = True
+        self._listener.wake()
+        self._thread.join(2 * TICK_S)
+        self._listener.close(linger_s)
+
+
+def _rank_of(peer: bytes, size: int) -> int:
+    number = peer.removeprefix(b"hvd-")
+    return int(number) if number.isdigit() and len(number) < 8 and int(number) < size else -1
+
+
+def _difference(members: tuple[wire.Enter, ...]) -> str:
+    """Return what ranks gave ``init`` that is not alike; an empty string if nothing."""
+    for rank, one in enumerate(members):
+        if one.version != members[0].version:
+            return f"rank {rank} runs another version of paceline than rank 0"
+        if one.sets != members[0].sets:
+            return f"hvd.init: rank 0 gave process sets {members[0].sets}, rank {rank} gave {one.sets}"
+    return ""

@@ -1,0 +1,257 @@
+"""The synchronous operations, and their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.autograd.function import Function
+
+from paceline.hvd import collectives as base
+from paceline.hvd.collectives import synchronize
+from paceline.hvd.compression import Compression, Compressor
+from paceline.hvd.process_sets import ProcessSet, global_process_set, members_of
+from paceline.hvd.starting import Average, Sum, resolve_op
+
+
+def _place(process_set: ProcessSet) -> tuple[int, int]:
+    """Return this rank's index in a process set, and its size."""
+    from paceline.hvd import world
+
+    _, members = members_of(process_set)
+    return members.index(world.running().rank), len(members)
+
+
+def _apply(function: Any, *arguments: Any) -> Any:
+    return function.apply(*arguments)
+
+
+class _Allreduce(Function):
+    @staticmethod
+    def forward(ctx: Any, name: str | None, op: int, factors: Any, process_set: Any, *tensors: torch.Tensor) -> Any:
+        ctx.how = op, factors, process_set
+        pre, post = factors
+        if len(tensors) == 1:
+            return synchronize(base.allreduce_async(tensors[0], None, name, op, pre, post, process_set))
+        return tuple(synchronize(base.grouped_allreduce_async(tensors, None, name, op, pre, post, process_set)))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        op, factors, process_set = ctx.how
+        out = _apply(_Allreduce, None, op, factors, process_set, *grads)
+        return (None, None, None, None, *(out if len(grads) > 1 else (out,)))
+
+
+class _Allgather(Function):
+    @staticmethod
+    def forward(ctx: Any, name: str | None, process_set: Any, *tensors: torch.Tensor) -> Any:
+        ctx.process_set = process_set
+        ctx.rows = [tensor.shape[0] if tensor.dim() else 1 for tensor in tensors]
+        return tuple(synchronize(base.grouped_allgather_async(tensors, name, process_set)))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        index, _ = _place(ctx.process_set)
+        rows = torch.tensor(ctx.rows)
+        every = synchronize(base.allgather_async(rows, None, ctx.process_set)).view(-1, len(grads))
+        reduced = synchronize(base.grouped_allreduce_async(grads, None, None, Average, 1.0, 1.0, ctx.process_set))
+        starts = every[:index].sum(0).tolist()
+        parts = [grad[start : start + mine] for grad, start, mine in zip(reduced, starts, ctx.rows, strict=True)]
+        return (None, None, *parts)
+
+
+class _Broadcast(Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, root: int, name: str | None, process_set: Any) -> Any:
+        ctx.how = root, process_set
+        return synchronize(base.broadcast_async(tensor, root, name, process_set))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        from paceline.hvd import world
+
+        root, process_set = ctx.how
+        reduced = synchronize(base.allreduce_async(grads[0], None, None, Average, 1.0, 1.0, process_set))
+        return reduced if world.running().rank == root else reduced * 0, None, None, None
+
+
+class _Alltoall(Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, splits: Any, name: str | None, process_set: Any) -> Any:
+        received, counts = synchronize(base.alltoall_async(tensor, splits, name, process_set))
+        ctx.how = counts, process_set, tensor.shape[0]
+        ctx.mark_non_differentiable(counts)
+        return received, counts
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        counts, process_set, rows = ctx.how
+        back, _ = synchronize(base.alltoall_async(grads[0], counts, None, process_set))
+        if back.shape[0] < rows:  # rows that were sent to nobody
+            back = torch.cat([back, back.new_zeros((rows - back.shape[0], *back.shape[1:]))])
+        return back, None, None, None
+
+
+class _Reducescatter(Function):
+    @staticmethod
+    def forward(ctx: Any, name: str | None, op: int, factors: Any, process_set: Any, *tensors: torch.Tensor) -> Any:
+        ctx.how = op, factors, process_set
+        handle = base.grouped_reducescatter_async(tensors, name, op, process_set, *factors)
+        return tuple(synchronize(handle))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        op, (pre, post), process_set = ctx.how
+        _, size = _place(process_set)
+        factor = pre * post * (size if op == Sum else 1)
+        scaled = [grad * factor for grad in grads] if factor != 1 else list(grads)
+        return (None, None, None, None, *synchronize(base.grouped_allgather_async(scaled, None, process_set)))
+
+
+# ---- the interface ---------------------------------------------------------------------------------------------------
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Return the reduction of a tensor over all ranks; see :func:`allreduce_async`. Differentiable.
+
+    The gradient is reduced in the same way.
+    """
+    number = resolve_op(op, average)
+    compressed, context = compression.compress(tensor)
+    factors = prescale_factor, postscale_factor
+    out = _apply(_Allreduce, name, number, factors, process_set, compressed)
+    return compression.decompress(out, context)
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Reduce a tensor in place, and return it."""
+    factors = prescale_factor, postscale_factor
+    result: torch.Tensor = synchronize(base.allreduce_async_(tensor, average, name, op, *factors, process_set))
+    return result
+
+
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """Return the reductions of tensors that belong together. Differentiable."""
+    number = resolve_op(op, average)
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    factors = prescale_factor, postscale_factor
+    out = _apply(_Allreduce, name, number, factors, process_set, *[compressed for compressed, _ in pairs])
+    outs = [out] if len(pairs) == 1 else list(out)
+    return [compression.decompress(one, context) for one, (_, context) in zip(outs, pairs, strict=True)]
+
+
+def grouped_allreduce_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """Reduce tensors that belong together in place, and return them."""
+    factors = prescale_factor, postscale_factor
+    handle = base.grouped_allreduce_async_(tensors, average, name, op, *factors, process_set)
+    result: list[torch.Tensor] = synchronize(handle)
+    return result
+
+
+def allgather(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Return all ranks' tensors, concatenated along the first dimension. Differentiable."""
+    result: torch.Tensor = _apply(_Allgather, name, process_set, tensor)[0]
+    return result
+
+
+def grouped_allgather(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[torch.Tensor]:
+    """Gather tensors that belong together. Differentiable."""
+    return list(_apply(_Allgather, name, process_set, *tensors))
+
+
+def broadcast(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Return a new tensor with the content of that of ``root_rank``. Differentiable."""
+    result: torch.Tensor = _apply(_Broadcast, tensor, root_rank, name, process_set)
+    return result
+
+
+def broadcast_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Overwrite a tensor with that of ``root_rank``, and return it."""
+    result: torch.Tensor = synchronize(base.broadcast_async_(tensor, root_rank, name, process_set))
+    return result
+
+
+def alltoall(
+    tensor: torch.Tensor,
+    splits: torch.Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Return the rows that all members sent here; with ``splits`` also how many from each. Differentiable."""
+    received, counts = _apply(_Alltoall, tensor, splits, name, process_set)
+    return received if splits is None else (received, counts)
+
+
+def reducescatter(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """Return this rank's rows of the reduction. Differentiable."""
+    compressed, context = compression.compress(tensor)
+    [out] = _apply(_Reducescatter, name, op, (prescale_factor, postscale_factor), process_set, compressed)
+    return compression.decompress(out, context)
+
+
+def grouped_reducescatter(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """Reduce and scatter tensors that belong together. Differentiable."""
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    outs = _apply(
+        _Reducescatter, name, op, (prescale_factor, postscale_factor), process_set, *[one for one, _ in pairs]
+    )
+    return [compression.decompress(one, context) for one, (_, context) in zip(outs, pairs, strict=True)]

@@ -1,0 +1,16 @@
+"""Errors under Horovod's names."""
+
+from __future__ import annotations
+
+from paceline.errors import PacelineError
+
+
+class HorovodInternalError(PacelineError):
+    """A collective operation failed on all ranks; the text says why, and because of which rank."""
+
+
+class NotInitializedError(ValueError):
+    """``hvd.init()`` has not been called."""
+
+    def __init__(self) -> None:
+        super().__init__("Horovod has not been initialized; use hvd.init().")

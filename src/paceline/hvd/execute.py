@@ -1,0 +1,253 @@
+"""Runs negotiated operations on a plane: packs, scales, moves and unpacks tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+
+from paceline.hvd.errors import HorovodInternalError
+from paceline.hvd.negotiation import Request, Response
+from paceline.hvd.negotiation.fusion import tensor_bytes
+from paceline.hvd.negotiation.words import Key
+from paceline.hvd.operation import Operation
+from paceline.hvd.planes.adasum import adasum
+from paceline.hvd.planes.base import ADASUM, Plane, Reduction
+
+#: Tensors of more bytes are not packed: a copy would cost more than an operation of their own.
+PACK_BYTES = 512 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Operations that run as one, with what follows from their requests: worked out once where they are cached.
+
+    Attributes:
+        responses: what was negotiated; several only for allreduce.
+        members: ranks of the process set.
+        keys: of the responses.
+        whole: numbers of the tensors that are reduced by themselves (allreduce).
+        packs: of each dtype, the numbers of the tensors that are reduced as one (allreduce).
+    """
+
+    responses: tuple[Response, ...]
+    members: tuple[int, ...]
+    keys: tuple[Key, ...]
+    whole: tuple[int, ...]
+    packs: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @property
+    def request(self) -> Request:
+        """What all requests have in common."""
+        return self.responses[0].request
+
+
+def group_of(responses: Sequence[Response], members: tuple[int, ...]) -> Group:
+    """Return the group of responses that were fused, or of a single one."""
+    requests = [response.request for response in responses]
+    keys = tuple([request.key for request in requests])
+    whole: list[int] = []
+    packs: dict[str, list[int]] = {}
+    if requests[0].kind == "allreduce":
+        pairs = [pair for one in requests for pair in zip(one.dtypes, one.shapes, strict=True)]
+        for number, (dtype, shape) in enumerate(pairs):
+            if requests[0].alone or tensor_bytes(dtype, shape) > PACK_BYTES:
+                whole.append(number)
+            else:
+                packs.setdefault(dtype, []).append(number)
+    packed = tuple([(dtype, tuple(numbers)) for dtype, numbers in packs.items()])
+    return Group(tuple(responses), members, keys, tuple(whole), packed)
+
+
+@dataclass(slots=True)
+class Task:
+    """A single operation to run: what was negotiated, this rank's part (None if it has joined), the process set."""
+
+    response: Response
+    own: Operation | None
+    members: tuple[int, ...]
+
+    @property
+    def request(self) -> Request:
+        """What all ranks have in common."""
+        return self.response.request
+
+
+def run(group: Group, owns: Sequence[Operation | None], plane: Plane) -> None:
+    """Run operations and set their outputs.
+
+    Args:
+        group: the operations.
+        owns: this rank's part of each, None if it has joined.
+        plane: moves the data.
+
+    Raises:
+        HorovodInternalError: data could not be moved.
+    """
+    is_cuda = group.request.device == "cuda"
+    if is_cuda:
+        for own in owns:
+            if own is not None and own.ready is not None:
+                own.ready.synchronize()
+    with torch.no_grad():
+        if group.request.kind == "allreduce":
+            _allreduce(group, owns, plane)
+        else:
+            _RUNNERS[group.request.kind](Task(group.responses[0], owns[0], group.members), plane)
+    if is_cuda:
+        torch.cuda.synchronize()
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """Return the dtype of a name in requests.
+
+    Raises:
+        HorovodInternalError: no such dtype.
+    """
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise HorovodInternalError(f"{name!r} is no element type")
+    return found
+
+
+def _zeros(request: Request) -> list[torch.Tensor]:
+    """Return the tensors of a rank that has joined."""
+    pairs = zip(request.dtypes, request.shapes, strict=True)
+    return [torch.zeros(shape, dtype=dtype_of(dtype), device=request.device) for dtype, shape in pairs]
+
+
+def _tensors(task: Task) -> list[torch.Tensor]:
+    """Return this rank's tensors; zeros if it has joined."""
+    return task.own.tensors if task.own is not None else _zeros(task.request)
+
+
+def _empty_like_rest(task: Task, number: int, rows: int) -> torch.Tensor:
+    """Return a new tensor with another first dimension."""
+    if task.own is not None:
+        tensor = task.own.tensors[number]
+        return tensor.new_empty((rows, *tensor.shape[1:]))
+    shape = task.request.shapes[number][1:]
+    return torch.empty((rows, *shape), dtype=dtype_of(task.request.dtypes[number]), device=task.request.device)
+
+
+def _allreduce(group: Group, owns: Sequence[Operation | None], plane: Plane) -> None:
+    request = group.request
+    sources: list[torch.Tensor] = []
+    targets: list[torch.Tensor] = []
+    for response, own in zip(group.responses, owns, strict=True):
+        mine = _zeros(response.request) if own is None else own.tensors
+        sources += mine
+        if own is None:
+            targets += mine
+            continue
+        if own.outputs is None:
+            own.outputs = [torch.empty_like(one, memory_format=torch.contiguous_format) for one in mine]
+        targets += own.outputs
+    if request.op == ADASUM:
+        for source, target in zip(sources, targets, strict=True):
+            _adasum(source, target, request, plane)
+        return
+    for number in group.whole:
+        source = sources[number]
+        how = Reduction(request.op, source.dtype, plane.size, request.prescale, request.postscale)
+        plane.allreduce(source.view(-1), targets[number].view(-1), how)
+    for dtype, numbers in group.packs:
+        how = Reduction(request.op, dtype_of(dtype), plane.size, request.prescale, request.postscale)
+        _allreduce_packed([sources[one] for one in numbers], [targets[one] for one in numbers], how, plane)
+
+
+def _allreduce_packed(sources: list[torch.Tensor], targets: list[torch.Tensor], how: Reduction, plane: Plane) -> None:
+    if len(sources) == 1:
+        plane.allreduce(sources[0].view(-1), targets[0].view(-1), how)
+        return
+    flat: torch.Tensor = _flatten_dense_tensors(sources)  # type: ignore[no-untyped-call]
+    plane.allreduce(flat, flat, how)
+    parts: list[torch.Tensor] = _unflatten_dense_tensors(flat, targets)  # type: ignore[no-untyped-call]
+    torch._foreach_copy_(targets, parts)
+
+
+def _adasum(source: torch.Tensor, target: torch.Tensor, request: Request, plane: Plane) -> None:
+    gathered = source.new_empty(plane.size * source.numel())
+    scaled = source if request.prescale == 1.0 else source * request.prescale
+    plane.allgather(scaled.reshape(-1), gathered, [source.numel()] * plane.size)
+    parts = list(gathered.view(plane.size, -1).unbind()) if source.numel() else [gathered]
+    target.view(-1).copy_(adasum(parts).mul_(request.postscale))
+
+
+def _allgather(task: Task, plane: Plane) -> None:
+    outputs = []
+    for number, dims in enumerate(task.response.dims):
+        output = _empty_like_rest(task, number, sum(dims))
+        row = math.prod(output.shape[1:])
+        source = task.own.tensors[number].view(-1) if task.own is not None else output.new_empty(0)
+        if output.numel():
+            plane.allgather(source, output.view(-1), [rows * row for rows in dims])
+        outputs.append(output)
+    _set_outputs(task, outputs)
+
+
+def _broadcast(task: Task, plane: Plane) -> None:
+    outputs = []
+    root = task.members.index(task.request.root)
+    for number, source in enumerate(_tensors(task)):
+        given = task.own.outputs if task.own is not None else None
+        output = source if task.own is None else torch.empty_like(source) if given is None else given[number]
+        if plane.index == root and output is not source:
+            output.copy_(source)
+        if output.numel():
+            plane.broadcast(output.view(-1), root)
+        outputs.append(output)
+    _set_outputs(task, outputs)
+
+
+def _alltoall(task: Task, plane: Plane) -> None:
+    splits = task.response.splits
+    received = [row[plane.index] for row in splits]
+    output = _empty_like_rest(task, 0, sum(received))
+    row = math.prod(output.shape[1:])
+    counts = [[rows * row for rows in one] for one in splits]
+    source = task.own.tensors[0].view(-1) if task.own is not None else output.new_empty(0)
+    if any(map(any, counts)):
+        plane.alltoall(source, output.view(-1), counts)
+    if task.own is not None:
+        task.own.received_splits = received
+    _set_outputs(task, [output])
+
+
+def shares(rows: int, size: int) -> list[int]:
+    """Return the rows of each member in a reducescatter; the first ones get one more where it does not come out."""
+    return [rows // size + (one < rows % size) for one in range(size)]
+
+
+def _reducescatter(task: Task, plane: Plane) -> None:
+    request, outputs = task.request, []
+    for number, source in enumerate(_tensors(task)):
+        rows = shares(source.shape[0], plane.size)
+        output = _empty_like_rest(task, number, rows[plane.index])
+        row = math.prod(source.shape[1:])
+        how = Reduction(request.op, source.dtype, plane.size, request.prescale, request.postscale)
+        if source.numel():
+            plane.reducescatter(source.view(-1), output.view(-1), [one * row for one in rows], how)
+        outputs.append(output)
+    _set_outputs(task, outputs)
+
+
+def _barrier(task: Task, plane: Plane) -> None:
+    """Do nothing: negotiation has waited for all."""
+
+
+def _set_outputs(task: Task, outputs: list[torch.Tensor]) -> None:
+    if task.own is not None:
+        task.own.outputs = outputs
+
+
+_RUNNERS: dict[str, Callable[[Task, Plane], None]] = {
+    "allgather": _allgather,
+    "broadcast": _broadcast,
+    "alltoall": _alltoall,
+    "reducescatter": _reducescatter,
+    "barrier": _barrier,
+}

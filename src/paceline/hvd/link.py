@@ -1,0 +1,180 @@
+"""A rank's way to the coordinator. It outlives ``shutdown``, so that the next ``init`` need not connect again."""
+
+from __future__ import annotations
+
+import os
+import queue
+import secrets
+import socket
+import time
+from abc import ABC, abstractmethod
+
+from paceline import config
+from paceline.errors import AuthenticationError, JoinTimeoutError
+from paceline.hvd import rendezvous, wire
+from paceline.hvd.coordinator import Coordinator, identity
+from paceline.hvd.negotiation import Down
+from paceline.hvd.place import Place
+from paceline.hvd.settings import HvdSettings
+from paceline.hvd.timeline import Timeline
+from paceline.peer.hosts import own_address, tcp
+from paceline.transport.security import Security
+from paceline.transport.sockets import SocketHub
+from paceline.worker.current import current_session
+
+#: How long an address may refuse connections before it counts as one of an earlier job.
+_STALE_S = 2.0
+
+
+class Link(ABC):
+    """Sends to the coordinator and receives from it. Used by one thread, except :meth:`wake`."""
+
+    @abstractmethod
+    def send(self, message: wire.ToCoordinator) -> None:
+        """Send a message."""
+
+    @abstractmethod
+    def receive(self, timeout_s: float) -> list[wire.ToRank]:
+        """Return messages, after waiting at most ``timeout_s`` for the first."""
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Make :meth:`receive` return now."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connection."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the coordinator can still be reached."""
+        return True
+
+    def configure(self, hvd: HvdSettings) -> None:  # noqa: B027 (only rank 0's link has something to do)
+        """Use these settings from the next generation on, if this is rank 0."""
+
+    def missing(self) -> str:
+        """Return the ranks that have not called ``init``, where that is known."""
+        return ""
+
+
+class OwnCoordinator(Link):
+    """Rank 0's: the coordinator is in the same process."""
+
+    def __init__(self, place: Place, settings: config.Settings, hvd: HvdSettings, timeline: Timeline) -> None:
+        self._inbox: queue.SimpleQueue[wire.ToRank | None] = queue.SimpleQueue()
+        self._coordinator: Coordinator | None = None
+        security = rendezvous.security_of(place, settings) if place.size > 1 else Security("")
+        addresses = _addresses(place, settings) if place.size > 1 else []
+        self._coordinator = Coordinator(place.size, addresses, security, hvd, self._inbox.put, timeline)
+        if place.size > 1:
+            meeting = rendezvous.Meeting(self._coordinator.addresses[0], security)
+            rendezvous.publish(place, settings, meeting)
+
+    def configure(self, hvd: HvdSettings) -> None:
+        """Use these settings from the next generation on."""
+        assert self._coordinator is not None
+        self._coordinator.settings = hvd
+
+    def send(self, message: wire.ToCoordinator) -> None:
+        """Give a message to the coordinator, in this thread."""
+        assert self._coordinator is not None
+        self._coordinator.take(0, message)
+
+    def receive(self, timeout_s: float) -> list[wire.ToRank]:
+        """Return messages."""
+        found = []
+        try:
+            one = self._inbox.get(timeout=timeout_s) if timeout_s > 0 else self._inbox.get_nowait()
+            while True:
+                if one is not None:
+                    found.append(one)
+                one = self._inbox.get_nowait()
+        except queue.Empty:
+            return found
+
+    def wake(self) -> None:
+        """Make :meth:`receive` return now."""
+        self._inbox.put(None)
+
+    def close(self) -> None:
+        """Close all ranks' connections."""
+        assert self._coordinator is not None
+        self._coordinator.close()
+
+    def missing(self) -> str:
+        """Return the ranks that have not called ``init``."""
+        assert self._coordinator is not None
+        return ", ".join(map(str, self._coordinator.missing()))
+
+
+class Connection(Link):
+    """A connection to rank 0.
+
+    Raises:
+        AuthenticationError: rank 0 has another key.
+        JoinTimeoutError: rank 0 was not found in time.
+    """
+
+    def __init__(self, place: Place, settings: config.Settings) -> None:
+        deadline = time.monotonic() + settings.start_timeout_s
+        for meeting in rendezvous.candidates(place, settings):
+            self._hub = SocketHub(meeting.security)
+            self._channel = self._hub.connect(meeting.address, identity(place.rank))
+            stale_at = time.monotonic() + (_STALE_S if place.on_one_host else settings.start_timeout_s)
+            while time.monotonic() < min(stale_at, deadline):
+                if self._hub.is_open(self._channel):
+                    self._was_open = True
+                    return
+                refused = self._hub.refused(self._channel)
+                if refused and not place.on_one_host:
+                    self._hub.close()
+                    raise AuthenticationError(f"rank 0 at {meeting.address} refuses rank {place.rank}: {refused}")
+                self._hub.receive(0.02)
+            self._hub.close()
+        raise JoinTimeoutError(f"rank {place.rank} could not connect to rank 0 within {settings.start_timeout_s:g} s")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the connection has never been lost."""
+        return self._was_open and self._hub.is_open(self._channel)
+
+    def send(self, message: wire.ToCoordinator) -> None:
+        """Send a message."""
+        self._hub.send(self._channel, [wire.encode(message)])
+
+    def receive(self, timeout_s: float) -> list[wire.ToRank]:
+        """Return messages; a ``Down`` when the connection is lost."""
+        found = [wire.decode_at_rank(frames[0]) for _, frames in self._hub.receive(timeout_s)]
+        if not self._hub.is_open(self._channel) and self._was_open:
+            self._was_open = False
+            found.append(wire.ToRank(0, Down(0, "rank 0, where the coordinator runs, ended or lost its connection")))
+        return found
+
+    def wake(self) -> None:
+        """Make :meth:`receive` return now."""
+        self._hub.wake()
+
+    def close(self) -> None:
+        """Close the connection, when what was sent has left."""
+        self._hub.close(linger_s=1.0)
+
+
+def connect(place: Place, settings: config.Settings, hvd: HvdSettings, timeline: Timeline) -> Link:
+    """Return this rank's link. In a job of ``paceline launch`` the process joins that job, too."""
+    if settings.scheduler:
+        current_session()
+    return OwnCoordinator(place, settings, hvd, timeline) if place.rank == 0 else Connection(place, settings)
+
+
+def _addresses(place: Place, settings: config.Settings) -> list[str]:
+    if place.on_one_host:
+        return [f"ipc://@paceline-hvd-{secrets.token_hex(16)}"]
+    if settings.host or settings.interface or settings.scheduler:
+        return [tcp(own_address(settings), "*")]
+    return [tcp(_route_to_here(), "*")]
+
+
+def _route_to_here() -> str:
+    """Return an address of this host that others can reach: that of MASTER_ADDR, else of the host's name."""
+    return socket.gethostbyname(os.environ.get("MASTER_ADDR") or socket.gethostname())

@@ -1,0 +1,28 @@
+"""Negotiation: which operations are ready on all ranks, and in which order all ranks run them. Pure."""
+
+from paceline.hvd.negotiation.cache import RankCache, Submission
+from paceline.hvd.negotiation.fusion import fuse
+from paceline.hvd.negotiation.machine import Machine
+from paceline.hvd.negotiation.words import (
+    GLOBAL_SET,
+    Batch,
+    Down,
+    Options,
+    Request,
+    Response,
+    Warn,
+)
+
+__all__ = [
+    "GLOBAL_SET",
+    "Batch",
+    "Down",
+    "Machine",
+    "Options",
+    "RankCache",
+    "Request",
+    "Response",
+    "Submission",
+    "Warn",
+    "fuse",
+]

@@ -1,0 +1,158 @@
+"""What negotiation exchanges: requests of ranks, responses to all, and what the machine asks its shell to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import msgspec
+
+#: Id of the process set that holds all ranks.
+GLOBAL_SET = 0
+
+#: Kinds of operations that move tensors. Their responses can be cached.
+TENSOR_KINDS = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier")
+#: Kinds whose data travel in the requests and responses themselves.
+OBJECT_KINDS = ("broadcast_object", "allgather_object")
+#: Kinds that all ranks of the job take part in, whatever their process set.
+SET_KINDS = ("add_process_set", "remove_process_set")
+KINDS = (*TENSOR_KINDS, *OBJECT_KINDS, *SET_KINDS, "join")
+
+#: Names of the reduce operations, by Horovod's numbers.
+OPS = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
+
+Shape: TypeAlias = tuple[int, ...]
+
+
+class Request(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """An operation that one rank is ready for.
+
+    Attributes:
+        kind: one of :data:`KINDS`.
+        name: pairs requests of different ranks; unique among a rank's pending requests of a kind and process set.
+        process_set: id of the process set.
+        dtypes: element types, one per tensor.
+        shapes: shapes, one per tensor. Several tensors are a group: one operation.
+        device: type of the device, such as ``cpu``.
+        op: number of the reduce operation.
+        prescale: factor before the reduction.
+        postscale: factor after the reduction.
+        root: rank that broadcasts, counted in the whole job.
+        splits: rows for each member of the process set (alltoall).
+        alone: never fused with other requests.
+        cached: a later request of the same name may be sent as one bit.
+        ranks: members of a process set that is added or removed.
+        payload: pickled object of this rank.
+    """
+
+    kind: str
+    name: str
+    process_set: int = GLOBAL_SET
+    dtypes: tuple[str, ...] = ()
+    shapes: tuple[Shape, ...] = ()
+    device: str = "cpu"
+    op: int = 1
+    prescale: float = 1.0
+    postscale: float = 1.0
+    root: int = -1
+    splits: tuple[int, ...] = ()
+    alone: bool = False
+    cached: bool = True
+    ranks: tuple[int, ...] = ()
+    payload: bytes = b""
+
+    @property
+    def key(self) -> Key:
+        """What pairs it with the requests of other ranks."""
+        return self.process_set, self.kind, self.name
+
+
+#: Process set, kind and name of an operation.
+Key: TypeAlias = tuple[int, str, str]
+
+
+class Response(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """An operation that all ranks run now, or that fails on all.
+
+    Attributes:
+        request: the first rank's request; a rank that has joined takes dtypes and shapes from here.
+        index: index in the cache from now on; -1: not cached.
+        error: why it fails; empty: it runs.
+        dims: first dimensions of each tensor, by member (allgather).
+        splits: rows for each member, by member (alltoall).
+        payloads: objects, by member; only the root's for ``broadcast_object``.
+        value: id of a new process set; 1 if a process set was removed; the last rank that joined.
+    """
+
+    request: Request
+    index: int = -1
+    error: str = ""
+    dims: tuple[Shape, ...] = ()
+    splits: tuple[Shape, ...] = ()
+    payloads: tuple[bytes, ...] = ()
+    value: int = -1
+
+
+class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch", forbid_unknown_fields=True):
+    """What all ranks do next, in this order: run the responses, run what the bits stand for, forget.
+
+    Attributes:
+        number: batches are counted from 1.
+        forgotten: indices that leave the cache.
+        responses: operations in the order in which all ranks run them.
+        bits: little-endian bit vector of cached operations; they run in the order of their indices.
+    """
+
+    number: int
+    forgotten: tuple[int, ...] = ()
+    responses: tuple[Response, ...] = ()
+    bits: bytes = b""
+
+
+class Down(msgspec.Struct, frozen=True, array_like=True, tag="down", forbid_unknown_fields=True):
+    """Everything that is pending fails, and nothing can be submitted any more.
+
+    Attributes:
+        rank: because of whom; -1: nobody in particular.
+        reason: a sentence.
+        failed: whether it is a failure, not an orderly shutdown.
+    """
+
+    rank: int
+    reason: str
+    failed: bool = True
+
+
+@dataclass(frozen=True)
+class Warn:
+    """Log a text."""
+
+    text: str
+
+
+Action: TypeAlias = Batch | Down | Warn
+
+
+@dataclass(frozen=True)
+class Options:
+    """Settings of the machine. Times are seconds.
+
+    Attributes:
+        cache_capacity: cached operations; 0: no cache.
+        stall_warning_s: age at which a request that some ranks lack is reported; 0: never.
+        stall_shutdown_s: age at which it ends everything; 0: never.
+        conflict_s: age at which operations of one name and different kinds fail on all ranks.
+    """
+
+    cache_capacity: int = 1024
+    stall_warning_s: float = 60.0
+    stall_shutdown_s: float = 0.0
+    conflict_s: float = 10.0
+
+
+@dataclass
+class Pending:
+    """Requests of one key, until all ranks that it needs have sent theirs."""
+
+    since: float
+    requests: dict[int, Request] = field(default_factory=dict)

@@ -1,0 +1,200 @@
+"""``DistributedOptimizer``: an optimizer whose gradients are those of all ranks."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from paceline.hvd import world
+from paceline.hvd.adasum_optimizer import AdasumMethods
+from paceline.hvd.codec_reduction import CodecCompression
+from paceline.hvd.compression import Compression, Compressor
+from paceline.hvd.groups import checked_names, make_groups
+from paceline.hvd.process_sets import ProcessSet, global_process_set
+from paceline.hvd.reducer import Choices, Reducer
+from paceline.hvd.starting import Adasum, Average
+
+_EARLY_ZERO = (
+    "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
+    "This is prohibited as it can cause a race condition."
+)
+_TWICE = (
+    "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). The gradients "
+    "are reduced already, and are not reduced again."
+)
+
+
+class DistributedMethods:
+    """What the class of a distributed optimizer adds to that of the user's optimizer."""
+
+    _hvd: Reducer
+    _hvd_synchronized: bool
+    _hvd_by_scaler: bool
+    _hvd_skips: bool
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The param groups. A GradScaler that reads them gets reduced gradients."""
+        if self._hvd.unconsumed and sys._getframe(1).f_globals.get("__name__", "").startswith("torch.amp"):
+            self._hvd.synchronize()
+            self._hvd_synchronized = self._hvd_by_scaler = True
+        groups: list[dict[str, Any]] = self.__dict__["param_groups"]
+        return groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.__dict__["param_groups"] = groups
+
+    def synchronize(self) -> None:
+        """Wait until the gradients of all ranks are reduced. ``step`` does it, except inside ``skip_synchronize``."""
+        if not self._hvd_synchronized or self._hvd.unconsumed:
+            self._hvd.synchronize()
+        self._hvd_synchronized, self._hvd_by_scaler = True, False
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Inside, ``step`` does not synchronize: for scripts that have done it."""
+        self._hvd_skips = True
+        try:
+            yield
+        finally:
+            self._hvd_skips = False
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Set how many backward passes there are before each step."""
+        if passes <= 0:
+            raise ValueError("backward_passes_per_step must be > 0")
+        self._hvd.set_passes(passes)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step with the gradients of all ranks."""
+        if not self._hvd_skips:
+            if self._hvd_synchronized and not self._hvd_by_scaler and not self._hvd.unconsumed:
+                warnings.warn(_TWICE, stacklevel=2)
+            elif closure is None and (not self._hvd_synchronized or self._hvd.unconsumed):
+                self._hvd.synchronize()
+        result = super().step(self._reduced(closure))  # type: ignore[misc]
+        self._hvd_synchronized = self._hvd_by_scaler = False
+        return result
+
+    def _reduced(self, closure: Callable[[], Any] | None) -> Callable[[], Any] | None:
+        if closure is None:
+            return None
+
+        def reduced() -> Any:
+            loss = closure()
+            self._hvd.synchronize()
+            return loss
+
+        return reduced
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset the gradients.
+
+        Raises:
+            AssertionError: they have not been used since backward.
+        """
+        if self._hvd.unconsumed and self._hvd.is_active:
+            raise AssertionError(_EARLY_ZERO)
+        self._hvd_synchronized = self._hvd_by_scaler = False
+        super().zero_grad(set_to_none=set_to_none)  # type: ignore[misc]
+
+    def __reduce__(self) -> Any:
+        state = {name: value for name, value in self.__dict__.items() if name in ("defaults", "state", "param_groups")}
+        return _rebuild, (self._hvd_base, state, self._hvd_arguments)  # type: ignore[attr-defined]
+
+    def __copy__(self) -> Any:
+        copied = type(self).__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        return copied
+
+
+def _rebuild(base: type[torch.optim.Optimizer], state: dict[str, Any], arguments: dict[str, Any]) -> Any:
+    optimizer = base.__new__(base)
+    optimizer.__setstate__(state)
+    return DistributedOptimizer(optimizer, **arguments)
+
+
+def _wrapped(optimizer: torch.optim.Optimizer, methods: type) -> Any:
+    """Return an optimizer of a subclass of the given one's class, with the same state and param groups."""
+    base = type(optimizer)
+    cls = type(base.__name__, (methods, base), {"__module__": base.__module__, "__doc__": base.__doc__})
+    wrapped: Any = cls.__new__(cls)  # type: ignore[call-overload]
+    wrapped.__dict__.update(optimizer.__dict__)
+    wrapped._hvd_base = base
+    return wrapped
+
+
+def DistributedOptimizer(  # noqa: N802 (Horovod's name)
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
+    compression: type[Compressor] | CodecCompression = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+    *,
+    deterministic: bool = False,
+) -> Any:
+    """Return an optimizer of the same class that steps with the gradients of all ranks.
+
+    Gradients are reduced while backward computes them. When backward ends, ``param.grad`` is final, so gradients can be
+    clipped, and unscaled by a GradScaler, as they are.
+
+    Args:
+        optimizer: keeps its state and shares its param groups.
+        named_parameters: ``model.named_parameters()``; names pair parameters of different ranks.
+        compression: how gradients travel.
+        backward_passes_per_step: gradients of so many backward passes are added before they are reduced; without a
+            division. The last step of an epoch may have fewer.
+        op: Average, Sum, Adasum, Min, Max or Product.
+        gradient_predivide_factor: divides before and multiplies after the sum; only with Average.
+        num_groups: deprecated; use ``groups``.
+        groups: number of groups, or lists of parameters that are reduced together.
+        sparse_as_dense: reduce sparse gradients as dense ones.
+        process_set: the ranks that take part.
+        deterministic: results do not depend on when gradients become ready: they are not fused.
+
+    Raises:
+        ValueError: a wrong argument; the text says which.
+    """
+    if gradient_predivide_factor != 1.0 and op != Average:
+        raise ValueError("gradient_predivide_factor not supported with op != Average")
+    if backward_passes_per_step <= 0:
+        raise ValueError("backward_passes_per_step must be > 0")
+    if num_groups:
+        warnings.warn("Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=2)
+        groups = num_groups if groups is None else groups
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    named = checked_names(optimizer, list(named_parameters) if named_parameters is not None else None)
+    if op == Adasum and world.current().size > 1:
+        wrapped = _wrapped(optimizer, AdasumMethods)
+        wrapped._hvd_named, wrapped._hvd_compression = named, compression
+        wrapped._hvd_skips = False
+        return wrapped
+    if isinstance(compression, CodecCompression) and groups:
+        raise ValueError("groups cannot be compressed by a codec")
+    wrapped = _wrapped(optimizer, DistributedMethods)
+    choices = Choices(compression, op, gradient_predivide_factor, sparse_as_dense, process_set, deterministic)
+    wrapped._hvd = Reducer(named, make_groups(groups, named, params), backward_passes_per_step, choices)
+    wrapped._hvd_synchronized = wrapped._hvd_skips = wrapped._hvd_by_scaler = False
+    wrapped._hvd_arguments = {
+        "named_parameters": named,
+        "compression": compression,
+        "backward_passes_per_step": backward_passes_per_step,
+        "op": op,
+        "gradient_predivide_factor": gradient_predivide_factor,
+        "groups": groups,
+        "sparse_as_dense": sparse_as_dense,
+        "process_set": process_set,
+        "deterministic": deterministic,
+    }
+    return wrapped

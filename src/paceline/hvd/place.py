@@ -1,0 +1,90 @@
+"""Which rank of how many this process is, by the variables of whatever started it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from paceline.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Place:
+    """A process among those that were started together.
+
+    Attributes:
+        rank: its rank.
+        size: number of processes.
+        local_size: number of processes on this host; 0: not known.
+        job: the same in all processes of the job, and in no other job of this user on this host.
+        is_whole: it is among all processes of the job, not some that ``init`` was given.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_size: int = 0
+    job: str = ""
+    is_whole: bool = True
+
+    @property
+    def on_one_host(self) -> bool:
+        """Whether all processes are known to be on this host."""
+        return self.local_size == self.size
+
+    def among(self, ranks: Sequence[int]) -> Place:
+        """Return the place among some ranks only.
+
+        Raises:
+            ValueError: ranks that do not exist, twice the same, or without this process.
+        """
+        if len(set(ranks)) != len(ranks) or not all(0 <= rank < self.size for rank in ranks):
+            raise ValueError(f"comm={list(ranks)!r} must name different ranks from 0 to {self.size - 1}")
+        if self.rank not in ranks:
+            raise ValueError(f"rank {self.rank} is not in comm={list(ranks)!r}; only those ranks may call init")
+        if list(ranks) == list(range(self.size)):
+            return self
+        size = len(ranks)
+        return replace(
+            self,
+            rank=list(ranks).index(self.rank),
+            size=size,
+            local_size=size if self.on_one_host else 0,
+            job=f"{self.job}|ranks {list(ranks)}",
+            is_whole=False,
+        )
+
+
+#: Names of rank, size and local size, by what sets them; the first that are there count.
+_SOURCES = (
+    ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_SIZE"),
+    ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),  # torchrun, paceline launch
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),  # Open MPI
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),  # MPICH, Intel MPI
+    ("PACELINE_RANK", "PACELINE_NUM_WORKERS", ""),  # paceline launch --no-torchrun-env
+)
+
+#: Variables that differ between jobs; each launcher sets some.
+_JOB_NAMES = (
+    "PACELINE_JOB_ID", "HOROVOD_JOB_ID", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR",
+    "MASTER_PORT", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri", "HYDI_CONTROL_FD", "PMI_PORT",
+)  # fmt: skip
+
+
+def find_place(env: Mapping[str, str] | None = None) -> Place:
+    """Return this process's place; rank 0 of 1 where no launcher set anything.
+
+    Raises:
+        ConfigError: the variables are no numbers, or make no sense.
+    """
+    env = os.environ if env is None else env
+    for names in _SOURCES:
+        if env.get(names[0], "") != "" and env.get(names[1], "") != "":
+            try:
+                rank, size, local_size = (int(env.get(name) or 0) for name in names)
+            except ValueError:
+                raise ConfigError(f"{names[0]} and {names[1]} are not numbers") from None
+            if not 0 <= rank < size:
+                raise ConfigError(f"{names[0]}={rank} and {names[1]}={size}: a rank is less than the number of ranks")
+            return Place(rank, size, local_size, "|".join(env.get(name, "") for name in _JOB_NAMES))
+    return Place(local_size=1)

@@ -1,0 +1,170 @@
+"""The interface of a plane, and the arithmetic of reductions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT = range(6)
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How elements of several ranks become one.
+
+    Half floats are computed in float32. Integers are exact: a mean is the sum in 64 bits, divided and truncated; other
+    factors than 1 are applied in float64, with truncation.
+
+    Attributes:
+        op: number of the operation, without Adasum.
+        dtype: of the tensors.
+        size: number of ranks, for the mean.
+        prescale: factor before.
+        postscale: factor after.
+    """
+
+    op: int
+    dtype: torch.dtype
+    size: int
+    prescale: float = 1.0
+    postscale: float = 1.0
+
+    @property
+    def work_dtype(self) -> torch.dtype:
+        """The dtype in which elements are combined."""
+        if self.dtype in _HALF:
+            return torch.float32
+        if self.dtype.is_floating_point or self.op not in (AVERAGE, PRODUCT):
+            return self.dtype
+        return torch.int64
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether elements are combined as they are."""
+        return self.work_dtype == self.dtype and self.prescale == 1.0
+
+    @property
+    def factor(self) -> float:
+        """The factor after the reduction of floats."""
+        return self.postscale / self.size if self.op == AVERAGE else self.postscale
+
+    def load(self, source: torch.Tensor) -> torch.Tensor:
+        """Return a tensor as it is combined; the tensor itself if that is the same."""
+        if self.is_plain:
+            return source
+        if self.dtype.is_floating_point:
+            return source.to(self.work_dtype) * self.prescale
+        if self.prescale == 1.0:
+            return source.to(self.work_dtype)
+        return (source.double() * self.prescale).trunc().to(self.work_dtype)
+
+    def combine(self, one: torch.Tensor, other: torch.Tensor, out: torch.Tensor) -> None:
+        """Combine two tensors that were loaded."""
+        if self.op in (AVERAGE, SUM):
+            torch.add(one, other, out=out)
+        elif self.op == PRODUCT:
+            torch.mul(one, other, out=out)
+        else:
+            (torch.minimum if self.op == MIN else torch.maximum)(one, other, out=out)
+
+    def store(self, work: torch.Tensor, target: torch.Tensor) -> None:
+        """Write a combined tensor to its place; ``work`` may be ``target``."""
+        if self.dtype.is_floating_point:
+            if self.factor != 1.0:
+                work.mul_(self.factor)
+            if work is not target:
+                target.copy_(work)
+        elif self.postscale != 1.0:
+            target.copy_((work.double() * self.factor).trunc())
+        elif self.op == AVERAGE and self.size > 1:
+            target.copy_(torch.div(work, self.size, rounding_mode="trunc"))
+        elif work is not target:
+            target.copy_(work)
+
+    def reduce(self, sources: Sequence[torch.Tensor], target: torch.Tensor) -> None:
+        """Combine tensors in their order, into ``target``, which is none of them but perhaps the first."""
+        if len(sources) == 1:
+            work = self.load(sources[0])
+            if self.is_plain and work is not target and work.data_ptr() != target.data_ptr():
+                target.copy_(work)
+                work = target
+            self.store(target if self.is_plain else work, target)
+            return
+        if self.is_plain:
+            self.combine(sources[0], sources[1], target)
+            for source in sources[2:]:
+                self.combine(target, source, target)
+            self.store(target, target)
+            return
+        work = torch.empty_like(target, dtype=self.work_dtype)
+        self.combine(self.load(sources[0]), self.load(sources[1]), work)
+        for source in sources[2:]:
+            self.combine(work, self.load(source), work)
+        self.store(work, target)
+
+
+class Plane(Protocol):
+    """Collective operations of the members of one process set, on flat contiguous tensors.
+
+    All members call the same methods in the same order. ``index`` is this rank's place among the members.
+    """
+
+    index: int
+    size: int
+
+    def allreduce(self, source: torch.Tensor, target: torch.Tensor, how: Reduction) -> None:
+        """Reduce all members' ``source`` into ``target``, which may be ``source``."""
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        """Overwrite ``tensor`` with that of the member ``root``."""
+
+    def allgather(self, source: torch.Tensor, target: torch.Tensor, counts: Sequence[int]) -> None:
+        """Put all members' ``source`` one after the other; ``counts`` are their elements."""
+
+    def alltoall(self, source: torch.Tensor, target: torch.Tensor, counts: Sequence[Sequence[int]]) -> None:
+        """Send elements to each member: ``counts[sender][receiver]``."""
+
+    def reducescatter(self, source: torch.Tensor, target: torch.Tensor, counts: Sequence[int], how: Reduction) -> None:
+        """Reduce, and put this member's part into ``target``; ``counts`` are the elements of the members' parts."""
+
+    def barrier(self) -> None:
+        """Wait for all members."""
+
+    def close(self) -> None:
+        """Release what it holds."""
+
+
+class Alone:
+    """The plane of a process set of one member."""
+
+    index, size = 0, 1
+
+    def allreduce(self, source: torch.Tensor, target: torch.Tensor, how: Reduction) -> None:
+        """Apply the factors."""
+        how.reduce([source], target)
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        """Do nothing."""
+
+    def allgather(self, source: torch.Tensor, target: torch.Tensor, counts: Sequence[int]) -> None:
+        """Copy."""
+        target.copy_(source)
+
+    def alltoall(self, source: torch.Tensor, target: torch.Tensor, counts: Sequence[Sequence[int]]) -> None:
+        """Copy."""
+        target.copy_(source[: counts[0][0]])
+
+    def reducescatter(self, source: torch.Tensor, target: torch.Tensor, counts: Sequence[int], how: Reduction) -> None:
+        """Apply the factors."""
+        how.reduce([source], target)
+
+    def barrier(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""

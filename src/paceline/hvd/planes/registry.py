@@ -1,0 +1,159 @@
+"""Makes the planes of a job's process sets, and keeps them over ``shutdown`` and ``init``."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
+
+from paceline.config import Settings
+from paceline.errors import ProtocolError
+from paceline.hvd.planes.base import Alone, Plane
+from paceline.hvd.planes.hierarchical import HierarchicalPlane
+from paceline.hvd.planes.shared import Neighbours, Offer, SharedPlane
+from paceline.hvd.planes.staged import Staged
+from paceline.hvd.planes.torch_group import make_gloo, make_nccl, nccl_is_available
+from paceline.hvd.settings import HvdSettings
+from paceline.interfaces import address_of
+
+logger = logging.getLogger(__name__)
+
+#: Sends this rank's bytes to all ranks; returns those of all.
+Exchange = Callable[[str, bytes], Sequence[bytes]]
+
+
+class Planes:
+    """The planes of one job. Made and used by all ranks in the same order.
+
+    Args:
+        rank: this rank.
+        nodes: the host of each rank; ranks of one host can share memory.
+        settings: of this process.
+        hvd: of this process.
+        folder: private folder for files of this host.
+        exchange: brings bytes of each rank to all.
+    """
+
+    def __init__(
+        self, rank: int, nodes: Sequence[Any], settings: Settings, hvd: HvdSettings, folder: Path, exchange: Exchange
+    ) -> None:
+        self._rank, self._nodes, self._hvd = rank, list(nodes), hvd
+        self._near = [one for one in range(len(nodes)) if nodes[one] == nodes[rank]]
+        self._one_host = len(self._near) == len(nodes)
+        self._planes: dict[tuple[tuple[int, ...], str], Plane] = {}
+        self._store: Store | None = None
+        self._address = "127.0.0.1" if self._one_host else _own_address(settings)
+        wants_shared = settings.shared_memory and len(self._near) > 1
+        offer = Offer([one for one in self._near if one != rank]) if wants_shared else None
+        mine = {"offer": offer.describe() if offer else None, "store": self._open_store(folder) if rank == 0 else ""}
+        described = [json.loads(raw) for raw in exchange("planes", json.dumps(mine).encode())]
+        self._where: str = described[0]["store"]
+        self._neighbours = self._map(offer, [one["offer"] for one in described])
+        agreed = exchange("shared memory", b"1" if self._neighbours or len(self._near) == 1 else b"")
+        if offer is not None and not all(agreed[one] for one in self._near):
+            if self._neighbours is not None:
+                self._neighbours.close()
+            self._neighbours = None
+        elif offer is not None:
+            offer.close_writers()
+
+    def _map(self, offer: Offer | None, offers: Sequence[Any]) -> Neighbours | None:
+        if offer is None or any(offers[one] is None for one in self._near):
+            if offer is not None:
+                offer.close()
+            return None
+        try:
+            others = {one: offers[one] for one in self._near if one != self._rank}
+            return Neighbours(self._rank, offer, others, self._hvd.timeout_s)
+        except (OSError, ProtocolError) as error:
+            logger.warning("ranks of this host use Gloo, because they cannot share memory: %s", error)
+            return None
+
+    # ---- planes ----------------------------------------------------------------------------------------------------
+
+    def plane(self, members: tuple[int, ...], device: str) -> Plane:
+        """Return the plane of a process set for tensors of a type of device."""
+        kind = "cuda" if device == "cuda" and nccl_is_available() else "cpu"
+        found = self._planes.get((members, device))
+        if found is None:
+            found = self._make(members, kind)
+            found = self._planes[members, device] = found if kind == device or len(members) == 1 else Staged(found)
+        return found
+
+    def _make(self, members: tuple[int, ...], kind: str) -> Plane:
+        if len(members) == 1:
+            return Alone()
+        if kind == "cuda":
+            store = PrefixStore(f"nccl{members}", self._open())
+            return make_nccl(store, members.index(self._rank), len(members), self._hvd.timeout_s)
+        near = [one for one in members if one in self._near]
+        if self._neighbours is not None and len(near) == len(members):
+            return SharedPlane(self._neighbours, near, near != self._near)
+        everyone = self._gloo("all", members)
+        if not self._hvd.hierarchical or not self._all_share(members):
+            return everyone
+        leaders = tuple(sorted({self._leader(one, members) for one in members}))
+        near_plane: Plane = Alone()
+        if len(near) > 1:
+            assert self._neighbours is not None
+            near_plane = SharedPlane(self._neighbours, near, near != self._near)
+        above = self._gloo("leaders", leaders) if self._rank in leaders else None
+        return HierarchicalPlane(everyone, near_plane, above)
+
+    def _leader(self, rank: int, members: Sequence[int]) -> int:
+        return next(one for one in members if self._nodes[one] == self._nodes[rank])
+
+    def _all_share(self, members: Sequence[int]) -> bool:
+        """Whether there is something to gain by levels: a host with several members, which share memory here."""
+        several = any(self._leader(one, members) != one for one in members)
+        return several and (self._neighbours is not None or len(self._near) == 1)
+
+    def _gloo(self, purpose: str, members: tuple[int, ...]) -> Plane:
+        store = PrefixStore(f"gloo {purpose}{members}", self._open())
+        index = members.index(self._rank)
+        return make_gloo(store, index, len(members), self._hvd.timeout_s, self._address)
+
+    # ---- the store by which process groups meet ----------------------------------------------------------------------
+
+    def _open_store(self, folder: Path) -> str:
+        if self._one_host:
+            return f"file:{folder / secrets.token_hex(16)}.store"
+        store = TCPStore(self._address, 0, is_master=True, wait_for_workers=False)
+        self._store = store
+        return f"tcp:{self._address}:{store.port}"
+
+    def _open(self) -> Store:
+        if self._store is None:
+            kind, _, rest = self._where.partition(":")
+            if kind == "file":
+                self._store = FileStore(rest, -1)
+            else:
+                host, _, port = rest.rpartition(":")
+                self._store = TCPStore(host, int(port), is_master=False, wait_for_workers=False)
+        return self._store
+
+    def close(self) -> None:
+        """Release shared memory and the store."""
+        if self._neighbours is not None:
+            self._neighbours.close()
+        if self._rank == 0 and self._where.startswith("file:"):
+            Path(self._where.removeprefix("file:")).unlink(missing_ok=True)
+
+
+def _own_address(settings: Settings) -> str:
+    """Return the address of this host by which other hosts reach it."""
+    if settings.host:
+        return settings.host
+    if settings.interface:
+        return address_of(settings.interface)
+    target = os.environ.get("MASTER_ADDR") or socket.gethostname()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((target, 1))
+        return str(probe.getsockname()[0])

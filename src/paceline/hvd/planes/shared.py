@@ -1,0 +1,254 @@
+"""Collective operations of ranks on one host, through shared memory.
+
+An operation goes in steps: each rank writes a chunk into an area of its segment, sends a byte to every other member,
+waits for theirs, and reads their areas. Two areas take turns: who has all bytes of step k + 1 knows that everybody has
+read what belongs to step k, so a step needs one wait. That holds for the plane of all ranks of the host, which has two
+areas for itself. Planes of other process sets share two more, and end each operation with one more wait.
+
+Traffic of an allreduce of N bytes on each of two ranks: read N, write N to the area, read N of the other's and N of the
+own (still in the core's cache), write N. Nothing passes the kernel but the bytes of the waits.
+
+Elements are combined in the order of the ranks wherever they lie, so a result does not depend on how tensors are fused.
+
+| timeout | must exceed |
+|---|---|
+| ``timeout_s`` of a wait | the longest pause of a rank inside of an operation |
+
+A rank that is killed closes its pipes, so the others notice at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from paceline.hvd.errors import HorovodInternalError
+from paceline.hvd.planes.base import Reduction
+from paceline.transport.shared import SharedTensor, map_foreign
+
+#: Bytes of an area: half of a core's own cache, so that what was written is read from there.
+AREA_BYTES = 512 * 1024
+_AREAS = 4
+
+
+class Offer:
+    """What a rank makes for the others: its segment, and a pipe from each of them.
+
+    Args:
+        others: ranks on this host but this one.
+    """
+
+    def __init__(self, others: Sequence[int]) -> None:
+        self.segment = SharedTensor(_AREAS * AREA_BYTES, torch.uint8)
+        self.readers: dict[int, int] = {}
+        self.writers: dict[int, int] = {}
+        for rank in others:
+            self.readers[rank], self.writers[rank] = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def describe(self) -> list[object]:
+        """Return what the others need to use it."""
+        return [os.getpid(), self.segment.fd, list(self.writers.items())]
+
+    def close_writers(self) -> None:
+        """Close this process's copies of the writing ends, when the others have opened theirs."""
+        for writer in self.writers.values():
+            os.close(writer)
+        self.writers = {}
+
+    def close(self) -> None:
+        """Close everything."""
+        self.close_writers()
+        for reader in self.readers.values():
+            os.close(reader)
+        self.readers = {}
+        self.segment.close()
+
+
+class Neighbours:
+    """The shared memory of all ranks of this host.
+
+    Args:
+        rank: this rank.
+        offer: its own offer.
+        described: the offers of the others, by rank.
+        timeout_s: longest wait for another rank.
+
+    Raises:
+        OSError, ProtocolError: this process may not open what another one offers.
+    """
+
+    def __init__(self, rank: int, offer: Offer, described: Mapping[int, Sequence[object]], timeout_s: float) -> None:
+        self.rank, self.timeout_s = rank, timeout_s
+        self._offer = offer
+        self.areas: dict[int, torch.Tensor] = {rank: offer.segment.tensor}
+        self._writers: dict[int, int] = {}
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(self.close)
+            for other, (pid, fd, writers) in described.items():
+                assert isinstance(pid, int)
+                assert isinstance(fd, int)
+                self.areas[other] = map_foreign(pid, fd, _AREAS * AREA_BYTES, torch.uint8)
+                writer = dict(writers)[rank]  # type: ignore[call-overload]
+                self._writers[other] = os.open(f"/proc/{pid}/fd/{writer}", os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            on_error.pop_all()
+        self._polls: dict[int, select.poll] = {}
+
+    def meet(self, others: Sequence[int]) -> None:
+        """Wait until all others have come here, too.
+
+        Raises:
+            HorovodInternalError: one of them ended, or did not come in time.
+        """
+        for rank in others:
+            try:
+                os.write(self._writers[rank], b".")
+            except OSError as error:
+                raise HorovodInternalError(f"rank {rank} ended during an operation: {error}") from error
+        deadline = time.monotonic() + self.timeout_s
+        for rank in others:
+            self._wait(rank, deadline)
+
+    def _wait(self, rank: int, deadline: float) -> None:
+        reader = self._offer.readers[rank]
+        while True:
+            try:
+                if not os.read(reader, 1):
+                    raise HorovodInternalError(f"rank {rank} ended during an operation")
+                return
+            except BlockingIOError:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise HorovodInternalError(
+                        f"rank {rank} did not go on with an operation within {self.timeout_s:g} s"
+                    ) from None
+                poll = self._polls.get(rank)
+                if poll is None:
+                    poll = self._polls[rank] = select.poll()
+                    poll.register(reader, select.POLLIN)
+                poll.poll(1000 * left)
+
+    def close(self) -> None:
+        """Close everything."""
+        for writer in self._writers.values():
+            os.close(writer)
+        self._writers = {}
+        self._offer.close()
+
+
+class SharedPlane:
+    """The plane of ranks of one host.
+
+    Args:
+        neighbours: the host's shared memory.
+        members: ranks of the process set, ascending.
+        shares_areas: it is not the plane of all ranks of the host.
+    """
+
+    def __init__(self, neighbours: Neighbours, members: Sequence[int], shares_areas: bool) -> None:
+        self._near = neighbours
+        self._step, self._shares_areas = 0, shares_areas
+        self.members = list(members)
+        self.index, self.size = self.members.index(neighbours.rank), len(members)
+        self._others = [rank for rank in members if rank != neighbours.rank]
+        self._views: dict[tuple[int, int, torch.dtype], torch.Tensor] = {}
+
+    def _area(self, rank: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return a rank's area of this step."""
+        parity = (self._step & 1) + 2 * self._shares_areas
+        found = self._views.get((rank, parity, dtype))
+        if found is None:
+            whole = self._near.areas[rank][parity * AREA_BYTES : (parity + 1) * AREA_BYTES]
+            found = self._views[rank, parity, dtype] = whole.view(dtype)
+        return found
+
+    def _steps(self, numel: int, dtype: torch.dtype) -> Iterator[tuple[int, int]]:
+        """Yield the ranges of the chunks; each step ends where the next begins."""
+        chunk = AREA_BYTES // dtype.itemsize
+        for start in range(0, numel, chunk):
+            yield start, min(numel, start + chunk)
+            self._step += 1
+        if self._shares_areas and numel:
+            self._meet()
+
+    def _meet(self) -> None:
+        self._near.meet(self._others)
+
+    def allreduce(self, source: torch.Tensor, target: torch.Tensor, how: Reduction) -> None:
+        """Reduce chunk by chunk; every rank computes all of it."""
+        for start, stop in self._steps(source.numel(), source.dtype):
+            self._reduce(source[start:stop], target[start:stop], 0, stop - start, how)
+
+    def _reduce(self, mine: torch.Tensor, target: torch.Tensor, start: int, stop: int, how: Reduction) -> None:
+        """Show a chunk, and reduce all ranks' elements ``start:stop`` of it."""
+        self._area(self._near.rank, mine.dtype)[: mine.numel()].copy_(mine)
+        self._meet()
+        if stop > start:
+            parts = [
+                mine[start:stop] if rank == self._near.rank else self._area(rank, mine.dtype)[start:stop]
+                for rank in self.members
+            ]
+            if self.index > 1 and how.is_plain and mine.data_ptr() == target.data_ptr():
+                # In place the own elements would be overwritten before it is their turn.
+                parts[self.index] = self._area(self._near.rank, mine.dtype)[start:stop]
+            how.reduce(parts, target)
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        """Copy the root's tensor chunk by chunk."""
+        for start, stop in self._steps(tensor.numel(), tensor.dtype):
+            area = self._area(self.members[root], tensor.dtype)[: stop - start]
+            if self.index == root:
+                area.copy_(tensor[start:stop])
+            self._meet()
+            if self.index != root:
+                tensor[start:stop].copy_(area)
+
+    def allgather(self, source: torch.Tensor, target: torch.Tensor, counts: Sequence[int]) -> None:
+        """Copy all ranks' tensors chunk by chunk."""
+        starts = [sum(counts[:one]) for one in range(self.size)]
+        for start, stop in self._steps(max(counts), target.dtype):
+            self._show(source, start, stop)
+            for one, rank in enumerate(self.members):
+                end = min(stop, counts[one])
+                if end > start:
+                    part = target[starts[one] + start : starts[one] + end]
+                    part.copy_(self._area(rank, target.dtype)[: end - start])
+
+    def _show(self, source: torch.Tensor, start: int, stop: int) -> None:
+        end = min(stop, source.numel())
+        if end > start:
+            self._area(self._near.rank, source.dtype)[: end - start].copy_(source[start:end])
+        self._meet()
+
+    def alltoall(self, source: torch.Tensor, target: torch.Tensor, counts: Sequence[Sequence[int]]) -> None:
+        """Show all that is sent; every rank takes its part."""
+        firsts = [sum(row[: self.index]) for row in counts]
+        places = [sum(row[self.index] for row in counts[:one]) for one in range(self.size)]
+        for start, stop in self._steps(max(map(sum, counts)), target.dtype):
+            self._show(source, start, stop)
+            for one, rank in enumerate(self.members):
+                begin, end = max(start, firsts[one]), min(stop, firsts[one] + counts[one][self.index])
+                if end > begin:
+                    part = target[places[one] + begin - firsts[one] : places[one] + end - firsts[one]]
+                    part.copy_(self._area(rank, target.dtype)[begin - start : end - start])
+
+    def reducescatter(self, source: torch.Tensor, target: torch.Tensor, counts: Sequence[int], how: Reduction) -> None:
+        """Show all chunks, and reduce those that hold this rank's part."""
+        first = sum(counts[: self.index])
+        last = first + counts[self.index]
+        for start, stop in self._steps(source.numel(), source.dtype):
+            begin, end = max(start, first), max(start, min(stop, last))
+            part = target[begin - first : end - first] if end > begin else target[:0]
+            self._reduce(source[start:stop], part, min(begin, end) - start, end - start, how)
+
+    def barrier(self) -> None:
+        """Wait for all."""
+        self._meet()
+        self._step += 1
+
+    def close(self) -> None:
+        """Do nothing: the memory belongs to all planes of the host."""

@@ -1,0 +1,141 @@
+"""Collective operations by a process group of torch.distributed: Gloo, or NCCL for CUDA tensors."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from paceline.errors import ConfigError
+from paceline.hvd.errors import HorovodInternalError
+from paceline.hvd.planes.base import AVERAGE, MAX, MIN, PRODUCT, SUM, Reduction
+
+_OPS = {
+    AVERAGE: dist.ReduceOp.SUM,
+    SUM: dist.ReduceOp.SUM,
+    MIN: dist.ReduceOp.MIN,
+    MAX: dist.ReduceOp.MAX,
+    PRODUCT: dist.ReduceOp.PRODUCT,
+}
+
+#: Dtypes that Gloo does not know, and wider ones that hold the same numbers.
+_WIDER = {torch.int16: torch.int32, torch.bool: torch.uint8}
+
+
+class GroupPlane:
+    """The plane of a process group.
+
+    Args:
+        group: the process group.
+        index: this rank's place in it.
+        size: number of members.
+    """
+
+    def __init__(self, group: Any, index: int, size: int) -> None:
+        self._group = group
+        self.index, self.size = index, size
+        # The destructor of ProcessGroupGloo joins its threads while it holds the interpreter's lock, which they may be
+        # waiting for. So groups are never destroyed.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
+    def _do(self, work: Any) -> None:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise HorovodInternalError(f"{self._group.name()} failed: {error}") from error
+
+    def allreduce(self, source: torch.Tensor, target: torch.Tensor, how: Reduction) -> None:
+        """Reduce, half floats in float32."""
+        work = how.load(source)
+        wider = _WIDER.get(work.dtype)
+        if wider is not None:
+            work = work.to(wider)
+        elif work is source:
+            if target.data_ptr() != source.data_ptr():
+                target.copy_(source)
+            work = target
+        options: Any = dist.AllreduceOptions()
+        options.reduceOp = _OPS[how.op]
+        self._do(self._group.allreduce([work], options))
+        how.store(work, target)
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        """Send the root's bytes."""
+        options = dist.BroadcastOptions()
+        options.rootRank = root
+        self._do(self._group.broadcast([tensor.view(torch.uint8)], options))
+
+    def allgather(self, source: torch.Tensor, target: torch.Tensor, counts: Sequence[int]) -> None:
+        """Gather parts that are padded to the largest."""
+        longest = max(counts)
+        mine = source.new_zeros(longest)
+        mine[: source.numel()] = source
+        parts = [torch.empty_like(mine).view(torch.uint8) for _ in counts]
+        self._do(self._group.allgather([parts], [mine.view(torch.uint8)]))
+        for part, count, place in zip(parts, counts, torch.split(target, list(counts)), strict=True):
+            place.copy_(part.view(source.dtype)[:count])
+
+    def alltoall(self, source: torch.Tensor, target: torch.Tensor, counts: Sequence[Sequence[int]]) -> None:
+        """Exchange parts of unlike size."""
+        width = source.element_size()
+        sent = [width * count for count in counts[self.index]]
+        received = [width * row[self.index] for row in counts]
+        mine = source[: sum(counts[self.index])].view(torch.uint8)
+        self._do(self._group.alltoall_base(target.view(torch.uint8), mine, received, sent, dist.AllToAllOptions()))
+
+    def reducescatter(self, source: torch.Tensor, target: torch.Tensor, counts: Sequence[int], how: Reduction) -> None:
+        """Reduce everything, and keep this rank's part."""
+        whole = torch.empty_like(source)
+        self.allreduce(source, whole, how)
+        first = sum(counts[: self.index])
+        target.copy_(whole[first : first + counts[self.index]])
+
+    def barrier(self) -> None:
+        """Wait for all."""
+        self._do(self._group.barrier(dist.BarrierOptions()))
+
+    def close(self) -> None:
+        """Do nothing; see the constructor."""
+
+
+def make_gloo(store: Store, index: int, size: int, timeout_s: float, address: str) -> GroupPlane:
+    """Return a plane of Gloo.
+
+    Args:
+        store: where the members meet; not used by any other group.
+        index: this rank's place among the members.
+        size: number of members.
+        timeout_s: longest time of one operation.
+        address: address of this host that the other members reach.
+    """
+    gloo: Any = dist.ProcessGroupGloo
+    options = gloo._Options()
+    options._devices = [gloo.create_device(hostname=address)]
+    options._timeout = timedelta(seconds=timeout_s)
+    try:
+        return GroupPlane(gloo(store, index, size, options), index, size)
+    except RuntimeError as error:
+        raise HorovodInternalError(f"Gloo could not connect {size} ranks: {error}") from error
+
+
+def nccl_is_available() -> bool:
+    """Return whether NCCL can be used here."""
+    return dist.is_nccl_available() and torch.cuda.is_available()
+
+
+def make_nccl(store: Store, index: int, size: int, timeout_s: float) -> GroupPlane:
+    """Return a plane of NCCL, for tensors on this process's own GPU.
+
+    Raises:
+        ConfigError: NCCL is not available.
+    """
+    if not nccl_is_available():
+        raise ConfigError("NCCL is not available: this torch was built without it, or sees no GPU")
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=timeout_s)
+    return GroupPlane(dist.ProcessGroupNCCL(store, index, size, options), index, size)

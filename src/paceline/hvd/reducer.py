@@ -1,0 +1,248 @@
+"""Reduces gradients while backward computes them: the part of DistributedOptimizer that is no optimizer.
+
+States of a parameter, for each step:
+
+| state | event | next |
+|---|---|---|
+| counting | backward accumulates its gradient, not for the last time | counting |
+| counting | backward accumulates its gradient for the last time | sent |
+| counting | ``synchronize``: it has no gradient, or the last accumulation is uneven | sent (zeros for none) |
+| sent | backward ends, and all parameters are sent; or ``synchronize`` | reduced: ``param.grad`` is final |
+| sent, reduced | backward accumulates its gradient | AssertionError |
+| reduced | ``step``, ``synchronize``, or a GradScaler reads the gradients | counting |
+
+Where each rank uses another part of the model no rank waits at the end of backward but one that has sent everything, so
+ranks do not wait for each other in a circle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd import Variable
+
+from paceline.hvd import world
+from paceline.hvd.codec_reduction import CodecCompression, CodecReduction
+from paceline.hvd.collectives import allreduce_async_, grouped_allreduce_async_, sparse_allreduce_async, synchronize
+from paceline.hvd.compression import Compressor
+from paceline.hvd.process_sets import ProcessSet
+from paceline.hvd.starting import Average
+
+_TOO_MANY = (
+    "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
+    "backward_passes_per_step to accumulate gradients locally."
+)
+
+
+@dataclass(frozen=True)
+class Choices:
+    """How gradients are reduced; see :func:`paceline.hvd.DistributedOptimizer`."""
+
+    compression: type[Compressor] | CodecCompression
+    op: int
+    predivide: float
+    sparse_as_dense: bool
+    process_set: ProcessSet
+    deterministic: bool
+
+    @property
+    def factors(self) -> tuple[float, float]:
+        """Factors before and after the reduction."""
+        return (1.0 / self.predivide, self.predivide) if self.op == Average else (1.0, 1.0)
+
+
+def _hook(param: Any) -> Any:
+    return param.register_post_accumulate_grad_hook
+
+
+class Reducer:
+    """Reduces the gradients of parameters.
+
+    Args:
+        named: names and parameters; the same names on all ranks.
+        groups: parameters that are reduced together, when all have their gradients.
+        passes: backward passes per step.
+        choices: how.
+    """
+
+    def __init__(
+        self,
+        named: Sequence[tuple[str, torch.nn.Parameter]],
+        groups: Sequence[Sequence[torch.nn.Parameter]],
+        passes: int,
+        choices: Choices,
+    ) -> None:
+        self.named, self.groups, self.passes, self.choices = (
+            list(named),
+            [list(group) for group in groups],
+            passes,
+            choices,
+        )
+        self._names = {id(param): name for name, param in named}
+        self._group_of = {id(param): number for number, group in enumerate(self.groups) for param in group}
+        self._left = {id(param): passes for _, param in named}
+        self._waits: dict[int, Callable[[], None]] = {}
+        self._sent: set[int] = set()
+        self._group_left: dict[int, set[int]] = {}
+        self._sparse: set[int] = set()
+        self._codecs: dict[int, CodecReduction] = {}
+        self._callback_queued = False
+        self.unconsumed = False
+        self._hooks: list[Any] = []
+        for _, param in named:
+            if param.requires_grad:
+                self._hooks.append(_hook(param)(self._on_gradient))
+
+    @property
+    def is_active(self) -> bool:
+        """Whether there is anybody to reduce with."""
+        if not world.is_initialized() or world.current().size == 1:
+            return False
+        process_set = self.choices.process_set
+        return bool(process_set.included()) and process_set.size() != 1
+
+    def set_passes(self, passes: int) -> None:
+        """Set the number of backward passes per step."""
+        self.passes = passes
+        self.reset()
+
+    # ---- during backward -------------------------------------------------------------------------------------------
+
+    def _on_gradient(self, param: torch.Tensor) -> None:
+        if not self.is_active:
+            return
+        if id(param) in self._sent:
+            raise AssertionError(_TOO_MANY)
+        self.unconsumed = True
+        self._left[id(param)] -= 1
+        if self._left[id(param)] > 0:
+            return
+        self._ready(param)
+        if not self._callback_queued:
+            self._callback_queued = True
+            Variable._execution_engine.queue_callback(self._after_backward)
+
+    def _after_backward(self) -> None:
+        """Wait if all is sent; else a later backward may bring the rest."""
+        self._callback_queued = False
+        if len(self._sent) == len(self._hooks):
+            self._finish()
+
+    def _ready(self, param: torch.Tensor) -> None:
+        self._sent.add(id(param))
+        number = self._group_of.get(id(param))
+        if number is None:
+            self._waits[id(param)] = self._send(param)
+            return
+        missing = self._group_left.setdefault(number, {id(one) for one in self.groups[number]})
+        missing.discard(id(param))
+        if not missing:
+            del self._group_left[number]
+            self._waits[id(param)] = self._send_group(number)
+
+    # ---- sending ---------------------------------------------------------------------------------------------------
+
+    def _gradient(self, param: torch.Tensor) -> torch.Tensor:
+        if param.grad is None:
+            if id(param) in self._sparse:
+                none = torch.zeros((1, 0), dtype=torch.int64, device=param.device)
+                rows = param.new_zeros((0, *param.shape[1:]))
+                param.grad = torch.sparse_coo_tensor(none, rows.detach(), param.shape, check_invariants=False)
+            else:
+                param.grad = torch.zeros_like(param)
+        if param.grad.is_sparse and self.choices.sparse_as_dense:
+            param.grad = param.grad.to_dense()
+        return param.grad
+
+    def _send(self, param: torch.Tensor) -> Callable[[], None]:
+        name, gradient, choices = self._names[id(param)], self._gradient(param), self.choices
+        if gradient.is_sparse:
+            return self._send_sparse(param, gradient, name)
+        if isinstance(choices.compression, CodecCompression):
+            found = self._codecs.get(id(param))
+            if found is None:
+                found = self._codecs[id(param)] = CodecReduction(choices.compression, gradient.numel())
+            return found.start(gradient, name, choices.op, choices.process_set)
+        compression = choices.compression
+        compressed, context = compression.compress(gradient)
+        target = compressed if compressed.is_contiguous() else compressed.contiguous()
+        handle = allreduce_async_(
+            target,
+            None,
+            name,
+            choices.op,
+            *choices.factors,
+            choices.process_set,
+            deterministic=choices.deterministic,
+        )
+
+        def wait() -> None:
+            self._put(gradient, compression.decompress(synchronize(handle), context))
+
+        return wait
+
+    @staticmethod
+    def _put(gradient: torch.Tensor, result: torch.Tensor) -> None:
+        if result is not gradient:
+            with torch.no_grad():
+                gradient.copy_(result)
+
+    def _send_sparse(self, param: torch.Tensor, gradient: torch.Tensor, name: str) -> Callable[[], None]:
+        self._sparse.add(id(param))
+        wait_for = sparse_allreduce_async(gradient, name, self.choices.op, self.choices.process_set)
+
+        def wait() -> None:
+            param.grad = wait_for().coalesce()
+
+        return wait
+
+    def _send_group(self, number: int) -> Callable[[], None]:
+        choices = self.choices
+        assert not isinstance(choices.compression, CodecCompression)
+        compression = choices.compression
+        gradients = [self._gradient(param) for param in self.groups[number]]
+        if any(gradient.is_sparse for gradient in gradients):
+            raise ValueError("a sparse gradient in a group; use sparse_as_dense=True, or leave its parameter out")
+        pairs = [compression.compress(gradient) for gradient in gradients]
+        targets = [compressed.contiguous() for compressed, _ in pairs]
+        name = f"group.{number}.{self._names[id(self.groups[number][0])]}"
+        handle = grouped_allreduce_async_(targets, None, name, choices.op, *choices.factors, choices.process_set)
+
+        def wait() -> None:
+            for gradient, result, (_, context) in zip(gradients, synchronize(handle), pairs, strict=True):
+                self._put(gradient, compression.decompress(result, context))
+
+        return wait
+
+    # ---- waiting ---------------------------------------------------------------------------------------------------
+
+    def synchronize(self) -> None:
+        """Send what is missing, wait for everything, and begin anew."""
+        if self.is_active:
+            for _, param in self.named:
+                if param.requires_grad and id(param) not in self._sent:
+                    self._ready(param)
+            self._finish()
+        self.reset()
+
+    def _finish(self) -> None:
+        waits, self._waits = self._waits, {}
+        for wait in waits.values():
+            wait()
+
+    def reset(self) -> None:
+        """Count from the start: the gradients were used."""
+        self._finish()
+        self._sent.clear()
+        self._group_left.clear()
+        self._left = {id(param): self.passes for _, param in self.named}
+        self.unconsumed = False
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []

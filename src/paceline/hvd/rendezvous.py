@@ -1,0 +1,142 @@
+"""How ranks find the coordinator, which runs in rank 0, and how they get the key of its connections.
+
+| started by | address of the coordinator | key |
+|---|---|---|
+| ``paceline launch`` with a scheduler | gathered through the scheduler | the job's key |
+| anything, all ranks on one host | a file that only this user can read | the job's key, or a new one in that file |
+| anything, several hosts | a ``TCPStore`` at MASTER_ADDR and MASTER_PORT | PACELINE_JOB_KEY in all processes |
+
+A file of an earlier job with the same name is noticed by its address, which nobody listens at.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from torch._C._distributed_c10d import TCPStore
+
+from paceline.config import Settings
+from paceline.errors import ConfigError, JoinTimeoutError
+from paceline.hvd.place import Place
+from paceline.transport.security import Security, new_job_key
+from paceline.worker.current import current_session
+
+_POLL_S = 0.01
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where the coordinator listens, and the key that its connections need."""
+
+    address: str
+    security: Security
+
+
+def private_folder() -> Path:
+    """Return a folder that only this user can read.
+
+    Raises:
+        ConfigError: somebody else made it.
+    """
+    path = Path(tempfile.gettempdir()) / f"paceline-hvd-{os.getuid()}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    found = path.lstat()
+    if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o077:
+        raise ConfigError(f"{path} is not a folder that only this user can read; remove it")
+    return path
+
+
+def meeting_file(place: Place) -> Path:
+    """Return the file by which the ranks of a job on one host meet."""
+    return private_folder() / f"{hashlib.sha256(place.job.encode()).hexdigest()[:32]}.json"
+
+
+def security_of(place: Place, settings: Settings) -> Security:
+    """Return rank 0's security: the job's key, or a new one where all ranks are on one host.
+
+    Raises:
+        ConfigError: there is no key, and no safe way to pass one.
+    """
+    if settings.job_key or settings.insecure:
+        return Security.of(settings)
+    if place.on_one_host:
+        return Security(new_job_key(), settings.encrypt)
+    raise ConfigError(
+        "ranks on several hosts need a key: set PACELINE_JOB_KEY to the same new key in all processes (python -c "
+        "'import paceline.transport.security as s; print(s.new_job_key())'), or PACELINE_INSECURE=1 on a network that "
+        "nobody else can reach"
+    )
+
+
+def publish(place: Place, settings: Settings, meeting: Meeting) -> None:
+    """Tell the other ranks (rank 0 calls this)."""
+    if settings.scheduler and place.is_whole:
+        current_session().gather(f"hvd {place.job}", meeting.address.encode())
+    elif place.on_one_host:
+        path = meeting_file(place)
+        text = json.dumps({"address": meeting.address, "key": meeting.security.job_key})
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            file.write(text)
+        os.replace(file.name, path)
+    else:
+        _store(place, settings).set(f"paceline-hvd {place.job}", meeting.address)
+
+
+def candidates(place: Place, settings: Settings) -> Iterator[Meeting]:
+    """Yield where the coordinator may be, again whenever that has changed. All ranks but 0 call this.
+
+    Raises:
+        JoinTimeoutError: rank 0 did not publish an address within ``start_timeout_s``.
+    """
+    if settings.scheduler and place.is_whole:
+        addresses = current_session().gather(f"hvd {place.job}", b"")
+        yield Meeting(addresses[0].decode(), Security.of(settings))
+    elif place.on_one_host:
+        yield from _from_file(place, settings)
+    else:
+        security = security_of(place, settings)
+        raw = _store(place, settings).get(f"paceline-hvd {place.job}")
+        yield Meeting(raw.decode(), security)
+    raise JoinTimeoutError(
+        f"rank {place.rank} did not find rank 0 of {place.size} within {settings.start_timeout_s:g} s; "
+        "do all ranks call hvd.init()?"
+    )
+
+
+def _from_file(place: Place, settings: Settings) -> Iterator[Meeting]:
+    path = meeting_file(place)
+    deadline = time.monotonic() + settings.start_timeout_s
+    last = ""
+    while time.monotonic() < deadline:
+        try:
+            text = path.read_text()
+        except FileNotFoundError:
+            text = ""
+        if text and text != last:
+            last, content = text, json.loads(text)
+            yield Meeting(content["address"], Security(content["key"], settings.encrypt))
+        time.sleep(_POLL_S)
+
+
+def _store(place: Place, settings: Settings) -> TCPStore:
+    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if not host or not port:
+        raise ConfigError("ranks on several hosts find each other by MASTER_ADDR and MASTER_PORT; set them in all")
+    serves = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    timeout = timedelta(seconds=settings.start_timeout_s)
+    store = TCPStore(host, int(port), is_master=serves, timeout=timeout, wait_for_workers=False)
+    _stores.append(store)
+    return store
+
+
+#: Stores that other ranks may still read; they end with the process.
+_stores: list[object] = []

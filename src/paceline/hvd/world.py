@@ -1,0 +1,234 @@
+"""This process's part in a job: ``init``, ``shutdown``, ranks and sizes."""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import itertools
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from paceline import config
+from paceline.hvd import wire
+from paceline.hvd.background import Background
+from paceline.hvd.errors import HorovodInternalError, NotInitializedError
+from paceline.hvd.link import Link, connect
+from paceline.hvd.negotiation import Request
+from paceline.hvd.operation import Handles, Operation
+from paceline.hvd.place import Place, find_place
+from paceline.hvd.planes.base import Alone, Plane
+from paceline.hvd.planes.registry import Planes
+from paceline.hvd.rendezvous import private_folder
+from paceline.hvd.settings import HvdSettings, read_settings
+from paceline.hvd.timeline import Timeline
+from paceline.peer.hosts import host_id
+
+#: Value of HOROVOD_TIMELINE with which timelines are started by calls.
+DYNAMIC = "DYNAMIC"
+
+
+class Base:
+    """What stays when a job is shut down: the link to the coordinator, and the planes.
+
+    Args:
+        place: of this process.
+        settings: of this process.
+        hvd: of this process.
+    """
+
+    def __init__(self, place: Place, settings: config.Settings, hvd: HvdSettings) -> None:
+        self.place, self.settings = place, settings
+        self.timeline = Timeline()
+        self.link: Link = connect(place, settings, hvd, self.timeline)
+        self.generation = 0
+        self.planes: Planes | None = None
+
+    def drop_planes(self) -> None:
+        """Forget planes whose state is not known after a failure."""
+        if self.planes is not None:
+            self.planes.close()
+        self.planes = None
+
+    def close(self) -> None:
+        """Close the link."""
+        self.drop_planes()
+        self.link.close()
+
+
+class World:
+    """The job between ``init`` and ``shutdown``.
+
+    Args:
+        base: link and planes.
+        hvd: settings.
+        sets: process sets, each a sorted tuple of ranks.
+    """
+
+    def __init__(self, base: Base, hvd: HvdSettings, sets: tuple[tuple[int, ...], ...]) -> None:
+        self.base, self.hvd = base, hvd
+        self.rank, self.size = base.place.rank, base.place.size
+        self.handles = Handles()
+        base.generation += 1
+        if self.rank == 0 and hvd.timeline and hvd.timeline.upper() != DYNAMIC:
+            base.timeline.open(hvd.timeline, hvd.timeline_mark_cycles)
+        base.link.configure(hvd)
+        self.background = Background(base.link, base.generation, self.handles, hvd.cycle_time_s, base.timeline)
+        host = os.environ.get("HOROVOD_HOSTNAME") or socket.gethostname()
+        enter = wire.Enter(wire.VERSION, host, host_id(), os.getpid(), sets)
+        members = self.background.enter(self.rank, self.size, enter, hvd.start_timeout_s)
+        self.nodes = [(one.host, one.host_id) for one in members]
+        try:
+            self._place()
+            self._make_planes()
+        except BaseException as error:
+            self.background.leave(f"rank {self.rank} could not start: {error}", failed=True)
+            base.drop_planes()
+            raise
+
+    def _place(self) -> None:
+        nodes = list(dict.fromkeys(self.nodes))
+        by_node = [[rank for rank in range(self.size) if self.nodes[rank] == node] for node in nodes]
+        near = by_node[nodes.index(self.nodes[self.rank])]
+        self.local_rank, self.local_size = near.index(self.rank), len(near)
+        alike = [ranks for ranks in by_node if len(ranks) > self.local_rank]
+        self.cross_rank, self.cross_size = alike.index(near), len(alike)
+        self.is_homogeneous = len({len(ranks) for ranks in by_node}) == 1
+
+    def _make_planes(self) -> None:
+        base = self.base
+        if base.planes is None and self.size > 1:
+            base.planes = Planes(self.rank, self.nodes, base.settings, self.hvd, private_folder(), self._exchange)
+        self.background.plane_for = base.planes.plane if base.planes is not None else _alone
+
+    def _exchange(self, name: str, mine: bytes) -> Sequence[bytes]:
+        payloads: Sequence[bytes] = self.call(Request("allgather_object", f"paceline {name}", payload=mine))
+        return payloads
+
+    # ---- operations ------------------------------------------------------------------------------------------------
+
+    def start(self, handle: int, operation: Operation) -> int:
+        """Start an operation under a handle of ``handles.count()``; returns the handle."""
+        self.background.submit(operation)
+        self.handles.add(handle, operation)
+        return handle
+
+    def call(self, request: Request) -> Any:
+        """Run an operation without tensors, and wait for it."""
+        operation = Operation(request)
+        self.background.submit(operation)
+        return self.handles.wait(operation, self.background.urge)
+
+    def synchronize(self, handle: int) -> Any:
+        """Wait for an operation and return its result."""
+        return self.handles.take(handle, self.background.urge)
+
+    def leave(self, reason: str = "hvd.shutdown() was called") -> None:
+        """End the job for all ranks."""
+        self.background.leave(reason)
+        self.base.timeline.close()
+        down = self.background.down
+        if down is None or down.failed:
+            self.base.drop_planes()
+
+
+def _alone(members: tuple[int, ...], device: str) -> Plane:
+    return Alone()
+
+
+_lock = threading.RLock()
+_world: World | None = None
+_bases: dict[tuple[int, int, str], Base] = {}
+_on_change: list[Callable[[], None]] = []
+_exits = itertools.count()
+
+
+def on_change(function: Callable[[], None]) -> None:
+    """Have a function called after each ``init`` and ``shutdown``."""
+    _on_change.append(function)
+
+
+def current() -> World:
+    """Return the job.
+
+    Raises:
+        NotInitializedError: ``init`` has not been called.
+    """
+    if _world is None:
+        raise NotInitializedError
+    return _world
+
+
+def running() -> World:
+    """Return the job, for operations.
+
+    Raises:
+        HorovodInternalError: ``init`` has not been called.
+    """
+    if _world is None:
+        raise HorovodInternalError("Horovod has not been initialized; use hvd.init().")
+    return _world
+
+
+def enter(comm: Any, sets: tuple[tuple[int, ...], ...], dynamic: bool) -> World:
+    """Start the job; see :func:`paceline.hvd.init`."""
+    global _world
+    with _lock:
+        if _world is not None:
+            return _world
+        settings = config.from_environment()
+        hvd = read_settings()
+        if dynamic and not hvd.dynamic_process_sets:
+            hvd = dataclasses.replace(hvd, dynamic_process_sets=True)
+        place = find_place()
+        if comm is not None:
+            place = place.among(_ranks_of(comm, place))
+        key = place.rank, place.size, place.job
+        base = _bases.get(key)
+        if base is None or not base.link.is_open:
+            if base is not None:
+                base.close()
+            if next(_exits) == 0:
+                atexit.register(_at_exit)
+            base = _bases[key] = Base(place, settings, hvd)
+        _world = World(base, hvd, sets)
+    for function in _on_change:
+        function()
+    return _world
+
+
+def leave() -> None:
+    """End the job, if there is one."""
+    global _world
+    with _lock:
+        world, _world = _world, None
+    if world is not None:
+        world.leave()
+        for function in _on_change:
+            function()
+
+
+def is_initialized() -> bool:
+    """Return whether ``init`` has been called, and ``shutdown`` has not."""
+    return _world is not None
+
+
+def _ranks_of(comm: Any, place: Place) -> list[int]:
+    if hasattr(comm, "Get_rank"):
+        return [int(rank) for rank in comm.allgather(place.rank)]
+    if isinstance(comm, Iterable):
+        return [int(rank) for rank in comm]
+    raise ValueError(f"comm is a list of ranks or a communicator of mpi4py, not {type(comm).__name__}")
+
+
+def _at_exit() -> None:
+    global _world
+    with _lock:
+        world, _world = _world, None
+        if world is not None:
+            world.background.leave(f"the process of rank {world.rank} (pid {os.getpid()}) ended")
+        for base in _bases.values():
+            base.close()
+        _bases.clear()

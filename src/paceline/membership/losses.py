@@ -1,0 +1,89 @@
+"""Workers that have died or left, and whether the job goes on without those that died.
+
+A dead worker that the job goes on without is first *lost*, then *gone*::
+
+    state   event                                              becomes   effect
+    live    dies, and the job may go on                        lost      News to all: servers take it out
+    lost    every live server says that it has taken it out    gone      barriers open, others get its samples
+    lost    a server dies                                      -         the job fails
+
+So nobody starts a round that a server still expects the dead worker in. With the news that it is taken out, a server
+says the last round that it has of the worker. The highest of all servers is the worker's last round: samples of that
+round count as trained on, those of later rounds do not. Where a death cuts a round in two, so that some servers have
+the worker's gradient and others do not, each range's mean is over those who brought one.
+
+The job may go on if the setting ``on_worker_death`` says so; where it is empty, if a store was made and none of them is
+in lock step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from paceline.membership.actions import describe
+from paceline.wire import messages as m
+
+
+class Losses:
+    """The workers that are gone, and their last rounds.
+
+    Args:
+        choice: the setting ``on_worker_death``.
+    """
+
+    def __init__(self, choice: str) -> None:
+        self._choice = choice
+        self._wishes: set[bool] = set()
+        self.deaths: list[m.Death] = []
+        """Of the workers that the job goes on without."""
+        self.rounds: dict[int, int] = {}
+        """Last round that counts, by worker that is gone."""
+        self._found: dict[int, dict[int, int]] = {}
+        """By lost worker that is not gone: its last round at each server that has taken it out."""
+
+    def note_store(self, goes_on: bool) -> None:
+        """Note whether the workers of a store can go on without one that dies."""
+        self._wishes.add(goes_on)
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether the job goes on when a worker dies."""
+        return self._wishes == {True} if not self._choice else self._choice == "continue"
+
+    def add(self, death: m.Death) -> None:
+        """Note that a worker has died, and that the job goes on."""
+        self.deaths.append(death)
+        self._found[death.rank] = {}
+
+    def leave(self, worker: int, round: int) -> None:
+        """Note that a worker has left after its last round."""
+        self.rounds[worker] = round
+
+    def taken_out(self, server: int, found: Iterable[tuple[int, int]]) -> None:
+        """Note which workers a server waits for no more, each with its last round there."""
+        for worker, round in found:
+            if worker in self._found:
+                self._found[worker][server] = round
+
+    def gone(self, servers: Collection[int]) -> list[int]:
+        """Return the lost workers that all these servers have taken out since the last call; they are gone now."""
+        found = [worker for worker, rounds in self._found.items() if rounds.keys() >= set(servers)]
+        for worker in found:
+            self.rounds[worker] = max(self._found.pop(worker).values(), default=0)
+        return found
+
+    @property
+    def ranks(self) -> set[int]:
+        """The workers that have died."""
+        return {death.rank for death in self.deaths}
+
+    def death_of(self, worker: int) -> m.Death:
+        """Return how a worker died."""
+        return next(death for death in self.deaths if death.rank == worker)
+
+
+def obituary(death: m.Death, body: m.Body) -> m.Reply:
+    """Return the answer to what a worker asks that counts as dead."""
+    if isinstance(body, m.Heartbeat):
+        return m.News([death], False)
+    return m.Failed("PeerDiedError", f"{describe(death)}; the others went on without it")

@@ -1,0 +1,100 @@
+"""Pools of samples: the scheduler gives out positions of an epoch's order.
+
+=====================  =============================================================================
+request                answer
+=====================  =============================================================================
+``TakeSamples``        ``Samples``: positions, or that the epoch is over, or that there is a wait
+``AwaitSamples``       ``Samples`` for the last request of this worker, when there is no wait any more
+=====================  =============================================================================
+
+So a worker learns that it will wait before it does, and can tell the servers that nobody shall wait for its pushes.
+"""
+
+from __future__ import annotations
+
+from paceline.hetero.pool import Answer as PoolAnswer
+from paceline.hetero.pool import Given, Over, Pool, Refused, Wait
+from paceline.membership.actions import Action, Answer, Waiting, refuse
+from paceline.wire import messages as m
+
+#: Pools of one job. A job needs one per data set.
+MAX_POOLS = 64
+
+
+class Pools:
+    """The pools of a job, by name. The first request makes a pool.
+
+    Args:
+        num_workers: of the job.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        self._num_workers = num_workers
+        self._pools: dict[str, Pool] = {}
+        self._waiting: dict[tuple[str, int], Waiting] = {}
+        self._ready: dict[tuple[str, int], m.Samples] = {}
+        """Answers that came before the worker asked for them."""
+        self._left: dict[int, int] = {}
+        """Workers that have left or died, and their last rounds."""
+
+    def take(self, rank: int, waiting: Waiting, body: m.TakeSamples) -> list[Action]:
+        """Give a worker samples, or say that it has to wait."""
+        pool = self._pools.get(body.pool)
+        if pool is None:
+            if len(self._pools) >= MAX_POOLS:
+                return [refuse(waiting.peer, waiting.seq, f"a job has at most {MAX_POOLS} pools of samples")]
+            pool = self._pools[body.pool] = Pool(body.length, self._num_workers)
+            for worker, last in self._left.items():
+                pool.leave(worker, last)
+        if pool.length != body.length:
+            text = f"pool {body.pool!r} has {pool.length} samples, worker {rank} has {body.length}; use the same data"
+            return [Answer(waiting.peer, waiting.seq, m.Failed("ValueError", text))]
+        self._ready.pop((body.pool, rank), None)
+        actions: list[Action] = []
+        for answer in pool.take(rank, body.number, body.epoch, body.count, body.done, body.round):
+            if answer.worker == rank:
+                actions.append(_answer_to(waiting, answer))
+            else:
+                actions += self._later(body.pool, answer)
+        return actions
+
+    def wait(self, rank: int, waiting: Waiting, body: m.AwaitSamples) -> list[Action]:
+        """Answer a worker that was told to wait, now or later."""
+        key = body.pool, rank
+        if key in self._ready:
+            return [Answer(waiting.peer, waiting.seq, self._ready[key])]
+        if body.pool not in self._pools:
+            return [refuse(waiting.peer, waiting.seq, f"there is no pool {body.pool!r} to wait for")]
+        self._waiting[key] = waiting
+        return []
+
+    def leave(self, rank: int, round: int) -> list[Action]:
+        """Give what a worker held, who has left or died after a round, to those who wait."""
+        self._left[rank] = round
+        self._waiting = {key: waiting for key, waiting in self._waiting.items() if key[1] != rank}
+        answers = [(name, answer) for name, pool in self._pools.items() for answer in pool.leave(rank, round)]
+        return [action for name, answer in answers for action in self._later(name, answer)]
+
+    def clear(self) -> list[Waiting]:
+        """Forget who waits; returns them."""
+        waiting = list(self._waiting.values())
+        self._waiting.clear()
+        return waiting
+
+    def _later(self, name: str, answer: PoolAnswer) -> list[Action]:
+        """Answer a worker that was told to wait before."""
+        key = name, answer.worker
+        self._ready[key] = _samples(answer)
+        waiting = self._waiting.pop(key, None)
+        return [] if waiting is None else [Answer(waiting.peer, waiting.seq, self._ready[key])]
+
+
+def _answer_to(waiting: Waiting, answer: PoolAnswer) -> Answer:
+    if isinstance(answer, Refused):
+        return refuse(waiting.peer, waiting.seq, answer.reason)
+    return Answer(waiting.peer, waiting.seq, _samples(answer))
+
+
+def _samples(answer: PoolAnswer) -> m.Samples:
+    ranges = list(answer.ranges) if isinstance(answer, Given) else []
+    return m.Samples(ranges, isinstance(answer, Over), isinstance(answer, Wait))

@@ -1,0 +1,277 @@
+"""One simulated job: the servers' rule, and workers that take time to compute, send and receive.
+
+A round of a worker::
+
+    compute ──► push on its link and the servers' ──► merge on the server ──► rule ──► update ──► answer on both links
+
+All servers are alike, with 1/S of every key on each. So one of them stands for all: it has 1/S of the bytes and of the
+work. A message takes as long as the slower of the worker's link and its share of the server's.
+
+The rule is :class:`paceline.consistency.Rule`, the one that servers run. Its actions are carried out in order; the
+time of an update passes before the answers that follow it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.consistency import Action, Apply, Drop, Merge, Policy, Release, Rule, Stats, new_rule
+from paceline.hetero import Shares, SpeedMeter
+from paceline.sim.cluster import Cluster
+from paceline.sim.problem import Nothing, Problem
+from paceline.sim.resources import Link, Processor, call_later
+from paceline.sim.source import NoData, OneQueue, OwnData
+
+Vector = NDArray[np.float64]
+ShareKind = Literal["equal", "data", "measured", "pool"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a simulated job trains."""
+
+    policy: Policy
+    shares: ShareKind = "equal"
+    """``equal``: equal batches of equal parts of the data; ``data``: equal batches of parts in proportion to speed;
+    ``pool``: equal batches from one queue; ``measured``: batches by measured speed, of a constant global batch, from
+    one queue."""
+    batch: int = 32
+    """Samples per round and worker; with ``measured``, the mean over workers."""
+    lr: float = 0.1
+    rounds: int | None = None
+    """Rounds of every worker."""
+    seconds: float | None = None
+    """End of the job in simulated time."""
+    target: float | None = None
+    """Accuracy at which to stop: the mean of three evaluations in a row."""
+    evaluate_s: float = 0.0
+    """Simulated time between evaluations; 0: never."""
+    seed: int = 0
+
+
+@dataclass
+class Result:
+    """What a simulated job did."""
+
+    seconds: float = 0.0
+    """Simulated time."""
+    rounds: list[int] = field(default_factory=list)
+    """Finished rounds per worker."""
+    samples: float = 0.0
+    """Samples whose gradients were pushed and answered."""
+    curve: list[tuple[float, float]] = field(default_factory=list)
+    """(simulated time, accuracy)."""
+    target_s: float | None = None
+    """When the target was reached."""
+    stats: Stats = field(default_factory=Stats)
+    """Counters of the rule: updates, staleness, weights, data per worker."""
+    step_mass: float = 0.0
+    """Sum of weight times learning rate over all updates."""
+    network_bytes: float = 0.0
+    server_busy_s: float = 0.0
+    """Time that each server worked."""
+
+    @property
+    def staleness(self) -> Counter[int]:
+        """How many updates had which staleness."""
+        return self.stats.staleness
+
+    @property
+    def samples_per_s(self) -> float:
+        """Throughput."""
+        return self.samples / self.seconds if self.seconds else 0.0
+
+
+#: Gets every push and what the rule says of it.
+Observer: TypeAlias = Callable[[int, Sequence[Action]], None]
+
+
+def simulate(cluster: Cluster, plan: Plan, problem: Problem | None = None, observer: Observer | None = None) -> Result:
+    """Run a job under a simulated clock.
+
+    Args:
+        cluster: the machines.
+        plan: how they train, and until when: ``rounds``, ``seconds`` or a ``target``.
+        problem: what they learn; None: only times count.
+        observer: called with every push's worker and the rule's actions.
+
+    Raises:
+        ValueError: the plan has no end, or its policy does not fit the number of workers.
+        ImportError: simpy is not installed.
+    """
+    if plan.rounds is None and plan.seconds is None:
+        raise ValueError("a simulated job needs an end: rounds or seconds")
+    try:
+        import simpy
+    except ImportError as error:
+        raise ImportError("the simulator needs simpy: pip install 'paceline[sim]'") from error
+    return _Job(simpy.Environment(), cluster, plan, problem or Nothing(), observer).run()
+
+
+class _Job:
+    def __init__(
+        self, environment: Any, cluster: Cluster, plan: Plan, problem: Problem, observer: Observer | None
+    ) -> None:
+        self._observer = observer
+        self._environment, self._cluster, self._plan, self._problem = environment, cluster, plan, problem
+        count = len(cluster.workers)
+        self._rule: Rule = new_rule(plan.policy, count)
+        self._rng = np.random.default_rng([plan.seed, 0])
+        self._source = self._make_source()
+        self._shares = Shares(plan.batch * count, [1.0] * count) if plan.shares == "measured" else None
+        self._meters = [SpeedMeter() for _ in range(count)]
+        self._into, self._out_of = (Link(environment, cluster.bandwidth) for _ in range(2))
+        self._server = Processor(environment)
+        self._bytes = cluster.model_bytes / cluster.servers
+        self._weights = problem.initial()
+        self._read = [self._weights] * count
+        self._learns = bool(len(self._weights))
+        self._sums: dict[int, list[Any]] = {}
+        self._batch = [0] * count
+        self._gradients: list[Vector] = [self._weights] * count
+        self._done = environment.event()
+        self._left = 0
+        self._result = Result()
+
+    def run(self) -> Result:
+        for worker in range(len(self._cluster.workers)):
+            self._begin_round(worker)
+        if self._plan.evaluate_s:
+            self._evaluate()
+        if self._plan.seconds is not None:
+            call_later(self._environment, self._plan.seconds, self._stop)
+        self._environment.run(self._done)
+        result = self._result
+        result.seconds, result.rounds = self._environment.now, list(self._rule.answered)
+        result.stats, result.step_mass = self._rule.stats, self._rule.stats.weight_sum * self._plan.lr
+        result.network_bytes = (self._into.bytes + self._out_of.bytes) * self._cluster.servers
+        result.server_busy_s = self._server.busy_s
+        return result
+
+    def _make_source(self) -> OwnData | OneQueue | NoData:
+        plan, machines = self._plan, self._cluster.workers
+        if isinstance(self._problem, Nothing):
+            return NoData()
+        if plan.shares in ("pool", "measured"):
+            return OneQueue(self._problem.length, plan.seed)
+        by_speed = [1 / machine.speed.seconds(plan.batch) for machine in machines]
+        return OwnData(self._problem.length, by_speed if plan.shares == "data" else [1.0] * len(machines), plan.seed)
+
+    # ---- a worker's round --------------------------------------------------------------------------------------------
+
+    def _begin_round(self, worker: int) -> None:
+        if self._plan.rounds is not None and self._rule.pushed[worker] >= self._plan.rounds:
+            # After the actions that are being carried out: the rule takes one event at a time.
+            self._environment.timeout(0).callbacks.append(lambda _: self._leave(worker))
+            return
+        count = self._plan.batch if self._shares is None else self._shares.samples[worker]
+        self._batch[worker] = count
+        if self._learns:
+            indices = self._source.next(worker, count)
+            self._gradients[worker] = self._problem.gradient(self._read[worker], indices)
+        seconds = self._cluster.workers[worker].speed.seconds(count) * self._noise()
+        if self._shares is not None:
+            self._meters[worker].add(count, seconds)
+        call_later(self._environment, seconds, partial(self._push, worker))
+
+    def _noise(self) -> float:
+        cluster, noise = self._cluster, 1.0
+        if cluster.jitter:
+            noise = float(self._rng.lognormal(0.0, cluster.jitter))
+        if cluster.spike_probability and self._rng.random() < cluster.spike_probability:
+            noise *= cluster.spike_factor
+        return noise
+
+    def _push(self, worker: int) -> None:
+        self._send(self._into, worker, partial(self._arrive, worker))
+
+    def _send(self, link: Link, worker: int, then: Any) -> None:
+        """Send a message of all keys over a worker's link and the servers'; the slower one counts."""
+        at_least = self._cluster.latency_s + self._cluster.model_bytes / self._cluster.workers[worker].bandwidth
+        ends_at = self._environment.now + at_least
+        link.send(self._bytes, lambda: call_later(self._environment, ends_at - self._environment.now, then))
+
+    # ---- the server --------------------------------------------------------------------------------------------------
+
+    def _arrive(self, worker: int) -> None:
+        self._server.work(self._cluster.merge_s / self._cluster.servers, partial(self._decide, worker))
+
+    def _decide(self, worker: int) -> None:
+        actions = self._rule.push(worker, self._rule.pushed[worker] + 1, self._batch[worker])
+        if self._observer is not None:
+            self._observer(worker, actions)
+        self._perform(actions)
+
+    def _leave(self, worker: int) -> None:
+        self._left += 1
+        self._perform(self._rule.leave(worker))
+        if self._left == len(self._cluster.workers):
+            self._stop()
+
+    def _perform(self, actions: Sequence[Any]) -> None:
+        """Carry out what the rule says. Values change at once; answers leave when the update's time has passed."""
+        for action in actions:
+            if isinstance(action, Merge):
+                if self._learns:
+                    self._merge(action)
+            elif isinstance(action, Apply):
+                if self._learns:
+                    self._apply(action)
+                self._server.work(self._cluster.update_s / self._cluster.servers, _nothing)
+            elif isinstance(action, Release):
+                if self._shares is not None:
+                    self._revise()
+                self._server.work(0.0, partial(self._answer, action.workers, self._weights))
+            else:
+                assert isinstance(action, Drop), action
+
+    def _merge(self, action: Merge) -> None:
+        total = self._sums.setdefault(action.cohort, [0.0, 0])
+        samples = self._batch[action.worker]
+        total[0] = total[0] + samples * self._gradients[action.worker]
+        total[1] += samples
+
+    def _apply(self, action: Apply) -> None:
+        total, samples = self._sums.pop(action.cohort)
+        self._weights = self._weights - self._plan.lr * action.weight / samples * total
+
+    def _answer(self, workers: Sequence[int], weights: Vector) -> None:
+        for worker in workers:
+            self._send(self._out_of, worker, partial(self._end_round, worker, weights))
+
+    def _end_round(self, worker: int, weights: Vector) -> None:
+        self._read[worker] = weights
+        self._result.samples += self._batch[worker]
+        self._begin_round(worker)
+
+    def _revise(self) -> None:
+        assert self._shares is not None
+        speeds = {worker: self._meters[worker].speed() for worker in self._shares.samples}
+        self._shares.revise({worker: speed for worker, speed in speeds.items() if speed is not None})
+
+    # ---- the end -----------------------------------------------------------------------------------------------------
+
+    def _evaluate(self) -> None:
+        result, plan = self._result, self._plan
+        result.curve.append((self._environment.now, self._problem.accuracy(self._weights)))
+        last = [accuracy for _, accuracy in result.curve[-3:]]
+        if plan.target is not None and len(last) == 3 and sum(last) / 3 >= plan.target:
+            result.target_s = self._environment.now
+            self._stop()
+        else:
+            call_later(self._environment, plan.evaluate_s, self._evaluate)
+
+    def _stop(self) -> None:
+        if not self._done.triggered:
+            self._done.succeed()
+
+
+def _nothing() -> None:
+    """Do nothing when an update's time has passed."""

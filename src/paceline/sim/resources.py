@@ -1,0 +1,93 @@
+"""What takes time in a simulated job: a link that flows share, and a processor that serves one after the other."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+
+class Link:
+    """A link whose bandwidth all flows share alike at any time.
+
+    Instead of the remaining bytes of each flow it keeps how many bytes every flow has got since the beginning of time.
+    So a flow's arrival or end costs a logarithm, however many flows there are.
+
+    Args:
+        environment: simpy's.
+        bandwidth: bytes per second of all flows together; infinite: flows take no time.
+    """
+
+    def __init__(self, environment: Any, bandwidth: float) -> None:
+        self._environment, self._bandwidth = environment, bandwidth
+        self._given, self._since = 0.0, 0.0
+        self._flows: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self._alarm = 0
+        self.bytes = 0.0
+        """Bytes of all flows so far."""
+
+    def send(self, size: float, then: Callable[[], None]) -> None:
+        """Start a flow of ``size`` bytes and call ``then`` at its end."""
+        self.bytes += size
+        if math.isinf(self._bandwidth) or size <= 0:
+            then()
+            return
+        self._advance()
+        heapq.heappush(self._flows, (self._given + size, next(self._numbers), then))
+        self._set_alarm()
+
+    def _advance(self) -> None:
+        now = self._environment.now
+        if self._flows:
+            self._given += (now - self._since) * self._bandwidth / len(self._flows)
+        self._since = now
+
+    def _set_alarm(self) -> None:
+        """Wake when the flow with the fewest bytes left ends, if none begins or ends before."""
+        self._alarm += 1
+        if self._flows:
+            wait = max(0.0, (self._flows[0][0] - self._given) * len(self._flows) / self._bandwidth)
+            call_later(self._environment, wait, partial(self._wake, self._alarm))
+
+    def _wake(self, alarm: int) -> None:
+        if alarm != self._alarm:
+            return
+        self._advance()
+        ended = []
+        while self._flows and self._flows[0][0] <= self._given * (1 + 1e-12) + 1e-9:
+            ended.append(heapq.heappop(self._flows)[2])
+        self._set_alarm()
+        for then in ended:
+            then()
+
+
+class Processor:
+    """Serves one job after the other, in the order in which they come.
+
+    Args:
+        environment: simpy's.
+    """
+
+    def __init__(self, environment: Any) -> None:
+        self._environment, self._free_at = environment, 0.0
+        self.busy_s = 0.0
+        """Time that it has worked, or will have when all that came is done."""
+
+    def work(self, seconds: float, then: Callable[[], None]) -> None:
+        """Take a job and call ``then`` when it is done."""
+        now = self._environment.now
+        self._free_at = max(now, self._free_at) + seconds
+        self.busy_s += seconds
+        call_later(self._environment, self._free_at - now, then)
+
+
+def call_later(environment: Any, seconds: float, then: Callable[[], None]) -> None:
+    """Call a function after some simulated time; after none, at once."""
+    if seconds <= 0:
+        then()
+    else:
+        environment.timeout(seconds).callbacks.append(lambda _: then())

@@ -1,0 +1,55 @@
+"""``paceline group``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.cli import main
+from paceline.data import read_spans
+
+
+@pytest.fixture
+def speeds(tmp_path: Path) -> str:
+    path = tmp_path / "speeds"
+    path.write_text("a:0 0.21\na:1 0.2\nb 0.8\nc 0.1\nd 0.105\ne 0.79\n")
+    return str(path)
+
+
+def test_speeds_become_groups_shares_and_a_picture(
+    speeds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [str(tmp_path / name) for name in ("groups", "data_sharding", "clusters.png")]
+    assert main(["group", speeds, "--groups", files[0], "--data-sharding", files[1], "--plot", files[2]]) == 0
+    shown = capsys.readouterr().out
+    assert [line.split("#")[0].split() for line in shown.splitlines()] == [["c", "d"], ["a:0", "a:1"], ["b", "e"]]
+    assert Path(files[0]).read_text() == shown
+    widths = [end - begin for begin, end in read_spans(files[1], 6)]
+    assert widths[3] == pytest.approx(8 * widths[2], rel=1e-3)
+    assert Path(files[2]).read_bytes().startswith(b"\x89PNG")
+
+
+def test_limits_of_the_clusters_are_options(speeds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["group", speeds, "--max-groups", "1"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+    assert main(["group", speeds, "--alike", "3"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "why"),
+    [
+        ([], 2, "the speeds file is missing"),
+        (["--groups", "x"], 2, "the speeds file is missing"),
+        (["nowhere"], 2, "speeds file nowhere cannot be used"),
+        (["{}", "--alike", "1"], 2, "a ratio above 1"),
+        (["{}", "--groups", "/nowhere/groups"], 2, "cannot be written"),
+        (["{}", "--plot", "clusters.nonsense"], 2, "nonsense"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    speeds: str, words: list[str], code: int, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["group", *(word.format(speeds) for word in words)]) == code
+    assert why in capsys.readouterr().err

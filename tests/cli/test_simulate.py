@@ -1,0 +1,73 @@
+"""``paceline simulate``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.cli import main
+
+CLUSTER = """
+[[workers]]
+count = 2
+batch_s = 1.0
+[[workers]]
+count = 2
+batch_s = 3.0
+[model]
+bytes = 100
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> str:
+    path = tmp_path / "cluster.toml"
+    path.write_text(CLUSTER)
+    return str(path)
+
+
+def test_types_of_stores_are_compared_and_drawn(
+    cluster: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "picture.png"
+    stores = ["--kv-store", "dist_sync", "--kv-store", "dist_gsync:pool"]
+    assert main(["simulate", cluster, *stores, "--seconds", "600", "--target", "0.5", "--plot", str(picture)]) == 0
+    head, sync, groups = capsys.readouterr().out.splitlines()
+    assert head.split() == ["target", "accuracy", "samples/s", "updates", "staleness", "step", "mass", "data", "bytes"]
+    assert sync.split()[0] == "dist_sync"
+    assert groups.split()[0] == "dist_gsync:pool"
+    assert float(groups.split()[1]) < float(sync.split()[1])
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_cost_model_prints_what_can_be_worked_out(cluster: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", cluster, "--learn", "nothing", "--rounds", "3"]) == 0
+    cells = capsys.readouterr().out.splitlines()[1].split()
+    assert cells == ["dist_sync", "-", "-", f"{3 * 4 * 32 / 9:.1f}", "3", "1.00", "0.3", "25.0%", "25.0%", "2.4e+03"]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ([], "the cluster file is missing"),
+        (["--rounds", "3"], "the cluster file is missing"),
+        (["{}", "--kv-store", "dist_snyc"], "is not a distributed store type"),
+        (["{}", "--kv-store", "dist_sync:fair"], "shares 'fair' are unknown"),
+        (["{}", "--learn", "chess"], "known are digits, nothing"),
+        (["{}", "--rounds", "2", "--learn", "nothing", "--plot", "picture.nonsense"], "nonsense"),
+    ],
+)
+def test_wrong_command_line_says_what_is_right(
+    cluster: str, words: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", *(word.format(cluster) for word in words)]) == 2
+    assert why in capsys.readouterr().err
+
+
+def test_groups_come_from_a_file(cluster: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    groups = tmp_path / "groups"
+    groups.write_text("0 1 2\n3\n")
+    words = ["--kv-store", "dist_gsync", "--learn", "nothing", "--rounds", "2"]
+    assert main(["simulate", cluster, *words, "--groups", str(groups)]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[4] == "4"

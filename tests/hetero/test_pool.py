@@ -1,0 +1,176 @@
+"""The pool of samples: every index once per epoch, whoever dies."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from paceline.hetero.pool import Given, Over, Pool, Refused, Wait, positions
+
+WORKERS, LENGTH = 4, 23
+
+
+def test_samples_are_handed_out_in_order_to_who_asks() -> None:
+    pool = Pool(10, 2)
+    assert pool.take(0, 1, 0, 4, 0) == [Given(0, 1, 0, ((0, 4),))]
+    assert pool.take(1, 1, 0, 2, 0) == [Given(1, 1, 0, ((4, 6),))]
+    assert pool.take(0, 2, 0, 9, 1) == [Given(0, 2, 0, ((6, 10),))]
+    assert pool.done == ((0, 4),)
+    assert pool.held() == {0: ((6, 10),), 1: ((4, 6),)}
+
+
+def test_dead_workers_samples_go_to_one_that_waits() -> None:
+    pool = Pool(6, 2)
+    pool.take(0, 1, 0, 3, 0)
+    pool.take(1, 1, 0, 3, 0)
+    assert pool.take(1, 2, 0, 5, 1) == [Wait(1, 2)]
+    assert pool.leave(0) == [Given(1, 2, 0, ((0, 3),))]
+    assert pool.take(0, 2, 0, 3, 1) == [Refused(0, 2, "worker 0 has left")]
+
+
+def test_epoch_ends_for_all_when_all_is_done() -> None:
+    pool = Pool(4, 2)
+    pool.take(0, 1, 0, 2, 0)
+    pool.take(1, 1, 0, 2, 0)
+    assert pool.take(0, 2, 0, 2, 1) == [Wait(0, 2)]
+    assert pool.take(1, 2, 0, 2, 1) == [Over(0, 2, 0), Over(1, 2, 0)]
+    assert pool.take(0, 3, 1, 2, 2) == [Given(0, 3, 1, ((0, 2),))]
+    assert pool.take(1, 3, 0, 2, 2) == [Over(1, 3, 0)]
+
+
+def test_next_epoch_waits_for_this_one() -> None:
+    pool = Pool(4, 2)
+    pool.take(0, 1, 0, 2, 0)
+    pool.take(1, 1, 0, 2, 0)
+    assert pool.take(0, 2, 1, 2, 1) == [Wait(0, 2)]
+    assert pool.finish(1, 1) == [Given(0, 2, 1, ((0, 2),))]
+    assert pool.epoch == 1
+
+
+def test_request_that_comes_twice_counts_once() -> None:
+    pool = Pool(4, 1)
+    first = pool.take(0, 1, 0, 2, 0)
+    assert pool.take(0, 1, 0, 2, 0) == first
+    assert pool.held() == {0: ((0, 2),)}
+
+
+@pytest.mark.parametrize(
+    ("request_", "why"),
+    [
+        ((0, 3, 0, 1, 0), "follows its request 1"),
+        ((0, 2, 2, 1, 0), "epoch 0 is not over"),
+        ((0, 2, 0, 0, 0), "0 samples"),
+        ((7, 1, 0, 1, 0), "has left"),
+    ],
+)
+def test_senseless_request_is_refused(request_: tuple[int, int, int, int, int], why: str) -> None:
+    pool = Pool(4, 1)
+    pool.take(0, 1, 0, 2, 0)
+    [answer] = pool.take(*request_)
+    assert isinstance(answer, Refused)
+    assert why in answer.reason
+    assert pool.held() == {0: ((0, 2),)}
+
+
+def test_worker_that_waits_cannot_ask_for_more() -> None:
+    pool = Pool(1, 2)
+    pool.take(0, 1, 0, 1, 0)
+    assert pool.take(1, 1, 0, 1, 0) == [Wait(1, 1)]
+    assert pool.take(1, 1, 0, 1, 0) == [Wait(1, 1)]
+    [answer] = pool.take(1, 2, 0, 1, 0)
+    assert isinstance(answer, Refused)
+
+
+def test_continued_epoch_leaves_out_what_was_done() -> None:
+    pool = Pool(6, 1, epoch=3, done=((1, 3), (5, 6)))
+    assert pool.take(0, 1, 3, 9, 0) == [Given(0, 1, 3, ((0, 1), (3, 5)))]
+    pool.check()
+
+
+def test_worker_that_joins_takes_part() -> None:
+    pool = Pool(2, 1)
+    pool.join(1)
+    assert pool.take(1, 1, 0, 2, 0) == [Given(1, 1, 0, ((0, 2),))]
+    pool.join(1)
+    assert pool.held()[1] == ((0, 2),)
+
+
+class Job(RuleBasedStateMachine):
+    """Workers that take, train, repeat requests and die, in any order; the ledger counts what was trained on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = Pool(LENGTH, WORKERS)
+        self.number = dict.fromkeys(range(WORKERS), 0)
+        self.epoch = dict.fromkeys(range(WORKERS), 0)
+        self.waits = dict.fromkeys(range(WORKERS), False)
+        self.held: dict[int, dict[int, list[int]]] = {worker: {} for worker in range(WORKERS)}
+        self.ledger: dict[int, Counter[int]] = {}
+        self.last: dict[int, tuple[int, int, int, int, int, int]] = {}
+
+    def note(self, answers: list[object]) -> None:
+        for answer in answers:
+            assert not isinstance(answer, Refused), answer
+            self.waits[answer.worker] = isinstance(answer, Wait)  # type: ignore[attr-defined]
+            if isinstance(answer, Given):
+                assert answer.epoch == self.epoch[answer.worker]
+                self.held[answer.worker][answer.number] = positions(answer.ranges)
+            elif isinstance(answer, Over):
+                assert sorted(self.ledger.get(answer.epoch, Counter()).elements()) == list(range(LENGTH))
+                self.epoch[answer.worker] += 1
+
+    def train(self, worker: int) -> None:
+        for indices in self.held[worker].values():
+            self.ledger.setdefault(self.epoch[worker], Counter()).update(indices)
+        self.held[worker].clear()
+
+    @rule(worker=st.integers(0, WORKERS - 1), count=st.integers(1, 9))
+    def take(self, worker: int, count: int) -> None:
+        if worker not in self.number or self.waits[worker]:
+            return
+        self.train(worker)
+        done, self.number[worker] = self.number[worker], self.number[worker] + 1
+        self.last[worker] = (worker, self.number[worker], self.epoch[worker], count, done, done)
+        self.note(self.pool.take(*self.last[worker]))  # type: ignore[arg-type]
+
+    @rule(worker=st.integers(0, WORKERS - 1))
+    def repeat(self, worker: int) -> None:
+        if worker in self.last and self.held.get(worker):
+            [answer] = self.pool.take(*self.last[worker])
+            assert isinstance(answer, Given)
+            assert positions(answer.ranges) == self.held[worker][answer.number]
+
+    @precondition(lambda self: len(self.number) > 1)
+    @rule(worker=st.integers(0, WORKERS - 1), has_pushed=st.booleans())
+    def die(self, worker: int, has_pushed: bool) -> None:
+        """Die before or after the push for what it holds; each batch is one round."""
+        if worker in self.number:
+            round = self.number[worker] - 1
+            if has_pushed and self.held[worker]:
+                self.train(worker)
+                round += 1
+            del self.number[worker], self.held[worker]
+            self.last.pop(worker, None)
+            self.note(self.pool.leave(worker, round))  # type: ignore[arg-type]
+
+    @invariant()
+    def nothing_is_trained_on_twice(self) -> None:
+        self.pool.check()
+        for counts in self.ledger.values():
+            assert not counts or max(counts.values()) == 1
+
+    def teardown(self) -> None:
+        """Whoever is left finishes the epochs."""
+        for _ in range(4 * LENGTH):
+            for worker in list(self.number):
+                self.take(worker, 3)
+        assert all(sum(self.ledger.get(epoch, Counter()).values()) == LENGTH for epoch in range(self.pool.epoch))
+        assert self.pool.epoch > 1
+
+
+TestJob = Job.TestCase
+TestJob.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -1,0 +1,101 @@
+"""Runs functions on several ranks, each a process of its own, as torchrun would start them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.testing.fork_server import Child, ForkServer
+
+_numbers = itertools.count()
+_servers: list[ForkServer] = []
+#: Whether all jobs run (`make test-hvd`), or those of `make test`.
+LONG = bool(os.environ.get("PACELINE_TEST_HVD"))
+TIMEOUT_S = 300.0 if LONG else 90.0
+
+
+class Ranks:
+    """Processes that run one function.
+
+    Args:
+        function: of the module level of a file; its arguments and result are JSON.
+        size: number of ranks.
+        arguments: of the function.
+        environment: further variables; ``by_rank`` of each rank.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        size: int,
+        *arguments: Any,
+        environment: Mapping[str, str] | None = None,
+        by_rank: Callable[[int], Mapping[str, str]] = lambda rank: {},
+    ) -> None:
+        self.size = size
+        self._temporary = tempfile.TemporaryDirectory(prefix="hvd-ranks-")  # removed with this object
+        self._folder = Path(self._temporary.name)
+        job = f"test-{os.getpid()}-{next(_numbers)}"
+        base = {name: value for name, value in os.environ.items() if not name.startswith(("PACELINE_", "HOROVOD_"))}
+        base |= {"OMP_NUM_THREADS": "1", "PACELINE_JOB_ID": job}
+        self.children: list[Child] = []
+        for rank in range(size):
+            env = base | {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+            env |= {**(environment or {}), **by_rank(rank)}
+            self.children.append(self._start(rank, function, list(arguments), env))
+
+    def _start(self, rank: int, function: Callable[..., Any], arguments: list[Any], env: dict[str, str]) -> Child:
+        if not _servers:
+            _servers.append(ForkServer(env))
+        task = self._folder / f"task-{rank}.json"
+        content = {
+            "file": function.__code__.co_filename,
+            "function": function.__name__,
+            "arguments": arguments,
+            "result": str(self._folder / f"result-{rank}.json"),
+        }
+        task.write_text(json.dumps(content))
+        argv = [sys.executable, "-m", "paceline.testing.worker", str(task)]
+        with (self._folder / f"output-{rank}").open("wb") as output, open(os.devnull, "wb") as register:
+            return _servers[0].fork(argv, env, output.fileno(), register.fileno(), [])
+
+    def output(self, rank: int) -> str:
+        """Return what a rank has printed."""
+        return (self._folder / f"output-{rank}").read_text()
+
+    def result(self, rank: int) -> Any:
+        """Return what the function returned on a rank that has ended."""
+        return json.loads((self._folder / f"result-{rank}.json").read_text())
+
+    def codes(self, timeout_s: float = TIMEOUT_S) -> list[int | None]:
+        """Wait for the ends and return the exit codes; a rank that does not end in time is killed (None)."""
+        deadline = time.monotonic() + timeout_s
+        codes: list[int | None] = []
+        for child in self.children:
+            try:
+                codes.append(child.wait(max(0.1, deadline - time.monotonic())))
+            except subprocess.TimeoutExpired:
+                child.send_signal(signal.SIGKILL)
+                codes.append(None)
+        return codes
+
+    def results(self) -> list[Any]:
+        """Return what the function returned on each rank."""
+        codes = self.codes()
+        outputs = "\n".join(f"--- rank {rank}\n{self.output(rank)}" for rank in range(self.size))
+        assert codes == [0] * self.size, f"exit codes {codes}\n{outputs}"
+        return [self.result(rank) for rank in range(self.size)]
+
+
+def run(function: Callable[..., Any], size: int, *arguments: Any, **options: Any) -> list[Any]:
+    """Run a function on all ranks and return the results."""
+    return Ranks(function, size, *arguments, **options).results()

@@ -1,0 +1,137 @@
+"""A worker is killed, and the others go on: nobody waits for it, and its samples are trained on by others."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import torch
+
+import paceline
+from paceline.errors import PeerDiedError
+from paceline.testing import LocalJob
+from paceline.worker.current import current_session
+
+LENGTH, VICTIM, DIES_AT = 96, 1, 3
+
+
+def trained_on(indices):
+    counts = torch.zeros(LENGTH)
+    counts[indices] += 1
+    return counts
+
+
+def walk(store, sampler, dies):
+    """Train for two epochs; what a batch does is to count its samples on the servers. The victim dies in the first."""
+    out, epochs, batches = torch.empty(LENGTH), [], 0
+    for _ in range(2):
+        for indices in sampler:
+            batches += 1
+            if store.rank == VICTIM and batches == DIES_AT and dies == "before its push":
+                os.kill(os.getpid(), signal.SIGKILL)
+            store.push("ledger", trained_on(indices))
+            store.pull("ledger", out)
+            if store.rank == VICTIM and batches == DIES_AT:
+                os.kill(os.getpid(), signal.SIGKILL)
+        store.barrier()
+        store.pull("ledger", out)
+        epochs.append(out.tolist())
+        store.barrier()
+    return epochs, [(one.rank, one.reason) for one in current_session().deaths()]
+
+
+def ledger_store(kind, **options):
+    store = paceline.kvstore.create(kind, **options)
+    store.set_optimizer("add")
+    store.init("ledger", torch.zeros(LENGTH))
+    return store
+
+
+def with_pool(kind, options, dies):
+    store = ledger_store(kind, **options)
+    return walk(store, paceline.data.PooledBatchSampler(LENGTH, store, batch_size=4), dies)
+
+
+def with_measured_shares(dies):
+    store = ledger_store("dist_sync")
+    sampler = paceline.data.SharedBatchSampler(LENGTH, store, global_batch_size=12, shares="measured")
+    return walk(store, sampler, dies)
+
+
+def survivors_of(job, function, *arguments):
+    workers = job.start_all(function, *arguments)
+    assert workers[VICTIM].wait(60) == -signal.SIGKILL
+    results = [workers[rank].result(60) for rank in (0, 2)]
+    for _, deaths in results:
+        assert [rank for rank, _ in deaths] == [VICTIM]
+    # Members of a group see the values of their group's last update.
+    return [
+        [max(both) for both in zip(*epochs, strict=True)] for epochs in zip(*(one[0] for one in results), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("dies", ["before its push", "after its push"])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("dist_async", {}), ("dist_gsync", {"groups": [[0], [1, 2]], "weighting": "none"})],
+    ids=["dist_async", "dist_gsync"],
+)
+def test_pool_trains_on_each_sample_once_when_a_worker_is_killed(kind, options, dies):
+    with LocalJob(num_workers=3, num_servers=2) as job:
+        first, second = survivors_of(job, with_pool, kind, options, dies)
+    assert first == [1.0] * LENGTH
+    assert second == [2.0] * LENGTH
+
+
+@pytest.mark.parametrize("dies", ["before its push", "after its push"])
+def test_measured_shares_train_on_each_sample_once_when_a_worker_is_killed(dies):
+    """With two survivors, a last batch of one sample begins the order again by one."""
+    with LocalJob(num_workers=3, num_servers=2, on_worker_death="continue") as job:
+        first, second = survivors_of(job, with_measured_shares, dies)
+    assert min(first) == 1
+    assert sum(first) <= LENGTH + 1
+    assert [after - before for before, after in zip(first, second, strict=True)] == [1.0] * LENGTH
+
+
+def wait_in_vain(kind, options):
+    store = ledger_store(kind, **options)
+    if store.rank == VICTIM:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(PeerDiedError, match="worker 1"):
+        store.barrier()
+    return True
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [("dist_sync", {}), ("dist_async", {"on_worker_death": "stop"})],
+    ids=["lock step", "asked to"],
+)
+def test_death_ends_the_job_in_lock_step_and_where_it_is_asked_to(kind, settings):
+    with LocalJob(num_workers=3, num_servers=1, **settings) as job:
+        workers = job.start_all(wait_in_vain, kind, {})
+        assert all(workers[rank].result(60) for rank in (0, 2))
+
+
+def save_without_the_victim(folder):
+    """Train until the victim is dead, then save and load."""
+    store = paceline.kvstore.create("dist_async")
+    model = torch.nn.Linear(4, 1)
+    optimizer = paceline.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), kvstore=store, model=model)
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    store.barrier()
+    if store.rank == VICTIM:
+        os.kill(os.getpid(), signal.SIGKILL)
+    store.barrier()
+    paceline.save(f"{folder}/checkpoint", model, optimizer, step=1, extra=store.rank)
+    return paceline.load(f"{folder}/checkpoint", model, optimizer).extra
+
+
+def test_survivors_save_and_load_without_the_dead(tmp_path):
+    with LocalJob(num_workers=3, num_servers=1) as job:
+        workers = job.start_all(save_without_the_victim, str(tmp_path))
+        assert workers[VICTIM].wait(60) == -signal.SIGKILL
+        assert [workers[rank].result(60) for rank in (0, 2)] == [0, 2]
+    assert len(list(tmp_path.iterdir())) == 2

@@ -1,0 +1,131 @@
+"""The store without servers: sums of all workers, by all-reduce."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import paceline
+from paceline import cpu
+from paceline.gluon import Trainer, replicate
+from paceline.gluon.module import Module
+from tests.hvd.ranks import run
+
+
+def sums(kind: str) -> list[Any]:
+    store = paceline.kvstore.create(kind)
+    rank = store.rank
+    out = torch.zeros(3)
+    store.broadcast("w", torch.full((3,), float(rank + 5)), out)
+    values = [torch.full((2,), float(rank + 1)), torch.full((2,), 10.0)]  # of two devices
+    store.pushpull("g", values)
+    keyed = [torch.full((2, 2), float(rank)), torch.full((4,), rank)]
+    store.pushpull([1, "two"], keyed, out=keyed)
+    store.barrier()
+    return [
+        store.type, store.num_workers, store.is_capable("optimizer"), out.tolist(),
+        values[0].tolist(), values[1].tolist(), keyed[0].sum().item(), keyed[1].tolist(),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["horovod", "AllReduce"])
+def test_values_of_all_devices_and_workers_are_summed(kind: str) -> None:
+    wanted = [kind.lower(), 2, False, [5.0] * 3, [23.0] * 2, [23.0] * 2, 4.0, [1] * 4]
+    assert run(sums, 2, kind) == [wanted] * 2
+
+
+def test_it_has_no_options() -> None:
+    with pytest.raises(TypeError, match="staleness"):
+        paceline.kvstore.create("allreduce", staleness=3)
+
+
+def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    return torch.randn(8, 4, generator=generator), torch.randint(3, (8,), generator=generator)
+
+
+def network(rank: int) -> nn.Module:
+    torch.manual_seed(rank)
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
+OPTIMIZERS = {
+    "sgd": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+    "adam": (torch.optim.Adam, {"lr": 0.01}),
+}
+STEPS = 20
+
+
+def weights_of(model: nn.Module) -> list[float]:
+    return [value for one in model.state_dict().values() for value in one.flatten().tolist()]
+
+
+def by_trainer(name: str, kind: str, devices: int) -> list[float]:
+    store = paceline.kvstore.create(kind)
+    net = replicate(network(store.rank), [cpu(number) for number in range(devices)])
+    trainer = Trainer(net, name, OPTIMIZERS[name][1], store)
+    mine = slice(4 * store.rank, 4 * store.rank + 4)
+    for step in range(STEPS):
+        x, y = (whole[mine].chunk(devices) for whole in batch(step))
+        for replica, data, label in zip(net.replicas, x, y, strict=True):
+            nn.functional.cross_entropy(replica(data), label, reduction="sum").backward()
+        trainer.step(8)
+    return weights_of(net)
+
+
+def by_module(name: str, kind: str, devices: int) -> list[float]:
+    store = paceline.kvstore.create(kind)
+    module = Module(network(store.rank), [cpu(number) for number in range(devices)])
+    mine = slice(4 * store.rank, 4 * store.rank + 4)
+    batches = [(x[mine], y[mine]) for x, y in map(batch, range(STEPS))]
+    module.fit(batches, kvstore=store, optimizer=name, optimizer_params=OPTIMIZERS[name][1])
+    return weights_of(module.net)
+
+
+def by_optimizer(name: str, kind: str, passes: int) -> list[float]:
+    store = paceline.kvstore.create(kind)
+    model = network(store.rank)
+    cls, options = OPTIMIZERS[name]
+    inner = cls(model.parameters(), **options)
+    optimizer = paceline.DistributedOptimizer(inner, store, model=model, backward_passes_per_step=passes)
+    rows = 4 // passes
+    for step in range(STEPS):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        for number in range(passes):
+            mine = slice(4 * store.rank + number * rows, 4 * store.rank + (number + 1) * rows)
+            (nn.functional.cross_entropy(model(x[mine]), y[mine]) / passes).backward()
+        optimizer.step()
+    return weights_of(model)
+
+
+def fronts() -> dict[str, list[float]]:
+    """Train by every front on a part of each batch; returns the weights."""
+    found = {}
+    for name in OPTIMIZERS:
+        for kind, number in (("horovod", 1), ("allreduce", 2)):
+            for front in (by_trainer, by_module, by_optimizer):
+                found[f"{name} {front.__name__} {kind} {number}"] = front(name, kind, number)
+    return found
+
+
+def alone(name: str) -> list[float]:
+    model = network(0)
+    cls, options = OPTIMIZERS[name]
+    optimizer = cls(model.parameters(), **options)
+    for step in range(STEPS):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return weights_of(model)
+
+
+def test_training_by_every_front_equals_one_process() -> None:
+    first, second = run(fronts, 2)
+    assert first == second
+    for case, found in first.items():
+        assert found == pytest.approx(alone(case.split()[0]), abs=1e-5), case

@@ -1,0 +1,67 @@
+"""Pools of samples at the scheduler."""
+
+from __future__ import annotations
+
+from paceline.membership.actions import Answer, Waiting
+from paceline.membership.pools import MAX_POOLS, Pools
+from paceline.wire import messages as m
+
+
+def take(number: int, epoch: int = 0, count: int = 2, done: int = 0, length: int = 4, pool: str = "p") -> m.TakeSamples:
+    return m.TakeSamples(pool, length, number, epoch, count, done)
+
+
+def test_worker_is_told_to_wait_and_answered_when_another_leaves() -> None:
+    pools = Pools(2)
+    assert pools.take(0, Waiting(b"0", 1), take(1)) == [Answer(b"0", 1, m.Samples([(0, 2)], False, False))]
+    assert pools.take(1, Waiting(b"1", 1), take(1)) == [Answer(b"1", 1, m.Samples([(2, 4)], False, False))]
+    assert pools.take(1, Waiting(b"1", 2), take(2, done=1)) == [Answer(b"1", 2, m.Samples([], False, True))]
+    assert pools.wait(1, Waiting(b"1", 3), m.AwaitSamples("p")) == []
+    given = m.Samples([(0, 2)], False, False)
+    assert pools.leave(0, 0) == [Answer(b"1", 3, given)]
+    assert pools.wait(1, Waiting(b"1", 4), m.AwaitSamples("p")) == [Answer(b"1", 4, given)], "a repeat counts once"
+
+
+def test_answer_that_comes_before_the_worker_waits_is_kept() -> None:
+    pools = Pools(2)
+    pools.take(0, Waiting(b"0", 1), take(1, count=4))
+    pools.take(1, Waiting(b"1", 1), take(1))
+    over = m.Samples([], True, False)
+    assert pools.take(0, Waiting(b"0", 2), take(2, done=1)) == [Answer(b"0", 2, over)]
+    assert pools.wait(1, Waiting(b"1", 2), m.AwaitSamples("p")) == [Answer(b"1", 2, over)]
+
+
+def test_who_waits_when_the_job_fails_is_returned() -> None:
+    pools = Pools(2)
+    pools.take(0, Waiting(b"0", 1), take(1, count=4))
+    pools.take(1, Waiting(b"1", 1), take(1))
+    pools.wait(1, Waiting(b"1", 2), m.AwaitSamples("p"))
+    assert pools.clear() == [Waiting(b"1", 2)]
+    assert pools.clear() == []
+
+
+def test_worker_that_left_before_the_pool_was_made_gets_nothing() -> None:
+    pools = Pools(2)
+    pools.leave(0, 0)
+    [answer] = pools.take(0, Waiting(b"0", 1), take(1))
+    assert isinstance(answer, Answer)
+    assert isinstance(answer.body, m.Failed)
+    assert "has left" in answer.body.text
+
+
+def refusal(actions: list[object]) -> str:
+    [answer] = actions
+    assert isinstance(answer, Answer)
+    assert isinstance(answer.body, m.Failed)
+    return answer.body.text
+
+
+def test_senseless_requests_are_refused() -> None:
+    pools = Pools(1)
+    assert "no pool 'p'" in refusal([*pools.wait(0, Waiting(b"0", 1), m.AwaitSamples("p"))])
+    pools.take(0, Waiting(b"0", 2), take(1))
+    assert "has 4 samples, worker 0 has 5" in refusal([*pools.take(0, Waiting(b"0", 3), take(2, length=5))])
+    assert "follows its request 1" in refusal([*pools.take(0, Waiting(b"0", 3), take(3))])
+    for number in range(MAX_POOLS - 1):
+        pools.take(0, Waiting(b"0", 4), take(1, pool=str(number)))
+    assert "at most 64 pools" in refusal([*pools.take(0, Waiting(b"0", 5), take(1, pool="more"))])

@@ -1,0 +1,70 @@
+"""Cluster files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import ConfigError
+from paceline.hetero import Speed
+from paceline.sim import Cluster, Machine, read_cluster
+
+FILE = """
+[[workers]]
+count = 2
+batch_s = 0.2
+batch = 16
+fixed = 0.5
+bandwidth = 1e8
+[[workers]]
+batch_s = 0.32
+[noise]
+jitter = 0.1
+spike_probability = 0.05
+spike_factor = 8.0
+[servers]
+count = 2
+bandwidth = 1e9
+latency_s = 0.001
+merge_s = 0.002
+update_s = 0.003
+[model]
+bytes = 4e6
+"""
+
+
+def test_file_is_read_as_it_says(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text(FILE)
+    fast = Machine(Speed(0.1, 0.1 / 16), 1e8)
+    assert read_cluster(path) == Cluster(
+        (fast, fast, Machine(Speed(0.0, 0.01))), 0.1, 0.05, 8.0, 2, 1e9, 0.001, 0.002, 0.003, 4e6
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[[worker]]", "unknown table 'worker'; did you mean 'workers'"),
+        ("[[workers]]\nbatch_s = 1\nspeed = 2", "unknown key of"),
+        ("[[workers]]\ncount = 2", "needs batch_s"),
+        ("[[workers]]\nbatch_s = 0", "time per step above 0"),
+        ("[[workers]]\nbatch_s = 1\n[noise]\njiter = 0.1", "did you mean 'jitter'"),
+        ("[[workers]]\nbatch_s = 1\n[noise]\njitter = 'big'", "must be a number"),
+        ("[[workers]]\nbatch_s = 1\n[noise]\njitter = -1", "cannot be negative"),
+        ("[[workers]]\nbatch_s = 1\n[servers]\ncount = 0", "at least one server"),
+        ("[servers]\ncount = 1", "needs workers"),
+        ("[[workers", "cannot be read"),
+    ],
+)
+def test_wrong_file_says_what_is_wrong(tmp_path: Path, text: str, why: str) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=why):
+        read_cluster(path)
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.toml cannot be read"):
+        read_cluster(tmp_path / "none.toml")

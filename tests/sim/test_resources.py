@@ -1,0 +1,37 @@
+"""Links shared by flows."""
+
+from __future__ import annotations
+
+import pytest
+import simpy
+
+from paceline.sim.resources import Link, Processor, call_later
+
+
+def test_flows_share_a_link_alike() -> None:
+    """10 bytes alone for 0.5 s, then with 2 more: 5 and 2 at half the rate, so these end at 0.9 s, those at 1.2 s."""
+    environment = simpy.Environment()
+    link, ends = Link(environment, 10.0), {}
+    link.send(10, lambda: ends.update(long=environment.now))
+    call_later(environment, 0.5, lambda: link.send(2, lambda: ends.update(short=environment.now)))
+    environment.run()
+    assert ends == {"short": pytest.approx(0.9), "long": pytest.approx(1.2)}
+    assert link.bytes == 12
+
+
+def test_link_without_a_limit_takes_no_time() -> None:
+    environment = simpy.Environment()
+    ends: list[float] = []
+    Link(environment, float("inf")).send(1e12, lambda: ends.append(environment.now))
+    assert ends == [0]
+
+
+def test_processor_serves_in_order() -> None:
+    environment = simpy.Environment()
+    processor, ends = Processor(environment), []
+    for seconds in (2.0, 1.0, 0.0):
+        processor.work(seconds, lambda: ends.append(environment.now))
+    call_later(environment, 5.0, lambda: processor.work(1.0, lambda: ends.append(environment.now)))
+    environment.run()
+    assert ends == [2, 3, 3, 6]
+    assert processor.busy_s == 4

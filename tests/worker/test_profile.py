@@ -1,0 +1,47 @@
+"""How long a worker computes in a round."""
+
+from __future__ import annotations
+
+from paceline.worker.profile import WARM_UP, Pace
+
+
+def test_waits_and_further_pushes_of_a_round_do_not_count() -> None:
+    now = 0.0
+    pace = Pace(lambda: now)
+    waited = 0.0
+    for round in range(1, 20):
+        pace.push(round, waited)
+        now += 0.5
+        pace.push(round, waited)
+        now, waited = now + 2.5, waited + 2.0
+    assert pace.seconds is not None
+    assert abs(pace.seconds - 1.0) < 1e-9
+    assert pace.rounds == 19 - WARM_UP
+
+
+def test_nothing_is_known_before_the_first_measured_round() -> None:
+    pace = Pace()
+    pace.push(1, 0.0)
+    assert pace.seconds is None
+
+
+def test_step_that_takes_longer_than_usual_shows_before_it_ends() -> None:
+    now = 0.0
+    pace = Pace(lambda: now)
+    assert pace.step_seconds(0.0) == 0.0
+    for round in range(1, 20):
+        pace.push(round, 0.0)
+        now += 1.0
+    now += 5.0
+    assert pace.step_seconds(0.0) == 6.0
+    assert pace.step_seconds(5.0) == 1.0, "it has waited"
+    assert pace.step_seconds(None) == 1.0, "it is waiting"
+
+
+def test_new_speed_is_shown_after_a_few_steps() -> None:
+    now = 0.0
+    pace = Pace(lambda: now)
+    for round in range(1, 40):
+        now += 1.0 if round < 30 else 3.0
+        pace.push(round, 0.0)
+    assert pace.step_seconds(0.0) == 3.0
