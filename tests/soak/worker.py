@@ -28,9 +28,6 @@ TRANSPORTS = {
 }
 CODEC = {"type": "2bit", "threshold": 0.01}
 
-#: Stores of this worker, one for each way to train.
-_stores: list[DistStore] = []
-
 #: Steps between two questions whether to go on. After so many, every way to train stands as it did before.
 CHUNK = 24
 
@@ -48,7 +45,6 @@ def new_store(mode: str) -> DistStore:
     }
     store = kvstore.create(mode, **options.get(mode, {}))
     assert isinstance(store, DistStore)
-    _stores.append(store)
     return store
 
 
@@ -58,9 +54,8 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 64), nn.BatchNorm1d(64), nn.Tanh(), nn.Linear(64, 128), nn.Linear(128, 4))
 
 
-def raw(mode: str, codec: bool) -> Step:
+def raw(store: DistStore, codec: bool) -> Step:
     """Push and pull: lists of keys, single keys, and both at once."""
-    store = new_store(mode)
     if codec:
         store.set_gradient_compression(CODEC)
     store.set_optimizer("sgd", lr=1e-4, momentum=0.9)
@@ -86,9 +81,8 @@ def raw(mode: str, codec: bool) -> Step:
     return step
 
 
-def rows(mode: str, codec: bool) -> Step:
+def rows(store: DistStore, codec: bool) -> Step:
     """Push rows and pull some of them."""
-    store = new_store(mode)
     store.set_optimizer("sgd", lr=1e-4)
     store.init("table", torch.zeros(50, 8).to_sparse(1))
     chance = torch.Generator().manual_seed(store.rank)
@@ -102,12 +96,12 @@ def rows(mode: str, codec: bool) -> Step:
     return step
 
 
-def optimizer(mode: str, codec: bool) -> Step:
+def optimizer(store: DistStore, codec: bool) -> Step:
     """A usual loop around DistributedOptimizer."""
     model = net()
     inner = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
     wrapped = paceline.DistributedOptimizer(
-        inner, new_store(mode), model=model, compression=CODEC if codec else None, on_nan="skip"
+        inner, store, model=model, compression=CODEC if codec else None, on_nan="skip"
     )
     data = torch.randn(4, 8)
 
@@ -119,11 +113,11 @@ def optimizer(mode: str, codec: bool) -> Step:
     return step
 
 
-def trainer(mode: str, codec: bool) -> Step:
+def trainer(store: DistStore, codec: bool) -> Step:
     """A usual loop around gluon's Trainer."""
     model = replicate(net(), [cpu(0)])
     options = {"compression_params": CODEC} if codec else {}
-    made = Trainer(model, "sgd", {"learning_rate": 1e-4}, new_store(mode), **options)
+    made = Trainer(model, "sgd", {"learning_rate": 1e-4}, store, **options)
     data = torch.randn(4, 8)
 
     def step() -> None:
@@ -147,18 +141,31 @@ def work(modes: Sequence[str], fronts: Sequence[str], phases: Sequence[tuple[int
     importlib.import_module("torch._dynamo")  # as an optimizer would
     leave_out_what_is_there()
     session = current_session()
-    made = [FRONTS[front.removesuffix("+codec")](mode, front.endswith("+codec")) for mode in modes for front in fronts]
+    made = {front: [_front(front, mode) for mode in modes] for front in fronts}
     for steps, seconds in phases:
         until, done = time.monotonic() + seconds, 0
         while _go_on(session, done < steps or time.monotonic() < until):
-            for step, store in zip(made, _stores, strict=True):
-                for _ in range(CHUNK):
-                    step()
-                # A gather alone is no barrier of the store: a push of dist_ksync may wait for those who gather.
-                store.barrier()
+            for ways in made.values():
+                _train(ways)
             done += CHUNK
         tell({"steps": done, "census": census()})
         listen(600.0)
+
+
+def _front(front: str, mode: str) -> tuple[Step, DistStore]:
+    """Return a way to train in a mode, and its store."""
+    store = new_store(mode)
+    return FRONTS[front.removesuffix("+codec")](store, front.endswith("+codec")), store
+
+
+def _train(ways: Sequence[tuple[Step, DistStore]]) -> None:
+    """Take some steps of one way to train, in all modes in turn, and meet the other workers."""
+    for _ in range(CHUNK):
+        for step, _ in ways:
+            step()
+    for _, store in ways:
+        # A gather is no barrier of the store: with dist_ksync a push may wait for one of a worker that gathers.
+        store.barrier()
 
 
 def _go_on(session: Any, wanted: bool) -> bool:

@@ -62,7 +62,7 @@ def train(steps: int) -> str:
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(20, 40), torch.nn.Tanh(), torch.nn.Linear(40, 5))
     optimizer = DistributedOptimizer(torch.optim.Adam(net.parameters()), "dist_sync", model=net)
-    tell(faulty.session.SocketHub is not faulty.SocketHub)
+    tell(faulty.current.SocketHub is not faulty.SocketHub)
     for step in range(steps):
         generator = torch.Generator().manual_seed(2 * step + optimizer.kvstore.rank)
         optimizer.zero_grad()
