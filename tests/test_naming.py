@@ -40,8 +40,6 @@ def test_slip_of_the_finger_gets_the_name_that_was_meant(
     ("names", "name"),
     [
         (store_types, "dist_hogwild"),
-        (store_types, "dist_allreduce"),
-        (store_types, "horovod"),
         (store_types, "nccl"),
         (store_types, "p3store_dist"),
         (known_names, "adahessian"),

@@ -124,14 +124,11 @@ def test_groups_that_become_alike_are_joined() -> None:
     assert machines.regrouping.groups == ((0, 1, 2, 3, 4, 5),)
 
 
-@pytest.mark.slow
-def test_steady_machines_are_left_alone() -> None:
-    """No false alarm in 20,000 rounds."""
-    alarms = 0
-    for seed in range(4):
-        machines = Machines([0.1] * 4 + [0.2] * 4 + [0.4] * 4 if seed % 2 else [0.1] * 12, seed)
-        alarms += sum(machines.check() for _ in range(1000))
-    assert alarms == 0
+@pytest.mark.parametrize(("truth", "checks"), [([0.1] * 12, 2000), ([0.1] * 4 + [0.2] * 4 + [0.4] * 4, 400)])
+def test_steady_machines_are_left_alone(truth: list[float], checks: int) -> None:
+    """No false alarm in 10,000 and 2,000 rounds."""
+    machines = Machines(truth, 1)
+    assert not any(machines.check() for _ in range(checks))
 
 
 def test_one_check_is_not_enough() -> None:

@@ -47,6 +47,8 @@ def group_by_speed(seconds: Sequence[float], alike: float = ALIKE, max_groups: i
         raise ValueError(f"step times {list(seconds)} cannot be grouped; they must be positive, one per worker")
     points = np.log(np.asarray(seconds, dtype=np.float64))
     best, best_score = np.zeros(len(points), dtype=np.int64), 0.0
+    # Neighbouring groups are at least ``alike`` apart, so only so many fit between the fastest and the slowest.
+    max_groups = min(max_groups, 1 + int((points.max() - points.min()) / math.log(alike)))
     # A few dozen numbers: threads would cost more than they save, and far more on a host that is busy.
     with _import("threadpoolctl").threadpool_limits(1):
         for k in range(2, min(max_groups, len(set(points))) + 1):

@@ -137,12 +137,13 @@ def _fit(samples: _Values, seconds: _Values) -> Speed:
     proportional to samples, which is right at the last size.
     """
     large = int((samples > (samples.min() + samples.max()) / 2).sum())
+    if min(large, len(samples) - large) < STREAK:
+        return _proportional(samples, seconds)
     first, second = np.triu_indices(len(samples), 1)
     apart = samples[second] - samples[first]
     useful = np.abs(apart) >= _DISTINCT * samples.max()
-    if min(large, len(samples) - large) < STREAK or not useful.any():
-        near = np.abs(samples - samples[-1]) <= _DISTINCT * samples[-1]
-        return Speed(0.0, float(np.median(seconds[near] / samples[near])))
+    if not useful.any():
+        return _proportional(samples, seconds)
     size = float(np.median(samples))
     slope = float(np.median((seconds[second] - seconds[first])[useful] / apart[useful]))
     level = float(np.median(seconds - slope * samples)) + slope * size
@@ -150,3 +151,9 @@ def _fit(samples: _Values, seconds: _Values) -> Speed:
         return Speed(0.0, float(np.median(seconds / samples)))
     slope = min(max(slope, (1 - _MOST_FIXED) * level / size), level / size)
     return Speed(level - slope * size, slope)
+
+
+def _proportional(samples: _Values, seconds: _Values) -> Speed:
+    """Return the median time per sample of the steps that have the size of the last one."""
+    near = np.abs(samples - samples[-1]) <= _DISTINCT * samples[-1]
+    return Speed(0.0, float(np.median(seconds[near] / samples[near])))
