@@ -64,12 +64,14 @@ class OwnCoordinator(Link):
     def __init__(self, place: Place, settings: config.Settings, hvd: HvdSettings, timeline: Timeline) -> None:
         self._inbox: queue.SimpleQueue[wire.ToRank | None] = queue.SimpleQueue()
         self._coordinator: Coordinator | None = None
+        self._place = place
+        self._meeting: rendezvous.Meeting | None = None
         security = rendezvous.security_of(place, settings) if place.size > 1 else Security("")
         addresses = _addresses(place, settings) if place.size > 1 else []
         self._coordinator = Coordinator(place.size, addresses, security, hvd, self._inbox.put, timeline)
         if place.size > 1:
-            meeting = rendezvous.Meeting(self._coordinator.addresses[0], security)
-            rendezvous.publish(place, settings, meeting)
+            self._meeting = rendezvous.Meeting(self._coordinator.addresses[0], security)
+            rendezvous.publish(place, settings, self._meeting)
 
     def configure(self, hvd: HvdSettings) -> None:
         """Use these settings from the next generation on."""
@@ -101,6 +103,8 @@ class OwnCoordinator(Link):
         """Close all ranks' connections."""
         assert self._coordinator is not None
         self._coordinator.close()
+        if self._meeting is not None and self._place.on_one_host:
+            rendezvous.withdraw(self._place, self._meeting)
 
     def missing(self) -> str:
         """Return the ranks that have not called ``init``."""

@@ -11,6 +11,7 @@ A file of an earlier job with the same name is noticed by its address, which nob
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -89,6 +90,14 @@ def publish(place: Place, settings: Settings, meeting: Meeting) -> None:
         os.replace(file.name, path)
     else:
         _store(place, settings).set(f"paceline-hvd {place.job}", meeting.address)
+
+
+def withdraw(place: Place, meeting: Meeting) -> None:
+    """Remove the file that :func:`publish` has written, unless another job of this name has written its own since."""
+    path = meeting_file(place)
+    with contextlib.suppress(FileNotFoundError):
+        if json.loads(path.read_text())["address"] == meeting.address:
+            path.unlink()
 
 
 def candidates(place: Place, settings: Settings) -> Iterator[Meeting]:
