@@ -22,3 +22,12 @@ def test_a_slot_has_counters_of_its_own_and_weightings_those_of_the_store() -> N
     for one in (left, right):
         total.add(one.stats)
     assert (total.updates, total.weight_sum, total.staleness, total.data_mass) == (4, 4.0, {1: 4}, {0: 8.0})
+
+
+def test_histogram_of_staleness_stays_small() -> None:
+    stats = Stats()
+    for staleness in range(1, 100_001):
+        stats.seen(staleness)
+    assert len(stats.staleness) < 500
+    assert stats.staleness.total() == stats.updates == 100_000
+    assert [stats.staleness[one] for one in (1, 63, 64, 65, 66)] == [1, 1, 2, 0, 2]

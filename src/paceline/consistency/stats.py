@@ -22,7 +22,7 @@ class Stats:
     weight_sum: float = 0.0
     """Sum of the weights of all updates; times the learning rate it is the step mass."""
     staleness: Counter[int] = field(default_factory=Counter)
-    """How many updates had which staleness."""
+    """How many updates had which staleness: exact below 64, above that rounded down by at most 3 %."""
     data_mass: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
     """Samples per worker that reached the model, each times its update's weight."""
     dropped: Counter[int] = field(default_factory=Counter)
@@ -36,7 +36,7 @@ class Stats:
         """Count an update and return (updates, sum of 1/staleness) so far, of the store if that is known."""
         self.updates += 1
         self.inverse_sum += 1.0 / staleness
-        self.staleness[staleness] += 1
+        self.staleness[_bin_of(staleness)] += 1
         return (self.updates, self.inverse_sum) if self.store is None else self.store.seen(staleness)
 
     def copy(self) -> Stats:
@@ -55,3 +55,9 @@ class Stats:
         self.dropped.update(other.dropped)
         for worker, mass in other.data_mass.items():
             self.data_mass[worker] += mass
+
+
+def _bin_of(staleness: int) -> int:
+    """Return the entry of the histogram: the six leading bits, so that a worker that is far behind fills no table."""
+    shift = max(0, staleness.bit_length() - 6)
+    return staleness >> shift << shift

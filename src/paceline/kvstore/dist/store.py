@@ -384,10 +384,11 @@ class DistStore(KVStore):
     def stats(self) -> dict[str, Any]:
         """Return counters over all servers.
 
-        ``updates``, the histogram of their ``staleness``, ``step_mass`` (the sum of their weights times learning
-        rates), ``data_mass`` (samples per worker that were applied), ``dropped`` (pushes that were too old) and
-        ``dropped_by_worker``, ``network_bytes``. All but ``staleness`` and ``network_bytes`` are means over slots: one
-        round of all keys counts as one. The servers forget them with the store: call this before ``close()``.
+        ``updates``, the histogram of their ``staleness`` (exact below 64, then to 3 %), ``step_mass`` (the sum of their
+        weights times learning rates), ``data_mass`` (samples per worker that were applied), ``dropped`` (pushes that
+        were too old) and ``dropped_by_worker``, ``network_bytes``. All but ``staleness`` and ``network_bytes`` are
+        means over slots: one round of all keys counts as one. The servers forget them with the store: call this before
+        ``close()``.
         """
         self.lifecycle.open()
         return merge_stats(self.lifecycle.ask_all_servers(m.AskStats(self.name), "counters"))
