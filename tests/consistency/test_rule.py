@@ -715,3 +715,13 @@ def test_rate_of_an_update_is_the_default() -> None:
     assert updates(CheckedRule(Policy("each"), 4).push(0, 1, 16))[0].weight == 1.0
     with pytest.raises(ValueError, match="it is update or sample"):
         CheckedRule(Policy("each", lr_scale="samples"), 2)  # type: ignore[arg-type]
+
+
+def test_worker_that_is_alone_in_its_unit_may_push_while_it_is_at_a_barrier() -> None:
+    rule = CheckedRule(Policy("groups", ((0,), (1,)), bound=1), 2)
+    rule.pause(0)
+    rule.push(0, 1)
+    assert rule.answered[0] == 1
+    rule.push(0, 2)
+    assert rule.missing_for(0) == [1], "it is active again, and the bound holds"
+    rule.check()

@@ -246,6 +246,19 @@ def test_barrier_of_a_store_does_not_wait_for_who_has_left_the_store() -> None:
     members.check()
 
 
+def test_samples_of_a_pool_are_for_workers() -> None:
+    members = joined()
+    take = m.TakeSamples("p", 4, 1, 0, 4, 0)
+    assert "samples are for workers, not for a server" in refusal(members.handle(b"server-0", 2, take, 1.0))
+    given = m.Samples([(0, 4)], False, False)
+    assert answers(members.handle(b"worker-0", 2, take, 1.0)) == [(b"worker-0", 2, given)]
+    assert answers(members.handle(b"worker-1", 2, take, 1.0)) == [(b"worker-1", 2, m.Samples([], False, True))]
+    assert members.handle(b"worker-1", 3, m.AwaitSamples("p"), 1.0) == []
+    failed = answers(members.handle(b"server-0", 3, m.Bye("it raised"), 1.0))
+    assert (b"worker-1", 3) in [(peer, seq) for peer, seq, body in failed if isinstance(body, m.Failed)]
+    assert "died" in refusal(members.handle(b"worker-0", 4, take, 1.0)), "nobody waits for the dead"
+
+
 def test_barrier_does_not_wait_for_who_has_left() -> None:
     members = joined()
     members.handle(b"worker-0", 2, m.Enter("b"), 1.0)
