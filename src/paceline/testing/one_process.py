@@ -45,7 +45,7 @@ class _Session:
     def on_close(self, closer: Callable[[], None]) -> None:
         """Nothing: a test closes stores itself."""
 
-    def forget_store(self, name: str, closer: Callable[[], None]) -> None:
+    def forget_store(self, name: str, closer: Callable[[], None], pauser: Callable[[], None]) -> None:
         """Nothing, as there are no functions to call."""
 
     def note_round(self, round: int) -> None:

@@ -352,10 +352,11 @@ class Session:
         """Whether this worker has left the job."""
         return self._closed
 
-    def forget_store(self, name: str, closer: Callable[[], None]) -> None:
-        """Undo :meth:`on_close` for a store that is closed, and forget the gathers that were named after it."""
-        if closer in self._closers:
-            self._closers.remove(closer)
+    def forget_store(self, name: str, closer: Callable[[], None], pauser: Callable[[], None]) -> None:
+        """Undo :meth:`on_close` and :meth:`on_pause` for a store that is closed, and forget its gathers."""
+        for registered, one in ((self._closers, closer), (self._pausers, pauser)):
+            if one in registered:
+                registered.remove(one)
         for one in [one for one in self._gathers if one.rpartition("/")[0] == name]:
             del self._gathers[one]
 

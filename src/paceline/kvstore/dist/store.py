@@ -401,4 +401,4 @@ class DistStore(KVStore):
         This worker can still read the values, but do nothing else with the store.
         """
         self.lifecycle.close()
-        self.session.forget_store(self.name, self.lifecycle.finish)
+        self.session.forget_store(self.name, self.lifecycle.finish, self.lifecycle.pause)
