@@ -354,9 +354,9 @@ class Session:
 
     def forget_store(self, name: str, closer: Callable[[], None], pauser: Callable[[], None]) -> None:
         """Undo :meth:`on_close` and :meth:`on_pause` for a store that is closed, and forget its gathers."""
-        for registered, one in ((self._closers, closer), (self._pausers, pauser)):
-            if one in registered:
-                registered.remove(one)
+        for registered, function in ((self._closers, closer), (self._pausers, pauser)):
+            if function in registered:
+                registered.remove(function)
         for one in [one for one in self._gathers if one.rpartition("/")[0] == name]:
             del self._gathers[one]
 
