@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 
+from hypothesis import HealthCheck, settings
+
 from paceline.config import variable
 from paceline.testing import check_every_rule
 
@@ -14,3 +16,7 @@ check_every_rule()
 # A shell without job control ignores SIGINT in what runs in its background; launchers of tests would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long examples take to draw depends on what else the machine does.
+settings.register_profile("paceline", suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("paceline")
