@@ -10,8 +10,8 @@ import pytest
 from paceline.launch import Host, JobSpec, Machine, backend, names, parse_group
 
 FOLDER = Path(__file__).with_name("golden")
-ENVIRON = {"PYTHONPATH": "/work/src", "NCCL_DEBUG": "INFO", "WANDB_API_KEY": "hush-hush", "HOME": "/home/me"}
-MACHINE = Machine("/usr/bin/python3", {"127.0.0.1": 8}, ENVIRON, "/work")
+ENVIRON = {"PYTHONPATH": "/home/ada/train/src", "NCCL_DEBUG": "INFO", "WANDB_API_KEY": "hush-hush", "HOME": "/home/me"}
+MACHINE = Machine("/usr/bin/python3", {"127.0.0.1": 8}, ENVIRON, "/home/ada/train")
 #: Options without which a backend would ask a program.
 OPTIONS = {
     "mpi": {"mpi": "openmpi", "mpirun": "mpirun"},

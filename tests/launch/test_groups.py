@@ -7,7 +7,7 @@ import pytest
 
 from paceline.launch import Group, Host, JobSpec, Machine, group_from_table, make_plan, parse_group
 
-MACHINE = Machine("/usr/bin/python", directory="/work")
+MACHINE = Machine("/usr/bin/python", directory="/home/ada/train")
 
 
 def test_group_of_a_command_line() -> None:
@@ -82,7 +82,7 @@ def test_workers_of_a_group_get_its_hosts_options_and_environment() -> None:
     assert {(one.env["A"], one.env["C"], one.env.get("B")) for one in servers} == {("1", "1", None)}
     assert servers[2].env["PACELINE_INTERFACE"] == "eth1"
     assert [host.name for host in plan.hosts] == ["h1", "h2"]
-    assert plan.directory == "/work"
+    assert plan.directory == "/home/ada/train"
 
 
 @pytest.mark.parametrize(

@@ -56,4 +56,4 @@ def test_groups_take_the_nodes_of_their_components() -> None:
 )
 def test_wrong_option_is_explained(options: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        backend("slurm").plan(JobSpec(("train",), 1, options=options), Machine("python", directory="/work"))
+        backend("slurm").plan(JobSpec(("train",), 1, options=options), Machine("python", directory="/home/ada/train"))

@@ -11,7 +11,7 @@ from paceline.launch.yarn.backend import YarnRequest, resource_manager
 from paceline.launch.yarn.service import with_launcher
 from tests.engines.yarn_stand_in import faults
 
-MACHINE = Machine("/usr/bin/python3", {}, {"PYTHONPATH": "/work/src"}, "/work")
+MACHINE = Machine("/usr/bin/python3", {}, {"PYTHONPATH": "/home/ada/train/src"}, "/home/ada/train")
 
 
 def plan(*groups: str, machine: Machine = MACHINE, **options: str) -> YarnRequest:
@@ -71,5 +71,5 @@ def test_address_of_the_resource_manager_is_that_of_hadoops_configuration(tmp_pa
     text = f"<configuration><property><name>{name}</name><value> rm7:8088 </value></property></configuration>"
     (tmp_path / "yarn-site.xml").write_text(text)
     assert resource_manager({"HADOOP_CONF_DIR": str(tmp_path)}) == "http://rm7:8088"
-    machine = Machine("python3", {}, {"HADOOP_CONF_DIR": str(tmp_path), "HADOOP_USER_NAME": "ada"}, "/work")
+    machine = Machine("python3", {}, {"HADOOP_CONF_DIR": str(tmp_path), "HADOOP_USER_NAME": "ada"}, "/home/ada/train")
     assert (plan(machine=machine).options.rm, plan(machine=machine).options.user) == ("http://rm7:8088", "ada")
