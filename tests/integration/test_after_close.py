@@ -66,7 +66,7 @@ def a_namespace_is_used_again():
     second.init("w", torch.full((5,), 3.0))
     second.pushpull("w", torch.ones(5), out=value)
     second.close()
-    second.session.pause()  # of the stores that are open
+    second.session.stores.pause()  # of the stores that are open
     return value.tolist()
 
 

@@ -87,7 +87,7 @@ class PooledBatchSampler(Sampler[list[int]]):
         samples = self._session.call_scheduler(request, what)
         assert isinstance(samples, m.Samples)
         if samples.waits:
-            self._session.pause()
+            self._session.stores.pause()
             samples = self._session.call_scheduler(m.AwaitSamples(self._name), what)
             assert isinstance(samples, m.Samples)
         return samples

@@ -19,6 +19,7 @@ from paceline.server.requests import RequestHandler
 from paceline.transport.base import Frames
 from paceline.wire import messages as m
 from paceline.worker.session import Session
+from paceline.worker.stores import Store, Stores
 
 
 class _Session:
@@ -26,6 +27,7 @@ class _Session:
 
     def __init__(self, job: OneProcess, rank: int) -> None:
         self._job, self.rank, self.settings = job, rank, job.settings
+        self.stores = Stores()
         self.workers, self.servers = job.workers, job.servers
         self.host_id, self.pid = job.workers[rank].host_id, os.getpid()
         self.waited_s = 0.0
@@ -39,20 +41,12 @@ class _Session:
         units = policy.unit_of(len(workers)) if self.settings.local_merge else range(len(workers))
         return LocalMerge(workers, servers, units)
 
-    def on_pause(self, pauser: Callable[[], None]) -> None:
-        """Nothing: a test's workers do not wait for samples."""
-
-    def on_close(self, closer: Callable[[], None]) -> None:
-        """Nothing: a test closes stores itself."""
-
-    def forget_store(self, name: str, closer: Callable[[], None], pauser: Callable[[], None]) -> None:
-        """Nothing, as there are no functions to call."""
+    def close_store(self, store: Store) -> None:
+        """Nothing more: the servers refuse who has left."""
+        self.stores.remove(store)
 
     def note_round(self, round: int) -> None:
         """Nothing: there is no scheduler."""
-
-    def note_closed(self, name: str, store: object) -> None:
-        """Nothing: the servers refuse who has left."""
 
     def check(self) -> None:
         """Nothing: nobody dies here."""

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from paceline.hetero import SpeedMeter
 from paceline.wire import messages as m
+from paceline.worker.stores import Stores
 
 #: Rounds that are not measured: the first ones load libraries and make memory.
 WARM_UP = 3
@@ -74,6 +75,7 @@ class Team(Protocol):
     """What a profile needs of a worker's session."""
 
     pace: Pace
+    stores: Stores
 
     @property
     def rank(self) -> int:
@@ -83,10 +85,6 @@ class Team(Protocol):
     @property
     def workers(self) -> list[m.Member]:
         """All workers, in rank order."""
-        ...
-
-    def pause(self) -> None:
-        """Tell the servers that nobody shall wait for this worker until it pushes again."""
         ...
 
     def gather(self, name: str, payload: bytes) -> list[bytes]:
@@ -115,7 +113,7 @@ class Profile:
         if self._is_over or session.pace.rounds < self._rounds:
             return
         self._is_over = True
-        session.pause()
+        session.stores.pause()
         me = session.workers[session.rank]
         line = f"{me.host}:{me.local_rank} {session.pace.seconds:.6g}\n"
         lines = [said.decode() for said in session.gather("paceline/profile", line.encode())]

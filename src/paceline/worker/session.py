@@ -13,7 +13,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from weakref import WeakValueDictionary
 
 from paceline.config import Settings
 from paceline.consistency import Policy
@@ -29,6 +28,7 @@ from paceline.transport.base import Frames
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_GATHER_BYTES
 from paceline.worker.profile import Pace, Profile
+from paceline.worker.stores import Store, Stores
 
 logger = logging.getLogger(__name__)
 
@@ -56,12 +56,8 @@ class Session:
         set_up_worker_logging(settings)
         self.settings = settings
         self._pid = os.getpid()
-        self._closers: list[Callable[[], None]] = []
-        self._pausers: list[Callable[[], None]] = []
         self._gathers: Counter[str] = Counter()
-        self._closed_stores: WeakValueDictionary[str, object] = WeakValueDictionary()
-        self._namespaces: dict[str, int] = {}
-        """How often stores of a namespace were closed here; of namespaces that the user has named."""
+        self.stores = Stores()
         self._closed = False
         self.waited_s = 0.0
         """Seconds that this worker has spent waiting for answers: what is left of a step is computation."""
@@ -172,8 +168,7 @@ class Session:
         self, channel: int, body: m.Request, what: str, frames: Frames = (), on_answer: OnAnswer | None = None
     ) -> Call:
         self._check_open()
-        if self._closed_stores:
-            self._check_store(body)
+        self._check_store(body)
         return self._client.ask(channel, body, what, frames, on_answer)
 
     @property
@@ -200,8 +195,8 @@ class Session:
         self._lifeline.check()
 
     def _check_store(self, body: m.Request) -> None:
-        store = getattr(body, "store", None)
-        if store and store in self._closed_stores:
+        store = getattr(body, "store", "")
+        if self.stores.is_closed(store):
             raise PacelineError(f"store {store!r} is closed on worker {self.rank}; create another one")
 
     def _check_open(self) -> None:
@@ -312,52 +307,17 @@ class Session:
         self.gone, self.dead = dict(gathered.gone), frozenset(gathered.dead)
         return gathered.payloads
 
-    def on_pause(self, pauser: Callable[[], None]) -> None:
-        """Register what :meth:`pause` calls."""
-        self._pausers.append(pauser)
-
-    def pause(self) -> None:
-        """Tell the servers of all stores that nobody shall wait for this worker until it pushes again."""
-        for pauser in self._pausers:
-            pauser()
-
     # ---- leaving ---------------------------------------------------------------------------------------------------
-
-    def on_close(self, closer: Callable[[], None]) -> None:
-        """Register a function that is called before the connections close."""
-        self._closers.append(closer)
-
-    def note_closed(self, name: str, store: object) -> None:
-        """Refuse requests on a store that this worker has left: the servers forget it with the last worker.
-
-        Args:
-            name: of the store.
-            store: what has left it; the name is forgotten when that is freed.
-        """
-        self._closed_stores[name] = store
-        namespace, _, number = name.partition("#")
-        if namespace in self._namespaces and (number.isdigit() or not number):
-            self._namespaces[namespace] += 1
-
-    def store_name(self, namespace: str) -> str:
-        """Return what the servers call a store of a namespace: after each close another name.
-
-        Workers do not close a store at the same moment. Who opens the namespace again must not meet the old store.
-        """
-        closed = self._namespaces.setdefault(namespace, 0)
-        return f"{namespace}#{closed + 1}" if closed else namespace
 
     @property
     def has_left(self) -> bool:
         """Whether this worker has left the job."""
         return self._closed
 
-    def forget_store(self, name: str, closer: Callable[[], None], pauser: Callable[[], None]) -> None:
-        """Undo :meth:`on_close` and :meth:`on_pause` for a store that is closed, and forget its gathers."""
-        for registered, function in ((self._closers, closer), (self._pausers, pauser)):
-            if function in registered:
-                registered.remove(function)
-        for one in [one for one in self._gathers if one.rpartition("/")[0] == name]:
+    def close_store(self, store: Store) -> None:
+        """Note that this worker has left a store: its requests are refused, and its gathers are forgotten."""
+        self.stores.remove(store)
+        for one in [one for one in self._gathers if one.rpartition("/")[0] == store.name]:
             del self._gathers[one]
 
     @property
@@ -375,8 +335,7 @@ class Session:
             return
         try:
             if not reason and self.failure is None:
-                for closer in list(self._closers):
-                    closer()
+                self.stores.finish()
         except BaseException as error:
             # Process border: the other members learn why this worker could not leave.
             reason = "" if self.failure is not None else f"it could not leave: {type(error).__name__}: {error}"

@@ -35,7 +35,7 @@ class Lifecycle:
     """
 
     def __init__(self, session: Session, name: str, policy: Policy, table: KeyTable, traffic: Traffic) -> None:
-        self._session, self._name, self._policy, self._table, self._traffic = session, name, policy, table, traffic
+        self._session, self.name, self._policy, self._table, self._traffic = session, name, policy, table, traffic
         self._barriers = 0
         self._is_closed = self._has_left = False
         self._unfinished: BaseException | None = None
@@ -63,10 +63,10 @@ class Lifecycle:
         age = -1 if policy.age is None else policy.age
         groups = [list(group) for group in policy.groups]
         body = m.OpenStore(
-            self._name, policy.merge, groups, policy.first, bound, policy.weighting, self.mean,
+            self.name, policy.merge, groups, policy.first, bound, policy.weighting, self.mean,
             self._session.settings.local_merge, self.clip_norm, age, policy.lr_scale,
         )  # fmt: skip
-        self.ask_all_servers(body, f"opening store {self._name!r}")
+        self.ask_all_servers(body, f"opening store {self.name!r}")
 
     def ask_all_servers(self, body: m.Request, what: str) -> list[m.Body]:
         """Send a request to every server and return the answers, in server order."""
@@ -86,14 +86,14 @@ class Lifecycle:
         """
         self._barriers += 1
         self.pause()
-        self._session.barrier(f"{self._name}/{self._barriers}", self._name)
+        self._session.barrier(f"{self.name}/{self._barriers}", self.name)
         for block in self._table.blocks.values():
             block.fresh = [False] * len(block.fresh)
 
     def pause(self) -> None:
         """Tell the servers that nobody shall wait for this worker's pushes, until it pushes again or a barrier opens."""
         if self.is_open and not self._is_closed:
-            self.ask_all_servers(m.Pause(self._name), "entering a barrier")
+            self.ask_all_servers(m.Pause(self.name), "entering a barrier")
 
     def close(self) -> None:
         """Leave the store: servers and workers do not wait for this worker any more. Idempotent.
@@ -108,13 +108,13 @@ class Lifecycle:
         self.open()
         self._is_closed = True
         self.finish()
-        self.ask_all_servers(m.Leave(self._name), f"leaving store {self._name!r}")
-        self._session.call_scheduler(m.Leave(self._name), f"leaving store {self._name!r}")
-        self._session.note_closed(self._name, self)
+        self.ask_all_servers(m.Leave(self.name), f"leaving store {self.name!r}")
+        self._session.call_scheduler(m.Leave(self.name), f"leaving store {self.name!r}")
         self._release()
 
     def _release(self) -> None:
         self._is_closed = self._has_left = True
+        self._session.close_store(self)
         for block in self._table.blocks.values():
             block.detach()
             block.close()
@@ -128,7 +128,7 @@ class Lifecycle:
         if self._has_left:
             return
         if self._unfinished is not None:
-            raise PacelineError(f"store {self._name!r} could not be left: {self._unfinished}") from self._unfinished
+            raise PacelineError(f"store {self.name!r} could not be left: {self._unfinished}") from self._unfinished
         try:
             self.wait_for_own_requests()
         except BaseException as error:

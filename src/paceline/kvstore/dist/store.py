@@ -64,8 +64,7 @@ class DistStore(KVStore):
         self._ignored: set[Key] = set()
         self._siblings = 0
         self._is_claimed = False
-        session.on_close(self.lifecycle.finish)
-        session.on_pause(self.lifecycle.pause)
+        session.stores.add(self.lifecycle)
 
     def _set_merging(self, mean: bool, clip_norm: float) -> None:
         if clip_norm and not self.policy.merges_rounds:
@@ -401,4 +400,3 @@ class DistStore(KVStore):
         This worker can still read the values, but do nothing else with the store.
         """
         self.lifecycle.close()
-        self.session.forget_store(self.name, self.lifecycle.finish, self.lifecycle.pause)

@@ -1,0 +1,67 @@
+"""The stores of one worker: those that are open, and what is known of closed ones. Pure."""
+
+from __future__ import annotations
+
+from typing import Protocol
+from weakref import WeakValueDictionary
+
+
+class Store(Protocol):
+    """What the table calls."""
+
+    @property
+    def name(self) -> str:
+        """What the servers call it."""
+
+    def pause(self) -> None:
+        """Tell the servers that nobody shall wait for this worker's pushes until it pushes again."""
+
+    def finish(self) -> None:
+        """Wait for this worker's own requests."""
+
+
+class Stores:
+    """The stores of one worker, by the names that the servers know."""
+
+    def __init__(self) -> None:
+        self._open: list[Store] = []
+        self._closed: WeakValueDictionary[str, Store] = WeakValueDictionary()
+        """Closed stores that somebody still holds: nobody else can send requests on them."""
+        self._times_closed: dict[str, int] = {}
+        """By namespace that the user has named."""
+
+    def name_for(self, namespace: str) -> str:
+        """Return the name of a new store of a namespace: after each close another one.
+
+        Workers do not close a store at the same moment. Who opens the namespace again must not meet the old store.
+        """
+        closed = self._times_closed.setdefault(namespace, 0)
+        return f"{namespace}#{closed + 1}" if closed else namespace
+
+    def add(self, store: Store) -> None:
+        """Take in a new store."""
+        self._open.append(store)
+
+    def remove(self, store: Store) -> None:
+        """Note that a store is closed. Idempotent."""
+        if store not in self._open:
+            return
+        self._open.remove(store)
+        self._closed[store.name] = store
+        namespace, _, number = store.name.partition("#")
+        if namespace in self._times_closed and (number.isdigit() or not number):
+            self._times_closed[namespace] += 1
+
+    def is_closed(self, name: str) -> bool:
+        """Whether a store of this name was closed here."""
+        return bool(self._closed) and name in self._closed
+
+    def pause(self) -> None:
+        """Pause all open stores."""
+        for store in list(self._open):
+            store.pause()
+
+    def finish(self) -> None:
+        """Finish all open stores."""
+        for store in list(self._open):
+            store.finish()

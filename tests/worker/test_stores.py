@@ -1,0 +1,57 @@
+"""The stores of one worker."""
+
+from __future__ import annotations
+
+import gc
+
+from paceline.worker.stores import Stores
+
+
+class Counting:
+    """A store that counts calls."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.calls: list[str] = []
+
+    def pause(self) -> None:
+        self.calls.append("pause")
+
+    def finish(self) -> None:
+        self.calls.append("finish")
+
+
+def test_only_open_stores_are_paused_and_finished() -> None:
+    stores, one, other = Stores(), Counting("a"), Counting("b")
+    stores.add(one)
+    stores.add(other)
+    stores.pause()
+    stores.remove(one)
+    stores.remove(one)
+    stores.pause()
+    stores.finish()
+    assert one.calls == ["pause"]
+    assert other.calls == ["pause", "pause", "finish"]
+
+
+def test_closed_stores_are_known_while_somebody_holds_them() -> None:
+    stores, one = Stores(), Counting("a")
+    stores.add(one)
+    assert not stores.is_closed("a")
+    stores.remove(one)
+    assert stores.is_closed("a")
+    assert not stores.is_closed("")
+    del one
+    gc.collect()
+    assert not stores.is_closed("a")
+
+
+def test_namespace_that_was_closed_gets_another_name_each_time() -> None:
+    stores = Stores()
+    for name in ("x", "x#2", "x#3"):
+        assert stores.name_for("x") == stores.name_for("x") == name
+        store, sibling = Counting(name), Counting(f"{name}/optimizer1")
+        for one in (store, sibling):
+            stores.add(one)
+            stores.remove(one)
+    assert stores.name_for("y") == "y"
