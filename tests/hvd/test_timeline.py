@@ -49,6 +49,7 @@ def switched(path: str) -> list[Any]:
     hvd.allreduce(torch.ones(1), name="inside")
     hvd.barrier()
     hvd.stop_timeline()
+    hvd.barrier()  # rank 0 has stopped: before, "after" of rank 1 may be in the file
     hvd.allreduce(torch.ones(1), name="after")
     return json.loads(Path(path).read_text()) if hvd.rank() == 0 else []
 

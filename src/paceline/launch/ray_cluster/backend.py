@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import os
-import selectors
-import shutil
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from paceline.errors import LaunchError
 from paceline.launch.environment import OWNED
@@ -22,16 +14,13 @@ from paceline.launch.planner import Machine, make_plan
 from paceline.launch.ray_cluster.bundles import Bundle, Options, bundles, read_options
 from paceline.launch.ray_cluster.request import Request
 from paceline.launch.remote import RemoteJob, RemoteRequest, agent_script, forwarded
+from paceline.launch.remote.broker import SOCKET, Broker
 from paceline.launch.remote.link import Link
 from paceline.launch.render import describe
 from paceline.launch.spec import JobSpec
 
 #: How long ``ray.init`` may take, on top of the wait for room.
 _CONNECT_S = 60.0
-_LEAVE_S = 10.0
-
-#: In the text of a plan, for the folder that the socket is in.
-_FOLDER = "<folder of the job>"
 
 
 @dataclass(frozen=True)
@@ -41,8 +30,6 @@ class RayRequest:
     remote: RemoteRequest
     bundles: tuple[Bundle, ...]
     options: Options
-    folder: str = _FOLDER
-    """Where the driver's socket is."""
 
 
 class RayBackend:
@@ -62,7 +49,7 @@ class RayBackend:
         indices = {host.name: str(index) for index, host in enumerate(plan.hosts)}
 
         def command(host: Host) -> list[str]:
-            return [machine.python, "-m", "paceline.launch.ray_cluster.rsh", _FOLDER, indices[host.name], *script]
+            return [machine.python, "-m", "paceline.launch.ray_cluster.rsh", SOCKET, indices[host.name], *script]
 
         return RayRequest(RemoteRequest(plan, machine.python, command, environ), bundles(spec, plan, options), options)
 
@@ -101,20 +88,13 @@ class RayJob:
 
     def __init__(self, request: RayRequest) -> None:
         self.id = request.remote.plan.job_id
-        self._folder = Path(tempfile.mkdtemp(prefix="paceline-ray-"))
-        self._driver: subprocess.Popen[str] | None = None
+        self._driver = Broker("ray", "paceline.launch.ray_cluster.driver")
         try:
             self._start_driver(request)
         except BaseException:
             self.cancel()
             raise
-        command = request.remote.command
-
-        def located(host: Host) -> list[str]:
-            socket = str(self._folder / "socket")
-            return [socket if word == _FOLDER else word for word in command(host)]
-
-        self._job = RemoteJob(replace(request.remote, command=located), explain)
+        self._job = RemoteJob(replace(request.remote, command=self._driver.located(request.remote.command)), explain)
 
     def wait(self) -> int:
         """Run the job and return its exit code. Then its bundles are free.
@@ -129,16 +109,7 @@ class RayJob:
 
     def cancel(self) -> None:
         """End the driver, and so all actors of the job. Idempotent."""
-        driver, self._driver = self._driver, None
-        if driver is not None:
-            with contextlib.suppress(OSError):
-                driver.stdin.close()  # type: ignore[union-attr]
-            try:
-                driver.wait(_LEAVE_S)
-            except subprocess.TimeoutExpired:
-                driver.kill()
-                driver.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._driver.close()
 
     def logs(self) -> Iterator[str]:
         """Give nothing: :meth:`wait` has shown everything."""
@@ -148,43 +119,16 @@ class RayJob:
         asked = Request(
             job=f"paceline-{self.id}",
             address=request.options.address,
-            socket=str(self._folder / "socket"),
+            socket=self._driver.socket,
             strategy=request.options.strategy,
             wait_s=request.options.wait,
             resources=[dict(bundle.resources) for bundle in request.bundles],
             labels=[dict(bundle.labels) for bundle in request.bundles],
         )
-        errors = self._folder / "errors"
-        with open(errors, "wb") as log:
-            self._driver = subprocess.Popen(
-                [sys.executable, "-m", "paceline.launch.ray_cluster.driver"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                start_new_session=True,
-                env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
-            )
-        assert self._driver.stdin is not None
-        self._driver.stdin.write(asked.text)
-        self._driver.stdin.flush()
-        if self._answer(_CONNECT_S + request.options.wait) != "ready":
-            text = errors.read_text(errors="replace").strip()
-            raise LaunchError(text or f"the Ray driver did not answer within {_CONNECT_S + request.options.wait:g} s")
-
-    def _answer(self, timeout_s: float) -> str:
-        """Return the driver's line, or nothing if it leaves or takes too long."""
-        stdout = self._driver.stdout if self._driver is not None else None
-        assert stdout is not None
-        until, line = time.monotonic() + timeout_s, b""
-        with selectors.DefaultSelector() as selector:
-            selector.register(stdout, selectors.EVENT_READ)
-            while b"\n" not in line and selector.select(max(0.0, until - time.monotonic())):
-                more = os.read(stdout.fileno(), 4096)
-                if not more:
-                    break
-                line += more
-        return line.decode().strip()
+        self._driver.start(asked.text, {"RAY_USAGE_STATS_ENABLED": "0"})
+        timeout_s = _CONNECT_S + request.options.wait
+        if self._driver.says(timeout_s) != "ready":
+            raise LaunchError(f"the Ray driver did not answer within {timeout_s:g} s")
 
 
 def explain(host: Host, link: Link) -> str:

@@ -24,4 +24,4 @@ class Request:
     @property
     def text(self) -> str:
         """The request as a line."""
-        return json.dumps(asdict(self)) + "\n"
+        return json.dumps(asdict(self))

@@ -5,12 +5,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import json
-import os
-import selectors
-import shutil
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -26,6 +21,7 @@ from paceline.launch.hosts import Host
 from paceline.launch.k8s.pods import crews
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.remote import RemoteJob, RemoteRequest, forwarded
+from paceline.launch.remote.broker import SOCKET, Broker
 from paceline.launch.remote.link import Link
 from paceline.launch.render import describe
 from paceline.launch.spec import JobSpec
@@ -35,14 +31,10 @@ from paceline.transport.security import new_job_key
 
 _POLL_S = 1.0
 _START_S = 20.0
-_LEAVE_S = 10.0
 #: How long YARN may take to end the containers of a service that was destroyed.
 _DESTROY_S = 60.0
 #: States of a service from which it does not come back.
 _OVER = frozenset({"STOPPED", "FAILED", "SUCCEEDED"})
-
-#: In the text of a plan, for the folder that the socket is in.
-_FOLDER = "<folder of the job>"
 
 
 @dataclass(frozen=True)
@@ -82,7 +74,7 @@ class YarnBackend:
         containers = names(parts)
 
         def command(host: Host) -> list[str]:
-            return [machine.python, "-m", "paceline.launch.yarn.rsh", _FOLDER, containers[host.name]]
+            return [machine.python, "-m", "paceline.launch.yarn.rsh", SOCKET, containers[host.name]]
 
         return YarnRequest(RemoteRequest(plan, machine.python, command, environ), service, options, containers)
 
@@ -125,23 +117,15 @@ class YarnJob:
     def __init__(self, request: YarnRequest) -> None:
         self.id = str(request.service["name"])
         self._request, self._services = request, _services(request)
-        self._folder = Path(tempfile.mkdtemp(prefix="paceline-yarn-"))
-        self._hub: subprocess.Popen[str] | None = None
+        self._hub = Broker("yarn", "paceline.launch.yarn.hub")
         self._canceller: Canceller | None = None
         self._application = ""
-        self._heard = b""
         try:
             self._start(new_job_key())
         except BaseException:
             self.cancel()
             raise
-        command = request.remote.command
-
-        def located(host: Host) -> list[str]:
-            socket = str(self._folder / "socket")
-            return [socket if word == _FOLDER else word for word in command(host)]
-
-        self._job = RemoteJob(replace(request.remote, command=located), self._explain)
+        self._job = RemoteJob(replace(request.remote, command=self._hub.located(request.remote.command)), self._explain)
 
     def wait(self) -> int:
         """Wait for the containers, run the job in them and return its exit code. Then the service is gone.
@@ -162,22 +146,13 @@ class YarnJob:
         Raises:
             LaunchError: YARN does not answer; the message says how to destroy the service by hand.
         """
-        hub, self._hub = self._hub, None
-        if hub is not None:
-            with contextlib.suppress(OSError):
-                hub.stdin.close()  # type: ignore[union-attr]
-            try:
-                hub.wait(_LEAVE_S)
-            except subprocess.TimeoutExpired:
-                hub.kill()
-                hub.wait()
+        self._hub.close()
         canceller, self._canceller = self._canceller, None
         if canceller is not None:
             try:
                 self._destroy()
             finally:
                 canceller.release()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def logs(self) -> Iterator[str]:
         """Give nothing: :meth:`wait` has shown everything."""
@@ -208,47 +183,16 @@ class YarnJob:
             LaunchError: it cannot use the port.
         """
         asked = {
-            "socket": str(self._folder / "socket"),
+            "socket": self._hub.socket,
             "port": self._request.options.port,
             "key": key,
             "names": list(self._request.names.values()),
         }
-        self._hub = subprocess.Popen(
-            [sys.executable, "-m", "paceline.launch.yarn.hub"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        assert self._hub.stdin is not None
-        self._hub.stdin.write(json.dumps(asked) + "\n")
-        self._hub.stdin.flush()
-        line = self._hub_says(_START_S)
+        self._hub.start(json.dumps(asked))
+        line = self._hub.says(_START_S)
         if not line.isdecimal():
             raise LaunchError(line or f"the hub did not start within {_START_S:g} s")
         return int(line)
-
-    def _hub_says(self, timeout_s: float) -> str:
-        """Return the hub's next line, nothing if none comes in time.
-
-        Raises:
-            LaunchError: the hub has ended.
-        """
-        stdout = self._hub.stdout if self._hub is not None else None
-        assert stdout is not None
-        until = time.monotonic() + timeout_s
-        with selectors.DefaultSelector() as selector:
-            selector.register(stdout, selectors.EVENT_READ)
-            while b"\n" not in self._heard and selector.select(max(0.0, until - time.monotonic())):
-                more = os.read(stdout.fileno(), 4096)
-                if not more:
-                    raise LaunchError("the hub has ended")
-                self._heard += more
-        line, newline, rest = self._heard.partition(b"\n")
-        if not newline:
-            return ""
-        self._heard = rest
-        return line.decode().strip()
 
     def _wait_for_containers(self) -> None:
         """Wait until all containers have connected.
@@ -257,7 +201,7 @@ class YarnJob:
             LaunchError: YARN has ended the service, or took too long.
         """
         until = time.monotonic() + self._request.options.wait
-        while self._hub_says(_POLL_S) != "all":
+        while self._hub.says(_POLL_S) != "all":
             found = self._services.get(self.id) or {}
             self._application = found.get("id") or self._application
             state = found.get("state", "ACCEPTED")
