@@ -77,16 +77,13 @@ def labels(name: str) -> dict[str, str]:
     return {"app.kubernetes.io/name": "paceline", "app.kubernetes.io/instance": name}
 
 
-def pod_template(
-    job: str, crew: Crew, options: Options, directory: str, places: Places, process: ProcessSpec | None = None
-) -> Object:
+def pod_template(job: str, crew: Crew, options: Options, places: Places, process: ProcessSpec | None = None) -> Object:
     """Return the template of a crew's pods.
 
     Args:
         job: name of the job.
         crew: what runs in them.
         options: of the user.
-        directory: where the command runs; empty: where the image says.
         places: how the scheduler is found.
         process: the one process, in layouts with a template for each; None: the completion index tells pods apart.
     """
@@ -100,7 +97,7 @@ def pod_template(
     container: Object = {"name": crew.role, "image": options.image}
     container |= {"imagePullPolicy": options.pull} if options.pull else {}
     container |= _command(crew, one, indexed)
-    container |= {"workingDir": directory} if directory and crew.role == "worker" else {}
+    container |= {"workingDir": options.directory} if options.directory and crew.role == "worker" else {}
     container["env"] = _env(crew, one, indexed, f"{job}-key", options.port, places)
     container |= {"envFrom": [{"secretRef": {"name": name}} for name in options.env_from]} if options.env_from else {}
     container |= _ports(crew, options.port)
