@@ -21,7 +21,9 @@ KEY = "job-key"
 #: The pipes to the launcher, which is not on the host of the scheduler here.
 _PIPES = (Late.READY_FD, Late.ENDED_FD)
 
-_TCP_GRACE_S = 15
+#: How long a process may take to end after SIGTERM. It is not process 1 of its namespace, which would ignore the signal
+#: unless it handles it: hence ``shareProcessNamespace``.
+_TERM_GRACE_S = 15
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,8 @@ def pod_template(job: str, crew: Crew, options: Options, places: Places, process
     container |= _ports(crew, options.port)
     container |= _resources(crew.group)
     container |= {"volumeMounts": [mount for _, mount in volumes]} if volumes else {}
-    spec: Object = {"restartPolicy": "Never", "terminationGracePeriodSeconds": _TCP_GRACE_S, "containers": [container]}
+    spec: Object = {"restartPolicy": "Never", "terminationGracePeriodSeconds": _TERM_GRACE_S}
+    spec |= {"shareProcessNamespace": True, "containers": [container]}
     spec |= {"serviceAccountName": options.service_account} if options.service_account else {}
     spec |= {"nodeSelector": dict(crew.group.select)} if crew.group is not None and crew.group.select else {}
     spec |= {"volumes": [one for one, _ in volumes]} if volumes else {}
