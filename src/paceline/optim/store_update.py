@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,8 @@ from paceline.optim.buffers import buffers_of, untrained
 from paceline.optim.local_update import MergingUpdate
 from paceline.optim.strategy import Named, Setup
 from paceline.optim.watch import refuse_renormalising
+
+Tensors = Mapping[str, torch.Tensor]
 
 #: Key of the workers' weights in a mean; parameters have names of their model.
 _WEIGHT = "weight of a worker"
@@ -38,14 +40,13 @@ class StoreUpdate(MergingUpdate):
             self._broadcast(untrained(self._model, [param for _, param, _ in setup.named]) | buffers_of(self._model))
         self._broadcast({name: param.data for name, param, _ in setup.named})
 
-    def _broadcast(self, tensors: dict[str, torch.Tensor]) -> None:
-        if tensors:
-            # A third party's store may hold floating-point numbers only.
-            values = [one if one.is_floating_point() else one.double() for one in tensors.values()]
-            self.store.broadcast(list(tensors), values, values)
-            for one, value in zip(tensors.values(), values, strict=True):
-                if one is not value:
-                    one.copy_(value)
+    def _broadcast(self, tensors: Tensors) -> None:
+        values = _floating(tensors)
+        if values:
+            self.store.broadcast(list(values), list(values.values()), list(values.values()))
+        for name, one in tensors.items():
+            if one is not values[name]:
+                one.copy_(values[name])
 
     def _on_gradient(self, param: torch.nn.Parameter) -> None:
         self._samples.touch()
@@ -58,14 +59,13 @@ class StoreUpdate(MergingUpdate):
             if param.grad is None:
                 param.grad = torch.zeros_like(param)
         names, grads = [name for name, _ in ready], [param.grad for _, param in ready if param.grad is not None]
+        buffers = {} if self._model is None or self._alone else buffers_of(self._model)
         if self._alone or self.choices.reduction == "sum":
-            self.store.pushpull(names, grads, grads)
+            self._push(dict(zip(names, grads, strict=True)), buffers)
         else:
-            self._merge_mean(names, grads)
-        if self._model is not None and not self._alone:
-            self._broadcast(buffers_of(self._model))
+            self._merge_mean(names, grads, buffers)
 
-    def _merge_mean(self, names: Sequence[str], grads: list[torch.Tensor]) -> None:
+    def _merge_mean(self, names: Sequence[str], grads: list[torch.Tensor], buffers: Tensors) -> None:
         samples = self._samples.take()
         if not self._mean_samples:
             self._mean_samples = self._sum(samples) / self.store.num_workers or 1.0
@@ -73,10 +73,19 @@ class StoreUpdate(MergingUpdate):
         if weight != 1:
             torch._foreach_mul_(grads, weight)
         total = torch.tensor([weight], dtype=torch.float64)
-        self.store.pushpull([*names, _WEIGHT], [*grads, total], [*grads, total])
+        self._push(dict(zip([*names, _WEIGHT], [*grads, total], strict=True)), buffers)
         if weights := float(total):
             torch._foreach_div_(grads, weights)
             self._mean_samples *= weights / self.store.num_workers
+
+    def _push(self, summed: Tensors, first: Tensors) -> None:
+        """Replace tensors by their sums over the workers, and others by rank 0's."""
+        owns = self.store.rank == 0
+        copies = {name: one.clone() if owns else torch.zeros_like(one) for name, one in _floating(first).items()}
+        values = [*summed.values(), *copies.values()]
+        self.store.pushpull([*summed, *copies], values, values)
+        for name, one in first.items():
+            one.copy_(copies[name])
 
     def merge_loss(self, loss: Any) -> Any:
         """Return the mean of the workers' losses, weighted by samples; with reduction ``sum`` their sum."""
@@ -95,9 +104,15 @@ class StoreUpdate(MergingUpdate):
 
     def broadcast_weights(self) -> None:
         """Set the weights of all workers to rank 0's. Every worker calls it."""
-        self._broadcast({name: param.data for name, param, _ in self.named})
+        if not self._alone:
+            self._push({}, {name: param.data for name, param, _ in self.named})
 
     def add(self, named: Named) -> None:
         """Add the parameters of new param groups."""
         super().add(named)
         self._broadcast({name: param.data for name, param, _ in named})
+
+
+def _floating(tensors: Tensors) -> dict[str, torch.Tensor]:
+    """Return the tensors, integers as float64: a third party's store may hold floating-point numbers only."""
+    return {name: one if one.is_floating_point() else one.double() for name, one in tensors.items()}
