@@ -16,9 +16,9 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+from paceline.testing.cluster import Cluster
 from tests.engines.kubernetes_build import CACHE, IMAGE_FILE, is_built
 from tests.engines.named_hosts import NamedHosts
 
@@ -84,7 +84,7 @@ def why_no_kubernetes() -> str:
     return "" if is_built() else "Kubernetes is not built: make test-k8s builds it"
 
 
-class KubernetesCluster:
+class KubernetesCluster(Cluster):
     """A control plane, and a node on every host but the first.
 
     Args:
@@ -99,22 +99,15 @@ class KubernetesCluster:
         self.environment = {**os.environ, "KUBECONFIG": str(folder / "kubeconfig")}
         self._running: list[subprocess.Popen[bytes]] = []
 
-    def __enter__(self) -> KubernetesCluster:
-        try:
-            self._write_control()
-            self._start(self._control, self._folder, _CONTROL)
-            for index, name in enumerate(self._nodes):
-                self._write_node(index, name)
-                self._route(index, name)
-                self._start(name, self._folder / name, _NODE)
-            self._until(self._ready)
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
+    def _open(self, stack: contextlib.ExitStack) -> None:
+        stack.callback(self.close)
+        self._write_control()
+        self._start(self._control, self._folder, _CONTROL)
+        for index, name in enumerate(self._nodes):
+            self._write_node(index, name)
+            self._route(index, name)
+            self._start(name, self._folder / name, _NODE)
+        self._until(self._ready)
 
     def close(self) -> None:
         """End the control plane, the nodes and all pods."""

@@ -8,7 +8,8 @@ import pytest
 from paceline.config import check_names
 from paceline.launch import Group, JobSpec, Machine
 from paceline.launch.k8s.manifests import Manifests, make_manifests
-from paceline.launch.k8s.options import LAYOUTS, read_options
+from paceline.launch.k8s.options import LAYOUTS, Options
+from paceline.launch.options import typed_options
 from tests.launch import golden
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -147,7 +148,7 @@ def test_options_reach_the_pods() -> None:
 )
 def test_wrong_options_are_named(options: dict[str, str], text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        read_options(options)
+        typed_options("k8s", Options, options)
 
 
 @pytest.mark.parametrize(

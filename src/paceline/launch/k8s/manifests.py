@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from paceline.launch.k8s.options import Options, read_options
+from paceline.launch.k8s.options import Options
 from paceline.launch.k8s.pods import KEY, Crew, Object, Places, crews, job_spec, labels, pod_template
 from paceline.launch.k8s.yaml_text import documents
+from paceline.launch.options import typed_options
 from paceline.launch.plan import Late
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.spec import JobSpec
@@ -65,9 +66,9 @@ def make_manifests(spec: JobSpec, machine: Machine, restart: int = 0) -> Manifes
     Raises:
         ValueError: an option cannot be, or the layout cannot do what the spec asks for.
     """
-    options = read_options(spec.options)
     if spec.sync:
         raise ValueError("launcher 'k8s' does not copy a directory: use the image, or a volume and -o directory=/path")
+    options = typed_options("k8s", Options, spec.options)
     elsewhere = replace(machine, python=options.python, cores={}, directory="")
     plan = make_plan(spec, elsewhere, alone=True)
     name = f"pl-{spec.job_id}"  # not paceline-: Kubernetes makes variables of the names of Services
