@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
 
 from paceline.naming import suggestion
+
+T = TypeVar("T")
 
 
 def backend_options(backend: str, known: Mapping[str, str], given: Mapping[str, str]) -> Mapping[str, str]:
@@ -20,6 +24,40 @@ def backend_options(backend: str, known: Mapping[str, str], given: Mapping[str, 
     """
     for name in given:
         if name not in known:
-            there = "; ".join(f"{one}: {text}" for one, text in known.items()) or "none"
-            raise ValueError(f"launcher {backend!r} has no option {name!r}{suggestion(name, known)}; it has: {there}")
+            _refuse(backend, name, known, "; ".join(f"{one}: {text}" for one, text in known.items()) or "none")
     return given
+
+
+def typed_options(backend: str, form: type[T], given: Mapping[str, str]) -> T:
+    """Return the options of a backend as a dataclass.
+
+    Args:
+        backend: its name, for messages.
+        form: a dataclass; its fields, with hyphens, are the names. Each is a ``str``, ``int``, ``float``, or a tuple of
+            ``str``, which is written with commas.
+        given: by the user.
+
+    Raises:
+        ValueError: an unknown name, or a value that cannot be.
+    """
+    types = {name.replace("_", "-"): kind for name, kind in typing.get_type_hints(form).items()}
+    values: dict[str, Any] = {}
+    for name, text in given.items():
+        plain = name.replace("_", "-")
+        if plain not in types:
+            _refuse(backend, name, types, ", ".join(types))
+        values[plain.replace("-", "_")] = _value(plain, types[plain], text)
+    return form(**values)
+
+
+def _value(name: str, kind: Any, text: str) -> Any:
+    if kind not in (str, int, float):
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(f"-o {name}={text} is not a {'whole ' if kind is int else ''}number") from None
+
+
+def _refuse(backend: str, name: str, known: Iterable[str], there: str) -> None:
+    raise ValueError(f"launcher {backend!r} has no option {name!r}{suggestion(name, known)}; it has: {there}")

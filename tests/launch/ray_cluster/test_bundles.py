@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from paceline.launch import Group, Host, JobSpec, Machine, make_plan
-from paceline.launch.ray_cluster.bundles import Options, bundles, read_options
+from paceline.launch.options import typed_options
+from paceline.launch.ray_cluster.bundles import Options, bundles
 
 
 def texts(spec: JobSpec, options: Options | None = None) -> list[str]:
@@ -47,7 +48,7 @@ def test_hosts_of_a_group_are_taken_in_turn() -> None:
 )
 def test_wrong_options_are_named(given: dict[str, str], text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        read_options(given)
+        typed_options("ray", Options, given)
 
 
 def test_amount_that_is_none_is_refused() -> None:

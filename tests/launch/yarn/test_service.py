@@ -47,7 +47,7 @@ def test_stand_in_knows_a_wrong_service() -> None:
 @pytest.mark.parametrize(
     ("groups", "options", "message"),
     [
-        ((), {"rmm": "x"}, "launcher yarn has no option 'rmm'; did you mean 'rm'"),
+        ((), {"rmm": "x"}, "launcher 'yarn' has no option 'rmm'; did you mean 'rm'"),
         ((), {"rm": "rm:8088"}, "rm='rm:8088' is not a web address such as http://rm:8088"),
         ((), {"memory": "much"}, "memory='much' is not an amount such as 2048"),
         ((), {"port": "70000"}, "port=70000 does not exist"),

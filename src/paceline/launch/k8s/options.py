@@ -31,7 +31,7 @@ class Options:
         ValueError: an option cannot be; the message says what would be right.
     """
 
-    image: str
+    image: str = ""
     """Image that has Python, paceline, and the workers' command."""
     layout: str = "jobset"
     """One of :data:`LAYOUTS`."""
@@ -47,6 +47,8 @@ class Options:
     """Service account of the pods."""
     env_from: tuple[str, ...] = ()
     """Secrets of the namespace whose entries become variables of all processes."""
+    directory: str = ""
+    """Where the workers' command runs in the pods; empty: where the image says."""
     volumes: tuple[str, ...] = ()
     """``/on/the/node:/in/the/pod[:ro]``, or ``claim=NAME:/in/the/pod[:ro]`` for a PersistentVolumeClaim."""
     shared_memory: str = ""
@@ -64,29 +66,10 @@ class Options:
         for name in (self.namespace, *self.env_from):
             if name and not _NAME.fullmatch(name):
                 raise ValueError(f"{name!r} is not a name of Kubernetes: lower-case letters, digits and inner hyphens")
+        if self.directory and not self.directory.startswith("/"):
+            raise ValueError(f"directory={self.directory!r} is not an absolute path")
         for text in self.volumes:
             volume(text, 0)
-
-
-def read_options(given: Mapping[str, str]) -> Options:
-    """Return the options that a job spec has as text. Lists are separated by commas.
-
-    Raises:
-        ValueError: an unknown name, or a value that cannot be.
-    """
-    known = Options.__dataclass_fields__
-    values: dict[str, Any] = {}
-    for name, text in given.items():
-        field = name.replace("-", "_")
-        if field not in known:
-            raise ValueError(f"launcher k8s has no option {name!r}{suggestion(field, known)}")
-        values[field] = text
-    values.setdefault("image", "")
-    if "port" in values:
-        values["port"] = int(values["port"])
-    for name in ("env_from", "volumes"):
-        values[name] = tuple(part.strip() for part in values.get(name, "").split(",") if part.strip())
-    return Options(**values)
 
 
 def volume(text: str, index: int) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from paceline.errors import LaunchError
 from paceline.launch.environment import OWNED
 from paceline.launch.hosts import Host
+from paceline.launch.options import typed_options
 from paceline.launch.planner import Machine, make_plan
-from paceline.launch.ray_cluster.bundles import Bundle, Options, bundles, read_options
+from paceline.launch.ray_cluster.bundles import Bundle, Options, bundles
 from paceline.launch.ray_cluster.request import Request
 from paceline.launch.remote import RemoteJob, RemoteRequest, agent_script, forwarded
 from paceline.launch.remote.broker import SOCKET, Broker
@@ -41,7 +42,7 @@ class RayBackend:
         Raises:
             ValueError: an option or an amount cannot be; see also :func:`~paceline.launch.make_plan`.
         """
-        options = read_options(spec.options)
+        options = typed_options("ray", Options, spec.options)
         plan = make_plan(spec, replace(machine, cores={}), alone=True)
         plan = replace(plan, hosts=tuple(Host(process.host) for process in plan))
         environ = forwarded(machine.environ, OWNED)

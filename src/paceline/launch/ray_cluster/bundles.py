@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from paceline.launch.groups import Group
 from paceline.launch.plan import Plan, ProcessSpec
 from paceline.launch.spec import JobSpec
-from paceline.naming import suggestion
 
 _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 #: A label selector whose name starts so asks for a custom resource of Ray's instead.
@@ -65,22 +64,6 @@ class Options:
             )
         if not self.server_cpus >= 0 or not self.wait > 0:
             raise ValueError("server-cpus is 0 or more, and wait above 0 seconds")
-
-
-def read_options(given: Mapping[str, str]) -> Options:
-    """Return the options that a job spec has as text.
-
-    Raises:
-        ValueError: an unknown name, or a value that cannot be.
-    """
-    known = Options.__dataclass_fields__
-    values: dict[str, str | float] = {}
-    for name, text in given.items():
-        field_name = name.replace("-", "_")
-        if field_name not in known:
-            raise ValueError(f"launcher ray has no option {name!r}{suggestion(field_name, known)}")
-        values[field_name] = float(text) if field_name in ("server_cpus", "wait") else text
-    return Options(**values)  # type: ignore[arg-type]
 
 
 def bundles(spec: JobSpec, plan: Plan, options: Options) -> tuple[Bundle, ...]:

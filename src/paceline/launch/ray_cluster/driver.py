@@ -29,7 +29,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from paceline.launch.ray_cluster.actor import Shell
 from paceline.launch.ray_cluster.frames import ERR, EXIT, LARGEST, pack
 from paceline.launch.ray_cluster.request import Request
-from paceline.launch.ray_cluster.rsh import LOST
+from paceline.launch.shell import LOST
 
 _REACH_S = 10.0
 

@@ -19,6 +19,7 @@ from paceline.launch.canceller import Canceller
 from paceline.launch.environment import OWNED
 from paceline.launch.hosts import Host
 from paceline.launch.k8s.pods import crews
+from paceline.launch.options import typed_options
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.remote import RemoteJob, RemoteRequest, forwarded
 from paceline.launch.remote.broker import SOCKET, Broker
@@ -26,7 +27,7 @@ from paceline.launch.remote.link import Link
 from paceline.launch.render import describe
 from paceline.launch.spec import JobSpec
 from paceline.launch.yarn.rest import Services
-from paceline.launch.yarn.service import Options, Service, make_service, names, read_options, with_launcher
+from paceline.launch.yarn.service import Options, Service, make_service, names, with_launcher
 from paceline.transport.security import new_job_key
 
 _POLL_S = 1.0
@@ -59,7 +60,7 @@ class YarnBackend:
         """
         if spec.sync:
             raise ValueError("launcher 'yarn' does not copy a directory: use one that the nodes share")
-        options = read_options(spec.options)
+        options = typed_options("yarn", Options, spec.options)
         options = replace(
             options,
             rm=options.rm or resource_manager(machine.environ),

@@ -11,7 +11,6 @@ from typing import Any
 from paceline.launch.k8s.pods import Crew
 from paceline.launch.spec import JobSpec
 from paceline.launch.yarn.container import KEY_VARIABLE
-from paceline.naming import suggestion
 
 Service = dict[str, Any]
 """JSON of the Services API."""
@@ -72,23 +71,6 @@ class Options:
         if self.time < 0 or not self.wait > 0:
             raise ValueError("time is 0 or more seconds, and wait above 0")
         megabytes("memory", self.memory)
-
-
-def read_options(given: Mapping[str, str]) -> Options:
-    """Return the options that a job spec has as text.
-
-    Raises:
-        ValueError: an unknown name, or a value that cannot be.
-    """
-    known = Options.__dataclass_fields__
-    values: dict[str, Any] = {}
-    for name, text in given.items():
-        if name not in known:
-            raise ValueError(
-                f"launcher yarn has no option {name!r}{suggestion(name, known)}; it has: {', '.join(known)}"
-            )
-        values[name] = int(text) if name in ("port", "time") else float(text) if name == "wait" else text
-    return Options(**values)
 
 
 def make_service(spec: JobSpec, crews: list[Crew], options: Options, directory: str, pythonpath: str) -> Service:
