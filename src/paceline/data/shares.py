@@ -11,7 +11,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 from paceline.data.deadline import Accumulates, Deadline, accumulate, check_deadline, check_prefetch
@@ -229,7 +231,7 @@ class SharedBatchSampler(Sampler[list[int]]):
             self._revise(is_due=not self._has_batch())
         self._is_handed_out = True
 
-    def _order(self) -> Sequence[int] | torch.Tensor:
+    def _order(self) -> NDArray[np.signedinteger[Any]] | range:
         return epoch_order(self._length, self._seed, self._epoch) if self._shuffle else range(self._length)
 
     def _note_prefetch(self, ahead: int) -> None:
