@@ -1,4 +1,7 @@
-"""``paceline launch --groups auto``: measures the workers in a short job first, and groups them by speed."""
+"""``paceline launch --groups auto``: measures the workers in a short job first, and groups them by speed.
+
+The groups follow the speeds while the job runs (:mod:`paceline.membership.drift`).
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,9 @@ from paceline.errors import LaunchError
 from paceline.hetero import Groups, group_by_speed
 from paceline.hetero.files import groups_text, parse_speeds
 from paceline.launch import JobSpec
+
+#: Rounds between two checks whether the groups still fit: noise of speeds leads to no false alarm at this interval.
+REGROUP_ROUNDS = 5
 
 #: Rounds that are measured: more than :class:`~paceline.hetero.SpeedMeter` needs for a median that noise does not move.
 ROUNDS = 20
@@ -44,7 +50,8 @@ def with_measured_groups(spec: JobSpec, run: Callable[[JobSpec], int]) -> JobSpe
     except ImportError as error:
         raise LaunchError(str(error)) from error
     print(f"groups by measured speed:\n{groups_text(groups, speeds)}", end="", flush=True)
-    return replace(spec, settings={**spec.settings, "groups": _by_rank(groups)})
+    regroup = {"regroup_rounds": str(REGROUP_ROUNDS)}
+    return replace(spec, settings={**regroup, **spec.settings, "groups": _by_rank(groups)})
 
 
 def _by_rank(groups: Groups) -> str:

@@ -32,6 +32,8 @@ class Pace:
         self.rounds = 0
         """Rounds that were measured."""
         self._recent: tuple[float, ...] = ()
+        self.usual_s = 0.0
+        """Median computation of the last rounds; 0: not known. Any thread may read it."""
 
     def push(self, round: int, waited_s: float) -> None:
         """Note a push of a round; only the first one counts.
@@ -48,6 +50,7 @@ class Pace:
             self._meter.add(1, seconds)
             self._recent = (*self._recent[1 - _RECENT :], seconds)  # replaced, as another thread reads it
             self.rounds += 1
+            self.usual_s = self.seconds or 0.0
         self._round, self._since, self._waited = round, now, waited_s
 
     def step_seconds(self, waited_s: float | None) -> float:
