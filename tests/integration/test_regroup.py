@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 
 import pytest
@@ -11,35 +12,34 @@ import paceline
 from paceline.errors import ConfigError
 from paceline.testing import LocalJob
 
-#: Seconds of a step, seconds until two workers change theirs, rounds that they train after they have changed their
-#: groups, and rounds in which they must have.
-FAST_S, SLOW_S, SWAP_S, MORE, PATIENCE = 0.03, 0.075, 2.5, 10, 50
-BEFORE, AFTER = (FAST_S, FAST_S, SLOW_S, SLOW_S), (FAST_S, SLOW_S, FAST_S, SLOW_S)
+#: Seconds of a step on a simulated clock, by rank: before and after workers 1 and 2 change theirs with each other.
+BEFORE, AFTER = (0.02, 0.02, 0.05, 0.05), (0.02, 0.05, 0.02, 0.05)
+
+#: Rounds before the change, rounds in which the groups must follow, and rounds that are trained after that.
+FIRST, PATIENCE, MORE = 30, 50, 10
 
 
 def train(options):
-    """Train by deadline; after some time workers 1 and 2 change their speeds with each other.
-
-    Each worker's gradient counts its own rounds. It trains until some rounds after it has changed its group.
-    """
+    """Train on machines of a simulated clock, so that other load changes no speed. Each gradient counts rounds."""
     store = paceline.kvstore.create("dist_gsync", weighting="none")
     weight = torch.nn.Parameter(torch.zeros(4, 300))
     inner = torch.optim.SGD([weight], lr=1.0)
     optimizer = paceline.DistributedOptimizer(inner, kvstore=store, reduction="sum", **options)
-    optimizer.kvstore.barrier()
-    start, rounds, late, more = time.monotonic(), 0, 0, 0
+    session, computed, noise = store.session, 0.0, random.Random(store.rank)
+    session.pace._clock = lambda: computed + session.waited_s
+    rounds = late = more = 0
     while late < PATIENCE and more < MORE:
-        begun = time.monotonic()
-        has_changed = begun > start + SWAP_S
+        if rounds == FIRST:
+            optimizer.kvstore.barrier()
+        computed += (BEFORE if rounds < FIRST else AFTER)[store.rank] * noise.lognormvariate(0, 0.05)
         optimizer.zero_grad()
         weight[store.rank].sum().backward()
-        seconds = (AFTER if has_changed else BEFORE)[store.rank]
-        time.sleep(max(0.0, begun + seconds - time.monotonic()))
+        time.sleep(0.03)  # the rounds of a real job are longer than a tenth of the interval of heartbeats
         optimizer.step()
         rounds += 1
-        generation, groups = store.session.fitting_groups
+        generation, groups = session.fitting_groups
         follows = optimizer.kvstore.lifecycle._generation == generation and sorted(groups) == [[0, 2], [1, 3]]
-        late, more = late + (has_changed and not follows), more + follows
+        late, more = late + (rounds > FIRST and not follows), more + follows
     optimizer.kvstore.barrier()
     return rounds, late, more, weight.tolist()
 
