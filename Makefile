@@ -11,7 +11,7 @@ ALONE = tests/integration tests/launch tests/testing tests/gluon tests/soak
 SIDE_BY_SIDE = $(filter-out $(ALONE) tests/engines,$(sort $(patsubst %/,%,$(dir $(wildcard tests/*/*.py))))) \
   $(filter-out $(TIMED),$(wildcard tests/gluon/test_*.py)) $(wildcard tests/test_*.py)
 
-.PHONY: help demo test test-ssh test-hvd test-engines check format fuzz mutations oracle blame soak bench clean
+.PHONY: help demo test test-ssh test-hvd test-engines check format fuzz mutations oracle blame soak bench bench-unequal clean
 
 help:
 	@echo "make demo   train LeNet on handwritten digits with 2 workers and 2 servers"
@@ -21,6 +21,7 @@ help:
 	@echo "make test-engines  the same, and MNIST on every cluster manager that is installed (about 20 minutes)"
 	@echo "make check  ruff, ruff format, mypy"
 	@echo "make bench  run the benchmarks (about 8 minutes) and write docs/benchmarks.md"
+	@echo "make bench-unequal  modes on 12 workers of three speeds, beside the simulator (about 35 minutes)"
 	@echo "make fuzz   one million mutated messages against a server, and 10,000 half-open connections"
 	@echo "make mutations  change lines of the core, one at a time: a test must fail for each (about 5 minutes)"
 	@echo "make oracle training loops against one process, 10 times each under faults (hours); ORACLE='--repeat 1' for less"
@@ -93,6 +94,10 @@ soak: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks --report docs/benchmarks.md
+
+# Jobs that were run are kept, so that a benchmark that was stopped goes on; make clean forgets them.
+bench-unequal: $(READY)
+	$(BIN)/python -m benchmarks.unequal --runs build/unequal-runs.jsonl --report docs/unequal-measured.md $(UNEQUAL)
 
 clean:
 	rm -rf $(VENV) build dist .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis

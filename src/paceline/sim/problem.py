@@ -37,6 +37,12 @@ class Digits:
         hidden: units of the hidden layer.
         seed: of the first weights and of the choice of the test samples.
 
+    Attributes:
+        images: of the training samples, [1437, 64] float64 in 0 to 1.
+        labels: of the training samples, [1437] int64.
+        test_images: [360, 64] float64.
+        test_labels: [360] int64.
+
     Raises:
         ImportError: scikit-learn is not installed.
     """
@@ -50,9 +56,9 @@ class Digits:
         rng = np.random.default_rng(seed)
         order = rng.permutation(len(labels))
         images, labels = images[order] / 16.0, labels[order]
-        self._test, self._test_labels = images[:360], labels[:360]
-        self._train, self._labels = images[360:], labels[360:]
-        self.length = len(self._labels)
+        self.test_images, self.test_labels = images[:360], labels[:360]
+        self.images, self.labels = images[360:], labels[360:]
+        self.length = len(self.labels)
         self._shapes = ((64, hidden), (hidden,), (hidden, 10), (10,))
         self._seed = seed
 
@@ -67,8 +73,8 @@ class Digits:
 
     def gradient(self, weights: Vector, indices: Indices) -> Vector:
         """Return the gradient of the mean cross entropy over some samples."""
-        w1, b1, w2, b2 = self._parts(weights)
-        x, labels = self._train[indices], self._labels[indices]
+        w1, b1, w2, b2 = self.parts(weights)
+        x, labels = self.images[indices], self.labels[indices]
         hidden = np.maximum(x @ w1 + b1, 0)
         scores = hidden @ w2 + b2
         error = np.exp(scores - scores.max(1, keepdims=True))
@@ -80,11 +86,12 @@ class Digits:
 
     def accuracy(self, weights: Vector) -> float:
         """Return the part of the 360 test samples that is classified correctly."""
-        w1, b1, w2, b2 = self._parts(weights)
-        scores = np.maximum(self._test @ w1 + b1, 0) @ w2 + b2
-        return float((scores.argmax(1) == self._test_labels).mean())
+        w1, b1, w2, b2 = self.parts(weights)
+        scores = np.maximum(self.test_images @ w1 + b1, 0) @ w2 + b2
+        return float((scores.argmax(1) == self.test_labels).mean())
 
-    def _parts(self, weights: Vector) -> list[Vector]:
+    def parts(self, weights: Vector) -> list[Vector]:
+        """Return weights as those of both layers: w1 [64, hidden], b1 [hidden], w2 [hidden, 10], b2 [10]."""
         ends = np.cumsum([int(np.prod(shape)) for shape in self._shapes])[:-1]
         return [part.reshape(shape) for part, shape in zip(np.split(weights, ends), self._shapes, strict=True)]
 
