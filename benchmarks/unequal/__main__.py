@@ -25,7 +25,7 @@ from benchmarks.unequal.report import Findings, as_json, markdown
 from benchmarks.unequal.trial import Ledger
 
 #: A few minutes: one seed, the simulator's rates as they are.
-SHORT = Setup(seeds=(0,), same_lr=0.4, same_s=150.0, tuned_s=30.0, simulated_s=60.0, confirms=False)
+SHORT = Setup(seeds=(0,), same_lr=0.2, same_s=150.0, tuned_s=30.0, simulated_s=60.0, confirms=False)
 
 
 def measure(setup: Setup, runner: Runner) -> Findings:

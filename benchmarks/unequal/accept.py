@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean
 
 from benchmarks.unequal import simulated
 from benchmarks.unequal.columns import Column, Rates, Setup
 from benchmarks.unequal.modes import CLASSES, MODES
 from benchmarks.unequal.simulated import Service
-from benchmarks.unequal.trial import TARGET, Outcome, Trial, middle_s
+from benchmarks.unequal.trial import TARGET, Outcome, Trial, mean, sooner
 
 #: Part by which the simulator may be off.
 CLOSE = 0.15
@@ -46,19 +46,19 @@ def checks(same: Column, own: Column) -> list[Check]:
 
 
 def _of_speed(same: Column, own: Column) -> Iterator[Check]:
-    rate = {mode: fmean(one.batches_per_s for one in outcomes) for mode, outcomes in own.items()}
-    yield _at_least("batches/s, GSP 1/Y over BSP", _ratio(rate["GSP 1/Y"], rate["BSP"]), 2.0)
-    ratio, predicted = _sooner(same, "GSP 1/Y", "BSP"), predicted_ratio()
+    rate = {mode: mean(outcomes, "batches_per_s") for mode, outcomes in own.items()}
+    yield _at_least("batches/s, GSP 1/Y over BSP", rate["GSP 1/Y"] / rate["BSP"], 2.0)
+    ratio, predicted = sooner(same["GSP 1/Y"], same["BSP"]), predicted_ratio()
     wanted = f"within 10 % of {predicted:.2f}"
     yield Check("same rate, GSP 1/Y sooner than BSP", ratio, wanted, abs(ratio / predicted - 1) <= 0.1)
     for mode in ("GSP 1/Y +shares", "GSP +shares"):
-        yield _at_least(f"own rates, {mode} sooner than BSP", _sooner(own, mode, "BSP"), 1.5)
-        yield _at_least(f"own rates, {mode} sooner than SSP 3", _sooner(own, mode, "SSP 3"), 1.4)
-    yield _at_least("own rates, LB-BSP sooner than BSP", _sooner(own, "LB-BSP", "BSP"), 1.7)
+        yield _at_least(f"own rates, {mode} sooner than BSP", sooner(own[mode], own["BSP"]), 1.5)
+        yield _at_least(f"own rates, {mode} sooner than SSP 3", sooner(own[mode], own["SSP 3"]), 1.4)
+    yield _at_least("own rates, LB-BSP sooner than BSP", sooner(own["LB-BSP"], own["BSP"]), 1.7)
 
 
 def _of_accuracy(own: Column) -> Iterator[Check]:
-    final = {mode: 100 * fmean(one.final for one in outcomes) for mode, outcomes in own.items()}
+    final = {mode: 100 * mean(outcomes, "final") for mode, outcomes in own.items()}
     for mode in ("LB-BSP", "GSP 1/Y +shares", "GSP +shares"):
         yield _at_least(f"final accuracy, {mode} less BSP, points", final[mode] - final["BSP"], -0.5)
 
@@ -67,22 +67,14 @@ def _at_least(what: str, figure: float, least: float) -> Check:
     return Check(what, figure, f"at least {least:g}", figure >= least)
 
 
-def _ratio(above: float, below: float) -> float:
-    return above / below if below else math.nan
-
-
-def _sooner(column: Column, mode: str, than: str) -> float:
-    return _ratio(middle_s(column[than]), middle_s(column[mode]))
-
-
 # ---- the simulator ---------------------------------------------------------------------------------------------------
 
 
 def measured_service(own: Column) -> Service:
     """Return what exchanges took: with BSP a server sums twelve pushes per update, with ASP one."""
-    each, together = (median(one.server_ms for one in own[mode]) / 1e3 for mode in ("ASP", "BSP"))
+    each, together = (mean(own[mode], "server_ms") / 1e3 for mode in ("ASP", "BSP"))
     merge_s = min(together, each)
-    exchange_s = median(one.exchange_ms for one in own["ASP"]) / 1e3
+    exchange_s = mean(own["ASP"], "exchange_ms") / 1e3
     return Service(max(0.0, exchange_s - each) / 2, merge_s, each - merge_s)
 
 
@@ -94,7 +86,7 @@ class Comparison:
     batches: float
     """Of batches per second."""
     curve: float
-    """Of the times at which curves of accuracy reach the levels: their geometric mean."""
+    """Of the times at which curves of accuracy reach the levels: each the median over seeds, their geometric mean."""
     target: float
     """Of the times to the target alone."""
 
@@ -125,8 +117,8 @@ def compared(real: Column, simulated: Column) -> list[Comparison]:
 
 
 def _compare(mode: str, real: list[Outcome], simulated: list[Outcome]) -> Comparison:
-    batches = _ratio(fmean(one.batches_per_s for one in simulated), fmean(one.batches_per_s for one in real))
-    ratios = [middle_s(simulated, level) / middle_s(real, level) for level in LEVELS]
+    batches = mean(simulated, "batches_per_s") / mean(real, "batches_per_s")
+    ratios = [sooner(real, simulated, level) for level in LEVELS]
     known = [one for one in ratios if 0 < one < math.inf]
     curve = math.exp(fmean(math.log(one) for one in known)) if known else math.nan
     return Comparison(mode, batches, curve, ratios[-1])

@@ -8,13 +8,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from statistics import fmean
 
 from benchmarks.unequal import simulated
 from benchmarks.unequal.modes import MODES
 from benchmarks.unequal.real import Runner
 from benchmarks.unequal.simulated import Service, climb, score, tuned
-from benchmarks.unequal.trial import Outcome, Trial
+from benchmarks.unequal.trial import Outcome, Trial, mean
 
 #: Of the jobs that find rates; those that are reported have others.
 TUNING_SEEDS = (100, 101, 102)
@@ -27,7 +26,7 @@ class Setup:
     """How much is run."""
 
     seeds: tuple[int, ...] = (0, 1, 2)
-    same_lr: float = 0.2
+    same_lr: float = 0.1
     same_s: float = 300.0
     """End of a job at the rate of all modes."""
     tuned_s: float = 45.0
@@ -96,8 +95,8 @@ def own_rates(setup: Setup, runner: Runner, rates: dict[str, float]) -> Column:
 
 def equal_mass(own: Column, rates: dict[str, float]) -> dict[str, float]:
     """Return rates at which all modes have the step mass per second of lock step at its own rate."""
-    mass = {mode: fmean(one.mass_per_s for one in outcomes) for mode, outcomes in own.items()}
-    return {mode: _rounded(rates["BSP"] * mass["BSP"] / mass[mode]) if mass[mode] else 0.0 for mode in MODES}
+    mass = {mode: mean(outcomes, "mass_per_s") for mode, outcomes in own.items()}
+    return {mode: _rounded(rates["BSP"] * mass["BSP"] / mass[mode]) for mode in MODES}
 
 
 def of_equal_mass(setup: Setup, runner: Runner, rates: dict[str, float]) -> Column:

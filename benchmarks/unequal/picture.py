@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.unequal.columns import Column
 from benchmarks.unequal.report import Findings
-from benchmarks.unequal.trial import TARGET, middle_s, smoothed
+from benchmarks.unequal.trial import TARGET, smoothed, sooner
 
 _DPI = 160
 _COLUMNS = {"same": "same rate", "own": "own rate", "equal": "equal step mass"}
@@ -28,6 +28,8 @@ def write(found: Findings, path: Path) -> None:
 def _draw_curves(axes: Axes, found: Findings) -> None:
     """Draw the first seed's curves; dotted: the simulator's."""
     for mode, outcomes in found.own.items():
+        if not outcomes[0].counts:
+            continue
         (line,) = axes.plot(*zip(*smoothed(outcomes[0].curve), strict=True), label=mode, linewidth=1.2)
         simulated = smoothed(found.simulated[mode][0].curve)
         axes.plot(*zip(*simulated, strict=True), color=line.get_color(), linestyle=":", linewidth=1.0)
@@ -41,8 +43,7 @@ def _draw_bars(axes: Axes, columns: dict[str, Column]) -> None:
     modes = list(next(iter(columns.values())))
     width = 0.8 / len(columns)
     for number, (label, column) in enumerate(columns.items()):
-        lock_step = middle_s(column["BSP"])
-        found = [lock_step / middle_s(column[mode]) for mode in modes]
+        found = [sooner(column[mode], column["BSP"]) for mode in modes]
         places = [index + (number - 1) * width for index in range(len(modes))]
         drawn = axes.bar(places, [one if math.isfinite(one) else 0.0 for one in found], width, label=label)
         axes.bar_label(drawn, [f"{one:.1f}" if math.isfinite(one) and one else "-" for one in found], fontsize=7)

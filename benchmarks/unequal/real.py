@@ -38,8 +38,8 @@ class Runner:
     def run(self, trials: Sequence[Trial]) -> list[Outcome]:
         """Return what the trials gave, in order; one that was run before is not run again.
 
-        One whose deadlines were overrun is run once more, alone. If they are again, it is left out; where all are,
-        there is one outcome that has reached nothing.
+        One whose deadlines were overrun is run once more, alone. If they are again, its outcome has reached nothing and
+        does not count.
         """
         refused = {trial for trial, _ in self.rejected}
         missing = [one for one in dict.fromkeys(trials) if self._ledger.get(one) is None and one not in refused]
@@ -49,8 +49,7 @@ class Runner:
         for trial in missing:
             if self._ledger.get(trial) is None:
                 self._keep(trial, run_once(trial))
-        found = [self._ledger.get(one) for one in trials]
-        return [one for one in found if one is not None] or [_NOTHING]
+        return [self._ledger.get(one) or _NOTHING for one in trials]
 
     def _keep(self, trial: Trial, outcome: Outcome) -> None:
         if outcome.overruns > MOST_OVERRUNS:
