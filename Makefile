@@ -11,11 +11,17 @@ ALONE = tests/integration tests/launch tests/testing tests/gluon tests/soak
 SIDE_BY_SIDE = $(filter-out $(ALONE) tests/engines,$(sort $(patsubst %/,%,$(dir $(wildcard tests/*/*.py))))) \
   $(filter-out $(TIMED),$(wildcard tests/gluon/test_*.py)) $(wildcard tests/test_*.py)
 
-.PHONY: help demo test test-ssh test-hvd test-engines check format fuzz mutations oracle blame soak bench bench-unequal clean
+# Processes that are killed, stopped, cut off or lied to: mostly waits.
+FAULTS = tests/soak $(patsubst %,tests/integration/test_%.py,blame damage failures fork fuzz hosts noticing \
+  saving_after_a_failure strangers tampering)
+
+.PHONY: help demo test test-faults test-ssh test-hvd test-engines check format fuzz mutations oracle blame soak bench \
+  bench-unequal clean
 
 help:
 	@echo "make demo   train LeNet on handwritten digits with 2 workers and 2 servers"
 	@echo "make test   run the tests, with coverage"
+	@echo "make test-faults   processes that are killed, stopped or cut off, and a short soak (about 10 minutes)"
 	@echo "make test-hvd      every case of the Horovod interface, 1 to 4 processes, and 200 starts and ends (half an hour)"
 	@echo "make test-ssh      launchers ssh, mpi and slurm on hosts with real ssh servers (root; about 5 minutes)"
 	@echo "make test-engines  the same, and MNIST on every cluster manager that is installed (about 20 minutes)"
@@ -42,7 +48,7 @@ demo: $(READY)
 test: $(READY)
 	rm -f .coverage .coverage.*
 	$(BIN)/python -m pytest -n 2 --dist loadfile --cov=paceline --cov-branch --cov-report= $(SIDE_BY_SIDE)
-	$(BIN)/python -m pytest --cov=paceline --cov-branch --cov-report= --cov-append --ignore=tests/engines $(SIDE_BY_SIDE:%=--ignore=%)
+	$(BIN)/python -m pytest --cov=paceline --cov-branch --cov-report= --cov-append $(patsubst %,--ignore=%,tests/engines $(SIDE_BY_SIDE) $(FAULTS))
 	$(BIN)/python -m coverage report --skip-covered --sort=cover
 	$(BIN)/python -m coverage report --fail-under=100 \
 	  --include='*/paceline/consistency/*,*/paceline/placement.py,*/paceline/membership/*,*/paceline/interval_map.py,*/paceline/local_merge.py,*/paceline/wire/*'
@@ -56,6 +62,9 @@ $(ENGINES)/.ready: $(READY)
 	  > $$($(ENGINES)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz-paceline.pth
 	$(ENGINES)/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	touch $@
+
+test-faults: $(READY)
+	$(BIN)/python -m pytest $(FAULTS)
 
 test-ssh: $(READY)
 	$(BIN)/python -m pytest -m "not slow" tests/engines

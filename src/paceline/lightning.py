@@ -220,7 +220,7 @@ class PacelineStrategy(ParallelStrategy):
             if isinstance(store, DistStore):
                 store.barrier()
         if self.is_distributed and not stores:
-            current_session().gather(f"lightning/barrier/{name or ''}", b"")
+            _gather(f"lightning/barrier/{name or ''}", b"")
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """Return the object of worker ``src``: plain data (numbers, text, lists and dictionaries of them).
@@ -236,7 +236,7 @@ class PacelineStrategy(ParallelStrategy):
                 payload = msgspec.msgpack.encode(obj)
             except (TypeError, OverflowError) as error:
                 raise TypeError(f"PacelineStrategy broadcasts plain data only: {error}") from error
-        return msgspec.msgpack.decode(current_session().gather("lightning/broadcast", payload)[src])
+        return msgspec.msgpack.decode(_gather("lightning/broadcast", payload)[src])
 
     def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
         """Return the tensors of all workers, stacked by rank. It has no gradient.
@@ -249,7 +249,7 @@ class PacelineStrategy(ParallelStrategy):
         if not self.is_distributed:
             return tensor
         payload = safetensors.save({"value": tensor.detach().cpu().contiguous()})
-        found = [safetensors.load(one)["value"] for one in current_session().gather("lightning/tensor", payload) if one]
+        found = [safetensors.load(one)["value"] for one in _gather("lightning/tensor", payload) if one]
         return torch.stack(found).to(tensor.device)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
@@ -274,6 +274,13 @@ class PacelineStrategy(ParallelStrategy):
             if isinstance(one, DistributedOptimizer) and isinstance(one.kvstore, DistStore):
                 one.synchronize()
         super().teardown()
+
+
+def _gather(name: str, payload: bytes) -> list[bytes]:
+    """Return the payloads of all workers, by rank. Meanwhile no process waits for pushes of this worker."""
+    session = current_session()
+    session.stores.pause()
+    return session.gather(name, payload)
 
 
 def _samples_of(batch: Any) -> int | None:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 
+from paceline.testing.cluster import Cluster
 from tests.engines.named_hosts import NamedHosts
 
 _PORT = 6399
 _START_S = 60.0
 
 
-class RayNodes:
+class RayNodes(Cluster):
     """A Ray node on every host; the first is the head.
 
     Each node has a process namespace of its own, so all of it ends with one process, and sees no other's.
@@ -47,19 +48,12 @@ class RayNodes:
         """Of the cluster."""
         return f"{self._hosts.address(self._hosts.names[0])}:{_PORT}"
 
-    def __enter__(self) -> RayNodes:
-        try:
-            for index, name in enumerate(self._hosts.names):
-                self._start(index, name)
-                if index == 0:
-                    self._wait_for_head()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
+    def _open(self, stack: contextlib.ExitStack) -> None:
+        stack.callback(self.close)
+        for index, name in enumerate(self._hosts.names):
+            self._start(index, name)
+            if index == 0:
+                self._wait_for_head()
 
     def close(self) -> None:
         """End all nodes."""

@@ -10,8 +10,8 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 
+from paceline.testing.cluster import Cluster
 from tests.engines.named_hosts import NamedHosts
 
 _INSTALLED = Path("/var/lib/gridengine")
@@ -37,7 +37,7 @@ def why_no_sge() -> str:
     return f"needs {', '.join(absent)} (packages gridengine-master, -exec and -client)" if absent else ""
 
 
-class SgeHosts:
+class SgeHosts(Cluster):
     """A master and an execution daemon per host.
 
     Args:
@@ -51,27 +51,20 @@ class SgeHosts:
         self.environment = {**os.environ, "SGE_ROOT": str(self._root), "SGE_CELL": "default"}
         self._daemons: list[subprocess.Popen[bytes]] = []
 
-    def __enter__(self) -> SgeHosts:
+    def _open(self, stack: contextlib.ExitStack) -> None:
         self._make_cell()
-        try:
-            editor = self._folder / "editor"
-            editor.write_text('#!/bin/sh\nsleep 1; exec sed -i "$E" "$1"\n')
-            editor.chmod(0o755)
-            self._daemon(self._hosts.names[0], "sge_qmaster")
-            self._until(lambda: "h1" in self._try("qconf -sh"))
-            names = " ".join(self._hosts.names)
-            env = {**self.environment, "EDITOR": str(editor), "HOSTS": names, "FOLDER": str(self._folder)}
-            self._hosts.run("h1", ["sh", "-c", _SET_UP], env, _START_S)
-            for name in self._hosts.names:
-                self._daemon(name, "sge_execd")
-            self._until(self._ready)
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
+        stack.callback(self.close)
+        editor = self._folder / "editor"
+        editor.write_text('#!/bin/sh\nsleep 1; exec sed -i "$E" "$1"\n')
+        editor.chmod(0o755)
+        self._daemon(self._hosts.names[0], "sge_qmaster")
+        self._until(lambda: "h1" in self._try("qconf -sh"))
+        names = " ".join(self._hosts.names)
+        env = {**self.environment, "EDITOR": str(editor), "HOSTS": names, "FOLDER": str(self._folder)}
+        self._hosts.run("h1", ["sh", "-c", _SET_UP], env, _START_S)
+        for name in self._hosts.names:
+            self._daemon(name, "sge_execd")
+        self._until(self._ready)
 
     def close(self) -> None:
         """End all daemons."""

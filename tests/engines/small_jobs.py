@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 #: Far more than anything here takes.
@@ -36,6 +39,19 @@ def write_training(folder: Path) -> str:
     path = folder / "train.py"
     path.write_text(TRAIN)
     return str(path)
+
+
+def start(argv: Sequence[str], folder: Path, environ: Mapping[str, str] = os.environ) -> subprocess.Popen[str]:
+    """Start a launcher in a folder."""
+    return subprocess.Popen(
+        argv,
+        cwd=folder,
+        env={**environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def trained(out: str, hosts: Iterable[str]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from paceline.testing.ssh import SshHosts, why_no_ssh
+from tests.engines import small_jobs
 from tests.engines.small_jobs import DEADLINE_S, trained, wait_until_clean, write_training
 
 KINDS = {"openmpi": "mpirun.openmpi", "mpich": "mpirun.mpich"}
@@ -45,15 +45,7 @@ def mpirun(request: pytest.FixtureRequest, cluster: SshHosts) -> str:
 def start(cluster: SshHosts, mpirun: str, folder: Path, *words: str) -> subprocess.Popen[str]:
     hosts = f"{cluster[1].address},{cluster[2].address}"
     launch = [sys.executable, "-m", "paceline", "launch", "--launcher", "mpi", "-H", hosts, "-o", f"mpirun={mpirun}"]
-    return subprocess.Popen(
-        cluster.command([*launch, *words]),
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return small_jobs.start(cluster.command([*launch, *words]), folder)
 
 
 def left(cluster: SshHosts) -> list[str]:

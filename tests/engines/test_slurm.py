@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.testing.slurm import SlurmCluster, why_no_slurm
+from tests.engines import small_jobs
 from tests.engines.small_jobs import DEADLINE_S, trained, wait_until_clean, write_training
 
 WHY_NOT = why_no_slurm()
@@ -27,15 +27,7 @@ def cluster() -> Iterator[SlurmCluster]:
 
 def start(cluster: SlurmCluster, folder: Path, *words: str, before: tuple[str, ...] = ()) -> subprocess.Popen[str]:
     launch = [*before, sys.executable, "-m", "paceline", "launch", "--launcher", "slurm"]
-    return subprocess.Popen(
-        cluster.command([*launch, *words]),
-        cwd=folder,
-        env=cluster.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return small_jobs.start(cluster.command([*launch, *words]), folder, cluster.environ)
 
 
 def left(cluster: SlurmCluster) -> list[str]:

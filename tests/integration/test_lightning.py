@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset  # noqa: E402
 
+from paceline import DistributedOptimizer, kvstore  # noqa: E402
 from paceline.errors import PacelineError  # noqa: E402
 from paceline.lightning import PacelineEnvironment, PacelineStrategy  # noqa: E402
 from paceline.testing import LocalJob  # noqa: E402
@@ -151,6 +152,21 @@ def reduce_and_broadcast():
     }
 
 
+def exchange_after_unequal_steps():
+    """Worker 1 takes two more steps than worker 0, each of which needs a push of both, and then both reduce."""
+    strategy = PacelineStrategy()
+    rank = strategy.global_rank
+    store = kvstore.create("dist_ksync", k=2)
+    model = nn.Linear(6, 1)
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), store, model=model)
+    for _ in range(3 + 2 * rank):
+        optimizer.zero_grad()
+        model(torch.randn(4, 6)).square().mean().backward()
+        optimizer.step()
+    strategy.reduce(torch.tensor(1.0))
+    return strategy.broadcast({"steps": 3 + 2 * rank}, 1)
+
+
 def refuse():
     """What is refused before anything is sent."""
     strategy = PacelineStrategy()
@@ -229,6 +245,11 @@ def test_workers_exchange_numbers_and_plain_data():
                 "all": [[1.0, 3.0], [2.0, 3.0]],
                 "any": [False, True],
             }
+
+
+def test_workers_may_have_unequal_steps_before_an_exchange():
+    with LocalJob(num_workers=2, num_servers=1, timeout_s=20) as job:
+        assert job.run(exchange_after_unequal_steps) == [{"steps": 5}] * 2
 
 
 def test_what_cannot_be_done_is_refused():

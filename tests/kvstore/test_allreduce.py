@@ -129,3 +129,95 @@ def test_training_by_every_front_equals_one_process() -> None:
     assert first == second
     for case, found in first.items():
         assert found == pytest.approx(alone(case.split()[0]), abs=1e-5), case
+
+
+class Normal(nn.Module):
+    """A network with buffers, and a parameter that no optimizer has."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        torch.manual_seed(rank)
+        self.body = nn.Linear(4, 6)
+        self.scale = nn.Parameter(torch.full((6,), float(rank + 1)), requires_grad=False)
+        self.norm = nn.BatchNorm1d(6)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.body(x) * self.scale))
+
+
+#: Of the 8 samples of a batch, the first worker takes this many.
+FIRST = 6
+
+
+def unequal_parts(given: bool) -> list[float]:
+    store = paceline.kvstore.create("allreduce")
+    mine = slice(0, FIRST) if store.rank == 0 else slice(FIRST, 8)
+    model = network(store.rank)
+    optimizer = paceline.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), store, model=None if given else model
+    )
+    for step in range(STEPS):
+        x, y = (whole[mine] for whole in batch(step))
+        optimizer.samples = len(x) if given else None
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return weights_of(model)
+
+
+def closures() -> tuple[list[float], list[float]]:
+    store = paceline.kvstore.create("allreduce")
+    mine = slice(0, FIRST) if store.rank == 0 else slice(FIRST, 8)
+    model = network(store.rank)
+    optimizer = paceline.DistributedOptimizer(torch.optim.LBFGS(model.parameters(), max_iter=4), store, model=model)
+    losses = by_closures(model, optimizer, mine)
+    return weights_of(model), losses
+
+
+def by_closures(model: nn.Module, optimizer: torch.optim.Optimizer, mine: slice) -> list[float]:
+    losses = []
+    for step in range(5):
+        x, y = (whole[mine] for whole in batch(step))
+
+        def closure(x: torch.Tensor = x, y: torch.Tensor = y) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+
+        losses.append(optimizer.step(closure).item())
+    return losses
+
+
+def with_buffers() -> dict[str, list[float]]:
+    store = paceline.kvstore.create("allreduce")
+    model = Normal(store.rank)
+    params = [one for one in model.parameters() if one.requires_grad]
+    optimizer = paceline.DistributedOptimizer(torch.optim.SGD(params, lr=0.1), store, model=model)
+    for step in range(3):
+        x, y = (whole[4 * store.rank : 4 * store.rank + 4] for whole in batch(step))
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    model.head.weight.data.add_(store.rank)
+    optimizer.broadcast_weights()
+    return {name: one.flatten().tolist() for name, one in model.state_dict().items()}
+
+
+def uneven() -> list[Any]:
+    return [unequal_parts(given=True), unequal_parts(given=False), closures(), with_buffers()]
+
+
+def test_unequal_batches_closures_and_buffers_equal_one_process() -> None:
+    first, second = run(uneven, 2)
+    assert first == second
+    given, counted, (by_lbfgs, losses), state = first
+    assert given == pytest.approx(alone("sgd"), abs=1e-5)
+    assert counted == pytest.approx(alone("sgd"), abs=1e-5)
+    model = network(0)
+    wanted = by_closures(model, torch.optim.LBFGS(model.parameters(), max_iter=4), slice(None))
+    assert losses == pytest.approx(wanted, abs=1e-4)
+    assert by_lbfgs == pytest.approx(weights_of(model), abs=1e-3)
+    assert state["scale"] == [1.0] * 6
+    assert state["norm.num_batches_tracked"] == [3]

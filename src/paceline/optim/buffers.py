@@ -14,6 +14,17 @@ from paceline.kvstore.dist import DistStore
 from paceline.optim.binding import same_bits
 
 
+def buffers_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the current buffers of a model that have elements, by names that no parameter has."""
+    return {f"buffer {name}": one for name, one in model.named_buffers() if one.numel()}
+
+
+def untrained(model: torch.nn.Module, trained: Sequence[torch.nn.Parameter]) -> dict[str, torch.Tensor]:
+    """Return the parameters of a model that have elements and that no optimizer has."""
+    known = {id(param) for param in trained}
+    return {name: one.data for name, one in model.named_parameters() if one.numel() and id(one) not in known}
+
+
 class Buffers:
     """Shares the buffers of a model, and its parameters that no optimizer has.
 
@@ -26,11 +37,8 @@ class Buffers:
     """
 
     def __init__(self, store: DistStore, model: torch.nn.Module, trained: Sequence[torch.nn.Parameter]) -> None:
-        known = {id(param) for param in trained}
-        rest = {name: param.data for name, param in model.named_parameters() if id(param) not in known}
-        self._buffers = {f"buffer {name}": one for name, one in model.named_buffers() if one.numel()}
-        rest |= self._buffers
-        rest = {name: one for name, one in rest.items() if one.numel()}
+        self._buffers = buffers_of(model)
+        rest = untrained(model, trained) | self._buffers
         self._model, self._rank = model, store.rank
         self._store = store.sibling("rest") if rest else None
         self._stale = False
@@ -45,8 +53,7 @@ class Buffers:
 
     def _current(self) -> dict[str, torch.Tensor]:
         """Return the current buffers: a module may have replaced a tensor."""
-        current = {f"buffer {name}": one for name, one in self._model.named_buffers()}
-        return {name: one for name, one in current.items() if name in self._buffers}
+        return {name: one for name, one in buffers_of(self._model).items() if name in self._buffers}
 
     def publish(self) -> None:
         """Send rank 0's changed buffers to the servers; other workers note that theirs are old."""

@@ -21,8 +21,9 @@ from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
 from paceline.optim.buffers import Buffers
 from paceline.optim.choices import Update
-from paceline.optim.local_update import LocalUpdate, StoreUpdate
+from paceline.optim.local_update import LocalUpdate
 from paceline.optim.server_update import ServerUpdate
+from paceline.optim.store_update import StoreUpdate
 from paceline.optim.strategy import Setup, Strategy
 from paceline.optim.watch import refuse_renormalising
 from paceline.optim.worker_update import WorkerUpdate

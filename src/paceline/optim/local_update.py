@@ -1,4 +1,4 @@
-"""Strategies in which the optimizer runs in this process: on its own gradients, or on merged ones of a store."""
+"""Strategies in which the optimizer runs in this process: on its own gradients, or on merged ones."""
 
 from __future__ import annotations
 
@@ -212,37 +212,3 @@ class MergingUpdate(LocalUpdate):
             yield
         finally:
             self._syncs = before
-
-
-class StoreUpdate(MergingUpdate):
-    """Merges through a store of one process with a codec, or through a third party's store.
-
-    Args:
-        setup: the optimizer, its parameters and the user's options.
-        store: only broadcasts and reduces.
-    """
-
-    def __init__(self, setup: Setup, store: KVStoreBase) -> None:
-        super().__init__(setup, store)
-        self._broadcast(setup.named)
-
-    def _broadcast(self, named: Named) -> None:
-        values = [param.data for _, param, _ in named]
-        self.store.broadcast([name for name, _, _ in named], values, values)
-
-    def merge(self) -> None:
-        """Push gradients and pull their sum or mean. A gradient that this worker does not have counts as zeros."""
-        alone = self.store.num_workers == 1
-        ready = [(name, param) for name, param, _ in self.named if param.grad is not None or not alone]
-        for _, param in ready:
-            if param.grad is None:
-                param.grad = torch.zeros_like(param)
-        grads = [param.grad for _, param in ready if param.grad is not None]
-        self.store.pushpull([name for name, _ in ready], grads, grads)
-        if self.choices.reduction == "mean":
-            torch._foreach_div_(grads, float(self.store.num_workers))
-
-    def add(self, named: Named) -> None:
-        """Add the parameters of new param groups."""
-        super().add(named)
-        self._broadcast(named)

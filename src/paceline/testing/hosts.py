@@ -15,7 +15,8 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+
+from paceline.testing.cluster import Cluster
 
 _TOOLS = ("ip", "tc", "unshare", "nsenter")
 _INTERFACE = "eth0"
@@ -122,7 +123,7 @@ class Host:
         self.run(f"ip link set {_INTERFACE} up")
 
 
-class Hosts:
+class Hosts(Cluster):
     """Hosts in one network: two at the ends of a cable, more around a switch. ::
 
         with Hosts(2, rate_bits_s=1e9) as hosts:
@@ -139,25 +140,17 @@ class Hosts:
         self._count, self._rate_bits_s = count, rate_bits_s
         self._hosts: list[Host] = []
 
-    def __enter__(self) -> Hosts:
-        with contextlib.ExitStack() as stack:
-            namespaces = [_closing(stack, _Namespace()) for _ in range(self._count)]
-            self._hosts = [Host(one, f"10.77.0.{index + 1}") for index, one in enumerate(namespaces)]
-            if self._count == 2:
-                self._join_directly(namespaces)
-            else:
-                self._join_by_switch(_closing(stack, _Namespace()), namespaces)
-            for host in self._hosts:
-                host.run("ip link set lo up")
-                host.run(f"ip addr add {host.address}/24 dev {_INTERFACE}")
-                host.plug()
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
+    def _open(self, stack: contextlib.ExitStack) -> None:
+        namespaces = [_closing(stack, _Namespace()) for _ in range(self._count)]
+        self._hosts = [Host(one, f"10.77.0.{index + 1}") for index, one in enumerate(namespaces)]
+        if self._count == 2:
+            self._join_directly(namespaces)
+        else:
+            self._join_by_switch(_closing(stack, _Namespace()), namespaces)
+        for host in self._hosts:
+            host.run("ip link set lo up")
+            host.run(f"ip addr add {host.address}/24 dev {_INTERFACE}")
+            host.plug()
 
     def _join_directly(self, ends: Sequence[_Namespace]) -> None:
         ends[0].run(f"ip link add name {_INTERFACE} type veth peer name {_INTERFACE} netns {ends[1].pid}")

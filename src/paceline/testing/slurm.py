@@ -10,9 +10,9 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from paceline.launch.supervise.child import die_with_parent
+from paceline.testing.cluster import Cluster
 from paceline.testing.hosts import Hosts, why_no_hosts
 
 _PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "sinfo")
@@ -47,7 +47,7 @@ def why_no_slurm() -> str:
     return why_no_hosts() or (f"needs {', '.join(absent)} (packages slurm-wlm, munge)" if absent else "")
 
 
-class SlurmCluster:
+class SlurmCluster(Cluster):
     """Nodes ``h1``, ``h2``, ... of a Slurm cluster in network namespaces. ::
 
         with SlurmCluster(2) as cluster:
@@ -65,25 +65,17 @@ class SlurmCluster:
         self._partitions = dict(partitions or {"all": range(1, nodes + 1)})
         self._daemons: list[subprocess.Popen[bytes]] = []
 
-    def __enter__(self) -> SlurmCluster:
-        with contextlib.ExitStack() as stack:
-            self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline-slurm-")))
-            self.folder.chmod(0o755)
-            stack.enter_context(self.hosts)
-            stack.callback(self._stop)
-            self._configure()
-            self._start_munge()
-            self._start(0, ["slurmctld", "-D", "-c"])
-            for index in range(1, self._nodes + 1):
-                self._start(index, ["slurmd", "-D", "-N", f"h{index}"])
-            self._wait()
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
+    def _open(self, stack: contextlib.ExitStack) -> None:
+        self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline-slurm-")))
+        self.folder.chmod(0o755)
+        stack.enter_context(self.hosts)
+        stack.callback(self._stop)
+        self._configure()
+        self._start_munge()
+        self._start(0, ["slurmctld", "-D", "-c"])
+        for index in range(1, self._nodes + 1):
+            self._start(index, ["slurmd", "-D", "-N", f"h{index}"])
+        self._wait()
 
     @property
     def environ(self) -> dict[str, str]:

@@ -12,9 +12,9 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from paceline.launch.supervise.child import die_with_parent
+from paceline.testing.cluster import Cluster
 from paceline.testing.hosts import Host, Hosts, why_no_hosts
 
 _SSHD = "/usr/sbin/sshd"
@@ -53,7 +53,7 @@ def why_no_ssh() -> str:
     return why_no_hosts() or (f"needs {', '.join(absent)} (packages openssh-server, openssh-client)" if absent else "")
 
 
-class SshHosts:
+class SshHosts(Cluster):
     """Hosts of :mod:`paceline.testing.hosts`, each with a host name of its own and an ssh server. ::
 
         with SshHosts(3) as cluster:
@@ -82,21 +82,13 @@ class SshHosts:
         self._hidden, self._paths = dict(hidden or {}), dict(paths or {})
         self._servers: dict[int, subprocess.Popen[bytes]] = {}
 
-    def __enter__(self) -> SshHosts:
-        with contextlib.ExitStack() as stack:
-            self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline-ssh-")))
-            stack.enter_context(self.hosts)
-            stack.callback(self._stop)
-            self._configure()
-            for index in range(len(self.hosts)):
-                self.start(index)
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
+    def _open(self, stack: contextlib.ExitStack) -> None:
+        self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline-ssh-")))
+        stack.enter_context(self.hosts)
+        stack.callback(self._stop)
+        self._configure()
+        for index in range(len(self.hosts)):
+            self.start(index)
 
     @property
     def client_config(self) -> str:

@@ -1,0 +1,118 @@
+"""The strategy for stores that only broadcast and sum: all-reduce, one process with a codec, third parties' stores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from paceline.kvstore.base import KVStoreBase
+from paceline.optim.buffers import buffers_of, untrained
+from paceline.optim.local_update import MergingUpdate
+from paceline.optim.strategy import Named, Setup
+from paceline.optim.watch import refuse_renormalising
+
+Tensors = Mapping[str, torch.Tensor]
+
+#: Key of the workers' weights in a mean; parameters have names of their model.
+_WEIGHT = "weight of a worker"
+
+
+class StoreUpdate(MergingUpdate):
+    """Merges through a store's ``pushpull``. Buffers of the model follow rank 0's with each merge.
+
+    A mean is over the samples of all workers: a worker multiplies its gradients by its samples, divided by the mean
+    number of a worker in the merge before. That number is the same on all workers, and gradients keep their magnitude.
+
+    Args:
+        setup: the optimizer, its parameters and the user's options.
+        store: only broadcasts and reduces.
+    """
+
+    def __init__(self, setup: Setup, store: KVStoreBase) -> None:
+        super().__init__(setup, store)
+        self._samples, self._model = setup.samples, setup.model
+        self._alone = store.num_workers == 1
+        self._mean_samples = 0.0
+        if self._model is not None and not self._alone:
+            refuse_renormalising(self._model)
+            self._broadcast(untrained(self._model, [param for _, param, _ in setup.named]) | buffers_of(self._model))
+        self._broadcast({name: param.data for name, param, _ in setup.named})
+
+    def _broadcast(self, tensors: Tensors) -> None:
+        values = _floating(tensors)
+        if values:
+            self.store.broadcast(list(values), list(values.values()), list(values.values()))
+        for name, one in tensors.items():
+            if one is not values[name]:
+                one.copy_(values[name])
+
+    def _on_gradient(self, param: torch.nn.Parameter) -> None:
+        self._samples.touch()
+        super()._on_gradient(param)
+
+    def merge(self) -> None:
+        """Push gradients and pull their sum or mean. A gradient that this worker does not have counts as zeros."""
+        ready = [(name, param) for name, param, _ in self.named if param.grad is not None or not self._alone]
+        for _, param in ready:
+            if param.grad is None:
+                param.grad = torch.zeros_like(param)
+        names, grads = [name for name, _ in ready], [param.grad for _, param in ready if param.grad is not None]
+        buffers = {} if self._model is None or self._alone else buffers_of(self._model)
+        if self._alone or self.choices.reduction == "sum":
+            self._push(dict(zip(names, grads, strict=True)), buffers)
+        else:
+            self._merge_mean(names, grads, buffers)
+
+    def _merge_mean(self, names: Sequence[str], grads: list[torch.Tensor], buffers: Tensors) -> None:
+        samples = self._samples.take()
+        if not self._mean_samples:
+            self._mean_samples = self._sum(samples) / self.store.num_workers or 1.0
+        weight = samples / self._mean_samples
+        if weight != 1:
+            torch._foreach_mul_(grads, weight)
+        total = torch.tensor([weight], dtype=torch.float64)
+        self._push(dict(zip([*names, _WEIGHT], [*grads, total], strict=True)), buffers)
+        if weights := float(total):
+            torch._foreach_div_(grads, weights)
+            self._mean_samples *= weights / self.store.num_workers
+
+    def _push(self, summed: Tensors, first: Tensors) -> None:
+        """Replace tensors by their sums over the workers, and others by rank 0's."""
+        owns = self.store.rank == 0
+        copies = {name: one.clone() if owns else torch.zeros_like(one) for name, one in _floating(first).items()}
+        values = [*summed.values(), *copies.values()]
+        self.store.pushpull([*summed, *copies], values, values)
+        for name, one in first.items():
+            one.copy_(copies[name])
+
+    def merge_loss(self, loss: Any) -> Any:
+        """Return the mean of the workers' losses, weighted by samples; with reduction ``sum`` their sum."""
+        if self._alone or not isinstance(loss, torch.Tensor | float | int):
+            return loss
+        weight = self._samples.last if self.choices.reduction == "mean" else 1.0
+        weights = self._sum(weight) if self.choices.reduction == "mean" else 1.0
+        value = self._sum(float(loss) * weight) / (weights or 1.0)
+        return loss.detach().clone().fill_(value) if isinstance(loss, torch.Tensor) else value
+
+    def _sum(self, value: float) -> float:
+        """Return the sum of the workers' values."""
+        total = torch.tensor([value], dtype=torch.float64)
+        self.store.pushpull(_WEIGHT, total, total)
+        return float(total)
+
+    def broadcast_weights(self) -> None:
+        """Set the weights of all workers to rank 0's. Every worker calls it."""
+        if not self._alone:
+            self._push({}, {name: param.data for name, param, _ in self.named})
+
+    def add(self, named: Named) -> None:
+        """Add the parameters of new param groups."""
+        super().add(named)
+        self._broadcast({name: param.data for name, param, _ in named})
+
+
+def _floating(tensors: Tensors) -> dict[str, torch.Tensor]:
+    """Return the tensors, integers as float64: a third party's store may hold floating-point numbers only."""
+    return {name: one if one.is_floating_point() else one.double() for name, one in tensors.items()}
