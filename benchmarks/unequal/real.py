@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -85,7 +86,7 @@ def run_once(trial: Trial) -> Outcome:
                 "flag": str(flag),
                 "server": job.servers[0].pid,
             }
-            return _outcome(job.run(train, task, timeout_s=trial.seconds + _ENDING_S))
+            return _outcome(trial, job.run(train, task, timeout_s=trial.seconds + _ENDING_S))
 
 
 def _arrays(problem: Digits) -> dict[str, np.ndarray[Any, Any]]:
@@ -96,7 +97,7 @@ def _arrays(problem: Digits) -> dict[str, np.ndarray[Any, Any]]:
     return {name: one.astype(np.float32) for name, one in floats.items()} | labels
 
 
-def _outcome(seen: Sequence[dict[str, Any]]) -> Outcome:
+def _outcome(trial: Trial, seen: Sequence[dict[str, Any]]) -> Outcome:
     watch = seen[0]
     seconds, stats = watch["seconds"], watch["stats"]
     batches = sum(one["batches"] for one in seen)
@@ -105,11 +106,12 @@ def _outcome(seen: Sequence[dict[str, Any]]) -> Outcome:
         batches_per_s=sum(one["batches"] / one["seconds"] for one in seen),
         samples_per_s=sum(one["samples"] / one["seconds"] for one in seen),
         staleness=stats["staleness"],
-        mass_per_s=stats["step_mass"] / seconds,
+        mass_per_s=stats["step_mass"] / trial.lr / seconds,
         curve=tuple((float(when), float(accuracy)) for when, accuracy in watch["curve"]),
         overruns=sum(one["overruns"] for one in seen) / max(1, batches),
         gradient_ms=1e3 * max(one["gradient_s"] for one in seen),
         exchange_ms=1e3 * watch["exchange_s"],
+        fetch_ms=1e3 * fmean(one["fetch_s"] for one in seen),
         server_ms=1e3 * watch["server_cpu_s"] / max(1, batches),
         busy_cores=watch["busy_cores"],
     )

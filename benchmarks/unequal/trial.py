@@ -48,6 +48,8 @@ class Outcome:
     gradient_ms: float = 0.0
     exchange_ms: float = 0.0
     """Median of a fast worker from push to answer."""
+    fetch_ms: float = 0.0
+    """Mean time until a worker has its next samples: of a pool or of measured shares, an exchange too."""
     server_ms: float = 0.0
     """The server's processor time per push."""
     busy_cores: float = 0.0

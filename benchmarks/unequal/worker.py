@@ -102,7 +102,8 @@ class _Clock:
 
     def __init__(self, speed: Speed, jitter: float, noise: random.Random) -> None:
         self._speed, self._jitter, self._noise = speed, jitter, noise
-        self._begun = self._pushed = 0.0
+        self._begun = self._pushed = self._answered = 0.0
+        self._fetched: list[float] = []
         self._computed: list[float] = []
         self._exchanged: list[float] = []
         self._overruns = self._samples = 0
@@ -110,6 +111,8 @@ class _Clock:
     def start(self) -> None:
         """Note that a batch begins."""
         self._begun = time.monotonic()
+        if self._pushed:
+            self._fetched.append(self._begun - self._answered)
         self._cpu = time.thread_time()
 
     def sleep(self, samples: int) -> None:
@@ -123,7 +126,8 @@ class _Clock:
 
     def stop(self) -> None:
         """Note that the push was answered."""
-        self._exchanged.append(time.monotonic() - self._pushed)
+        self._answered = time.monotonic()
+        self._exchanged.append(self._answered - self._pushed)
 
     def seen(self) -> dict[str, Any]:
         """Return counters: plain numbers."""
@@ -132,6 +136,7 @@ class _Clock:
             "samples": self._samples,
             "overruns": self._overruns,
             "gradient_s": float(np.median(self._computed or [0.0])),
+            "fetch_s": float(np.mean(self._fetched or [0.0])),
             "exchange_s": float(np.median(self._exchanged or [0.0])),
         }
 
