@@ -24,14 +24,11 @@ _NAMES = {one: str(one).removeprefix("torch.") for one in (*_FLOATS, *INTEGERS, 
 # ---- checks ----------------------------------------------------------------------------------------------------------
 
 
-def _dtype_names(tensors: Sequence[torch.Tensor], with_bool: bool = True) -> tuple[str, ...]:
-    names = []
-    for tensor in tensors:
-        name = _NAMES.get(tensor.dtype)
-        if name is None or (name == "bool" and not with_bool):
-            raise ValueError(f"Tensor type {tensor.type()} is not supported.")
-        names.append(name)
-    return tuple(names)
+def _dtype_name(tensor: torch.Tensor, with_bool: bool) -> str:
+    name = _NAMES.get(tensor.dtype)
+    if name is None or (name == "bool" and not with_bool):
+        raise ValueError(f"Tensor type {tensor.type()} is not supported.")
+    return name
 
 
 def check_tensors(tensors: Sequence[Any]) -> None:
@@ -109,20 +106,21 @@ def start(
         name = f"noname.{running.handles.number(set_id)}"
         fields["cached"] = False
     check_tensors(tensors)
-    request = Request(
-        kind,
-        name,
-        set_id,
-        _dtype_names(tensors, with_bool=kind not in ("allreduce", "reducescatter")),
-        tuple([tuple(tensor.shape) for tensor in tensors]),
-        tensors[0].device.type,
-        **fields,
-    )
+    with_bool = kind not in ("allreduce", "reducescatter")
+    if len(tensors) == 1:  # thousands of them may start in a step
+        dtypes: tuple[str, ...] = (_dtype_name(tensors[0], with_bool),)
+        shapes: tuple[tuple[int, ...], ...] = (tuple(tensors[0].shape),)
+    else:
+        dtypes = tuple([_dtype_name(one, with_bool) for one in tensors])
+        shapes = tuple([tuple(one.shape) for one in tensors])
+    first = tensors[0]
+    is_cuda = first.is_cuda
+    request = Request(kind, name, set_id, dtypes, shapes, "cpu" if first.is_cpu else first.device.type, **fields)
     # Operations in place need contiguous tensors, so these are their outputs, too.
-    mine = [(tensor.detach() if tensor.requires_grad else tensor).contiguous() for tensor in tensors]
+    mine = [(one.detach() if one.requires_grad else one).contiguous() for one in tensors]
     results = None if outputs is None else mine
     operation = Operation(request, mine, results, finish)
-    if tensors[0].is_cuda:
+    if is_cuda:
         operation.ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
         operation.ready.record()
     return running.start(running.handles.count(), operation)
