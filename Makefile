@@ -15,8 +15,12 @@ SIDE_BY_SIDE = $(filter-out $(ALONE) tests/engines,$(sort $(patsubst %/,%,$(dir 
 FAULTS = tests/soak $(patsubst %,tests/integration/test_%.py,blame damage failures fork fuzz hosts noticing \
   saving_after_a_failure strangers tampering)
 
+<<<<<<< HEAD
 .PHONY: help demo test test-faults test-ssh test-hvd test-engines check format fuzz mutations oracle blame soak bench \
   bench-unequal clean
+=======
+.PHONY: help demo test test-faults test-ssh test-hvd test-engines test-k8s check format fuzz mutations oracle blame soak bench clean
+>>>>>>> next
 
 help:
 	@echo "make demo   train LeNet on handwritten digits with 2 workers and 2 servers"
@@ -25,6 +29,7 @@ help:
 	@echo "make test-hvd      every case of the Horovod interface, 1 to 4 processes, and 200 starts and ends (half an hour)"
 	@echo "make test-ssh      launchers ssh, mpi and slurm on hosts with real ssh servers (root; about 5 minutes)"
 	@echo "make test-engines  the same, and MNIST on every cluster manager that is installed (about 20 minutes)"
+	@echo "make test-k8s      launcher k8s on a real Kubernetes, built once from Debian's source package (root; 5 minutes to build, 5 to test)"
 	@echo "make check  ruff, ruff format, mypy"
 	@echo "make bench  run the benchmarks (about 8 minutes) and write docs/benchmarks.md"
 	@echo "make bench-unequal  modes on 12 workers of three speeds, beside the simulator (about 35 minutes)"
@@ -80,6 +85,11 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Built once: about 4 minutes of two cores, into ~/.cache/paceline-k8s.
+test-k8s: $(READY)
+	$(BIN)/python -m tests.engines.kubernetes_build
+	$(BIN)/python -m pytest --timeout 400 tests/engines/test_k8s.py
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

@@ -27,6 +27,8 @@ def main(words: list[str]) -> int:
     match words:
         case ["api-resources", *_]:
             print("pods\njobs.batch\nservices\nsecrets")
+        case ["version", "--output", "json"]:
+            print(json.dumps({"serverVersion": {"gitVersion": "v1.20.2"}}))
         case ["create" | "apply", "-f", "-"]:
             for one in yaml.safe_load_all(sys.stdin):
                 create(one)

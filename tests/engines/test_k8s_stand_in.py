@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -34,6 +36,10 @@ def launch(words: Sequence[str]) -> list[str]:
     return [jobs.PYTHON, "-m", "paceline", "launch", "--launcher", "k8s", *options, *words]
 
 
+def launch_indexed(words: Sequence[str]) -> list[str]:
+    return launch(["-o", "layout=jobs", *words])
+
+
 def left(cluster: Path) -> list[str]:
     return [path.name for path in cluster.iterdir()]
 
@@ -61,6 +67,26 @@ def test_job_is_started_again_after_a_failure(cluster: Path) -> None:
     assert done.code == 0, done.text
     assert "[worker 0] restart 0" in done.out
     assert "[worker 0] restart 1" in done.out
+    assert left(cluster) == []
+
+
+def test_a_cluster_without_indexed_jobs_gets_a_job_per_process(cluster: Path) -> None:
+    done = jobs.start(launch_indexed, ["-n", "2", "-s", "0"], ["sh", "-c", "echo rank $RANK"]).end()
+    assert done.code == 0, done.text
+    assert "[launch] Kubernetes 1.20 has no Indexed Jobs: a Job per process" in done.err
+    assert "[worker 1] rank 1" in done.out
+    assert left(cluster) == []
+
+
+def test_paceline_kill_deletes_everything(cluster: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+    def end(job: jobs.Running) -> None:
+        env = {**os.environ, "PYTHONPATH": str(jobs.ROOT / "src")}
+        subprocess.run([jobs.PYTHON, "-m", "paceline", "kill"], check=True, env=env)
+
+    words = ["--env", f"PYTHONPATH={jobs.ROOT / 'src'}"]
+    jobs.check_end(launch, end, 128 + signal.SIGTERM, words)
     assert left(cluster) == []
 
 

@@ -112,8 +112,9 @@ def test_options_reach_the_pods() -> None:
         "volumes": "/data:/data:ro, claim=ckpt:/ckpt",
         "shared-memory": "2Gi",
         "port": "7000",
+        "directory": "/code",
     }
-    made = manifests("jobs", options=options, directory="/code")
+    made = manifests("jobs", options=options)
     job = next(one for one in made.objects if one["metadata"]["name"] == "pl-7f3a-worker-old")
     pod = job["spec"]["template"]["spec"]
     [container] = pod["containers"]
@@ -142,6 +143,7 @@ def test_options_reach_the_pods() -> None:
         ({"image": "x", "namespace": "My Space"}, "is not a name of Kubernetes"),
         ({"image": "x", "pull": "always"}, "is not Always"),
         ({"image": "x", "port": "0"}, "port=0 does not exist"),
+        ({"image": "x", "directory": "code"}, "directory='code' is not an absolute path"),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, str], text: str) -> None:
@@ -160,6 +162,11 @@ def test_wrong_options_are_named(options: dict[str, str], text: str) -> None:
 def test_what_kubeflow_cannot_do_is_said(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         manifests("trainer", **changes)
+
+
+def test_a_directory_is_not_copied() -> None:
+    with pytest.raises(ValueError, match="launcher 'k8s' does not copy a directory"):
+        manifests("jobs", directory="/code", sync=True)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
+
 from paceline.errors import LaunchError
 from paceline.launch.k8s.job import KubernetesJob
 from paceline.launch.k8s.kubectl import Kubectl
@@ -12,6 +15,8 @@ from paceline.launch.spec import JobSpec
 
 #: What a layout's own objects are called in the API.
 _APIS = {"jobset": ("jobsets.jobset.x-k8s.io",), "trainer": ("trainjobs.trainer.kubeflow.org",)}
+#: The first version whose Indexed Jobs are stable.
+_INDEXED = (1, 24)
 
 
 class KubernetesBackend:
@@ -46,11 +51,27 @@ class KubernetesBackend:
             )
 
     def submit(self, request: Manifests) -> KubernetesJob:
-        """Create the Secret and the objects.
+        """Create the Secret and the objects; layout ``jobs`` becomes ``pods`` on a cluster without Indexed Jobs.
 
         Raises:
             LaunchError: the cluster refused one; what was created is deleted again.
         """
-        job = KubernetesJob(request)
+        job = KubernetesJob(_fitting(request))
         job.create()
         return job
+
+
+def _fitting(request: Manifests) -> Manifests:
+    """Return the objects that this cluster knows.
+
+    Raises:
+        LaunchError: the cluster does not answer.
+    """
+    if request.options.layout != "jobs":
+        return request
+    major, minor = Kubectl(request.options.namespace).version()
+    if (major, minor) >= _INDEXED:
+        return request
+    print(f"[launch] Kubernetes {major}.{minor} has no Indexed Jobs: a Job per process", file=sys.stderr, flush=True)
+    spec = replace(request.spec, options={**request.spec.options, "layout": "pods"})
+    return make_manifests(spec, request.machine)

@@ -22,12 +22,14 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
+import shlex
 import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
 
 from paceline.errors import LaunchError
+from paceline.launch import runtime
 from paceline.launch.canceller import Canceller
 from paceline.launch.k8s.kubectl import Kubectl
 from paceline.launch.k8s.manifests import Manifests, make_manifests
@@ -94,6 +96,7 @@ class KubernetesJob:
         """
         self._console = Console()
         with contextlib.ExitStack() as stack:
+            stack.enter_context(self._recorded())
             selector = stack.enter_context(selectors.DefaultSelector())
             signals = stack.enter_context(SignalPipe())
             selector.register(signals.fd, selectors.EVENT_READ)
@@ -101,6 +104,10 @@ class KubernetesJob:
             stack.callback(self.cancel)
             stack.callback(self._followers.close)
             return self._follow(signals)
+
+    def _recorded(self) -> contextlib.AbstractContextManager[None]:
+        spec = self._manifests.spec
+        return runtime.recorded(spec.job_id, shlex.join(spec.command), spec.num_workers, spec.servers)
 
     def cancel(self) -> None:
         """Delete everything of the job and wait until it is gone.

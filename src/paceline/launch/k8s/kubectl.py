@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -57,6 +58,18 @@ class Kubectl:
             LaunchError: see :meth:`run`.
         """
         return cast("dict[str, Any]", json.loads(self.run(["get", *words, "--output", "json"])))
+
+    def version(self) -> tuple[int, int]:
+        """Return the version of the cluster: ``(1, 31)``.
+
+        Raises:
+            LaunchError: see :meth:`run`; or the cluster says nothing of its version.
+        """
+        found = json.loads(self.run(["version", "--output", "json"])).get("serverVersion") or {}
+        match = re.match(r"v?(\d+)\.(\d+)", str(found.get("gitVersion", "")))
+        if match is None:
+            raise LaunchError(f"kubectl version tells no version of the cluster: {found}")
+        return int(match[1]), int(match[2])
 
     def follow(self, pod: str) -> subprocess.Popen[bytes]:
         """Start to follow what a pod prints, from its beginning to its end."""

@@ -66,6 +66,8 @@ def make_manifests(spec: JobSpec, machine: Machine, restart: int = 0) -> Manifes
     Raises:
         ValueError: an option cannot be, or the layout cannot do what the spec asks for.
     """
+    if spec.sync:
+        raise ValueError("launcher 'k8s' does not copy a directory: use the image, or a volume and -o directory=/path")
     options = typed_options("k8s", Options, spec.options)
     elsewhere = replace(machine, python=options.python, cores={}, directory="")
     plan = make_plan(spec, elsewhere, alone=True)
@@ -101,7 +103,7 @@ def _jobset_spec(name: str, parts: list[Crew], options: Options, spec: JobSpec, 
     """Return the JobSet: servers start when the scheduler listens, workers when servers run; workers decide success."""
     replicated: list[Object] = []
     for crew in parts:
-        template = pod_template(name, crew, options, spec.directory, places)
+        template = pod_template(name, crew, options, places)
         one: Object = {"name": crew.name, "replicas": 1}
         one["template"] = {"spec": job_spec(len(crew.processes), template, indexed=True)}
         before = "server" if crew.role == "worker" else "scheduler"
@@ -168,7 +170,7 @@ def _jobs(name: str, parts: list[Crew], options: Options, spec: JobSpec, restart
     service = _service(name, name, {"clusterIP": "None", "publishNotReadyAddresses": True}, labels(name))
     objects = [service]
     for crew in parts:
-        template = pod_template(name, crew, options, spec.directory, places)
+        template = pod_template(name, crew, options, places)
         template["spec"]["subdomain"] = name
         objects.append(_job(f"{name}-{crew.name}", name, job_spec(len(crew.processes), template, indexed=True)))
     return objects
@@ -185,7 +187,7 @@ def _pods(name: str, parts: list[Crew], options: Options, spec: JobSpec, restart
     places = Places(_service_host(f"{name}-scheduler"), _service_host(f"{name}-master"), {"value": str(restart)})
     for crew in parts:
         for process in crew.processes:
-            template = pod_template(name, crew, options, spec.directory, places, process)
+            template = pod_template(name, crew, options, places, process)
             objects.append(_job(f"{name}-{process.host}", name, job_spec(1, template, indexed=False)))
     return objects
 

@@ -47,6 +47,8 @@ class Options:
     """Service account of the pods."""
     env_from: tuple[str, ...] = ()
     """Secrets of the namespace whose entries become variables of all processes."""
+    directory: str = ""
+    """Where the workers' command runs in the pods; empty: where the image says."""
     volumes: tuple[str, ...] = ()
     """``/on/the/node:/in/the/pod[:ro]``, or ``claim=NAME:/in/the/pod[:ro]`` for a PersistentVolumeClaim."""
     shared_memory: str = ""
@@ -64,6 +66,8 @@ class Options:
         for name in (self.namespace, *self.env_from):
             if name and not _NAME.fullmatch(name):
                 raise ValueError(f"{name!r} is not a name of Kubernetes: lower-case letters, digits and inner hyphens")
+        if self.directory and not self.directory.startswith("/"):
+            raise ValueError(f"directory={self.directory!r} is not an absolute path")
         for text in self.volumes:
             volume(text, 0)
 

@@ -21,7 +21,9 @@ KEY = "job-key"
 #: The pipes to the launcher, which is not on the host of the scheduler here.
 _PIPES = (Late.READY_FD, Late.ENDED_FD)
 
-_TCP_GRACE_S = 15
+#: How long a process may take to end after SIGTERM. It is not process 1 of its namespace, which would ignore the signal
+#: unless it handles it: hence ``shareProcessNamespace``.
+_TERM_GRACE_S = 15
 
 
 @dataclass(frozen=True)
@@ -77,16 +79,13 @@ def labels(name: str) -> dict[str, str]:
     return {"app.kubernetes.io/name": "paceline", "app.kubernetes.io/instance": name}
 
 
-def pod_template(
-    job: str, crew: Crew, options: Options, directory: str, places: Places, process: ProcessSpec | None = None
-) -> Object:
+def pod_template(job: str, crew: Crew, options: Options, places: Places, process: ProcessSpec | None = None) -> Object:
     """Return the template of a crew's pods.
 
     Args:
         job: name of the job.
         crew: what runs in them.
         options: of the user.
-        directory: where the command runs; empty: where the image says.
         places: how the scheduler is found.
         process: the one process, in layouts with a template for each; None: the completion index tells pods apart.
     """
@@ -100,13 +99,14 @@ def pod_template(
     container: Object = {"name": crew.role, "image": options.image}
     container |= {"imagePullPolicy": options.pull} if options.pull else {}
     container |= _command(crew, one, indexed)
-    container |= {"workingDir": directory} if directory and crew.role == "worker" else {}
+    container |= {"workingDir": options.directory} if options.directory and crew.role == "worker" else {}
     container["env"] = _env(crew, one, indexed, f"{job}-key", options.port, places)
     container |= {"envFrom": [{"secretRef": {"name": name}} for name in options.env_from]} if options.env_from else {}
     container |= _ports(crew, options.port)
     container |= _resources(crew.group)
     container |= {"volumeMounts": [mount for _, mount in volumes]} if volumes else {}
-    spec: Object = {"restartPolicy": "Never", "terminationGracePeriodSeconds": _TCP_GRACE_S, "containers": [container]}
+    spec: Object = {"restartPolicy": "Never", "terminationGracePeriodSeconds": _TERM_GRACE_S}
+    spec |= {"shareProcessNamespace": True, "containers": [container]}
     spec |= {"serviceAccountName": options.service_account} if options.service_account else {}
     spec |= {"nodeSelector": dict(crew.group.select)} if crew.group is not None and crew.group.select else {}
     spec |= {"volumes": [one for one, _ in volumes]} if volumes else {}
