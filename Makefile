@@ -15,12 +15,8 @@ SIDE_BY_SIDE = $(filter-out $(ALONE) tests/engines,$(sort $(patsubst %/,%,$(dir 
 FAULTS = tests/soak $(patsubst %,tests/integration/test_%.py,blame damage failures fork fuzz hosts noticing \
   saving_after_a_failure strangers tampering)
 
-<<<<<<< HEAD
-.PHONY: help demo test test-faults test-ssh test-hvd test-engines check format fuzz mutations oracle blame soak bench \
-  bench-unequal clean
-=======
-.PHONY: help demo test test-faults test-ssh test-hvd test-engines test-k8s check format fuzz mutations oracle blame soak bench clean
->>>>>>> next
+.PHONY: help demo test test-faults test-ssh test-hvd test-engines test-k8s check format fuzz mutations oracle blame soak \
+  bench bench-unequal clean
 
 help:
 	@echo "make demo   train LeNet on handwritten digits with 2 workers and 2 servers"
