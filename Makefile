@@ -27,7 +27,7 @@ help:
 	@echo "make test-k8s      launcher k8s on a real Kubernetes, built once from Debian's source package (root; 5 minutes to build, 5 to test)"
 	@echo "make check  ruff, ruff format, mypy"
 	@echo "make bench  run the benchmarks (about 8 minutes) and write docs/benchmarks.md"
-	@echo "make bench-regimes  dist_auto against every fixed mode, on simulated clusters (about 40 minutes)"
+	@echo "make bench-regimes  dist_auto against every fixed mode, on simulated clusters (some minutes for each)"
 	@echo "make fuzz   one million mutated messages against a server, and 10,000 half-open connections"
 	@echo "make mutations  change lines of the core, one at a time: a test must fail for each (about 5 minutes)"
 	@echo "make oracle training loops against one process, 10 times each under faults (hours); ORACLE='--repeat 1' for less"
