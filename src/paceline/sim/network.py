@@ -35,7 +35,7 @@ class Network:
 
     def gradient(self, weights: Vector, x: Samples, labels: Indices) -> Vector:
         """Return the gradient of the mean cross entropy over samples, one per row."""
-        w1, b1, w2, b2 = self._parts(weights)
+        w1, b1, w2, b2 = self.parts(weights)
         hidden = np.maximum(x @ w1 + b1, 0)
         scores = hidden @ w2 + b2
         error = np.exp(scores - scores.max(1, keepdims=True))
@@ -47,7 +47,7 @@ class Network:
 
     def classes(self, weights: Vector, x: Samples) -> Indices:
         """Return the class of each sample, int64."""
-        w1, b1, w2, b2 = self._parts(weights)
+        w1, b1, w2, b2 = self.parts(weights)
         found: Indices = (np.maximum(x @ w1 + b1, 0) @ w2 + b2).argmax(1)
         return found
 
@@ -55,7 +55,8 @@ class Network:
         """Return the part of the samples that is classified correctly."""
         return float((self.classes(weights, x) == labels).mean())
 
-    def _parts(self, weights: Vector) -> list[Vector]:
+    def parts(self, weights: Vector) -> list[Vector]:
+        """Return weights as those of both layers: [inputs, hidden], [hidden], [hidden, classes], [classes]."""
         first, second, third = self._ends
         inputs, hidden, classes = self._shapes[0][0], self._shapes[0][1], self._shapes[2][1]
         return [

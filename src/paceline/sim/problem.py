@@ -37,6 +37,12 @@ class Digits:
         hidden: units of the hidden layer.
         seed: of the first weights and of the choice of the test samples.
 
+    Attributes:
+        images: of the training samples, [1437, 64] float64 in 0 to 1.
+        labels: of the training samples, [1437] int64.
+        test_images: [360, 64] float64.
+        test_labels: [360] int64.
+
     Raises:
         ImportError: scikit-learn is not installed.
     """
@@ -50,8 +56,8 @@ class Digits:
         rng = np.random.default_rng(seed)
         order = rng.permutation(len(labels))
         images, labels = images[order] / 16.0, labels[order]
-        self._test, self._test_labels = images[:360], labels[:360]
-        self._train, self.labels = images[360:], labels[360:]
+        self.test_images, self.test_labels = images[:360], labels[:360]
+        self.images, self.labels = images[360:], labels[360:]
         self.length = len(self.labels)
         self._network, self._seed = Network(64, hidden, 10), seed
 
@@ -61,11 +67,15 @@ class Digits:
 
     def gradient(self, weights: Vector, indices: Indices) -> Vector:
         """Return the gradient of the mean cross entropy over some samples."""
-        return self._network.gradient(weights, self._train[indices], self.labels[indices])
+        return self._network.gradient(weights, self.images[indices], self.labels[indices])
 
     def accuracy(self, weights: Vector) -> float:
         """Return the part of the 360 test samples that is classified correctly."""
-        return self._network.accuracy(weights, self._test, self._test_labels)
+        return self._network.accuracy(weights, self.test_images, self.test_labels)
+
+    def parts(self, weights: Vector) -> list[Vector]:
+        """Return weights as those of both layers: w1 [64, hidden], b1 [hidden], w2 [hidden, 10], b2 [10]."""
+        return self._network.parts(weights)
 
 
 class Teacher:
