@@ -74,8 +74,8 @@ class Settings:
     with ``;`` after each group (``0 1; 2;``). Or ``auto`` (``paceline launch --groups auto``)."""
     regroup_rounds: int = 0
     """Rounds between two checks whether the ``groups``, given by rank, still fit the workers' speeds; if not, they
-    change (``dist_gsync`` without a bound). 0: they stay. It turns ``local_merge`` off. ``paceline launch --groups
-    auto`` sets it to 5."""
+    change (``dist_gsync`` without a bound). 0: they stay. It turns their ``local_merge`` off. ``paceline launch
+    --groups auto`` sets it to 5."""
     worker_group: str = ""
     """Name of the worker group that this worker belongs to, of jobs that have groups."""
     worker_groups: str = ""
@@ -129,15 +129,22 @@ class Settings:
     """Path of the speeds file that worker 0 writes; then the job ends (``paceline profile``). Empty: no such end."""
     profile_rounds: int = 20
     """Rounds that ``paceline profile`` measures."""
+    profile_steps: str = ""
+    """Path of a file of all measured steps, which worker 0 writes too (``paceline launch --groups auto``)."""
+    choice: str = ""
+    """What ``dist_auto`` does (JSON), as ``paceline launch --groups auto`` has measured and chosen it."""
     check_rules: bool = False
     """Check the rule of every slot after each event, on servers: for tests and bug reports, as it costs time."""
     log_level: str = "WARNING"
     """Of the roles' processes: ``DEBUG``, ``INFO``, ``WARNING`` or ``ERROR``."""
 
-    @property
-    def merges_locally(self) -> bool:
-        """Whether the pushes of a host's workers are summed there; not where workers change groups."""
-        return self.local_merge and not self.regroup_rounds
+    def merges_locally(self, merge: str) -> bool:
+        """Whether the pushes of a host's workers are summed there; not where workers change groups.
+
+        Args:
+            merge: of the store's policy.
+        """
+        return self.local_merge and not (self.regroup_rounds and merge == "groups")
 
     @property
     def measures_servers(self) -> bool:

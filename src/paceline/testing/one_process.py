@@ -40,14 +40,14 @@ class _Session:
 
     def local_merge(self, policy: Policy) -> LocalMerge:
         workers, servers = ([one.host_id for one in members] for members in (self.workers, self.servers))
-        units = policy.unit_of(len(workers)) if self.settings.merges_locally else range(len(workers))
+        units = policy.unit_of(len(workers)) if self.settings.merges_locally(policy.merge) else range(len(workers))
         return LocalMerge(workers, servers, units)
 
     def close_store(self, store: Store) -> None:
         """Nothing more: the servers refuse who has left."""
         self.stores.remove(store)
 
-    def note_round(self, round: int) -> None:
+    def note_round(self, round: int, samples: float = 1.0) -> None:
         """Nothing: there is no scheduler."""
 
     def check(self) -> None:

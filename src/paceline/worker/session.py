@@ -69,9 +69,13 @@ class Session:
         """Workers that had left or died at the last gather, and their last rounds: the same on all workers."""
         self.dead: frozenset[int] = frozenset()
         """Those of them that had died."""
-        self.pace = Pace()
+        self.hands_out = False
+        """Whether samples of this job go to whoever is free, so that unequal workers can train on unlike parts."""
+        self.pace = Pace(keep=bool(settings.profile_steps))
         self._is_waiting = False
-        self._profile = Profile(settings.profile, settings.profile_rounds) if settings.profile else None
+        self._profile = (
+            Profile(settings.profile, settings.profile_rounds, settings.profile_steps) if settings.profile else None
+        )
         self._client = Client(make_hub(), check=self._check_open)
         self._lifeline = Lifeline(settings, make_hub(), on_change=self._client.wake, pace=self._how_fast)
         with contextlib.ExitStack() as on_error:
@@ -126,7 +130,9 @@ class Session:
         """Return the servers that merge the pushes of each host, for stores of a policy."""
         workers, servers = ([one.host_id for one in members] for members in (self.workers, self.servers))
         alone = range(len(workers))
-        return LocalMerge(workers, servers, policy.unit_of(len(workers)) if self.settings.merges_locally else alone)
+        return LocalMerge(
+            workers, servers, policy.unit_of(len(workers)) if self.settings.merges_locally(policy.merge) else alone
+        )
 
     def deaths(self) -> list[m.Death]:
         """Return the members that the job has lost."""
@@ -142,10 +148,15 @@ class Session:
         """The last round that this worker has pushed."""
         return self._lifeline.round
 
-    def note_round(self, round: int) -> None:
-        """Report the round with the next heartbeat."""
+    def note_round(self, round: int, samples: float = 1.0) -> None:
+        """Report the round with the next heartbeat, and measure it.
+
+        Args:
+            round: of a push.
+            samples: behind it.
+        """
         self._lifeline.round = max(self._lifeline.round, round)
-        self.pace.push(round, self.waited_s)
+        self.pace.push(round, self.waited_s, samples)
 
     def _how_fast(self) -> tuple[float, float]:
         return self.pace.step_seconds(None if self._is_waiting else self.waited_s), self.pace.usual_s

@@ -51,6 +51,11 @@ class Lifecycle:
         """The largest norm of a merged gradient over all keys; 0: no limit."""
         return self._traffic.clip_norm
 
+    @property
+    def elements(self) -> int:
+        """Number of elements of the values of all keys."""
+        return sum(block.values.numel() for block in self._table.blocks.values())
+
     def set_merging(self, mean: bool, clip_norm: float) -> None:
         """Set how pushes are merged; before the store is open."""
         self.mean, self._traffic.clip_norm = mean, clip_norm
@@ -67,7 +72,7 @@ class Lifecycle:
         groups = [list(group) for group in policy.groups]
         body = m.OpenStore(
             self.name, policy.merge, groups, policy.first, bound, policy.weighting, self.mean,
-            self._session.settings.merges_locally, self.clip_norm, age, policy.lr_scale,
+            self._session.settings.merges_locally(policy.merge), self.clip_norm, age, policy.lr_scale,
         )  # fmt: skip
         self.ask_all_servers(body, f"opening store {self.name!r}")
 
