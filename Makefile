@@ -16,7 +16,7 @@ FAULTS = tests/soak $(patsubst %,tests/integration/test_%.py,blame damage failur
   saving_after_a_failure strangers tampering)
 
 .PHONY: help demo test test-faults test-ssh test-hvd test-engines test-k8s check format fuzz mutations oracle blame soak \
-  bench bench-unequal clean
+  bench bench-unequal bench-regimes clean
 
 help:
 	@echo "make demo   train LeNet on handwritten digits with 2 workers and 2 servers"
@@ -28,6 +28,7 @@ help:
 	@echo "make test-k8s      launcher k8s on a real Kubernetes, built once from Debian's source package (root; 5 minutes to build, 5 to test)"
 	@echo "make check  ruff, ruff format, mypy"
 	@echo "make bench  run the benchmarks (about 8 minutes) and write docs/benchmarks.md"
+	@echo "make bench-regimes  dist_auto against every fixed mode, on simulated clusters (some minutes for each)"
 	@echo "make bench-unequal  modes on 12 workers of three speeds, beside the simulator (about 35 minutes)"
 	@echo "make fuzz   one million mutated messages against a server, and 10,000 half-open connections"
 	@echo "make mutations  change lines of the core, one at a time: a test must fail for each (about 5 minutes)"
@@ -109,6 +110,9 @@ soak: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks --report docs/benchmarks.md
+
+bench-regimes: $(READY)
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.regimes $(REGIMES)
 
 # Jobs that were run are kept, so that a benchmark that was stopped goes on; make clean forgets them.
 bench-unequal: $(READY)

@@ -125,6 +125,10 @@ class Settings:
     """Path of the speeds file that worker 0 writes; then the job ends (``paceline profile``). Empty: no such end."""
     profile_rounds: int = 20
     """Rounds that ``paceline profile`` measures."""
+    profile_steps: str = ""
+    """Path of a file of all measured steps, which worker 0 writes too (``paceline launch --groups auto``)."""
+    choice: str = ""
+    """What ``dist_auto`` does (JSON), as ``paceline launch --groups auto`` has measured and chosen it."""
     check_rules: bool = False
     """Check the rule of every slot after each event, on servers: for tests and bug reports, as it costs time."""
     log_level: str = "WARNING"

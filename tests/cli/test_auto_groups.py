@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+import torch
 
 import paceline
 from paceline.cli.auto_groups import ROUNDS, with_measured_groups
+from paceline.consistency import Policy
 from paceline.errors import ConfigError, LaunchError
+from paceline.hetero import Choice, Step
+from paceline.hetero.files import choice_text, parse_choice, parse_speeds, steps_line, steps_text
 from paceline.launch import JobSpec
 from paceline.testing import LocalJob
 
@@ -21,16 +26,23 @@ def test_job_gets_the_groups_of_what_was_measured(capsys: pytest.CaptureFixture[
     def run(spec: JobSpec) -> int:
         ran.append(spec)
         Path(spec.settings["profile"]).write_text("h:0 0.3\nh:1 0.1\nh:2 0.31\n")
+        steps = [steps_line([Step(8, seconds, 0.0)] * 4) for seconds in (0.3, 0.1, 0.31)]
+        Path(spec.settings["profile_steps"]).write_text(steps_text(steps, 0.0, hands_out=True))
         return 0
 
     found = with_measured_groups(SPEC, run)
     assert isinstance(found, JobSpec)
-    assert found.settings == {"staleness": "2", "groups": "1; 0 2;"}
+    choice = parse_choice(found.settings["choice"], 3)
+    assert found.settings == {"staleness": "2", "groups": "1; 0 2;", "choice": found.settings["choice"]}
+    assert (choice.store_type, choice.shares) == ("dist_sync", "measured")
     assert found.max_restarts == 4
-    assert ran[0].settings.keys() == {"staleness", "groups", "profile", "profile_rounds"}
+    measuring = {"profile", "profile_rounds", "profile_steps", "server_speeds"}
+    assert ran[0].settings.keys() == {"staleness", "groups", *measuring}
     assert (ran[0].settings["groups"], ran[0].settings["profile_rounds"]) == ("auto", str(ROUNDS))
     assert ran[0].max_restarts == 0
-    assert "h:1  # 0.1 s per step" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "h:1  # 0.1 s per step" in printed
+    assert f"dist_auto: {choice.sentence}" in printed
 
 
 def test_measurement_that_fails_ends_it_with_its_exit_code() -> None:
@@ -51,3 +63,53 @@ def test_workers_are_one_group_while_they_are_measured(tmp_path: Path) -> None:
         assert job.run(groups_of_a_store) == [[[0, 1]]] * 2
     with LocalJob(num_workers=1, num_servers=1, groups="auto") as job:
         assert "start the job with --groups auto" in job.run(groups_of_a_store)[0]
+
+
+CHOICE = Choice("dist_ksync", Policy("first", first=2, lr_scale="sample"), "pool", "two of three are enough")
+
+
+def chosen_store():
+    try:
+        store = paceline.kvstore.create("dist_auto")
+    except ConfigError as error:
+        return str(error)
+    sampler = paceline.data.batch_sampler(64, store, batch_size=8)
+    return store.type, store.policy.merge, store.policy.lr_scale, type(sampler).__name__, store.session.hands_out
+
+
+def test_dist_auto_does_what_was_chosen(tmp_path: Path) -> None:
+    profile = str(tmp_path / "speeds")
+    with LocalJob(num_workers=3, num_servers=1, choice=choice_text(CHOICE)) as job:
+        assert job.run(chosen_store) == [["dist_auto", "first", "sample", "PooledBatchSampler", True]] * 3
+    with LocalJob(num_workers=1, num_servers=1, choice=choice_text(CHOICE)) as job:
+        assert "K is 2" in job.run(chosen_store)[0]
+    with LocalJob(num_workers=1, num_servers=1, profile=profile) as job:
+        assert job.run(chosen_store)[0][1:] == ["all", "update", "_TwoSizes", True]
+    with LocalJob(num_workers=1, num_servers=1) as job:
+        assert "start the job with: paceline launch --groups auto" in job.run(chosen_store)[0]
+
+
+def train_and_measure():
+    store = paceline.kvstore.create("dist_auto")
+    model = torch.nn.Linear(4, 1)
+    optimizer = paceline.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), kvstore=store, model=model)
+    try:
+        for batch in paceline.data.batch_sampler(640, store, batch_size=8):
+            model(torch.ones(len(batch), 4)).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    except SystemExit as end:
+        return end.code
+    return "the batches have ended"
+
+
+def test_measured_steps_have_both_sizes(tmp_path: Path) -> None:
+    speeds, steps = tmp_path / "speeds", tmp_path / "steps"
+    settings = {"profile": str(speeds), "profile_steps": str(steps), "profile_rounds": "10"}
+    with LocalJob(num_workers=2, num_servers=1, server_speeds="measured", **settings) as job:
+        assert job.run(train_and_measure) == [0, 0]
+    table = json.loads(steps.read_text())
+    assert table["hands_out"]
+    assert 0 < table["update_s"] < 1e-3
+    assert [[samples for samples, _, _ in worker] for worker in table["steps"]] == [[8.0] * 5 + [2.0] * 5] * 2
+    assert len(parse_speeds(speeds.read_text())) == 2

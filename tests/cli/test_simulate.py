@@ -71,3 +71,11 @@ def test_groups_come_from_a_file(cluster: str, tmp_path: Path, capsys: pytest.Ca
     words = ["--kv-store", "dist_gsync", "--learn", "nothing", "--rounds", "2"]
     assert main(["simulate", cluster, *words, "--groups", str(groups)]) == 0
     assert capsys.readouterr().out.splitlines()[1].split()[4] == "4"
+
+
+def test_dist_auto_says_what_it_chose_and_trains_so(cluster: str, capsys: pytest.CaptureFixture[str]) -> None:
+    stores = ["--kv-store", "dist_auto", "--kv-store", "dist_sync:measured"]
+    assert main(["simulate", cluster, *stores, "--learn", "nothing", "--rounds", "200"]) == 0
+    sentence, _, auto, measured = capsys.readouterr().out.splitlines()
+    assert sentence.startswith("dist_auto: dist_sync with batches by speed: 2 of 4 workers take up to 3 times as long")
+    assert auto.split()[1:] == measured.split()[1:]

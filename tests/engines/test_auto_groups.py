@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -32,3 +34,39 @@ def test_workers_are_measured_before_the_job_starts(tmp_path: Path) -> None:
     assert done.stdout.count("trained in groups") == 2
     groups = done.stdout.rpartition("trained in groups ")[2].strip()
     assert groups == "((1,), (0,))"
+
+
+AUTO = """
+import sys
+import time
+import torch
+import paceline
+
+store = paceline.kvstore.create("dist_auto")
+model = torch.nn.Linear(4, 1)
+optimizer = paceline.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), kvstore=store, model=model)
+sampler = paceline.data.batch_sampler(640, store, batch_size=8)
+for batch in sampler:
+    optimizer.zero_grad()
+    model(torch.ones(len(batch), 4)).sum().backward()
+    time.sleep((0.01 if store.rank else 0.06) + (0.005 if store.rank else 0.03) * len(batch))
+    optimizer.step()
+if store.rank == 0:
+    print("trained as", store.policy.merge, type(sampler).__name__, flush=True)
+    status = paceline.cli.main(["status", "--json"])
+store.close()
+"""
+
+
+def test_dist_auto_trains_as_it_chose_and_status_says_why(tmp_path: Path) -> None:
+    """Worker 0 takes six times as long, a fifth of it fixed: batches by speed let both finish together."""
+    (tmp_path / "train.py").write_text(AUTO.replace("import paceline\n", "import paceline.cli\n"))
+    words = ["launch", "-n", "2", "-s", "1", "--groups", "auto", "--", sys.executable, "train.py"]
+    command = [sys.executable, "-m", "paceline", *words]
+    env = os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)}
+    done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=150, env=env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "trained as all SharedBatchSampler" in done.stdout
+    [said] = [line for line in done.stdout.splitlines() if line.startswith("dist_auto: ")]
+    assert "dist_sync with batches by speed: worker 0 takes up to" in said
+    assert json.dumps(said.removeprefix("dist_auto: ")) in done.stdout, "paceline status says it too"

@@ -6,9 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from paceline.consistency import parse_groups
+from paceline.consistency import Policy, parse_groups
 from paceline.data import read_spans
-from paceline.hetero.files import groups_text, parse_speeds, sharding_text
+from paceline.hetero import Choice, Step
+from paceline.hetero.files import (
+    choice_text,
+    groups_text,
+    parse_choice,
+    parse_speeds,
+    parse_steps,
+    sharding_text,
+    steps_line,
+    steps_text,
+)
 
 
 def test_speeds_are_read_in_order() -> None:
@@ -46,3 +56,33 @@ def test_sharding_is_in_proportion_to_speed_and_covers_everything(tmp_path: Path
     assert [spans[0][1], spans[1][1]] == [spans[1][0], spans[2][0]]
     path.write_text(sharding_text([0.123456789] * 40))
     assert len(read_spans(path, 40)) == 40
+
+
+def test_measured_steps_come_back() -> None:
+    steps = [[Step(32, seconds, 0.25)] * 5 + [Step(8, seconds / 2, 0.25)] * 5 for seconds in (1.0, 2.0)]
+    measured = parse_steps(steps_text([steps_line(one) for one in steps], 0.125, hands_out=True))
+    assert measured.seconds == pytest.approx([1.0, 2.0])
+    assert [one.fixed_s for one in measured.workers] == pytest.approx([1 / 3, 2 / 3])
+    assert (measured.batch, measured.exchange_s, measured.update_s, measured.hands_out) == (32, 0.25, 0.125, True)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"steps": [], "update_s": 0, "hands_out": true}'])
+def test_other_text_is_no_file_of_steps(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        parse_steps(text)
+
+
+@pytest.mark.parametrize(
+    "policy", [Policy(), Policy("first", first=2, lr_scale="sample"), Policy("groups", ((0, 2), (1,)))]
+)
+def test_choice_comes_back(policy: Policy) -> None:
+    choice = Choice("dist_some", policy, "pool", 'because "3" > 2; so, it is')
+    assert parse_choice(choice_text(choice), 3) == choice
+    assert "\n" not in choice_text(choice)
+
+
+def test_choice_of_another_job_is_refused() -> None:
+    with pytest.raises(ValueError, match="K is 4"):
+        parse_choice(choice_text(Choice("dist_ksync", Policy("first", first=4), "pool", "")), 3)
+    with pytest.raises(ValueError, match="is not what dist_auto should do"):
+        parse_choice("{}", 3)

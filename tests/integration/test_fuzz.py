@@ -95,6 +95,7 @@ def valid_messages(store, member, shared):
         (m.Gather("g", b"said"), []),
         (m.TakeSamples("p", 10, 1, 0, 4, 0), []),
         (m.AwaitSamples("p"), []),
+        (m.ReturnSamples("p", 1, [(0, 2)]), []),
         (m.Publish(store, [block]), []),
         (m.Lookup(store, ["a"]), []),
         (m.AskStatus(), []),

@@ -7,6 +7,7 @@ import signal
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 import paceline
 from paceline.errors import PeerDiedError
@@ -22,17 +23,17 @@ def trained_on(indices):
     return counts
 
 
-def walk(store, sampler, dies):
+def walk(store, sampler, dies, dies_at=DIES_AT):
     """Train for two epochs; what a batch does is to count its samples on the servers. The victim dies in the first."""
     out, epochs, batches = torch.empty(LENGTH), [], 0
     for _ in range(2):
         for indices in sampler:
             batches += 1
-            if store.rank == VICTIM and batches == DIES_AT and dies == "before its push":
+            if store.rank == VICTIM and batches == dies_at and dies == "before its push":
                 os.kill(os.getpid(), signal.SIGKILL)
             store.push("ledger", trained_on(indices))
             store.pull("ledger", out)
-            if store.rank == VICTIM and batches == DIES_AT:
+            if store.rank == VICTIM and batches == dies_at:
                 os.kill(os.getpid(), signal.SIGKILL)
         store.barrier()
         store.pull("ledger", out)
@@ -57,6 +58,25 @@ def with_measured_shares(dies):
     store = ledger_store("dist_sync")
     sampler = paceline.data.SharedBatchSampler(LENGTH, store, global_batch_size=12, shares="measured")
     return walk(store, sampler, dies)
+
+
+def with_a_loader_that_fetches_ahead():
+    store = ledger_store("dist_sync")
+    sampler = paceline.data.SharedBatchSampler(LENGTH, store, global_batch_size=48, shares="measured")
+    loader = DataLoader(range(LENGTH), batch_sampler=sampler, num_workers=1, prefetch_factor=2)
+    return walk(store, loader, "before its push", dies_at=2)
+
+
+def refuse_to_fetch_ahead():
+    store = paceline.kvstore.create("dist_async")
+    sampler = paceline.data.PooledBatchSampler(LENGTH, store, batch_size=4)
+    with pytest.raises(ValueError, match="num_workers=0"):
+        next(iter(DataLoader(range(LENGTH), batch_sampler=sampler, num_workers=1)))
+    store = paceline.kvstore.create("dist_sync")
+    sampler = paceline.data.SharedBatchSampler(LENGTH, store, global_batch_size=8, max_batch=1, deadline_s=1.0)
+    with pytest.raises(ValueError, match="num_workers=0"):
+        next(iter(DataLoader(range(LENGTH), batch_sampler=sampler, num_workers=1)))
+    return next(iter(DataLoader(range(LENGTH), batch_sampler=sampler))).tolist()
 
 
 def survivors_of(job, function, *arguments):
@@ -92,6 +112,20 @@ def test_measured_shares_train_on_each_sample_once_when_a_worker_is_killed(dies)
     assert min(first) == 1
     assert sum(first) <= LENGTH + 1
     assert [after - before for before, after in zip(first, second, strict=True)] == [1.0] * LENGTH
+
+
+def test_samples_that_a_loader_had_fetched_for_the_dead_come_in_the_next_epoch():
+    """The victim dies in the last batch of the first epoch, when the others have fetched all of theirs."""
+    with LocalJob(num_workers=3, num_servers=2, on_worker_death="continue") as job:
+        first, second = survivors_of(job, with_a_loader_that_fetches_ahead)
+    assert first.count(0.0) == 16
+    assert second == [2.0] * LENGTH
+
+
+def test_fetching_ahead_is_refused_where_samples_would_be_lost():
+    with LocalJob(num_workers=1, num_servers=1) as job:
+        [indices] = job.run(refuse_to_fetch_ahead)
+    assert len(indices) == 8
 
 
 def wait_in_vain(kind, options):

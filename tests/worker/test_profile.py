@@ -45,3 +45,16 @@ def test_new_speed_is_shown_after_a_few_steps() -> None:
         now += 1.0 if round < 30 else 3.0
         pace.push(round, 0.0)
     assert pace.step_seconds(0.0) == 3.0
+
+
+def test_steps_are_kept_with_their_samples_and_waits() -> None:
+    now = 0.0
+    pace = Pace(lambda: now, keep=True)
+    waited = 0.0
+    for round in range(1, WARM_UP + 10):
+        pace.push(round, waited, 32.0 if round < 9 else 8.0)
+        now, waited = now + (2.5 if round < 8 else 1.0), waited + 0.5
+    assert pace.steps[0] == (32.0, 2.0, 0.5)
+    assert pace.steps[-1] == (8.0, 0.5, 0.5)
+    assert len(pace.steps) == pace.rounds == 9
+    assert pace.seconds == 2.0, "of a whole batch"

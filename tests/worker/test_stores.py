@@ -11,7 +11,7 @@ class Counting:
     """A store that counts calls."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name, self.elements = name, len(name)
         self.calls: list[str] = []
 
     def pause(self) -> None:
@@ -26,6 +26,7 @@ def test_only_open_stores_are_paused_and_finished() -> None:
     stores.add(one)
     stores.add(other)
     stores.pause()
+    assert stores.elements == 2
     stores.remove(one)
     stores.remove(one)
     stores.pause()

@@ -1,4 +1,7 @@
-"""``paceline launch --groups auto``: measures the workers in a short job first, and groups them by speed."""
+"""``paceline launch --groups auto``: measures the workers in a short job first, and chooses by what they show.
+
+The job itself gets groups by speed, for ``dist_gsync``, and a way to synchronise, for ``dist_auto``.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.errors import LaunchError
-from paceline.hetero import Groups, group_by_speed
-from paceline.hetero.files import groups_text, parse_speeds
+from paceline.hetero import Groups, choose, group_by_speed
+from paceline.hetero.files import choice_text, groups_text, parse_speeds, parse_steps
+from paceline.hetero.measured import ROUNDS
 from paceline.launch import JobSpec
-
-#: Rounds that are measured: more than :class:`~paceline.hetero.SpeedMeter` needs for a median that noise does not move.
-ROUNDS = 20
 
 
 def with_measured_groups(spec: JobSpec, run: Callable[[JobSpec], int]) -> JobSpec | int:
-    """Return the job with groups that were measured; or the exit code of the measurement, if that failed.
+    """Return the job with groups and a choice by what was measured; or the exit code of a measurement that failed.
 
     Args:
         spec: the job; its script may end before :data:`ROUNDS` rounds only if that is an error.
@@ -28,8 +29,9 @@ def with_measured_groups(spec: JobSpec, run: Callable[[JobSpec], int]) -> JobSpe
         LaunchError: nothing was measured, or scikit-learn is not installed.
     """
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
-        path = Path(folder) / "speeds"
-        settings = {"profile": str(path), "profile_rounds": str(ROUNDS), "groups": "auto"}
+        path, steps = Path(folder) / "speeds", Path(folder) / "steps"
+        settings = {"profile": str(path), "profile_steps": str(steps), "profile_rounds": str(ROUNDS)}
+        settings |= {"groups": "auto", "server_speeds": "measured"}
         code = run(replace(spec, job_id=secrets.token_hex(4), max_restarts=0, settings={**spec.settings, **settings}))
         if code != 0:
             return code
@@ -38,13 +40,14 @@ def with_measured_groups(spec: JobSpec, run: Callable[[JobSpec], int]) -> JobSpe
                 "no speeds were measured: worker 0 runs on another machine, or the script ends before "
                 f"{ROUNDS} rounds; use paceline profile, paceline group and --groups FILE"
             )
-        speeds = parse_speeds(path.read_text())
+        speeds, steps_of_all = parse_speeds(path.read_text()), steps.read_text()
     try:
         groups = group_by_speed(list(speeds.values()))
-    except ImportError as error:
+        choice = choose(parse_steps(steps_of_all), groups)
+    except (ImportError, ValueError) as error:
         raise LaunchError(str(error)) from error
-    print(f"groups by measured speed:\n{groups_text(groups, speeds)}", end="", flush=True)
-    return replace(spec, settings={**spec.settings, "groups": _by_rank(groups)})
+    print(f"groups by measured speed:\n{groups_text(groups, speeds)}dist_auto: {choice.sentence}", flush=True)
+    return replace(spec, settings={**spec.settings, "groups": _by_rank(groups), "choice": choice_text(choice)})
 
 
 def _by_rank(groups: Groups) -> str:

@@ -81,7 +81,8 @@ OPTIONS = (
     ),
     Option(
         ("--groups",),
-        "groups file of dist_gsync, or auto: a short job measures the workers first (default: the worker groups)",
+        "groups file of dist_gsync; auto: a short job measures the workers first, also for dist_auto "
+        "(default: the worker groups)",
         "FILE|auto",
         section=_TRAINING,
     ),

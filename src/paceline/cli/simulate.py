@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, get_args
 
 from paceline.cli.options import Option, Parser, UsageError
 from paceline.consistency import Policy, parse_groups, policy_of, resolve_groups
+from paceline.hetero import choose
 from paceline.launch.preflight import readable_file
 from paceline.sim import Cluster, Plan, Result, read_cluster, simulate
 from paceline.sim.job import ShareKind
+from paceline.sim.measuring import measure
 from paceline.sim.picture import draw
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ _SHARES = ", ".join(get_args(ShareKind))
 OPTIONS = (
     Option(
         ("--kv-store",),
-        f"type of store, or TYPE:SHARES with shares {_SHARES}; may be repeated (default: dist_sync)",
+        f"type of store, or TYPE:SHARES with shares {_SHARES}; dist_auto measures first; repeated (default: dist_sync)",
         "TYPE",
         repeat=True,
     ),
@@ -81,15 +83,18 @@ def run(name: str, words: Sequence[str]) -> int:
     options = Parser(name, OPTIONS, f"paceline {name} CLUSTER [options]", DESCRIPTION, EPILOG).parse(rest)
     cluster = read_cluster(words[0])
     results: dict[str, Result] = {}
+    told: list[str] = []
     try:
         problem = _problem(options.learn)
         for kind in options.kv_store or ["dist_sync"]:
-            results[kind] = simulate(cluster, _plan(kind, cluster, options), problem)
+            plan, sentence = _plan(kind, cluster, options)
+            told += [sentence] if sentence else []
+            results[kind] = simulate(cluster, plan, problem)
         if options.plot is not None:
             draw(results, options.plot)
     except (ValueError, ImportError) as error:
         raise UsageError(str(error)) from error
-    print(table(results))
+    print("\n".join([*told, table(results)]))
     return 0
 
 
@@ -128,23 +133,31 @@ def _problem(name: str) -> Problem | None:
     return Digits()
 
 
-def _plan(kind: str, cluster: Cluster, options: argparse.Namespace) -> Plan:
+def _plan(kind: str, cluster: Cluster, options: argparse.Namespace) -> tuple[Plan, str]:
+    """Return how a job trains, and with ``dist_auto`` why."""
     store_type, _, shares = kind.partition(":")
-    if shares not in ("", *get_args(ShareKind)):
+    sentence = ""
+    if kind == "dist_auto":
+        choice = choose(measure(cluster, options.batch_size, seed=options.seed)[0])
+        policy, shares, sentence = choice.policy, choice.shares, f"dist_auto: {choice.sentence}"
+    elif shares not in ("", *get_args(ShareKind)):
         raise UsageError(f"--kv-store {kind!r}: shares {shares!r} are unknown; known are {_SHARES}")
+    else:
+        policy = _policy(store_type, cluster, options)
     seconds = 1000.0 if options.seconds is None and options.rounds is None else options.seconds
     fastest = min(machine.speed.seconds(options.batch_size) for machine in cluster.workers)
-    return Plan(
-        _policy(store_type, cluster, options),
+    plan = Plan(
+        policy,
         shares or "equal",  # type: ignore[arg-type]
-        options.batch_size,
-        options.lr,
-        options.rounds,
-        seconds,
-        options.target,
-        0.0 if options.learn == "nothing" else 2 * fastest,
-        options.seed,
+        batch=options.batch_size,
+        lr=options.lr,
+        rounds=options.rounds,
+        seconds=seconds,
+        target=options.target,
+        evaluate_s=0.0 if options.learn == "nothing" else 2 * fastest,
+        seed=options.seed,
     )
+    return plan, sentence
 
 
 def _policy(store_type: str, cluster: Cluster, options: argparse.Namespace) -> Policy:

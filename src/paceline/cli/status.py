@@ -56,7 +56,7 @@ def run(name: str, words: Sequence[str]) -> int:
     record = runtime.find(job[0] if job else None)
     while True:
         rows = state(record)
-        print(json.dumps({"job": record.id, "processes": rows}) if options.json else shown(rows), flush=True)
+        print(_as_json(record, rows) if options.json else shown(rows, record.choice), flush=True)
         if not options.watch:
             return 0
         time.sleep(1.0)
@@ -103,8 +103,13 @@ def ask(record: runtime.JobRecord) -> m.Status:
         client.close()
 
 
-def shown(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the table of a job."""
+def _as_json(record: runtime.JobRecord, rows: Sequence[dict[str, Any]]) -> str:
+    choice = {"choice": record.choice} if record.choice else {}
+    return json.dumps({"job": record.id, "processes": rows, **choice})
+
+
+def shown(rows: Sequence[dict[str, Any]], choice: str = "") -> str:
+    """Return the table of a job, and what ``dist_auto`` does there and why."""
     cells = [
         (
             row["role"],
@@ -122,7 +127,7 @@ def shown(rows: Sequence[dict[str, Any]]) -> str:
         )
         for row in rows
     ]
-    return "\n".join([table(_HEAD, cells), *_slow(rows)])
+    return "\n".join([table(_HEAD, cells), *_slow(rows), *([f"dist_auto: {choice}"] if choice else [])])
 
 
 def _slow(rows: Sequence[dict[str, Any]]) -> list[str]:

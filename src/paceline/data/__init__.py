@@ -1,5 +1,6 @@
 """Data for workers: samplers that divide a data set, fast batches from memory, and readers of small data sets."""
 
+from paceline.data.auto import batch_sampler
 from paceline.data.cifar import CIFAR10, CIFAR100
 from paceline.data.dataset import ArrayDataset
 from paceline.data.digits import digits
@@ -19,6 +20,7 @@ __all__ = [
     "PooledBatchSampler",
     "ShardedSampler",
     "SharedBatchSampler",
+    "batch_sampler",
     "batches",
     "digits",
     "read_spans",

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import struct
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
+from paceline.data.deadline import Accumulates, Deadline, accumulate, check_deadline, check_prefetch
+from paceline.data.fetching import fetched_ahead
+from paceline.data.handed_out import GlobalBatch, HandedOut
 from paceline.data.sampler import State, epoch_order
-from paceline.data.spans import read_spans
+from paceline.data.share_choices import fractions_of, session_of
 from paceline.hetero import Shares, Speed, SpeedMeter, split_evenly
 from paceline.kvstore.base import KVStoreBase
-from paceline.kvstore.dist import DistStore
-from paceline.worker.session import Session
+
+_log = logging.getLogger(__name__)
 
 #: A worker that has not measured itself yet; a worker that has left brings nothing at all.
 _UNKNOWN = b"?"
@@ -27,26 +32,15 @@ _UNKNOWN = b"?"
 #: Fixed seconds, seconds per sample, and the largest batch that fits into memory (0: no limit).
 _SPEED = struct.Struct("<ddq")
 
+#: Samples that a worker has done of its part of a global batch.
+_DONE = struct.Struct("<q")
+
 #: Shares are revised in each of the first rounds, then in every second one: so a change of speed, which three steps
 #: show, is followed in five rounds.
 _FIRST_REVISIONS, _REVISION_INTERVAL = 5, 2
 
 #: Global batches that are remembered, beside those fetched ahead: more than may be handed out between two revisions.
 _REMEMBERED = _REVISION_INTERVAL + 4
-
-
-@dataclass(frozen=True)
-class _HandedOut:
-    """A global batch of an epoch."""
-
-    round: int
-    """Of its push."""
-    first: int
-    """Index of its first sample among those of the epoch."""
-    length: int
-    """Samples of the epoch, as far as they were known: what is beyond is a repetition."""
-    columns: dict[int, tuple[int, int]]
-    """By worker, start and stop of its part."""
 
 
 class SharedBatchSampler(Sampler[list[int]]):
@@ -64,12 +58,26 @@ class SharedBatchSampler(Sampler[list[int]]):
 
     With ``measured``, the others take over from a worker that leaves or dies in the middle of an epoch: they share the
     global batches from the next revision on, and what it has not trained on until then comes at the end of the epoch,
-    in as many more batches as that takes. This counts one push per batch. With other shares it is left out.
+    in as many more batches as that takes; if a loader had fetched all batches of the epoch by then, in the next epoch.
+    This counts one push per batch. With other shares it is left out, unless
+    there is a ``deadline_s``.
 
     With ``measured``, the time between two batches, less the time spent waiting for the store, is a step's computation.
     All workers exchange their speeds and divide the next global batches so that all finish at the same time. The
     global batch never changes. The loss must be a mean over the local batch, and gradients be weighted by samples, as
     :class:`paceline.DistributedOptimizer` does; ``gluon.Trainer.step`` takes the global batch size.
+
+    With ``deadline_s`` a slow step delays nobody: a worker stops to compute at that time since its step began, and
+    pushes what it has done, weighted by its samples. The rest comes at the end of the epoch. Two lines again::
+
+        sampler = paceline.data.SharedBatchSampler(
+            data, store, global_batch_size=96, shares="measured", max_batch=4, deadline_s=0.5
+        )
+        for x, y in torch.utils.data.DataLoader(data, batch_sampler=sampler):
+            optimizer.zero_grad()
+            for x_part, y_part in sampler.parts_in_time(optimizer, x, y):
+                loss_fn(model(x_part), y_part).backward()
+            optimizer.step()
 
     Args:
         data: the data set or its length.
@@ -80,14 +88,18 @@ class SharedBatchSampler(Sampler[list[int]]):
         shuffle: without it, samples keep their order and every epoch is the same.
         seed: 0 or more, the same on all workers.
         drop_last: leave out a last global batch that is smaller.
-        prefetch: batches that the loader fetches ahead: 0, or ``num_workers * prefetch_factor`` of a ``DataLoader``
-            with workers.
+        prefetch: batches that the loader fetches ahead. Of a ``DataLoader`` with workers they are known, once it is
+            iterated: ``num_workers * prefetch_factor``.
         max_batch: samples that fit into this worker's memory at once. Its share may be larger; :meth:`parts` cuts it,
             and each further part costs the fixed time of a step, which ``measured`` takes into account.
+        deadline_s: seconds after which a worker begins no further part of a step (``dist_sync`` only, the same on all
+            workers). It needs :meth:`parts_in_time`, ``max_batch`` as the size of a part, and a loader that fetches
+            nothing ahead: what was not done comes back in the same epoch.
 
     Raises:
-        ValueError: there are fewer samples than workers, or ``measured`` with a store whose workers go on at their own
-            speed: these would have to wait for each other to agree on shares.
+        ValueError: there are fewer samples than workers; ``measured`` or ``deadline_s`` with a store whose workers go
+            on at their own speed, as these would have to wait for each other to agree; or ``deadline_s`` without
+            ``max_batch`` or with ``prefetch``.
         paceline.errors.ConfigError: the file cannot be used.
     """
 
@@ -103,26 +115,29 @@ class SharedBatchSampler(Sampler[list[int]]):
         drop_last: bool = False,
         prefetch: int = 0,
         max_batch: int | None = None,
+        deadline_s: float | None = None,
     ) -> None:
         self._length = data if isinstance(data, int) else len(data)
         self._rank, self._num_workers = store.rank, store.num_workers
         self._shuffle, self._seed, self._drop_last, self._prefetch = shuffle, seed, drop_last, prefetch
         self._max_batch = max_batch
-        self._check(global_batch_size)
+        self._check(global_batch_size, deadline_s)
         self._measures = shares == "measured"
-        self._session = _session_of(store, self._measures)
+        self._session = session_of(store, self._measures, deadline_s)
         self._caps: list[int | None] = [None] * self._num_workers
         self._caps[self._rank] = max_batch
-        self._shares = Shares(global_batch_size, _fractions(shares, self._num_workers), self._caps)
+        self._shares = Shares(global_batch_size, fractions_of(shares, self._num_workers), self._caps)
         self._meter = SpeedMeter()
         self._now: Callable[[], float] = time.monotonic
+        self._deadline = None if deadline_s is None else Deadline(deadline_s, self._now)
+        self._done: tuple[int, int] | None = None
+        """Samples and parts of the step under way that were done, where that is known."""
         self._speeds: dict[int, Speed] = {}
         self._rounds = self._measured = 0
-        self._epoch, self._row, self._pending = 0, 0, True
-        self._again: list[int] = []
-        """Positions in the epoch's order that come once more, because who had them is gone."""
-        self._handed_out: deque[_HandedOut] = deque(maxlen=prefetch + _REMEMBERED)
-        """The last global batches: some workers may not have trained on their parts."""
+        self._epoch, self._row, self._first, self._pending = 0, 0, 0, True
+        self._handed_out = HandedOut(self._length)
+        self._is_handed_out = False
+        """Whether the last epoch was walked to its end."""
 
     # ---- questions -------------------------------------------------------------------------------------------------
 
@@ -142,11 +157,11 @@ class SharedBatchSampler(Sampler[list[int]]):
         return dict(self._speeds)
 
     def __len__(self) -> int:
-        """Number of batches in an epoch in which no worker leaves or dies."""
-        return self._rows(0)
+        """Number of batches in an epoch in which no worker leaves, dies or runs out of time."""
+        return self._rows()
 
-    def _rows(self, again: int | None = None) -> int:
-        size, length = self._shares.global_batch, self._length + (len(self._again) if again is None else again)
+    def _rows(self, again: int = 0) -> int:
+        size, length = self._shares.global_batch, self._length + again
         return length // size if self._drop_last else -(-length // size)
 
     def parts(self, *batch: torch.Tensor) -> list[tuple[float, tuple[torch.Tensor, ...]]]:
@@ -170,38 +185,81 @@ class SharedBatchSampler(Sampler[list[int]]):
     def _passes(self, samples: int) -> int:
         return 1 if self._max_batch is None else -(-samples // self._max_batch)
 
+    def parts_in_time(self, optimizer: Accumulates, *batch: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+        """Cut a batch into parts that fit into memory; with ``deadline_s`` only as many as there is time for.
+
+        After the last one the gradients are the mean over what was done, and ``optimizer.samples`` is its size. All
+        workers agree on what is left for later, so each must take the parts to the end, and step after them.
+
+        Args:
+            optimizer: a :class:`paceline.DistributedOptimizer` with ``update="worker"``; its gradients are zero.
+            batch: tensors with the samples of this worker's share along their first dimension.
+        """
+        length = len(batch[0])
+        sizes = split_evenly(length, [1.0] * self._passes(length))
+        done = yield from accumulate(optimizer, batch, sizes, self._deadline, optimizer.no_sync)
+        self._done = done, next(number for number, stop in enumerate(itertools.accumulate(sizes), 1) if stop == done)
+        if self._deadline is not None:
+            self._leave_for_later(done)
+
     # ---- an epoch --------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[list[int]]:
         """Hand out this worker's part of every global batch of the next epoch."""
-        if not self._pending:
-            self._epoch, self._row, self._again = self._epoch + 1, 0, []
-        self._pending = False
-        order = epoch_order(self._length, self._seed, self._epoch) if self._shuffle else range(self._length)
-        sizes: deque[int] = deque()
-        first, round = self._row * self._shares.global_batch, self._round()
-        self._handed_out.clear()
+        self._note_prefetch(fetched_ahead())
         self._revise(is_due=True)
-        while self._has_batch(first):
-            length = self._length + len(self._again)
+        if not self._pending:
+            self._next_epoch()
+        self._pending = self._is_handed_out = False
+        order, sizes = self._order(), deque[int]()
+        round, position = self._round(), self._handed_out.position
+        self._handed_out.begin(self._prefetch + _REMEMBERED)
+        while self._has_batch():
+            first, length = self._first, self._handed_out.length
             columns = self._columns(length - first)
             start, stop = columns[self._rank]
             sizes.append(stop - start)
             begun, waited = self._now(), self._waited()
             self._row, round = self._row + 1, round + 1
-            self._handed_out.append(_HandedOut(round, first, length, columns))
-            yield [int(order[self._position((first + column) % length)]) for column in range(start, stop)]
+            self._first = min(first + self._shares.global_batch, length)
+            self._handed_out.add(GlobalBatch(round, first, length, columns))
+            self._begin_step()
+            yield [int(order[position((first + column) % length)]) for column in range(start, stop)]
             if len(sizes) > self._prefetch:
                 self._measure(sizes.popleft(), self._now() - begun - (self._waited() - waited))
-            first = min(first + self._shares.global_batch, length)
             # After the last batch too: it may show that somebody is gone, and then it was not the last one.
-            self._revise(is_due=not self._has_batch(first))
+            self._revise(is_due=not self._has_batch())
+        self._is_handed_out = True
 
-    def _position(self, index: int) -> int:
-        return index if index < self._length else self._again[index - self._length]
+    def _order(self) -> NDArray[np.signedinteger[Any]] | range:
+        return epoch_order(self._length, self._seed, self._epoch) if self._shuffle else range(self._length)
 
-    def _has_batch(self, first: int) -> bool:
-        left = self._length + len(self._again) - first
+    def _note_prefetch(self, ahead: int) -> None:
+        if self._deadline is not None:
+            check_prefetch(ahead)
+        self._prefetch = max(self._prefetch, ahead)
+
+    def _next_epoch(self) -> None:
+        """Begin an epoch with what the last one could not bring again: its loader had fetched all batches before."""
+        late = self._handed_out.rest(self._first) if self._is_handed_out and self._has_batch() else []
+        before = self._order()
+        self._epoch, self._row, self._first, self._handed_out.again = self._epoch + 1, 0, 0, []
+        if late:
+            place = {int(sample): position for position, sample in enumerate(self._order())}
+            self._handed_out.again = [place[int(before[position])] for position in late]
+            _log.warning(
+                "%d samples of epoch %d come in epoch %d: a worker was lost when %d batches were fetched ahead; with "
+                "num_workers=0 they would have come in the same epoch",
+                len(late), self._epoch - 1, self._epoch, self._prefetch,
+            )  # fmt: skip
+
+    def _begin_step(self) -> None:
+        self._done = None
+        if self._deadline is not None:
+            self._deadline.begin_step()
+
+    def _has_batch(self) -> bool:
+        left = self._handed_out.length - self._first
         return left >= (self._shares.global_batch if self._drop_last else 1)
 
     def _columns(self, left: int) -> dict[int, tuple[int, int]]:
@@ -221,7 +279,7 @@ class SharedBatchSampler(Sampler[list[int]]):
     def _measure(self, samples: int, seconds: float) -> None:
         self._measured += 1
         if seconds > 0 and self._measured > 1:  # the first step loads libraries and makes memory
-            passes = self._passes(samples)
+            samples, passes = self._done or (samples, self._passes(samples))
             self._meter.add(samples / passes, seconds / passes)
         speed = self._meter.speed()
         if speed is not None:
@@ -238,26 +296,38 @@ class SharedBatchSampler(Sampler[list[int]]):
         """
         self._rounds += 1
         due = is_due or self._rounds <= _FIRST_REVISIONS or self._rounds % _REVISION_INTERVAL == 0
-        if not (self._measures and due) or self._session is None:
+        if not ((self._measures or self._deadline) and due) or self._session is None:
             return
         own = self._meter.speed()
         payload = _UNKNOWN if own is None else _SPEED.pack(own.fixed_s, own.per_sample_s, self._max_batch or 0)
         for worker, said in enumerate(self._session.gather("paceline/speeds", payload)):
             if not said:
-                self._speeds.pop(worker, None)
-                self._take_over(worker, self._session.gone.get(worker, 0))
-                self._shares.leave(worker)
+                self._lose(worker)
             elif said != _UNKNOWN:
                 fixed_s, per_sample_s, cap = _SPEED.unpack(said)
                 self._speeds[worker], self._caps[worker] = Speed(fixed_s, per_sample_s), cap or None
-        self._shares.revise({worker: speed for worker, speed in self._speeds.items() if worker in self._shares.samples})
+        if self._measures:
+            present = self._shares.samples
+            self._shares.revise({worker: speed for worker, speed in self._speeds.items() if worker in present})
 
-    def _take_over(self, worker: int, last: int) -> None:
-        """Note what a worker that is gone was given and has not trained on: its rounds after the last one."""
-        for one in self._handed_out if worker in self._shares.samples else ():
-            if one.round > last and worker in one.columns:
-                start, stop = one.columns[worker]
-                self._again += [self._position(one.first + i) for i in range(start, stop) if one.first + i < one.length]
+    def _leave_for_later(self, done: int) -> None:
+        """Say how much of this worker's part is done, and note what the workers have not done of theirs. Collective."""
+        said: Sequence[bytes] = [_DONE.pack(done)]
+        if self._session is not None:
+            said = self._session.gather("paceline/samples done", _DONE.pack(done))
+        for worker, count in enumerate(said):
+            if count:
+                self._handed_out.cut_short(worker, *_DONE.unpack(count))
+            else:
+                self._lose(worker)
+
+    def _lose(self, worker: int) -> None:
+        """Share the global batches without a worker that has left or died."""
+        assert self._session is not None
+        self._speeds.pop(worker, None)
+        if worker in self._shares.samples:
+            self._handed_out.take_over(worker, self._session.gone.get(worker, 0))
+            self._shares.leave(worker)
 
     # ---- state -----------------------------------------------------------------------------------------------------
 
@@ -270,19 +340,23 @@ class SharedBatchSampler(Sampler[list[int]]):
         if epoch < 0:
             raise ValueError(f"epoch is {epoch}; epochs count from 0")
         if not (self._pending and epoch == self._epoch):
-            self._epoch, self._row, self._pending, self._again = epoch, 0, True, []
+            self._epoch, self._row, self._first, self._pending = epoch, 0, 0, True
+            self._handed_out.again = []
+            self._handed_out.begin(0)
 
     def state_dict(self) -> State:
         """Return where the epoch stands: plain numbers, the same on all workers, fit for JSON.
 
         Batches that the loader has fetched ahead count as not handed out.
         """
-        rows = self._rows()
-        row = max(0, self._row - self._prefetch) if self._row < rows else self._row
-        done = row >= rows
-        shares = [self._shares.samples.get(worker, 0) for worker in range(self._num_workers)]
-        where = {"epoch": self._epoch + done, "batch": 0 if done else row, "shares": shares}
-        return where | ({"again": list(self._again)} if self._again and not done else {}) | self._settings()
+        done = not self._has_batch()
+        ahead = 0 if done or self._pending else min(self._prefetch, self._row)
+        first = self._handed_out.first_of_last(ahead)
+        row, first = (0, 0) if done else (self._row - ahead, self._first if first is None else first)
+        again, shares = self._handed_out.again, [self._shares.samples.get(one, 0) for one in range(self._num_workers)]
+        where: State = {"epoch": self._epoch + done, "batch": row, "shares": shares}
+        where |= {"first": first} if first != row * self._shares.global_batch else {}
+        return where | ({"again": list(again)} if again and not done else {}) | self._settings()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where :meth:`state_dict` was taken; the number of workers may be another one.
@@ -297,9 +371,12 @@ class SharedBatchSampler(Sampler[list[int]]):
         again = [int(one) for one in state.get("again", ())]
         if not all(0 <= one < self._length for one in again):
             raise ValueError(f"the state names samples beyond the {self._length} of the data")
-        if state["epoch"] < 0 or not 0 <= state["batch"] <= self._rows(len(again)):
+        if state["epoch"] < 0 or not 0 <= state["batch"] <= (state.get("first", 0) or self._rows(len(again))):
             raise ValueError(f"the state names batch {state['batch']}; an epoch has {self._rows(len(again))}")
-        self._epoch, self._row, self._pending, self._again = state["epoch"], state["batch"], True, again
+        first = state.get("first", state["batch"] * self._shares.global_batch)
+        self._epoch, self._row, self._pending = state["epoch"], state["batch"], True
+        self._handed_out.begin(0)
+        self._handed_out.again, self._first = again, min(first, self._length + len(again))
         shares = state["shares"]
         fits = len(shares) == self._num_workers and sum(shares) == self._shares.global_batch and min(shares) > 0
         if self._measures and fits:
@@ -314,29 +391,12 @@ class SharedBatchSampler(Sampler[list[int]]):
             "global_batch_size": self._shares.global_batch,
         }
 
-    def _check(self, global_batch_size: int) -> None:
+    def _check(self, global_batch_size: int, deadline_s: float | None) -> None:
         if self._seed < 0 or (self._max_batch is not None and self._max_batch < 1):
             raise ValueError(f"seed is {self._seed}, max_batch {self._max_batch}; 0 and 1 are the least")
         if self._length < max(1, global_batch_size if self._drop_last else self._num_workers):
             raise ValueError(f"{self._length} samples are not enough for a batch of all {self._num_workers} workers")
-
-
-def _session_of(store: KVStoreBase, measures: bool) -> Session | None:
-    if not isinstance(store, DistStore):
-        return None
-    if measures and store.policy.merge != "all":
-        raise ValueError(
-            f"shares='measured' needs dist_sync: the workers of a {store.type} store go on at their own speed, and "
-            "would have to wait for each other to agree on shares. Give fractions instead"
-        )
-    return store.session
-
-
-def _fractions(shares: str | os.PathLike[str] | Sequence[float], num_workers: int) -> list[float]:
-    if isinstance(shares, str) and shares in ("equal", "measured"):
-        return [1.0] * num_workers
-    if isinstance(shares, str | os.PathLike):
-        return [end - begin for begin, end in read_spans(shares, num_workers)]
-    if len(shares) != num_workers:
-        raise ValueError(f"shares {list(shares)} are not one per worker; the job has {num_workers}")
-    return [float(one) for one in shares]
+        if deadline_s is None:
+            return
+        check_deadline(deadline_s, self._max_batch)
+        check_prefetch(self._prefetch)

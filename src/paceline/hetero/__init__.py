@@ -3,21 +3,30 @@
 Pure: no socket, thread, clock or random generator. Times are measured by who calls.
 """
 
+from paceline.hetero.choose import Choice, choose
 from paceline.hetero.groups import Groups, group_by_speed
+from paceline.hetero.measured import Measured, Step, measured_of
+from paceline.hetero.noise import Noise
 from paceline.hetero.pool import Pool
 from paceline.hetero.regroup import Regrouping
 from paceline.hetero.shares import Shares, fastest_split, split_evenly, step_seconds
 from paceline.hetero.speed import Speed, SpeedMeter
 
 __all__ = [
+    "Choice",
     "Groups",
+    "Measured",
+    "Noise",
     "Pool",
     "Regrouping",
     "Shares",
     "Speed",
     "SpeedMeter",
+    "Step",
+    "choose",
     "fastest_split",
     "group_by_speed",
+    "measured_of",
     "split_evenly",
     "step_seconds",
 ]

@@ -1,4 +1,4 @@
-"""Files of speeds, groups and data sharding.
+"""Files of speeds, groups, data sharding, measured steps, and what ``dist_auto`` has chosen.
 
 A speeds file has a line per worker in order of rank: its name (a rank, a host or ``host:slot``) and the seconds that a
 step of the same work takes it. Blank lines and what follows ``#`` do not count::
@@ -10,11 +10,15 @@ step of the same work takes it. Blank lines and what follows ``#`` do not count:
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+from paceline.consistency import Policy
+from paceline.hetero.choose import Choice
 from paceline.hetero.groups import Groups
+from paceline.hetero.measured import Measured, Step, measured_of
 
 
 def parse_speeds(text: str) -> dict[str, float]:
@@ -36,6 +40,62 @@ def parse_speeds(text: str) -> dict[str, float]:
     if not speeds:
         raise ValueError("there are no lines 'NAME SECONDS'")
     return speeds
+
+
+def steps_line(steps: Sequence[Step]) -> str:
+    """Return a worker's steps as a line: samples, seconds and waited seconds of each."""
+    return json.dumps([[one.samples, round(one.seconds, 7), round(one.waited_s, 7)] for one in steps])
+
+
+def steps_text(lines: Sequence[str], update_s: float, *, hands_out: bool) -> str:
+    """Return a file of all workers' steps.
+
+    Args:
+        lines: of :func:`steps_line`, in order of rank.
+        update_s: what an update takes on the servers; 0: not known.
+        hands_out: whether samples go to whoever is free.
+    """
+    steps = [json.loads(line) for line in lines]
+    return json.dumps({"steps": steps, "update_s": update_s, "hands_out": hands_out})
+
+
+def parse_steps(text: str) -> Measured:
+    """Return what a file of steps shows.
+
+    Raises:
+        ValueError: the text is no such file, or a worker has no steps.
+    """
+    try:
+        table = json.loads(text)
+        steps = [[Step(*map(float, one)) for one in worker] for worker in table["steps"]]
+        batch = int(max(one.samples for worker in steps for one in worker))
+        return measured_of(steps, batch, float(table["update_s"]), hands_out=bool(table["hands_out"]))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"this is no file of measured steps: {error!r}") from error
+
+
+def choice_text(choice: Choice) -> str:
+    """Return a choice as one line of JSON."""
+    policy = choice.policy
+    words = {"merge": policy.merge, "groups": policy.groups, "first": policy.first, "lr_scale": policy.lr_scale}
+    return json.dumps({"store": choice.store_type, **words, "shares": choice.shares, "sentence": choice.sentence})
+
+
+def parse_choice(text: str, num_workers: int) -> Choice:
+    """Return the choice of :func:`choice_text`.
+
+    Raises:
+        ValueError: the text is none, or does not fit to so many workers.
+    """
+    try:
+        table = json.loads(text)
+        groups = tuple(tuple(int(rank) for rank in group) for group in table["groups"])
+        policy = Policy(table["merge"], groups, int(table["first"]), lr_scale=table["lr_scale"])
+        choice = Choice(str(table["store"]), policy, str(table["shares"]), str(table["sentence"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{text!r} is not what dist_auto should do: {error!r}") from error
+    policy.check(num_workers)
+    return choice
 
 
 def _is_time(text: str) -> bool:

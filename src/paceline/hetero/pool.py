@@ -5,6 +5,7 @@ An index of an epoch's order is *free*, *held* by a worker, or *done*::
     state   event                                     becomes   answers
     free    a worker takes samples                    held      Given, with the lowest free indices
     held    its worker takes again, or says done      done      none
+    held    its worker gives it back                  free      Given to a worker that waits
     held    its worker leaves or dies, and a push     done      none
             that followed has arrived at a server
     held    its worker leaves or dies otherwise       free      Given to a worker that waits
@@ -147,6 +148,19 @@ class Pool:
             self._finish(taker, done)
         return self._settle()
 
+    def give_back(self, worker: int, number: int, ranges: Ranges) -> list[Answer]:
+        """Note that a worker will not train on samples of a request; those that it does not hold change nothing."""
+        taker = self._takers.get(worker)
+        if taker is not None and number in taker.held:
+            held = kept = taker.held[number]
+            for start, stop in ranges:
+                kept = without(kept, start, stop)
+            for start, stop in kept:
+                held = without(held, start, stop)
+            taker.held[number] = kept
+            self._free = joined([*self._free, *held])
+        return self._settle()
+
     def join(self, worker: int) -> None:
         """Note that a worker has joined; one that is there already changes nothing."""
         self._takers.setdefault(worker, _Taker())
@@ -232,13 +246,13 @@ class Pool:
         if epoch < self.epoch or not self._free:
             taker.answer = Over(worker, number, epoch)
         else:
-            ranges, self._free = _cut(self._free, count)
+            ranges, self._free = cut(self._free, count)
             taker.held[number] = ranges
             taker.answer = Given(worker, number, epoch, ranges)
         return taker.answer
 
 
-def _cut(ranges: Ranges, count: int) -> tuple[Ranges, Ranges]:
+def cut(ranges: Ranges, count: int) -> tuple[Ranges, Ranges]:
     """Return the first positions, and the rest."""
     first: list[tuple[int, int]] = []
     rest: list[tuple[int, int]] = []

@@ -16,7 +16,7 @@ _ALIASES = {
     "local_allreduce_device": "device",
 }
 
-_DIST = ("dist_sync", "dist_async", "dist_ssync", "dist_gsync", "dist_ksync")
+_DIST = ("dist_sync", "dist_async", "dist_ssync", "dist_gsync", "dist_ksync", "dist_auto")
 
 _DIST_ALIASES = {"dist": "dist_sync", "dist_device": "dist_sync"}
 for _name in _DIST:
@@ -44,8 +44,9 @@ def create(name: str = "local", **options: Any) -> KVStoreBase:
 
     Args:
         name: ``local``, ``device``, ``dist_sync``, ``dist_async``, ``dist_ssync``, ``dist_gsync``, ``dist_ksync``,
-            the ``_device`` forms in both spellings, ``horovod`` or ``allreduce`` (without servers),
-            or a registered class's name; upper or lower case.
+            ``dist_auto`` (the one of these that was chosen for measured machines), the ``_device`` forms in both
+            spellings, ``horovod`` or ``allreduce`` (without servers), or a registered class's name; upper or lower
+            case.
         **options: options of distributed stores: ``staleness``, ``groups`` (lists of members, or a path),
             ``weighting``, ``lr_scale`` (``update``: every update steps by the learning rate; ``sample``: by its part of
             one batch of every worker), ``age`` (missed updates beyond which a push is dropped), ``k`` (for

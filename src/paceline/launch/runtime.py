@@ -36,6 +36,8 @@ class JobRecord:
     scheduler: str = ""
     """Address; empty until the scheduler listens."""
     key: str = ""
+    choice: str = ""
+    """What ``dist_auto`` does and why, of a job whose workers were measured first."""
 
     @property
     def is_alive(self) -> bool:

@@ -5,6 +5,7 @@ request                answer
 =====================  =============================================================================
 ``TakeSamples``        ``Samples``: positions, or that the epoch is over, or that there is a wait
 ``AwaitSamples``       ``Samples`` for the last request of this worker, when there is no wait any more
+``ReturnSamples``      ``Done``: others get what this worker has not trained on
 =====================  =============================================================================
 
 So a worker learns that it will wait before it does, and can tell the servers that nobody shall wait for its pushes.
@@ -67,6 +68,15 @@ class Pools:
             return [refuse(waiting.peer, waiting.seq, f"there is no pool {body.pool!r} to wait for")]
         self._waiting[key] = waiting
         return []
+
+    def give_back(self, rank: int, waiting: Waiting, body: m.ReturnSamples) -> list[Action]:
+        """Take samples back that a worker will not train on."""
+        pool = self._pools.get(body.pool)
+        if pool is None:
+            return [refuse(waiting.peer, waiting.seq, f"there is no pool {body.pool!r} to give samples back to")]
+        answers = pool.give_back(rank, body.number, tuple(body.ranges))
+        later = [action for one in answers for action in self._later(body.pool, one)]
+        return [Answer(waiting.peer, waiting.seq, m.Done()), *later]
 
     def leave(self, rank: int, round: int) -> list[Action]:
         """Give what a worker held, who has left or died after a round, to those who wait."""

@@ -42,7 +42,7 @@ class Waits:
                 return [Answer(peer, seq, m.Done()), *self._directory.publish(body.store, body.blocks)]
             case m.Lookup():
                 return self._directory.look_up(body.store, Waiting(peer, seq, frozenset(body.keys)))
-            case m.TakeSamples() | m.AwaitSamples():
+            case m.TakeSamples() | m.AwaitSamples() | m.ReturnSamples():
                 return self._take_samples(key, Waiting(peer, seq), body)
             case m.Leave():
                 self._directory.leave(body.store, key)
@@ -60,11 +60,15 @@ class Waits:
         self._barriers.enter(name, key, waiting, store)
         return self._opened()
 
-    def _take_samples(self, key: MemberKey, waiting: Waiting, body: m.TakeSamples | m.AwaitSamples) -> list[Action]:
+    def _take_samples(
+        self, key: MemberKey, waiting: Waiting, body: m.TakeSamples | m.AwaitSamples | m.ReturnSamples
+    ) -> list[Action]:
         if key[0] != "worker":
             return [refuse(waiting.peer, waiting.seq, f"samples are for workers, not for a {key[0]}")]
         if isinstance(body, m.TakeSamples):
             return self._pools.take(key[1], waiting, body)
+        if isinstance(body, m.ReturnSamples):
+            return self._pools.give_back(key[1], waiting, body)
         return self._pools.wait(key[1], waiting, body)
 
     def start(self) -> list[Action]:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.consistency import Action, Apply, Drop, Merge, Policy, Release, Rule, Stats, new_rule
-from paceline.hetero import Shares, SpeedMeter
+from paceline.hetero import Shares, SpeedMeter, Step
 from paceline.sim.cluster import Cluster
 from paceline.sim.problem import Nothing, Problem
 from paceline.sim.resources import Link, Processor, call_later
@@ -44,6 +44,8 @@ class Plan:
     one queue."""
     batch: int = 32
     """Samples per round and worker; with ``measured``, the mean over workers."""
+    skew: float = 0.0
+    """Part of the data that is divided in order of its classes, where workers have data of their own."""
     lr: float = 0.1
     rounds: int | None = None
     """Rounds of every worker."""
@@ -54,6 +56,8 @@ class Plan:
     evaluate_s: float = 0.0
     """Simulated time between evaluations; 0: never."""
     seed: int = 0
+    keep_steps: bool = False
+    """Keep how long each worker computes and waits in each of its rounds."""
 
 
 @dataclass
@@ -77,6 +81,8 @@ class Result:
     network_bytes: float = 0.0
     server_busy_s: float = 0.0
     """Time that each server worked."""
+    steps: list[list[Step]] = field(default_factory=list)
+    """With ``keep_steps``: each worker's finished rounds."""
 
     @property
     def staleness(self) -> Counter[int]:
@@ -135,10 +141,11 @@ class _Job:
         self._learns = bool(len(self._weights))
         self._sums: dict[int, list[Any]] = {}
         self._batch = [0] * count
+        self._begun, self._seconds = [0.0] * count, [0.0] * count
         self._gradients: list[Vector] = [self._weights] * count
         self._done = environment.event()
         self._left = 0
-        self._result = Result()
+        self._result = Result(steps=[[] for _ in range(count)])
 
     def run(self) -> Result:
         for worker in range(len(self._cluster.workers)):
@@ -162,7 +169,8 @@ class _Job:
         if plan.shares in ("pool", "measured"):
             return OneQueue(self._problem.length, plan.seed)
         by_speed = [1 / machine.speed.seconds(plan.batch) for machine in machines]
-        return OwnData(self._problem.length, by_speed if plan.shares == "data" else [1.0] * len(machines), plan.seed)
+        weights = by_speed if plan.shares == "data" else [1.0] * len(machines)
+        return OwnData(self._problem.length, weights, plan.seed, self._problem.labels, plan.skew)
 
     # ---- a worker's round --------------------------------------------------------------------------------------------
 
@@ -179,6 +187,7 @@ class _Job:
         seconds = self._cluster.workers[worker].speed.seconds(count) * self._noise()
         if self._shares is not None:
             self._meters[worker].add(count, seconds)
+        self._begun[worker], self._seconds[worker] = self._environment.now, seconds
         call_later(self._environment, seconds, partial(self._push, worker))
 
     def _noise(self) -> float:
@@ -249,6 +258,10 @@ class _Job:
     def _end_round(self, worker: int, weights: Vector) -> None:
         self._read[worker] = weights
         self._result.samples += self._batch[worker]
+        if self._plan.keep_steps:
+            seconds = self._seconds[worker]
+            waited = self._environment.now - self._begun[worker] - seconds
+            self._result.steps[worker].append(Step(self._batch[worker], seconds, waited))
         self._begin_round(worker)
 
     def _revise(self) -> None:

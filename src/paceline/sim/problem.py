@@ -1,14 +1,12 @@
-"""What a simulated job learns: handwritten digits with a small network, or nothing (only times count)."""
+"""What a simulated job learns with a small network: digits, or a teacher's classes. Or nothing: only times count."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-Vector = NDArray[np.float64]
-Indices = NDArray[np.int64]
+from paceline.sim.network import Indices, Network, Vector
 
 
 class Problem(Protocol):
@@ -16,6 +14,8 @@ class Problem(Protocol):
 
     length: int
     """Number of training samples."""
+    labels: Indices
+    """Class of each training sample, int64; empty where there are none."""
 
     def initial(self) -> Vector:
         """Return the first weights."""
@@ -59,47 +59,71 @@ class Digits:
         self.test_images, self.test_labels = images[:360], labels[:360]
         self.images, self.labels = images[360:], labels[360:]
         self.length = len(self.labels)
-        self._shapes = ((64, hidden), (hidden,), (hidden, 10), (10,))
-        self._seed = seed
+        self._network, self._seed = Network(64, hidden, 10), seed
 
     def initial(self) -> Vector:
-        """Return random weights of the size that keeps the activations' variance (He et al. 2015)."""
-        rng = np.random.default_rng(self._seed + 1)
-        parts = [
-            rng.normal(0, (2 / shape[0]) ** 0.5, shape) if len(shape) == 2 else np.zeros(shape)
-            for shape in self._shapes
-        ]
-        return np.concatenate([part.ravel() for part in parts])
+        """Return random weights."""
+        return self._network.initial(np.random.default_rng(self._seed + 1))
 
     def gradient(self, weights: Vector, indices: Indices) -> Vector:
         """Return the gradient of the mean cross entropy over some samples."""
-        w1, b1, w2, b2 = self.parts(weights)
-        x, labels = self.images[indices], self.labels[indices]
-        hidden = np.maximum(x @ w1 + b1, 0)
-        scores = hidden @ w2 + b2
-        error = np.exp(scores - scores.max(1, keepdims=True))
-        error /= error.sum(1, keepdims=True)
-        error[np.arange(len(labels)), labels] -= 1
-        error /= len(labels)
-        below = (error @ w2.T) * (hidden > 0)
-        return np.concatenate([(x.T @ below).ravel(), below.sum(0), (hidden.T @ error).ravel(), error.sum(0)])
+        return self._network.gradient(weights, self.images[indices], self.labels[indices])
 
     def accuracy(self, weights: Vector) -> float:
         """Return the part of the 360 test samples that is classified correctly."""
-        w1, b1, w2, b2 = self.parts(weights)
-        scores = np.maximum(self.test_images @ w1 + b1, 0) @ w2 + b2
-        return float((scores.argmax(1) == self.test_labels).mean())
+        return self._network.accuracy(weights, self.test_images, self.test_labels)
 
     def parts(self, weights: Vector) -> list[Vector]:
         """Return weights as those of both layers: w1 [64, hidden], b1 [hidden], w2 [hidden, 10], b2 [10]."""
-        ends = np.cumsum([int(np.prod(shape)) for shape in self._shapes])[:-1]
-        return [part.reshape(shape) for part, shape in zip(np.split(weights, ends), self._shapes, strict=True)]
+        return self._network.parts(weights)
+
+
+class Teacher:
+    """Samples that a random network classifies, some of them wrongly: as many as one wants.
+
+    No sample is seen often, so what counts is how many samples a job trains on, and how well it uses them.
+
+    Args:
+        length: training samples.
+        inputs: numbers per sample, normally distributed.
+        hidden: units of the hidden layer that learns; the teacher has twice as many.
+        noise: part of the training labels that is random.
+        seed: of the samples, the teacher and the first weights.
+    """
+
+    def __init__(
+        self, length: int = 100_000, inputs: int = 16, hidden: int = 32, noise: float = 0.05, seed: int = 0
+    ) -> None:
+        rng = np.random.default_rng([seed, 7])
+        teacher = Network(inputs, 2 * hidden, 10)
+        weights = teacher.initial(rng)
+        self._train = rng.normal(size=(length, inputs)).astype(np.float32)
+        self._test = rng.normal(size=(1000, inputs))
+        self.labels = teacher.classes(weights, self._train)
+        wrong = rng.random(length) < noise
+        self.labels[wrong] = rng.integers(0, 10, int(wrong.sum()))
+        self._test_labels = teacher.classes(weights, self._test)
+        self.length = length
+        self._network, self._seed = Network(inputs, hidden, 10), seed
+
+    def initial(self) -> Vector:
+        """Return random weights."""
+        return self._network.initial(np.random.default_rng(self._seed + 1))
+
+    def gradient(self, weights: Vector, indices: Indices) -> Vector:
+        """Return the gradient of the mean cross entropy over some samples."""
+        return self._network.gradient(weights, self._train[indices], self.labels[indices])
+
+    def accuracy(self, weights: Vector) -> float:
+        """Return the part of 1,000 test samples that is classified as the teacher does."""
+        return self._network.accuracy(weights, self._test, self._test_labels)
 
 
 class Nothing:
     """A problem without data: only times count."""
 
     length = 1_000_000
+    labels = np.zeros(0, np.int64)
 
     def initial(self) -> Vector:
         """Return no weights."""

@@ -19,12 +19,22 @@ class OwnData:
         length: samples.
         weights: size of the parts, per worker.
         seed: of the shuffling.
+        labels: class of each sample; with these, parts have unlike classes.
+        skew: part of the samples that is divided in order of their classes, instead of at random.
     """
 
-    def __init__(self, length: int, weights: Sequence[float], seed: int) -> None:
+    def __init__(
+        self, length: int, weights: Sequence[float], seed: int, labels: Indices | None = None, skew: float = 0.0
+    ) -> None:
         self._rng = np.random.default_rng([seed, 1])
-        ends = np.cumsum(split_evenly(length, weights))[:-1]
-        self._parts = np.split(self._rng.permutation(length), ends)
+        order = self._rng.permutation(length)
+        sorted_ones = order[: int(skew * length)]
+        if labels is not None and len(sorted_ones):
+            sorted_ones = sorted_ones[np.argsort(labels[sorted_ones], kind="stable")]
+        self._parts = [
+            np.concatenate(both)
+            for both in zip(_cut(sorted_ones, weights), _cut(order[len(sorted_ones) :], weights), strict=True)
+        ]
         self._left: list[Indices] = [np.zeros(0, np.int64) for _ in weights]
 
     def next(self, worker: int, count: int) -> Indices:
@@ -33,6 +43,10 @@ class OwnData:
             self._left[worker] = np.concatenate([self._left[worker], self._rng.permutation(self._parts[worker])])
         taken, self._left[worker] = self._left[worker][:count], self._left[worker][count:]
         return taken
+
+
+def _cut(order: Indices, weights: Sequence[float]) -> list[Indices]:
+    return np.split(order, np.cumsum(split_evenly(len(order), weights))[:-1])
 
 
 class OneQueue:

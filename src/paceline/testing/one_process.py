@@ -45,7 +45,7 @@ class _Session:
         """Nothing more: the servers refuse who has left."""
         self.stores.remove(store)
 
-    def note_round(self, round: int) -> None:
+    def note_round(self, round: int, samples: float = 1.0) -> None:
         """Nothing: there is no scheduler."""
 
     def check(self) -> None:

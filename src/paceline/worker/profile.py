@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from paceline.hetero import SpeedMeter
+from paceline.hetero import SpeedMeter, Step
+from paceline.hetero.files import steps_line, steps_text
 from paceline.wire import messages as m
 from paceline.worker.stores import Stores
 
@@ -24,28 +25,36 @@ class Pace:
 
     Args:
         clock: seconds.
+        keep: keep all steps, not only what follows from the last ones.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._meter = clock, SpeedMeter()
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, keep: bool = False) -> None:
+        self._clock, self._meter, self._keep = clock, SpeedMeter(), keep
         self._round, self._since, self._waited = 0, 0.0, 0.0
         self.rounds = 0
         """Rounds that were measured."""
+        self.steps: list[Step] = []
+        """With ``keep``: the rounds that were measured."""
+        self._samples = 1.0
         self._recent: tuple[float, ...] = ()
 
-    def push(self, round: int, waited_s: float) -> None:
+    def push(self, round: int, waited_s: float, samples: float = 1.0) -> None:
         """Note a push of a round; only the first one counts.
 
         Args:
             round: of the push.
             waited_s: how long this worker has waited for answers so far.
+            samples: behind the push.
         """
         if round <= self._round:
             return
         now = self._clock()
         seconds = now - self._since - (waited_s - self._waited)
-        if self._round >= WARM_UP and seconds > 0:
-            self._meter.add(1, seconds)
+        if self._round >= WARM_UP and seconds > 0 and samples > 0:
+            self._meter.add(samples, seconds)
+            self._samples = max(self._samples, samples)
+            if self._keep:
+                self.steps.append(Step(samples, seconds, waited_s - self._waited))
             self._recent = (*self._recent[1 - _RECENT :], seconds)  # replaced, as another thread reads it
             self.rounds += 1
         self._round, self._since, self._waited = round, now, waited_s
@@ -66,9 +75,9 @@ class Pace:
 
     @property
     def seconds(self) -> float | None:
-        """Median computation of the last rounds; None before the first one that is measured."""
+        """Median computation of the last rounds, of the largest batch; None before the first one that is measured."""
         speed = self._meter.speed()
-        return None if speed is None else speed.seconds(1)
+        return None if speed is None else speed.seconds(self._samples)
 
 
 class Team(Protocol):
@@ -76,6 +85,12 @@ class Team(Protocol):
 
     pace: Pace
     stores: Stores
+    hands_out: bool
+
+    @property
+    def servers(self) -> list[m.Member]:
+        """All servers, in rank order."""
+        ...
 
     @property
     def rank(self) -> int:
@@ -98,10 +113,11 @@ class Profile:
     Args:
         path: of the speeds file, on worker 0's machine.
         rounds: to measure.
+        steps: of a file of all steps there; empty: none.
     """
 
-    def __init__(self, path: str, rounds: int) -> None:
-        self._path, self._rounds = Path(path), rounds
+    def __init__(self, path: str, rounds: int, steps: str = "") -> None:
+        self._path, self._rounds, self._steps = Path(path), rounds, steps
         self._is_over = False
 
     def check(self, session: Team) -> None:
@@ -116,7 +132,20 @@ class Profile:
         session.stores.pause()
         me = session.workers[session.rank]
         line = f"{me.host}:{me.local_rank} {session.pace.seconds:.6g}\n"
-        lines = [said.decode() for said in session.gather("paceline/profile", line.encode())]
-        if session.rank == 0 and all(lines):  # not if the script has ended on a worker before
-            self._path.write_text("".join(lines))
+        steps = steps_line(session.pace.steps) if self._steps else ""
+        said = [one.decode() for one in session.gather("paceline/profile", (line + steps).encode())]
+        if session.rank == 0 and all(said):  # not if the script has ended on a worker before
+            self._path.write_text("".join(one.partition("\n")[0] + "\n" for one in said))
+            if self._steps:
+                lines = [one.partition("\n")[2] for one in said]
+                Path(self._steps).write_text(steps_text(lines, _update_s(session), hands_out=session.hands_out))
         raise SystemExit(0)
+
+
+def _update_s(session: Team) -> float:
+    """Return how long servers that have measured themselves take to apply an update of all keys; 0: not known.
+
+    This is the time of plain SGD on one thread of each. Other optimizers take a few times as long.
+    """
+    rate = sum(server.speed for server in session.servers)
+    return session.stores.elements / rate if rate > 0 else 0.0

@@ -130,7 +130,7 @@ class RowTraffic:
             [torch.empty(0)] * 2 if total is None else [total.indices()[0].contiguous(), total.values().contiguous()]
         )
         frames = [] if skip else [to_frame(part) for part in parts]
-        self._session.note_round(round)
+        self._session.note_round(round, weight)
         what = f"push of round {round} of rows of {block.spec.keys[place[1]].name!r}"
         call = self._session.ask_server(self._server(block, one), body, what, frames, keep)
         self._traffic.note_pushed(self._server(block, one), [entry])

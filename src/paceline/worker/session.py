@@ -67,9 +67,13 @@ class Session:
         """Workers that had left or died at the last gather, and their last rounds: the same on all workers."""
         self.dead: frozenset[int] = frozenset()
         """Those of them that had died."""
-        self.pace = Pace()
+        self.hands_out = False
+        """Whether samples of this job go to whoever is free, so that unequal workers can train on unlike parts."""
+        self.pace = Pace(keep=bool(settings.profile_steps))
         self._is_waiting = False
-        self._profile = Profile(settings.profile, settings.profile_rounds) if settings.profile else None
+        self._profile = (
+            Profile(settings.profile, settings.profile_rounds, settings.profile_steps) if settings.profile else None
+        )
         self._client = Client(make_hub(), check=self._check_open)
         self._lifeline = Lifeline(settings, make_hub(), on_change=self._client.wake, step_seconds=self._step_seconds)
         with contextlib.ExitStack() as on_error:
@@ -135,10 +139,15 @@ class Session:
         """The last round that this worker has pushed."""
         return self._lifeline.round
 
-    def note_round(self, round: int) -> None:
-        """Report the round with the next heartbeat."""
+    def note_round(self, round: int, samples: float = 1.0) -> None:
+        """Report the round with the next heartbeat, and measure it.
+
+        Args:
+            round: of a push.
+            samples: behind it.
+        """
         self._lifeline.round = max(self._lifeline.round, round)
-        self.pace.push(round, self.waited_s)
+        self.pace.push(round, self.waited_s, samples)
 
     def _step_seconds(self) -> float:
         return self.pace.step_seconds(None if self._is_waiting else self.waited_s)

@@ -19,6 +19,10 @@ class Store(Protocol):
     def finish(self) -> None:
         """Wait for this worker's own requests."""
 
+    @property
+    def elements(self) -> int:
+        """Number of elements of all its values."""
+
 
 class Stores:
     """The stores of one worker, by the names that the servers know."""
@@ -55,6 +59,11 @@ class Stores:
     def is_closed(self, name: str) -> bool:
         """Whether a store of this name was closed here."""
         return bool(self._closed) and name in self._closed
+
+    @property
+    def elements(self) -> int:
+        """Number of elements of the values of all open stores."""
+        return sum(store.elements for store in self._open)
 
     def pause(self) -> None:
         """Pause all open stores."""

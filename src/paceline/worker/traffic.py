@@ -123,7 +123,7 @@ class Traffic:
         body = m.Push(self._store, entries, self.samples, self.options, coded, want, shared, absent=gone, skip=skip)
         done = partial(self._answered if want else self._noted, blocks, entries, shared)
         round = max(entry.round for entry in entries)
-        self._session.note_round(round)
+        self._session.note_round(round, self.samples)
         call = self._session.ask_server(server, body, f"push of round {round}", frames, done)
         self.note_pushed(route.owner, entries)
         for block, one in located:

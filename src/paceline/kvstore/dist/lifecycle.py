@@ -49,6 +49,11 @@ class Lifecycle:
         """The largest norm of a merged gradient over all keys; 0: no limit."""
         return self._traffic.clip_norm
 
+    @property
+    def elements(self) -> int:
+        """Number of elements of the values of all keys."""
+        return sum(block.values.numel() for block in self._table.blocks.values())
+
     def set_merging(self, mean: bool, clip_norm: float) -> None:
         """Set how pushes are merged; before the store is open."""
         self.mean, self._traffic.clip_norm = mean, clip_norm

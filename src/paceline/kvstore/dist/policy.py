@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.config import variable
+from paceline.config import Settings, variable
 from paceline.consistency import Policy, parse_groups, policy_of, resolve_groups
 from paceline.errors import ConfigError
+from paceline.hetero import Choice
+from paceline.hetero.files import parse_choice
 from paceline.worker.session import Session
 
 _COMMON_OPTIONS = frozenset({"mean", "namespace"})
@@ -20,6 +22,7 @@ OPTIONS: Mapping[str, frozenset[str]] = {
     "dist_ssync": _COMMON_OPTIONS | {"weighting", "lr_scale", "age", "staleness"},
     "dist_gsync": _COMMON_OPTIONS | {"weighting", "lr_scale", "staleness", "groups"},
     "dist_ksync": _COMMON_OPTIONS | {"weighting", "lr_scale", "age", "staleness", "k"},
+    "dist_auto": _COMMON_OPTIONS,
 }
 
 
@@ -27,10 +30,13 @@ def resolve_policy(store_type: str, session: Session, options: Mapping[str, Any]
     """Return the policy of a store type. Arguments override the environment, which overrides the defaults.
 
     Raises:
-        ConfigError: the groups file cannot be read.
+        ConfigError: the groups file cannot be read, or nothing was measured for ``dist_auto``.
         ValueError: a setting is wrong for the type.
     """
     settings = session.settings
+    if store_type == "dist_auto":
+        choice = chosen(settings)
+        return Policy() if choice is None else choice.policy
     _warn_of_unused(store_type, session)
     staleness = options.get("staleness")
     weighting = options.get("weighting") or (settings.weighting if store_type != "dist_sync" else "") or None
@@ -50,6 +56,22 @@ def resolve_policy(store_type: str, session: Session, options: Mapping[str, Any]
         lr_scale=options.get("lr_scale") or (settings.lr_scale if store_type != "dist_sync" else None) or None,
         num_workers=settings.num_workers,
     )
+
+
+def chosen(settings: Settings) -> Choice | None:
+    """Return what was chosen for ``dist_auto``; None while the job only measures, in lock step.
+
+    Raises:
+        ConfigError: nothing was measured, or the choice does not fit this job.
+    """
+    if settings.profile:
+        return None
+    if not settings.choice:
+        raise ConfigError("nothing was measured for dist_auto; start the job with: paceline launch --groups auto")
+    try:
+        return parse_choice(settings.choice, settings.num_workers)
+    except ValueError as error:
+        raise ConfigError(f"{variable('choice')}: {error}") from error
 
 
 def _warn_of_unused(store_type: str, session: Session) -> None:

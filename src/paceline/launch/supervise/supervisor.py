@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import selectors
 import shlex
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from paceline import config
 from paceline.errors import LaunchError
 from paceline.launch import runtime
 from paceline.launch.plan import Late, Member, Plan
@@ -35,6 +37,14 @@ from paceline.launch.supervise.signals import SignalPipe
 #: How long what a process left behind may take to exit by itself (Python's resource tracker does); then SIGTERM.
 _LEFTOVERS_S = 1.0
 _LEFTOVERS_CHECK_S = 0.02
+
+
+def _sentence(env: Mapping[str, object]) -> str:
+    """Return what ``dist_auto`` does and why, from a worker's variables."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):  # workers refuse what is no choice
+        return str(json.loads(str(env[config.variable("choice")]))["sentence"])
+    return ""
+
 
 Located = Callable[[str | None], Mapping[Late, str]]
 
@@ -147,6 +157,7 @@ class Supervisor:
                     roles.count("server"),
                     scheduler or "",
                     self._known.get(Late.JOB_KEY, ""),
+                    _sentence(worker.env),
                 )
             )
 

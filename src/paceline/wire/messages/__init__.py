@@ -72,6 +72,7 @@ from paceline.wire.messages.membership import (
     Member,
     News,
     Publish,
+    ReturnSamples,
     Samples,
     Sighting,
     State,
@@ -85,7 +86,7 @@ PROTOCOL = 1
 
 Request: TypeAlias = (
     Hello | Heartbeat | Bye | Claim | Enter | Gather | Publish | Lookup | AskStatus | AskAbsent
-    | TakeSamples | AwaitSamples
+    | TakeSamples | AwaitSamples | ReturnSamples
     | OpenStore | Init | SetUpdater | SetCompression | Push | Pull | MapArena | GetState | SetState
     | Command | AskStats | AskMissing | Leave | Pause | PullRows | AskValues | ForwardBuckets
     | PushSum | OnBehalf | SetValues | AskNorm | Commit | Probe
@@ -180,6 +181,7 @@ __all__ = [
     "PushSum",
     "Reply",
     "Request",
+    "ReturnSamples",
     "Samples",
     "SetCompression",
     "SetState",

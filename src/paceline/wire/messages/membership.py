@@ -274,6 +274,15 @@ class AwaitSamples(Message, tag=17):
     pool: Name
 
 
+class ReturnSamples(Message, tag=58):
+    """Give samples back that this worker holds and will not train on; answered with :class:`Done`."""
+
+    pool: Name
+    number: Number
+    """Of the request with which it took them."""
+    ranges: list[tuple[Count, Count]]
+
+
 class Samples(Message, tag=18):
     """Positions in an epoch's order that the worker now holds; none if the epoch is over, or if it has to wait."""
 

@@ -1,0 +1,85 @@
+"""What was handed out of an epoch, and what of it has to come once more.
+
+A sample's *position* is its place in the epoch's order. Its *index* counts from the first sample of the epoch to the
+last one, repetitions included: these have indices from the length of the data on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class GlobalBatch:
+    """A global batch of an epoch."""
+
+    round: int
+    """Of its push."""
+    first: int
+    """Index of its first sample."""
+    length: int
+    """Samples of the epoch, as far as they were known: columns beyond begin the order again."""
+    columns: dict[int, tuple[int, int]]
+    """By worker, start and stop of its part; of what it has done of it, once that is known."""
+
+
+class HandedOut:
+    """The last global batches of an epoch, and the positions that come once more.
+
+    Args:
+        length: samples of the data.
+    """
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+        self._batches: deque[GlobalBatch] = deque()
+        """As many as may not be trained on yet."""
+        self.again: list[int] = []
+        """Positions that come once more, because who had them is gone or ran out of time."""
+
+    @property
+    def length(self) -> int:
+        """Samples of the epoch, as far as they are known now."""
+        return self._length + len(self.again)
+
+    def position(self, index: int) -> int:
+        """Return the position of an index."""
+        return index if index < self._length else self.again[index - self._length]
+
+    def begin(self, remembered: int) -> None:
+        """Forget the global batches of the last epoch.
+
+        Args:
+            remembered: global batches from here on.
+        """
+        self._batches = deque(maxlen=remembered)
+
+    def rest(self, first: int) -> list[int]:
+        """Return the positions from an index on."""
+        return [self.position(index) for index in range(first, self.length)]
+
+    def add(self, batch: GlobalBatch) -> None:
+        """Note a global batch."""
+        self._batches.append(batch)
+
+    def first_of_last(self, count: int) -> int | None:
+        """Return the first index of the last ``count`` global batches; None if there are not so many."""
+        return self._batches[-count].first if 0 < count <= len(self._batches) else None
+
+    def take_over(self, worker: int, last: int) -> None:
+        """Let come once more what a worker that is gone has not trained on: its rounds after the last one."""
+        for one in self._batches:
+            if one.round > last and worker in one.columns:
+                self._repeat(one, *one.columns[worker])
+
+    def cut_short(self, worker: int, done: int) -> None:
+        """Let come once more what a worker has not done of its part of the last global batch."""
+        one = self._batches[-1]
+        if worker in one.columns:
+            start, stop = one.columns[worker]
+            one.columns[worker] = start, start + done
+            self._repeat(one, start + done, stop)
+
+    def _repeat(self, one: GlobalBatch, start: int, stop: int) -> None:
+        self.again += [self.position(one.first + i) for i in range(start, stop) if one.first + i < one.length]

@@ -1,0 +1,93 @@
+"""What is known of a job's machines, and how it follows from steps in lock step.
+
+The time of a step of n samples follows from steps of two sizes (:func:`sizes`). What all workers wait in a round, the
+slowest one too, is the exchange: messages and the update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import NamedTuple
+
+from paceline.hetero.noise import Noise
+from paceline.hetero.speed import Speed, SpeedMeter
+
+#: Rounds in lock step that are measured: half of them with a quarter of the batch.
+ROUNDS = 24
+
+
+class Step(NamedTuple):
+    """A round of a worker."""
+
+    samples: float
+    seconds: float
+    """That it computed."""
+    waited_s: float
+    """That it then waited for the answer."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What is known of a job's machines."""
+
+    workers: tuple[Speed, ...]
+    """Median time of a step of n samples, by rank, without waits and spikes."""
+    batch: int = 1
+    """Samples of a step of each worker, with equal shares."""
+    noise: Noise = field(default_factory=Noise)
+    exchange_s: float = 0.0
+    """Of a round in lock step, what is neither computation nor waiting for slower workers: messages and the update."""
+    update_s: float = 0.0
+    """The servers' part of it for the optimizer."""
+    hands_out: bool = True
+    """Whether samples go to whoever is free. Otherwise each worker has data of its own."""
+
+    @property
+    def seconds(self) -> list[float]:
+        """Median time of each worker's step."""
+        return [speed.seconds(self.batch) for speed in self.workers]
+
+    @property
+    def push_s(self) -> float:
+        """Time of one push and its answer."""
+        return max(0.0, self.exchange_s - self.update_s) / len(self.workers)
+
+
+def sizes(batch: int, rounds: int = ROUNDS) -> list[int]:
+    """Return the batch of each round that is measured."""
+    return [batch] * (rounds - rounds // 2) + [max(1, batch // 4)] * (rounds // 2)
+
+
+def measured_of(
+    steps: Sequence[Sequence[Step]], batch: int, update_s: float = 0.0, *, hands_out: bool = True
+) -> Measured:
+    """Return what rounds in lock step show.
+
+    Args:
+        steps: of each worker, in order of rank; of the same rounds.
+        batch: samples of a step of each worker, with equal shares.
+        update_s: what the servers' optimizer takes in a round, as far as it is known.
+        hands_out: whether samples go to whoever is free.
+
+    Raises:
+        ValueError: a worker has no steps.
+    """
+    if not steps or not all(steps):
+        raise ValueError("no steps were measured of some workers")
+    speeds = [_speed(one) for one in steps]
+    ratios = [
+        step.seconds / speed.seconds(step.samples) for speed, one in zip(speeds, steps, strict=True) for step in one
+    ]
+    exchange_s = median(min(step.waited_s for step in round) for round in zip(*steps, strict=False))
+    return Measured(tuple(speeds), batch, Noise.of(ratios), max(exchange_s, update_s), update_s, hands_out)
+
+
+def _speed(steps: Sequence[Step]) -> Speed:
+    meter = SpeedMeter(window=len(steps))
+    for step in steps:
+        meter.add(step.samples, step.seconds)
+    speed = meter.speed()
+    assert speed is not None
+    return speed

@@ -1,0 +1,37 @@
+"""What a simulated job in lock step learns of its machines, as a real one does for ``dist_auto``."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from paceline.consistency import Policy
+from paceline.hetero import Measured, Step, measured_of
+from paceline.hetero.measured import ROUNDS, sizes
+from paceline.sim.cluster import Cluster
+from paceline.sim.job import Plan, simulate
+
+
+def measure(cluster: Cluster, batch: int = 32, rounds: int = ROUNDS, seed: int = 0) -> tuple[Measured, float]:
+    """Return what some rounds in lock step show of a simulated cluster, and how long they take in seconds.
+
+    Only what a real job sees too is used: how long each worker computes and waits in each round, and the time of an
+    update, of which servers know their speed.
+
+    Args:
+        cluster: the machines.
+        batch: samples per round and worker.
+        rounds: to measure.
+        seed: of the noise.
+
+    Raises:
+        ImportError: simpy is not installed.
+    """
+    steps: list[list[Step]] = [[] for _ in cluster.workers]
+    seconds = 0.0
+    for number, (size, some) in enumerate(groupby(sizes(batch, rounds))):
+        plan = Plan(Policy("all"), batch=size, rounds=len(list(some)), seed=2 * seed + number, keep_steps=True)
+        result = simulate(cluster, plan)
+        seconds += result.seconds
+        for kept, more in zip(steps, result.steps, strict=True):
+            kept.extend(more)
+    return measured_of(steps, batch, cluster.update_s / cluster.servers), seconds
