@@ -10,6 +10,7 @@ from typing import Protocol
 
 from paceline.hetero import SpeedMeter, Step
 from paceline.hetero.files import steps_line, steps_text
+from paceline.hetero.measured import speed_of
 from paceline.wire import messages as m
 from paceline.worker.stores import Stores
 
@@ -76,7 +77,7 @@ class Pace:
     @property
     def seconds(self) -> float | None:
         """Median computation of the last rounds, of the largest batch; None before the first one that is measured."""
-        speed = self._meter.speed()
+        speed = speed_of(self.steps) if self.steps else self._meter.speed()
         return None if speed is None else speed.seconds(self._samples)
 
 
