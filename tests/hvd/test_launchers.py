@@ -71,7 +71,8 @@ def test_script_for_horovod_runs_with_only_its_import_changed(launcher: str, tmp
     assert len(losses) == 4, found
     assert losses[::2] == losses[1::2], "both ranks have the same means"
     assert losses[0] < 0.3 * losses[3]
-    assert sorted(re.findall(r"rank \d of \d, here \d of \d", found)) == ["rank 0 of 2, here 0 of 2", "rank 1 of 2, here 1 of 2"]
+    ranks = re.findall(r"rank \d of \d, here \d of \d", found)  # torchrun may put two lines on one
+    assert sorted(ranks) == ["rank 0 of 2, here 0 of 2", "rank 1 of 2, here 1 of 2"]
     assert len(set(re.findall(r"weights (.*)", found))) == 1, found
 
 
