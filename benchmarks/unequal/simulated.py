@@ -52,8 +52,9 @@ def run(trial: Trial, service: Service, on: Cluster | None = None) -> Outcome:
     machines, mode = Machines(trial.per_class), MODES[trial.mode]
     target = TARGET if trial.to_target else None
     plan = Plan(
-        mode.policy(machines), mode.shares, BATCH, trial.lr, None, trial.seconds, target, EVALUATE_S, trial.seed
-    )
+        mode.policy(machines), mode.shares, BATCH, lr=trial.lr, seconds=trial.seconds, target=target,
+        evaluate_s=EVALUATE_S, seed=trial.seed,
+    )  # fmt: skip
     result = simulate(on or cluster(machines, service), plan, _problem(trial.seed))
     ages = result.staleness
     return Outcome(

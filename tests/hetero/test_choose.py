@@ -121,6 +121,15 @@ def test_noise_and_speeds_come_back_from_steps() -> None:
     assert 0.3 < measured.exchange_s < 0.45
 
 
+def test_work_after_a_push_does_not_count_for_the_next_size() -> None:
+    """The first small step takes as long as a whole one; it must not look like a change of speed."""
+    steps = [Step(8, 0.3, 0.0)] * 12 + [Step(2, 0.3, 0.0)] + [Step(2, 0.12, 0.0)] * 11
+    measured = measured_of([steps, steps], 8)
+    assert measured.seconds == pytest.approx([0.3, 0.3])
+    assert [one.fixed_s for one in measured.workers] == pytest.approx([0.06, 0.06])
+    assert measured.noise == Noise()
+
+
 def test_one_pause_is_no_spike() -> None:
     assert Noise.of([1.0] * 200 + [50.0]) == Noise()
     assert Noise.of([1.0] * 200 + [5.0] * 10).spike_factor == 5.0

@@ -205,14 +205,38 @@ def with_buffers() -> dict[str, list[float]]:
     return {name: one.flatten().tolist() for name, one in model.state_dict().items()}
 
 
+def some_without_gradients(store: Any, mine: slice) -> list[float]:
+    """One layer is frozen after two steps. Another one is used in every second step, and then by worker 0 alone."""
+    model, extra = network(0), nn.Linear(3, 3)
+    nn.init.eye_(extra.weight)
+    params = [*model.parameters(), *extra.parameters()]
+    inner = torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=0.01)
+    optimizer = inner if store is None else paceline.DistributedOptimizer(inner, store)
+    for step in range(6):
+        model[0].requires_grad_(step < 2)
+        optimizer.zero_grad()
+        x, y = (whole[mine] for whole in batch(step))
+        loss = nn.functional.cross_entropy(model(x), y)
+        if step % 2 and (store is None or store.rank == 0):
+            loss = loss + (1 if store is None else 2) * extra(torch.ones(1, 3)).square().mean()
+        loss.backward()
+        optimizer.step()
+    return weights_of(model) + weights_of(extra)
+
+
+def frozen() -> list[float]:
+    store = paceline.kvstore.create("allreduce")
+    return some_without_gradients(store, slice(4 * store.rank, 4 * store.rank + 4))
+
+
 def uneven() -> list[Any]:
-    return [unequal_parts(given=True), unequal_parts(given=False), closures(), with_buffers()]
+    return [unequal_parts(given=True), unequal_parts(given=False), closures(), with_buffers(), frozen()]
 
 
 def test_unequal_batches_closures_and_buffers_equal_one_process() -> None:
     first, second = run(uneven, 2)
     assert first == second
-    given, counted, (by_lbfgs, losses), state = first
+    given, counted, (by_lbfgs, losses), state, partly = first
     assert given == pytest.approx(alone("sgd"), abs=1e-5)
     assert counted == pytest.approx(alone("sgd"), abs=1e-5)
     model = network(0)
@@ -221,3 +245,4 @@ def test_unequal_batches_closures_and_buffers_equal_one_process() -> None:
     assert by_lbfgs == pytest.approx(weights_of(model), abs=1e-3)
     assert state["scale"] == [1.0] * 6
     assert state["norm.num_batches_tracked"] == [3]
+    assert partly == pytest.approx(some_without_gradients(None, slice(None)), abs=1e-5)

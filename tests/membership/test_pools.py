@@ -5,6 +5,7 @@ from __future__ import annotations
 from paceline.membership.actions import Answer, Waiting
 from paceline.membership.pools import MAX_POOLS, Pools
 from paceline.wire import messages as m
+from tests.membership.test_machine import JOB, answers, joined
 
 
 def take(number: int, epoch: int = 0, count: int = 2, done: int = 0, length: int = 4, pool: str = "p") -> m.TakeSamples:
@@ -65,3 +66,24 @@ def test_senseless_requests_are_refused() -> None:
     for number in range(MAX_POOLS - 1):
         pools.take(0, Waiting(b"0", 4), take(1, pool=str(number)))
     assert "at most 64 pools" in refusal([*pools.take(0, Waiting(b"0", 5), take(1, pool="more"))])
+
+
+def test_samples_that_are_given_back_go_to_who_waits() -> None:
+    members = joined(JOB)
+
+    def take(worker: int) -> list[tuple[bytes, int, m.Reply]]:
+        body = m.TakeSamples("p", 4, 1, 0, 4, 0, 0)
+        return answers(members.handle(b"worker-%d" % worker, 3, body, 0.5))
+
+    assert take(0) == [(b"worker-0", 3, m.Samples([(0, 4)], False, False))]
+    assert take(1) == [(b"worker-1", 3, m.Samples([], False, True))]
+    assert answers(members.handle(b"worker-1", 4, m.AwaitSamples("p"), 0.6)) == []
+    found = answers(members.handle(b"worker-0", 4, m.ReturnSamples("p", 1, [(2, 4)]), 0.7))
+    assert found == [(b"worker-0", 4, m.Done()), (b"worker-1", 4, m.Samples([(2, 4)], False, False))]
+
+
+def test_samples_of_no_pool_cannot_be_given_back() -> None:
+    members = joined(JOB)
+    ((_, _, failed),) = answers(members.handle(b"worker-0", 3, m.ReturnSamples("x", 1, [(0, 1)]), 0.5))
+    assert isinstance(failed, m.Failed)
+    assert "there is no pool 'x' to give samples back to" in failed.text

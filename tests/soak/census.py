@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
-import os
 import queue
 import sys
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from tests.soak.samples import descriptors_of
 
 #: By name: ``objects list``, ``BucketSide.sending``, ``bytes of tensors``.
 Census = dict[str, int]
@@ -54,7 +55,7 @@ def _count() -> Census:
                     found[table] += _length(value)
     for module, name, value in _globals():
         found[f"{module}.{name}"] += _length(value)
-    held = {"bytes of tensors": sum(storages.values()), "descriptors": len(os.listdir("/proc/self/fd"))}
+    held = {"bytes of tensors": sum(storages.values()), "descriptors": descriptors_of("self")}
     return dict(found) | held
 
 

@@ -207,6 +207,8 @@ class SharedBatchSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         """Hand out this worker's part of every global batch of the next epoch."""
         self._note_prefetch(fetched_ahead())
+        if self._is_handed_out and not self._prefetch:
+            self._handed_out.begin(0)  # all workers have asked for more after the last batch: it was trained on
         self._revise(is_due=True)
         if not self._pending:
             self._next_epoch()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
@@ -76,17 +77,29 @@ def measured_of(
     """
     if not steps or not all(steps):
         raise ValueError("no steps were measured of some workers")
-    speeds = [_speed(one) for one in steps]
+    speeds = [speed_of(one) for one in steps]
     ratios = [
-        step.seconds / speed.seconds(step.samples) for speed, one in zip(speeds, steps, strict=True) for step in one
+        step.seconds / speed.seconds(step.samples)
+        for speed, one in zip(speeds, steps, strict=True)
+        for step in _settled(one)
     ]
     exchange_s = median(min(step.waited_s for step in round) for round in zip(*steps, strict=False))
     return Measured(tuple(speeds), batch, Noise.of(ratios), max(exchange_s, update_s), update_s, hands_out)
 
 
-def _speed(steps: Sequence[Step]) -> Speed:
+def _settled(steps: Sequence[Step]) -> Sequence[Step]:
+    """Leave out the first step of each size; all steps, if none are left.
+
+    A step is measured from push to push. What a worker does after its push, it has done for the batch before: so the
+    first step of another size is partly one of the old size.
+    """
+    return [step for before, step in pairwise(steps) if step.samples == before.samples] or steps
+
+
+def speed_of(steps: Sequence[Step]) -> Speed:
+    """Return the speed that a worker's steps show, one or more."""
     meter = SpeedMeter(window=len(steps))
-    for step in steps:
+    for step in _settled(steps):
         meter.add(step.samples, step.seconds)
     speed = meter.speed()
     assert speed is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,8 +15,8 @@ from paceline.optim.watch import refuse_renormalising
 
 Tensors = Mapping[str, torch.Tensor]
 
-#: Key of the workers' weights in a mean; parameters have names of their model.
-_WEIGHT = "weight of a worker"
+#: Keys besides the names of the model: of weights and of who has which gradient, and of numbers.
+_COUNTS, _SUMS = "counts", "sums"
 
 
 class StoreUpdate(MergingUpdate):
@@ -53,30 +53,43 @@ class StoreUpdate(MergingUpdate):
         super()._on_gradient(param)
 
     def merge(self) -> None:
-        """Push gradients and pull their sum or mean. A gradient that this worker does not have counts as zeros."""
-        ready = [(name, param) for name, param, _ in self.named if param.grad is not None or not self._alone]
-        for _, param in ready:
+        """Push gradients and pull their sum or mean.
+
+        A gradient that this worker does not have counts as zeros. One that no worker has stays None, so that the
+        optimizer leaves the parameter alone, as in one process.
+        """
+        if self._alone:
+            self._push({name: param.grad for name, param, _ in self.named if param.grad is not None}, {})
+            return
+        params = {name: param for name, param, _ in self.named if param.requires_grad or param.grad is not None}
+        present = [param.grad is not None for param in params.values()]
+        for param in params.values():
             if param.grad is None:
                 param.grad = torch.zeros_like(param)
-        names, grads = [name for name, _ in ready], [param.grad for _, param in ready if param.grad is not None]
-        buffers = {} if self._model is None or self._alone else buffers_of(self._model)
-        if self._alone or self.choices.reduction == "sum":
-            self._push(dict(zip(names, grads, strict=True)), buffers)
-        else:
-            self._merge_mean(names, grads, buffers)
+        grads = {name: param.grad for name, param in params.items() if param.grad is not None}
+        weight = self._weight()
+        if weight != 1:
+            torch._foreach_mul_(list(grads.values()), weight)
+        counts = torch.tensor([weight, *present], dtype=torch.float64)
+        buffers = {} if self._model is None else buffers_of(self._model)
+        self._push({**grads, f"{_COUNTS} of {len(present)}": counts}, buffers)
+        weights, *owners = counts.tolist()
+        for param, count in zip(params.values(), owners, strict=True):
+            if not count:
+                param.grad = None
+        if self.choices.reduction == "mean" and weights:
+            torch._foreach_div_(list(grads.values()), weights)
+            self._mean_samples *= weights / self.store.num_workers
 
-    def _merge_mean(self, names: Sequence[str], grads: list[torch.Tensor], buffers: Tensors) -> None:
+    def _weight(self) -> float:
+        """Return what this worker's gradients are multiplied by before they are summed."""
+        if self.choices.reduction == "sum":
+            return 1.0
         samples = self._samples.take()
         if not self._mean_samples:
-            self._mean_samples = self._sum(samples) / self.store.num_workers or 1.0
-        weight = samples / self._mean_samples
-        if weight != 1:
-            torch._foreach_mul_(grads, weight)
-        total = torch.tensor([weight], dtype=torch.float64)
-        self._push(dict(zip([*names, _WEIGHT], [*grads, total], strict=True)), buffers)
-        if weights := float(total):
-            torch._foreach_div_(grads, weights)
-            self._mean_samples *= weights / self.store.num_workers
+            [total] = self._totals(samples)
+            self._mean_samples = total / self.store.num_workers or 1.0
+        return samples / self._mean_samples
 
     def _push(self, summed: Tensors, first: Tensors) -> None:
         """Replace tensors by their sums over the workers, and others by rank 0's."""
@@ -92,15 +105,16 @@ class StoreUpdate(MergingUpdate):
         if self._alone or not isinstance(loss, torch.Tensor | float | int):
             return loss
         weight = self._samples.last if self.choices.reduction == "mean" else 1.0
-        weights = self._sum(weight) if self.choices.reduction == "mean" else 1.0
-        value = self._sum(float(loss) * weight) / (weights or 1.0)
+        value, weights = self._totals(float(loss) * weight, weight)
+        if self.choices.reduction == "mean":
+            value /= weights or 1.0
         return loss.detach().clone().fill_(value) if isinstance(loss, torch.Tensor) else value
 
-    def _sum(self, value: float) -> float:
-        """Return the sum of the workers' values."""
-        total = torch.tensor([value], dtype=torch.float64)
-        self.store.pushpull(_WEIGHT, total, total)
-        return float(total)
+    def _totals(self, *values: float) -> list[float]:
+        """Return the sums of the workers' values."""
+        total = torch.tensor(values, dtype=torch.float64)
+        self.store.pushpull(f"{_SUMS} of {len(values)}", total, total)
+        return total.tolist()
 
     def broadcast_weights(self) -> None:
         """Set the weights of all workers to rank 0's. Every worker calls it."""

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from paceline.hetero import SpeedMeter, Step
+from paceline.hetero import Step
 from paceline.hetero.files import steps_line, steps_text
+from paceline.hetero.measured import speed_of
 from paceline.wire import messages as m
 from paceline.worker.stores import Stores
 
 #: Rounds that are not measured: the first ones load libraries and make memory.
 WARM_UP = 3
+
+#: Last rounds that tell a worker's speed.
+_WINDOW = 25
 
 #: Rounds whose median is shown: few, so that it is that of now.
 _RECENT = 9
@@ -25,16 +30,16 @@ class Pace:
 
     Args:
         clock: seconds.
-        keep: keep all steps, not only what follows from the last ones.
+        keep: keep all steps, not only the last ones.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, *, keep: bool = False) -> None:
-        self._clock, self._meter, self._keep = clock, SpeedMeter(), keep
+        self._clock = clock
         self._round, self._since, self._waited = 0, 0.0, 0.0
         self.rounds = 0
         """Rounds that were measured."""
-        self.steps: list[Step] = []
-        """With ``keep``: the rounds that were measured."""
+        self.steps: deque[Step] = deque(maxlen=None if keep else _WINDOW)
+        """The rounds that were measured. What they show is worked out when it is asked for, not with every push."""
         self._samples = 1.0
         self._recent: tuple[float, ...] = ()
         self.usual_s = 0.0
@@ -53,10 +58,8 @@ class Pace:
         now = self._clock()
         seconds = now - self._since - (waited_s - self._waited)
         if self._round >= WARM_UP and seconds > 0 and samples > 0:
-            self._meter.add(samples, seconds)
             self._samples = max(self._samples, samples)
-            if self._keep:
-                self.steps.append(Step(samples, seconds, waited_s - self._waited))
+            self.steps.append(Step(samples, seconds, waited_s - self._waited))
             self._recent = (*self._recent[1 - _RECENT :], seconds)  # replaced, as another thread reads it
             self.rounds += 1
             self.usual_s = self.seconds or 0.0
@@ -79,8 +82,7 @@ class Pace:
     @property
     def seconds(self) -> float | None:
         """Median computation of the last rounds, of the largest batch; None before the first one that is measured."""
-        speed = self._meter.speed()
-        return None if speed is None else speed.seconds(self._samples)
+        return speed_of(self.steps).seconds(self._samples) if self.steps else None
 
 
 class Team(Protocol):

@@ -42,7 +42,8 @@ from paceline.launch.supervise.signals import SignalPipe
 from paceline.transport.security import new_job_key
 
 _POLL_S = 1.0
-_DELETE_S = 60
+#: How long kubectl waits until a job is gone. Its call may take longer, so that kubectl says what is left.
+_DELETE_S, _DELETE_CALL_S = 120, 130
 #: How long the last lines of a job may take to arrive.
 _DRAIN_S = 3.0
 
@@ -120,8 +121,8 @@ class KubernetesJob:
 
     def _remove(self) -> None:
         try:
-            self._kubectl.run(self._delete())
-            self._kubectl.run(["delete", "pods", *self._flags()])
+            self._kubectl.run(self._delete(), limit_s=_DELETE_CALL_S)
+            self._kubectl.run(["delete", "pods", *self._flags()], limit_s=_DELETE_CALL_S)
         except LaunchError as error:
             raise LaunchError(f"{error}\nthe job may still run: kubectl delete all -l {self._label}") from error
 

@@ -33,7 +33,7 @@ class Kubectl:
         """Return the command line of a call."""
         return [*self._base, *words]
 
-    def run(self, words: Sequence[str], text: str | None = None) -> str:
+    def run(self, words: Sequence[str], text: str | None = None, limit_s: float = _CALL_S) -> str:
         """Run one call and return what it printed.
 
         Raises:
@@ -41,12 +41,12 @@ class Kubectl:
         """
         try:
             done = subprocess.run(
-                self.words(words), input=text, capture_output=True, text=True, check=False, timeout=_CALL_S
+                self.words(words), input=text, capture_output=True, text=True, check=False, timeout=limit_s
             )
         except FileNotFoundError:
             raise LaunchError("kubectl is not on the PATH; install it, or write the manifests with --dry-run") from None
         except subprocess.TimeoutExpired:
-            raise LaunchError(f"kubectl {words[0]} did not answer within {_CALL_S:g} s") from None
+            raise LaunchError(f"kubectl {words[0]} did not answer within {limit_s:g} s") from None
         if done.returncode:
             raise LaunchError(f"kubectl {' '.join(words[:3])}: {done.stderr.strip() or 'failed without a word'}")
         return done.stdout
