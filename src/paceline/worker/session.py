@@ -159,7 +159,7 @@ class Session:
         self.pace.push(round, self.waited_s, samples)
 
     def _how_fast(self) -> tuple[float, float]:
-        return self.pace.step_seconds(None if self._is_waiting else self.waited_s), self.pace.usual_s
+        return self.pace.step_seconds(None if self._is_waiting else self.waited_s), self.pace.seconds or 0.0
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
