@@ -72,6 +72,10 @@ class Settings:
     groups: str = ""
     """Path of the groups file of ``dist_gsync``: a group per line, members by rank, host or ``host:slot``. Or its text
     with ``;`` after each group (``0 1; 2;``). Or ``auto`` (``paceline launch --groups auto``)."""
+    regroup_rounds: int = 0
+    """Rounds between two checks whether the ``groups``, given by rank, still fit the workers' speeds; if not, they
+    change (``dist_gsync`` without a bound). 0: they stay. It turns their ``local_merge`` off. ``paceline launch
+    --groups auto`` sets it to 5."""
     worker_group: str = ""
     """Name of the worker group that this worker belongs to, of jobs that have groups."""
     worker_groups: str = ""
@@ -133,6 +137,14 @@ class Settings:
     """Check the rule of every slot after each event, on servers: for tests and bug reports, as it costs time."""
     log_level: str = "WARNING"
     """Of the roles' processes: ``DEBUG``, ``INFO``, ``WARNING`` or ``ERROR``."""
+
+    def merges_locally(self, merge: str) -> bool:
+        """Whether the pushes of a host's workers are summed there; not where workers change groups.
+
+        Args:
+            merge: of the store's policy.
+        """
+        return self.local_merge and not (self.regroup_rounds and merge == "groups")
 
     @property
     def measures_servers(self) -> bool:
@@ -302,6 +314,8 @@ def check(settings: Settings) -> None:
         raise ConfigError(f"staleness is {settings.staleness}; it is a number of rounds, 0 or more")
     if not settings.weight > 0:
         raise ConfigError(f"weight is {settings.weight}; it is a speed, above 0")
+    if settings.regroup_rounds < 0:
+        raise ConfigError(f"regroup_rounds is {settings.regroup_rounds}; it is a number of rounds, 0 or more")
     if settings.age is not None and settings.age < 0:
         raise ConfigError(f"age is {settings.age}; it is a number of missed updates, 0 or more")
     if settings.scheduler and not settings.insecure and not settings.job_key:

@@ -33,7 +33,12 @@ def test_job_gets_the_groups_of_what_was_measured(capsys: pytest.CaptureFixture[
     found = with_measured_groups(SPEC, run)
     assert isinstance(found, JobSpec)
     choice = parse_choice(found.settings["choice"], 3)
-    assert found.settings == {"staleness": "2", "groups": "1; 0 2;", "choice": found.settings["choice"]}
+    assert found.settings == {
+        "staleness": "2",
+        "regroup_rounds": "5",
+        "groups": "1; 0 2;",
+        "choice": found.settings["choice"],
+    }
     assert (choice.store_type, choice.shares) == ("dist_sync", "measured")
     assert found.max_restarts == 4
     measuring = {"profile", "profile_rounds", "profile_steps", "server_speeds"}

@@ -87,6 +87,7 @@ def valid_messages(store, member, shared):
         (m.AskMissing(store, entry), []),
         (m.Probe([1, 2, 3]), []),
         (m.Claim("worker", member.rank, member.token), []),
+        (m.Regroup(store, 1, [[0]]), []),
         (m.Leave(f"{store} left"), []),
         (m.Hello(m.PROTOCOL, "test", "worker", 1, 1, "h", "i", 1, "", 3, 1), []),
         (m.Heartbeat(3), []),

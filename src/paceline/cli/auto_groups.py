@@ -1,6 +1,7 @@
 """``paceline launch --groups auto``: measures the workers in a short job first, and chooses by what they show.
 
-The job itself gets groups by speed, for ``dist_gsync``, and a way to synchronise, for ``dist_auto``.
+The job itself gets groups by speed, for ``dist_gsync``, and a way to synchronise, for ``dist_auto``. The groups follow
+the speeds while it runs (:mod:`paceline.membership.drift`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from paceline.hetero import Groups, choose, group_by_speed
 from paceline.hetero.files import choice_text, groups_text, parse_speeds, parse_steps
 from paceline.hetero.measured import ROUNDS
 from paceline.launch import JobSpec
+
+#: Rounds between two checks whether the groups still fit: noise of speeds leads to no false alarm at this interval.
+REGROUP_ROUNDS = 5
 
 
 def with_measured_groups(spec: JobSpec, run: Callable[[JobSpec], int]) -> JobSpec | int:
@@ -46,8 +50,10 @@ def with_measured_groups(spec: JobSpec, run: Callable[[JobSpec], int]) -> JobSpe
         choice = choose(parse_steps(steps_of_all), groups)
     except (ImportError, ValueError) as error:
         raise LaunchError(str(error)) from error
+    regroup = {"regroup_rounds": str(REGROUP_ROUNDS)}
     print(f"groups by measured speed:\n{groups_text(groups, speeds)}dist_auto: {choice.sentence}", flush=True)
-    return replace(spec, settings={**spec.settings, "groups": _by_rank(groups), "choice": choice_text(choice)})
+    found = {"groups": _by_rank(groups), "choice": choice_text(choice)}
+    return replace(spec, settings={**regroup, **spec.settings, **found})
 
 
 def _by_rank(groups: Groups) -> str:

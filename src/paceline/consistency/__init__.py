@@ -9,6 +9,7 @@ from paceline.consistency.groups import parse_groups, resolve_groups
 from paceline.consistency.policy import Policy, policy_of
 from paceline.consistency.rule import Rule
 from paceline.consistency.stats import Stats
+from paceline.consistency.units import Groups, Units
 from paceline.consistency.weighting import register_weighting, weighting_names
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Apply",
     "CheckedRule",
     "Drop",
+    "Groups",
     "Merge",
     "Policy",
     "Pushed",
@@ -24,6 +26,7 @@ __all__ = [
     "Repeat",
     "Rule",
     "Stats",
+    "Units",
     "check_every_rule",
     "new_rule",
     "parse_groups",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from paceline.consistency.units import Units
+
 
 class Activity:
     """The active workers of a slot, and the rounds that they have finished since the last barrier.
@@ -11,13 +13,13 @@ class Activity:
     Args:
         live: workers that have not left.
         paused: those of them that wait at a barrier.
-        unit: of each worker.
+        units: of the workers.
         finished: rounds that count for the bound, per worker.
     """
 
-    def __init__(self, live: set[int], paused: set[int], unit: list[int], finished: list[int]) -> None:
-        self._live, self._paused, self._unit, self._finished = live, paused, unit, finished
-        self.level = [0] * len(unit)
+    def __init__(self, live: set[int], paused: set[int], units: Units, finished: list[int]) -> None:
+        self._live, self._paused, self._units, self._finished = live, paused, units, finished
+        self.level = [0] * len(finished)
         """Finished rounds from which the bound counts, per worker: those of the last barrier, or see :meth:`resume`."""
         self.change()
 
@@ -39,7 +41,7 @@ class Activity:
         Those may have finished rounds without it. If it were behind them, they would wait for it by the bound, and it
         for them by the cohort, for ever.
         """
-        mates = self.of_unit(self._unit[worker])
+        mates = self.of_unit(self._units.of[worker])
         if mates:
             self.level[worker] = self._finished[worker] - min(map(self.ahead, mates))
         self._paused.discard(worker)
@@ -52,9 +54,9 @@ class Activity:
         self._finished[worker] = round
 
     def of_unit(self, unit: int) -> set[int]:
-        """Return the active workers of a unit; -1: all."""
+        """Return the active workers of a unit, those included that are to move there; -1: all."""
         if unit not in self._by_unit:
-            self._by_unit[unit] = {worker for worker in self.workers if unit in (-1, self._unit[worker])}
+            self._by_unit[unit] = {worker for worker in self.workers if unit == -1 or self._units.has(unit, worker)}
         return self._by_unit[unit]
 
     def ahead(self, worker: int) -> int:

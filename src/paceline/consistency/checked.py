@@ -8,6 +8,7 @@ from paceline.consistency.actions import Action, Pushed
 from paceline.consistency.policy import Policy
 from paceline.consistency.rule import Rule
 from paceline.consistency.stats import Stats
+from paceline.consistency.units import Groups
 
 _made: type[Rule] = Rule
 
@@ -24,6 +25,12 @@ class CheckedRule(Rule):
     def leave(self, worker: int) -> list[Action]:
         """Note that a worker has left, and check."""
         actions = super().leave(worker)
+        self._check()
+        return actions
+
+    def regroup(self, worker: int, generation: int, groups: Groups) -> list[Action]:
+        """Let a worker step with another group, and check."""
+        actions = super().regroup(worker, generation, groups)
         self._check()
         return actions
 

@@ -6,22 +6,28 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from paceline.consistency.actions import Pushed
+from paceline.consistency.policy import Policy
 
 
 class Progress(Protocol):
     """What is asked of a rule.
 
     Attributes:
+        policy: its settings.
         live: workers that have not left.
-        unit: of every worker, those that step together with it.
         pushed: last round that arrived, per worker.
         answered: last round that was answered, per worker.
     """
 
+    policy: Policy
     live: set[int]
-    unit: list[int]
     pushed: list[int]
     answered: list[int]
+
+    @property
+    def unit(self) -> list[int]:
+        """Of every worker, those that step together with it."""
+        ...
 
 
 def objection(rule: Progress, worker: int, round: int, samples: float) -> str:
@@ -64,3 +70,24 @@ def objection_to_sum(rule: Progress, pushes: Sequence[Pushed]) -> str:
     if len({one.round <= rule.pushed[one.worker] for one in pushes}) > 1:
         return f"some but not all of the pushes of workers {workers} were seen before"
     return ""
+
+
+def objection_to_regrouping(rule: Progress, worker: int, groups: Sequence[Sequence[int]]) -> str:
+    """Return why a rule would refuse to let a worker step with other groups, or an empty string.
+
+    Args:
+        rule: of the slot.
+        worker: who moves.
+        groups: ranks per group.
+    """
+    members = [rank for group in groups for rank in group]
+    if rule.policy.merge != "groups" or rule.policy.bound is not None:
+        return "only groups without a bound can change"
+    if worker not in rule.live:
+        return f"worker {worker} has left"
+    if rule.pushed[worker] > rule.answered[worker]:
+        return f"worker {worker} changes its group before round {rule.pushed[worker]} was answered"
+    if members.count(worker) != 1 or len(set(members)) < len(members):
+        return f"groups {[list(group) for group in groups]} do not name worker {worker} once, and nobody twice"
+    strangers = sorted(set(members) - set(range(len(rule.pushed))))
+    return f"groups name worker {strangers[0]}, which does not exist" if strangers else ""

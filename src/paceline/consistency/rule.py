@@ -13,6 +13,8 @@ only for them. ``k`` is the last round that the worker has pushed::
     any push        gone         (unchanged)        Refuse
     pause           not gone     paused             settle; the barrier opens when all who are left are paused
     leave           any          gone               settle; the barrier may open
+    regroup         idle         (unchanged)        settle; its later pushes join cohorts of its new group
+    regroup         waiting      (unchanged)        Refuse
     pull            any          (unchanged)        none; the worker has read this version, its unit's with groups
 
     settle: Apply for each complete cohort, then Release for all waiting workers that may go on; these become idle.
@@ -30,6 +32,8 @@ A cohort is open until it is complete, then it is applied and forgotten::
     age set                             all are paused, what it has
 
 With a bound ``s`` a worker goes on only when it is at most ``s`` finished rounds ahead of the slowest active worker.
+Groups may change while workers train: how is told in :mod:`paceline.consistency.units`. With a bound they may not.
+
 A paused worker that pushes goes on before its barrier opens. For the bound it is then as far ahead as the active
 workers of its unit, with whom it steps from here on.
 
@@ -53,11 +57,12 @@ from collections.abc import Sequence
 from paceline.consistency.actions import Action, Apply, Drop, Merge, Pushed, Refuse, Release, Repeat
 from paceline.consistency.activity import Activity
 from paceline.consistency.cohort import Cohort
-from paceline.consistency.objections import objection_to_sum
+from paceline.consistency.objections import objection_to_regrouping, objection_to_sum
 from paceline.consistency.policy import Policy
 from paceline.consistency.scale import Samples
 from paceline.consistency.stats import Stats
 from paceline.consistency.story import KEPT, joined_events, new_events, sentences, workers_text
+from paceline.consistency.units import Groups, Units
 from paceline.consistency.weighting import find_weighting
 
 
@@ -86,7 +91,7 @@ class Rule:
         self.live = set(range(num_workers))
         self.paused: set[int] = set()
         """Live workers that wait at a barrier; nobody waits for them."""
-        self.unit = policy.unit_of(num_workers)
+        self.units = Units(policy.unit_of(num_workers))
         self.pushed = [0] * num_workers
         """Last round that arrived, per worker."""
         self.finished = [0] * num_workers
@@ -97,7 +102,7 @@ class Rule:
         """Version that the worker got last."""
         self._weight = find_weighting(policy.weighting)
         self._samples = Samples(num_workers) if policy.lr_scale == "sample" else None
-        self._activity = Activity(self.live, self.paused, self.unit, self.finished)
+        self._activity = Activity(self.live, self.paused, self.units, self.finished)
         self._seen_low = 0
         """Rounds of the slowest active worker when all who wait were last looked at."""
         self._open: list[Cohort] = []
@@ -158,6 +163,24 @@ class Rule:
         self._activity.change()
         return self._resume_all() + self._settle()
 
+    def regroup(self, worker: int, generation: int, groups: Groups) -> list[Action]:
+        """Let a worker step with another group from its next round on. All slots must get this before that round.
+
+        Args:
+            worker: who moves; its pushes are answered.
+            generation: of the groups, from 1; one that the worker has reached already changes nothing.
+            groups: ranks per group; workers that have left may be missing.
+        """
+        if generation <= self.units.generation[worker]:
+            return []
+        reason = objection_to_regrouping(self, worker, groups)
+        if reason:
+            return [Refuse(worker, reason)]
+        self.units.move(worker, generation, groups)
+        self._events.append(("regroup", worker, generation))
+        self._activity.change()
+        return self._settle()
+
     def pause(self, worker: int) -> list[Action]:
         """Note that a worker enters a barrier: until all have, nobody waits for its pushes.
 
@@ -196,6 +219,11 @@ class Rule:
         return self.read[worker]
 
     # ---- questions -------------------------------------------------------------------------------------------------
+
+    @property
+    def unit(self) -> list[int]:
+        """Of each worker, the unit that steps together with it."""
+        return self.units.of
 
     def waiting(self) -> list[int]:
         """Return the workers whose push is not answered yet."""
@@ -275,6 +303,7 @@ class Rule:
             self.finished,
             self.answered,
             self._activity.level,
+            self.units.of,
             read,
             None if self._samples is None else self._samples.last,
         )

@@ -81,6 +81,7 @@ _SENTENCES: dict[str, Callable[..., str]] = {
     "pull": lambda worker, version: f"worker {worker} pulled version {version}",
     "pause": lambda worker: f"worker {worker} came to a barrier",
     "open": lambda: "all live workers are at the barrier: it opens",
+    "regroup": lambda worker, generation: f"worker {worker} moved to the groups of generation {generation}",
     "leave": lambda worker: f"worker {worker} left",
     "join": lambda: "this range was joined with its neighbour, which had other events before",
 }

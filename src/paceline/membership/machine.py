@@ -70,6 +70,7 @@ from collections.abc import Callable, Sequence
 from paceline.config import Settings
 from paceline.exitcodes import PEER_FAILED, WORKER_LOST, describe_code
 from paceline.membership.actions import Action, Answer, Finish, MemberKey, Waiting, Warn, describe, refuse
+from paceline.membership.drift import Drift
 from paceline.membership.liveness import Liveness, Suspect
 from paceline.membership.losses import Losses, obituary
 from paceline.membership.newcomers import free_rank, objection
@@ -107,7 +108,7 @@ class Membership:
         self._seats = Seats(settings)
         self.losses = Losses(settings.on_worker_death)
         self._waits = Waits(settings.num_workers, self._seats, self.losses)
-        self._liveness = Liveness(settings, now)
+        self._liveness, self._drift = Liveness(settings, now), Drift(settings)
         self._gone: dict[MemberKey, int] = {}
         """Exit codes of those who ended before they joined."""
         self.deaths: list[m.Death] = []
@@ -138,7 +139,8 @@ class Membership:
     def _handle(self, seat: Seat, key: MemberKey, peer: bytes, seq: int, body: m.Body, now: float) -> list[Action]:
         match body:
             case m.Heartbeat():
-                return [Answer(peer, seq, self._heartbeat(seat, body, now)), *self._taken_out(key, body)]
+                news = self._heartbeat(seat, body, now)
+                return [*self._follow_speeds(), Answer(peer, seq, news), *self._taken_out(key, body)]
             case m.Bye():
                 return [Answer(peer, seq, m.Done()), *self._bye(key, body, now)]
             case m.AskStatus():
@@ -155,6 +157,13 @@ class Membership:
             if other is not None and other.member.host_id == seat.member.host_id:
                 self._liveness.note_state(other, one.state, now)
         return self._news(self._liveness.suspects_near(seat, self._seats.values(), now))
+
+    def _follow_speeds(self) -> list[Action]:
+        """Tell all workers when other groups fit their speeds."""
+        workers = self._seats.of_role("worker")
+        text = self._drift.check(workers) if self.complete else ""
+        news = [Answer(one.peer, 0, self._news()) for one in workers if one.live]
+        return [Warn(text), *news] if text else []
 
     def is_member(self, peer: bytes) -> bool:
         """Tell whether a connection belongs to a member."""
@@ -369,7 +378,10 @@ class Membership:
     def _news(self, suspects: Sequence[m.Suspect] = ()) -> m.News:
         left = {seat.member.rank for seat in self._seats.of_role("worker") if seat.left}
         out = sorted(left | self.losses.ranks)
-        return m.News(self.deaths, self._ending is not None, out, list(suspects), list(self.losses.deaths))
+        ends, drift = self._ending is not None, self._drift
+        return m.News(
+            self.deaths, ends, out, list(suspects), list(self.losses.deaths), drift.generation, drift.groups
+        )  # fmt: skip
 
     def status(self, now: float) -> m.Status:
         """Return who is there, how far, and since when not heard."""

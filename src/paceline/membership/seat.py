@@ -21,6 +21,8 @@ class Seat:
     """Rounds per second, of late."""
     step_s: float = 0.0
     """Seconds that a worker computes in a step."""
+    usual_s: float = 0.0
+    """Median of that over its last rounds."""
     moved: float = 0.0
     """When the round changed."""
     memory: int = 0
@@ -56,7 +58,7 @@ class Seat:
             self.pace = rate if self.pace == 0 else 0.7 * self.pace + 0.3 * rate
             self.moved = now
         self.round, self.memory, self.sent, self.received = beat.round, beat.memory, beat.sent, beat.received
-        self.step_s = beat.step_s
+        self.step_s, self.usual_s = beat.step_s, beat.usual_s
 
     def report(self, waits_for: str, now: float) -> m.State:
         """Return how this member does."""

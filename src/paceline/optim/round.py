@@ -45,6 +45,7 @@ class Round:
         """Open the round, unless it is open."""
         if self._is_open:
             return
+        self._store.lifecycle.follow_groups()
         self._is_open = True
         self.number += 1
         self._store.traffic.samples = self._samples.take()

@@ -82,7 +82,7 @@ class Lifeline:
         hub: a transport of its own.
         address: where this process listens, if it is a server.
         on_change: called on the lifeline's thread when :attr:`failure` or :attr:`shutdown` has changed.
-        step_seconds: returns how long this worker computes in a step; called on the lifeline's thread.
+        pace: returns how long this worker computes in a step, now and usually; called on the lifeline's thread.
         speed: elements that this process sums and applies in a second, if it is a server; 0: not measured.
 
     Attributes:
@@ -101,10 +101,10 @@ class Lifeline:
         hub: Hub,
         address: str = "",
         on_change: Callable[[], None] = lambda: None,
-        step_seconds: Callable[[], float] = lambda: 0.0,
+        pace: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0),
         speed: float = 0.0,
     ) -> None:
-        self._settings, self._hub, self._on_change, self._step_seconds = settings, hub, on_change, step_seconds
+        self._settings, self._hub, self._on_change, self._pace = settings, hub, on_change, pace
         self._hello = m.Hello(
             m.PROTOCOL, settings.job_id, settings.role, settings.rank, settings.local_rank, own_address(settings),
             host_id(), os.getpid(), address, settings.num_workers, settings.num_servers, speed,
@@ -126,6 +126,8 @@ class Lifeline:
         self._is_beat_due = False
         self.left: frozenset[int] = frozenset()
         """Ranks of the workers that have left."""
+        self.groups: tuple[int, list[list[int]]] = (0, [])
+        """The generation of the groups that fit the measured speeds, and these."""
         self.rank = -1
         self.members: list[m.Member] = []
 
@@ -178,7 +180,7 @@ class Lifeline:
             seen = [m.Sighting(one.role, one.rank, process_state(one.pid)) for one in self._suspects]
             sent, received = traffic.total()
             beat = m.Heartbeat(
-                self.round, seen, _memory(), sent, received, list(self._taken_out.items()), self._step_seconds()
+                self.round, seen, _memory(), sent, received, list(self._taken_out.items()), *self._pace()
             )
             self._client.ask(
                 self._channel, beat, "heartbeat", (), lambda body, frames: self._take_news(body), self._take_news
@@ -189,6 +191,8 @@ class Lifeline:
         if not isinstance(body, m.News):
             return
         self._suspects = body.suspects
+        if body.generation > self.groups[0]:
+            self.groups = (body.generation, body.groups)
         if body.deaths and self.failure is None:
             self.deaths = body.deaths
             self._fail("; ".join(describe(death) for death in body.deaths))

@@ -42,7 +42,8 @@ class ApplySink:
         self, bucket: StoredBucket, slot: Slot, accumulator: Accumulator, action: Apply, factor: float = 1.0
     ) -> None:
         """Make the update of a complete cohort, with its merged gradient times a factor."""
-        if "pull" in self._codecs or (self._policy.merge == "groups" and len(self._policy.groups) > 1):
+        groups = self._policy.merge == "groups" and (len(self._policy.groups) > 1 or slot.rule.units.has_changed)
+        if "pull" in self._codecs or groups:
             bucket.keep_first_version(slot.rule.unit)
         try:
             self._update(bucket, slot, accumulator, action, factor)

@@ -97,6 +97,18 @@ class StoredBucket:
             if unit not in self.snapshots:
                 self.snapshots[unit] = self.values.clone()
 
+    def regroup(self, worker: int, units: Sequence[int]) -> None:
+        """Let a worker that has changed its unit read the values as they are now, and forget units without workers.
+
+        Args:
+            worker: who has changed its unit.
+            units: by worker, its unit now.
+        """
+        self.snapshots[units[worker]] = self.values.clone()  # not in place: others of the unit may be reading it
+        self.snapshots = {unit: known for unit, known in self.snapshots.items() if unit in units}
+        for slot in self.slots:
+            slot.readers.regroup(worker, units)
+
     def keep_known_apart(self, make: Callable[[torch.Tensor, Sequence[Piece]], FlatUpdater]) -> None:
         """Leave the memory of the values to what the one unit of readers knows, and go on with values elsewhere.
 

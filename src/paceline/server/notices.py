@@ -8,6 +8,7 @@ a barrier, or leaves, on both ways:
 | `Pause`, `Leave` | a worker that pushes here directly only | applied here |
 | `Pause`, `Leave` | a worker that pushes here in two ways | applied here when both have brought it |
 | `Pause`, `Leave` | a worker whose pushes are forwarded here | sent to the owners after its sums, then answered |
+| `Regroup` | a worker that pushes here directly only | applied here; refused if pushes are forwarded |
 | `OnBehalf` | a server that forwards for the worker | as if the worker had said it, on the second way |
 | `AskMissing` | a worker | answered here, or by the owner when all that is missing is the owner's answer |
 
@@ -23,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from paceline.errors import ProtocolError
 from paceline.server.asker import Asker, Handlers
 from paceline.server.forward.sink import AskFn
 from paceline.server.hosted import HostedStore, Stores
@@ -42,7 +44,12 @@ class Notices:
         self._stores, self._ask = stores, ask
         self._unconfirmed: Counter[int] = Counter()
         """By worker that was taken out: owners that have not confirmed it."""
-        self.of_workers: Handlers = {m.Pause: self._notice, m.Leave: self._notice, m.AskMissing: self._missing}
+        self.of_workers: Handlers = {
+            m.Pause: self._notice,
+            m.Leave: self._notice,
+            m.Regroup: self._regroup,
+            m.AskMissing: self._missing,
+        }
         self.of_servers: Handlers = {m.OnBehalf: self._on_behalf}
 
     def _notice(self, asker: Asker, body: m.Pause | m.Leave, frames: Frames) -> None:
@@ -50,6 +57,13 @@ class Notices:
         apply_here(hosted, asker.rank, body, direct=True)
         self._forward(hosted, asker.rank, body, asker.reply)
         self._stores.drop_if_left(body.store)
+
+    def _regroup(self, asker: Asker, body: m.Regroup, frames: Frames) -> m.Reply:
+        hosted = self._stores[body.store]
+        if hosted.opened.local_merge or hosted.opened.clip_norm:
+            raise ProtocolError(f"store {body.store!r} merges locally or clips norms, so its groups cannot change")
+        hosted.own.store.regroup(asker.rank, body.generation, body.groups)
+        return m.Done()
 
     def take_out(self, workers: Iterable[int]) -> None:
         """Let workers that have left the job leave every store, as if they had said so."""

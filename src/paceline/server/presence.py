@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from paceline.consistency import Policy, Rule, Stats, new_rule
+from paceline.consistency import Groups, Policy, Rule, Stats, new_rule
 
 
 class Presence:
@@ -22,6 +22,8 @@ class Presence:
         self.num_workers = num_workers
         self.at_barrier: set[int] = set()
         self._left, self._paused = set(left), set[int]()
+        self._moved: dict[int, tuple[int, Groups]] = {}
+        """By worker that has changed its group, the generation and its groups."""
 
     @property
     def present(self) -> set[int]:
@@ -40,15 +42,21 @@ class Presence:
         self._paused.add(worker)
         self._open_barrier()
 
+    def regroup(self, worker: int, generation: int, groups: Groups) -> None:
+        """Note that a worker has moved to its group of a generation."""
+        self._moved[worker] = generation, groups
+
     def _open_barrier(self) -> None:
         if len(self._paused | self._left) == self.num_workers:
             self._paused = set()
 
     def new_rule(self, policy: Policy, stats: Stats) -> Rule:
-        """Return the rule of a new bucket: it knows who has left, and who waits at a barrier."""
+        """Return the rule of a new bucket: it knows who has left or moved, and who waits at a barrier."""
         rule = new_rule(policy, self.num_workers, stats)
         for worker in self._left:
             rule.leave(worker)
+        for worker, (generation, groups) in sorted(self._moved.items(), key=lambda one: one[1][0]):
+            rule.regroup(worker, generation, groups)
         for worker in self._paused:
             rule.pause(worker)
         return rule

@@ -8,7 +8,7 @@ residual is needed (error feedback both ways: DoubleSqueeze, Tang et al. 2019; P
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -43,6 +43,13 @@ class Readers:
     def beside(self, right: Readers, at: int) -> Readers:
         """Return the readers of this slot and of one that begins ``at`` elements later and has come as far."""
         return Readers(self.versions, self.holds, parts=self.parts.beside(right.parts, at))
+
+    def regroup(self, worker: int, units: Sequence[int]) -> None:
+        """Note that a worker has changed its unit: its next answer, and its mates', brings the values as they are."""
+        self.holds.pop(worker, None)
+        self.jump(units[worker])
+        self.versions = {unit: version for unit, version in self.versions.items() if unit in units}
+        self.states = {unit: state for unit, state in self.states.items() if unit in units}
 
     def version(self, unit: int) -> int:
         """Return how often what a unit knows has moved."""

@@ -32,8 +32,21 @@ from collections.abc import Sequence
 
 import torch
 
-from paceline.consistency import Action, Apply, Merge, Policy, Pushed, Refuse, Release, Repeat, Rule, Stats
-from paceline.consistency.objections import objection
+from paceline.consistency import (
+    Action,
+    Apply,
+    Groups,
+    Merge,
+    Policy,
+    Pushed,
+    Refuse,
+    Release,
+    Repeat,
+    Rule,
+    Stats,
+    Units,
+)  # fmt: skip
+from paceline.consistency.objections import objection, objection_to_regrouping
 from paceline.errors import ProtocolError
 from paceline.ranges import Ranges, within
 from paceline.server.admission import absent_in, raise_for
@@ -65,7 +78,6 @@ class BucketStore:
         shared: keep values in shared memory, so that workers of this host can map them.
 
     Attributes:
-        units: by worker, the unit whose version it reads.
         sums_in_float32: merge 2-byte values in float32, because the updater keeps float32 masters.
         received_bytes: of values that came from other hosts.
         sent_bytes: of values that went to other hosts.
@@ -83,7 +95,7 @@ class BucketStore:
     ) -> None:
         self.name, self.policy, self.mean = name, policy, mean
         self.presence, self.sink = presence, sink
-        self.units = policy.unit_of(presence.num_workers)
+        self._units = Units(policy.unit_of(presence.num_workers))
         self.buckets = Buckets(name, shared)
         self.sums_in_float32 = False
         self.received_bytes = self.sent_bytes = 0
@@ -97,6 +109,11 @@ class BucketStore:
     def new_rule(self) -> Rule:
         """Return the rule of a new bucket."""
         return self.presence.new_rule(self.policy, Stats(store=self._history))
+
+    @property
+    def units(self) -> list[int]:
+        """By worker, the unit whose version it reads."""
+        return self._units.of
 
     @property
     def stats(self) -> Stats:
@@ -196,10 +213,10 @@ class BucketStore:
 
     def _accumulator(self, slot: Slot, action: Merge) -> Accumulator:
         rule = slot.rule
-        unit = rule.unit[action.worker]
+        unit, units = rule.unit[action.worker], rule.units
         expected: dict[str, list[int]] = {}
         for worker in sorted(rule.live) if self.policy.merges_rounds else ():
-            if rule.unit[worker] == unit:
+            if units.has(unit, worker):
                 expected.setdefault(self._hosts[worker], []).append(worker)
         dtype = slot.updater.value.dtype
         if self.sums_in_float32 and dtype.itemsize == 2:
@@ -216,6 +233,28 @@ class BucketStore:
         for bucket in self.buckets:
             for slot in bucket.slots:
                 self._perform(bucket, slot, slot.rule.pause(worker), None)
+
+    def regroup(self, worker: int, generation: int, groups: Groups) -> None:
+        """Let a worker step with another group from its next round on.
+
+        Until the first update of that group it reads the values as they are stored now.
+
+        Raises:
+            ProtocolError: it has pushes that are not answered, or the groups make no sense.
+        """
+        if generation <= self._units.generation[worker]:
+            return
+        slots = [(bucket, slot) for bucket in self.buckets for slot in bucket.slots]
+        for _, slot in slots:
+            reason = objection_to_regrouping(slot.rule, worker, groups)
+            if reason:
+                raise ProtocolError(reason)
+        self.presence.regroup(worker, generation, groups)
+        self._units.move(worker, generation, groups)
+        for bucket in self.buckets:
+            bucket.regroup(worker, self._units.of)
+        for bucket, slot in slots:
+            self._perform(bucket, slot, slot.rule.regroup(worker, generation, groups), None)
 
     def leave(self, worker: int) -> None:
         """Take a worker out: nobody waits for it any more."""

@@ -32,13 +32,15 @@ class _Session:
         self.host_id, self.pid = job.workers[rank].host_id, os.getpid()
         self.waited_s = 0.0
         self.lock_step = False
+        self.grouped_store = ""
+        self.fitting_groups: tuple[int, list[list[int]]] = (0, [])
         self.round = 0
         self.dead: frozenset[int] = frozenset()
         self.is_on_one_host = len({one.host_id for one in (*job.workers, *job.servers)}) == 1
 
     def local_merge(self, policy: Policy) -> LocalMerge:
         workers, servers = ([one.host_id for one in members] for members in (self.workers, self.servers))
-        units = policy.unit_of(len(workers)) if self.settings.local_merge else range(len(workers))
+        units = policy.unit_of(len(workers)) if self.settings.merges_locally(policy.merge) else range(len(workers))
         return LocalMerge(workers, servers, units)
 
     def close_store(self, store: Store) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -38,10 +37,10 @@ class Pace:
         self._round, self._since, self._waited = 0, 0.0, 0.0
         self.rounds = 0
         """Rounds that were measured."""
-        self.steps: deque[Step] = deque(maxlen=None if keep else _WINDOW)
-        """The rounds that were measured. What they show is worked out when it is asked for, not with every push."""
+        self._last: tuple[Step, ...] = ()
+        """The last rounds. What they show is worked out when it is asked for, not with every push."""
+        self._all: list[Step] | None = [] if keep else None
         self._samples = 1.0
-        self._recent: tuple[float, ...] = ()
 
     def push(self, round: int, waited_s: float, samples: float = 1.0) -> None:
         """Note a push of a round; only the first one counts.
@@ -57,8 +56,10 @@ class Pace:
         seconds = now - self._since - (waited_s - self._waited)
         if self._round >= WARM_UP and seconds > 0 and samples > 0:
             self._samples = max(self._samples, samples)
-            self.steps.append(Step(samples, seconds, waited_s - self._waited))
-            self._recent = (*self._recent[1 - _RECENT :], seconds)  # replaced, as another thread reads it
+            step = Step(samples, seconds, waited_s - self._waited)
+            self._last = (*self._last[1 - _WINDOW :], step)  # replaced, as another thread reads it
+            if self._all is not None:
+                self._all.append(step)
             self.rounds += 1
         self._round, self._since, self._waited = round, now, waited_s
 
@@ -71,14 +72,23 @@ class Pace:
         Args:
             waited_s: how long this worker has waited for answers so far; None: it is waiting now.
         """
-        usual = statistics.median(self._recent) if self._recent else 0.0
-        if not self._recent or waited_s is None:
+        recent = [one.seconds for one in self._last[-_RECENT:]]
+        usual = statistics.median(recent) if recent else 0.0
+        if not recent or waited_s is None:
             return usual
         return max(usual, self._clock() - self._since - (waited_s - self._waited))
 
     @property
+    def steps(self) -> Sequence[Step]:
+        """The rounds that were measured: all of them, or the last ones."""
+        return self._last if self._all is None else self._all
+
+    @property
     def seconds(self) -> float | None:
-        """Median computation of the last rounds, of the largest batch; None before the first one that is measured."""
+        """Median computation of the last rounds, of the largest batch; None before the first one that is measured.
+
+        Any thread may read it.
+        """
         return speed_of(self.steps).seconds(self._samples) if self.steps else None
 
 

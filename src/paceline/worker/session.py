@@ -61,6 +61,8 @@ class Session:
         self._closed = False
         self.waited_s = 0.0
         """Seconds that this worker has spent waiting for answers: what is left of a step is computation."""
+        self.grouped_store = ""
+        """The store whose workers may change their groups; a job has one at a time."""
         self.lock_step = False
         """Whether a store of this worker has all workers in lock step."""
         self.gone: dict[int, int] = {}
@@ -75,7 +77,7 @@ class Session:
             Profile(settings.profile, settings.profile_rounds, settings.profile_steps) if settings.profile else None
         )
         self._client = Client(make_hub(), check=self._check_open)
-        self._lifeline = Lifeline(settings, make_hub(), on_change=self._client.wake, step_seconds=self._step_seconds)
+        self._lifeline = Lifeline(settings, make_hub(), on_change=self._client.wake, pace=self._how_fast)
         with contextlib.ExitStack() as on_error:
             on_error.callback(self._client.close)
             on_error.callback(self._lifeline.leave, "it could not connect")
@@ -128,11 +130,18 @@ class Session:
         """Return the servers that merge the pushes of each host, for stores of a policy."""
         workers, servers = ([one.host_id for one in members] for members in (self.workers, self.servers))
         alone = range(len(workers))
-        return LocalMerge(workers, servers, policy.unit_of(len(workers)) if self.settings.local_merge else alone)
+        return LocalMerge(
+            workers, servers, policy.unit_of(len(workers)) if self.settings.merges_locally(policy.merge) else alone
+        )
 
     def deaths(self) -> list[m.Death]:
         """Return the members that the job has lost."""
         return [*self._lifeline.lost, *self._lifeline.deaths]
+
+    @property
+    def fitting_groups(self) -> tuple[int, list[list[int]]]:
+        """The generation of the groups that fit the measured speeds, and these; (0, ...) before they have changed."""
+        return self._lifeline.groups
 
     @property
     def round(self) -> int:
@@ -149,8 +158,8 @@ class Session:
         self._lifeline.round = max(self._lifeline.round, round)
         self.pace.push(round, self.waited_s, samples)
 
-    def _step_seconds(self) -> float:
-        return self.pace.step_seconds(None if self._is_waiting else self.waited_s)
+    def _how_fast(self) -> tuple[float, float]:
+        return self.pace.step_seconds(None if self._is_waiting else self.waited_s), self.pace.seconds or 0.0
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
@@ -326,6 +335,7 @@ class Session:
     def close_store(self, store: Store) -> None:
         """Note that this worker has left a store: its requests are refused, and its gathers are forgotten."""
         self.stores.remove(store)
+        self.grouped_store = "" if self.grouped_store == store.name else self.grouped_store
         for one in [one for one in self._gathers if one.rpartition("/")[0] == store.name]:
             del self._gathers[one]
 

@@ -5,6 +5,7 @@
 | new    | first use       | ``OpenStore``   | open       |
 | new    | ``close()``     | ``OpenStore``, ``Leave`` (the scheduler, too) | closed |
 | open   | ``barrier()``   | ``Pause``       | open       |
+| open   | ``follow_groups()`` and other groups fit | ``Regroup`` | open |
 | open   | ``close()``     | ``Leave`` (the scheduler, too) | closed |
 | any    | ``close()`` after the job has failed | nothing | closed |
 | open   | the worker ends | nothing: the scheduler tells them | closed |
@@ -15,8 +16,9 @@ the values out of the servers' memory. After ``Leave`` the servers continue with
 
 from __future__ import annotations
 
+from paceline.config import variable
 from paceline.consistency import Policy
-from paceline.errors import PacelineError
+from paceline.errors import ConfigError, PacelineError
 from paceline.wire import messages as m
 from paceline.worker.key_table import KeyTable
 from paceline.worker.session import Session
@@ -36,7 +38,7 @@ class Lifecycle:
 
     def __init__(self, session: Session, name: str, policy: Policy, table: KeyTable, traffic: Traffic) -> None:
         self._session, self.name, self._policy, self._table, self._traffic = session, name, policy, table, traffic
-        self._barriers = 0
+        self._barriers = self._generation = 0
         self._is_closed = self._has_left = False
         self._unfinished: BaseException | None = None
         self.is_open = False
@@ -62,6 +64,7 @@ class Lifecycle:
         """Open the store on all servers, unless it is open."""
         if self.is_open:
             return
+        self._claim_groups()
         self.is_open = True
         policy = self._policy
         bound = -1 if policy.bound is None else policy.bound
@@ -69,9 +72,25 @@ class Lifecycle:
         groups = [list(group) for group in policy.groups]
         body = m.OpenStore(
             self.name, policy.merge, groups, policy.first, bound, policy.weighting, self.mean,
-            self._session.settings.local_merge, self.clip_norm, age, policy.lr_scale,
+            self._session.settings.merges_locally(policy.merge), self.clip_norm, age, policy.lr_scale,
         )  # fmt: skip
         self.ask_all_servers(body, f"opening store {self.name!r}")
+
+    def _claim_groups(self) -> None:
+        """Refuse a second store with groups that change: workers that move between rounds of both may wait in a circle.
+
+        Raises:
+            ConfigError: there is another one.
+        """
+        if not self._session.settings.regroup_rounds or self._policy.merge != "groups":
+            return
+        if self._session.grouped_store not in ("", self.name):
+            raise ConfigError(
+                f"the groups of store {self._session.grouped_store!r} follow the workers' speeds, so there can be no "
+                f"second dist_gsync store, {self.name!r}; close the first one, or let groups stay: "
+                f"{variable('regroup_rounds')}=0"
+            )
+        self._session.grouped_store = self.name
 
     def ask_all_servers(self, body: m.Request, what: str) -> list[m.Body]:
         """Send a request to every server and return the answers, in server order."""
@@ -99,6 +118,21 @@ class Lifecycle:
         """Tell the servers that nobody shall wait for this worker's pushes, until it pushes again or a barrier opens."""
         if self.is_open and not self._is_closed:
             self.ask_all_servers(m.Pause(self.name), "entering a barrier")
+
+    def follow_groups(self) -> None:
+        """Step with the group that fits this worker's speed, between two rounds: none of its pushes is in flight.
+
+        All workers do, each when it learns of the groups. Others wait for its first push in the new group.
+        """
+        generation, groups = self._session.fitting_groups
+        if generation <= self._generation or not self._may_regroup:
+            return
+        self._generation = generation
+        self.ask_all_servers(m.Regroup(self.name, generation, groups), f"moving to groups {groups}")
+
+    @property
+    def _may_regroup(self) -> bool:
+        return self.is_open and self._policy.merge == "groups" and self._policy.bound is None and not self.clip_norm
 
     def close(self) -> None:
         """Leave the store: servers and workers do not wait for this worker any more. Idempotent.

@@ -35,6 +35,7 @@ from paceline.wire.messages.data import (
     Pull,
     PullRows,
     Push,
+    Regroup,
     SetCompression,
     SetState,
     SetUpdater,
@@ -89,7 +90,7 @@ Request: TypeAlias = (
     | TakeSamples | AwaitSamples | ReturnSamples
     | OpenStore | Init | SetUpdater | SetCompression | Push | Pull | MapArena | GetState | SetState
     | Command | AskStats | AskMissing | Leave | Pause | PullRows | AskValues | ForwardBuckets
-    | PushSum | OnBehalf | SetValues | AskNorm | Commit | Probe
+    | PushSum | OnBehalf | Regroup | SetValues | AskNorm | Commit | Probe
 )  # fmt: skip
 
 Reply: TypeAlias = (
@@ -179,6 +180,7 @@ __all__ = [
     "PullRows",
     "Push",
     "PushSum",
+    "Regroup",
     "Reply",
     "Request",
     "ReturnSamples",

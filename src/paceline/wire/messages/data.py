@@ -297,6 +297,15 @@ class Pause(Message, tag=38):
     store: Name
 
 
+class Regroup(Message, tag=59):
+    """A worker steps with another group of a store from its next round on; answered with :class:`Done`."""
+
+    store: Name
+    generation: Number
+    """Of the groups, from 1."""
+    groups: list[list[Rank]]
+
+
 class PullRows(Message, tag=39):
     """Ask for some rows of a key that has a bucket for itself.
 

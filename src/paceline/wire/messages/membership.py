@@ -94,6 +94,8 @@ class Heartbeat(Message, tag=3):
     """From a server: dead workers that it waits for no more, each with its last round there."""
     step_s: float = 0.0
     """Seconds that a worker computes in a step; 0: not known."""
+    usual_s: float = 0.0
+    """Median of that over its last rounds; 0: not known."""
 
 
 class Death(Message):
@@ -117,6 +119,10 @@ class News(Message, tag=4):
     """Silent members on the receiver's host."""
     lost: list[Death] = msgspec.field(default_factory=list)
     """Workers that have died, and that the job goes on without; they are among ``left`` too."""
+    generation: Number = 0
+    """Of the groups; 0: those of the start."""
+    groups: list[list[Rank]] = msgspec.field(default_factory=list)
+    """The groups that fit the measured speeds, from generation 1 on."""
 
 
 class Bye(Message, tag=5):
