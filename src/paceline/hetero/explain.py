@@ -21,8 +21,8 @@ def sentence(measured: Measured, groups: Groups, best: Forecast, others: Sequenc
         best: what was chosen.
         others: what else there was; the chosen one may be among them.
     """
-    against = [f"{_rate(one)} with {_called(one)}" for one in others if _called(one) != _called(best)]
-    text = f"{_called(best)}: {_machines(measured, groups)}; forecast: {_rate(best)}"
+    against = [f"{rate(one)} with {_called(one)}" for one in others if _called(one) != _called(best)]
+    text = f"{_called(best)}: {_machines(measured, groups)}; forecast: {rate(best)}"
     return text + (f", against {_listed(against)}" if against else "")
 
 
@@ -39,7 +39,8 @@ def _called(one: Forecast) -> str:
     return named(one.store_type, one.policy, one.shares)
 
 
-def _rate(one: Forecast) -> str:
+def rate(one: Forecast) -> str:
+    """Return how many samples per second a way is forecast to train on, and what stale ones count."""
     stale = f" (stale ones count {one.worth:.2g})" if one.worth < 1 else ""
     return f"{one.samples_per_s:.4g} samples/s{stale}"
 

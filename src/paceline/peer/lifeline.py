@@ -82,7 +82,8 @@ class Lifeline:
         hub: a transport of its own.
         address: where this process listens, if it is a server.
         on_change: called on the lifeline's thread when :attr:`failure` or :attr:`shutdown` has changed.
-        pace: returns how long this worker computes in a step, now and usually; called on the lifeline's thread.
+        pace: returns how long this worker computes in a step, now and usually, and the samples of a usual step; called
+            on the lifeline's thread.
         speed: elements that this process sums and applies in a second, if it is a server; 0: not measured.
 
     Attributes:
@@ -101,7 +102,7 @@ class Lifeline:
         hub: Hub,
         address: str = "",
         on_change: Callable[[], None] = lambda: None,
-        pace: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0),
+        pace: Callable[[], tuple[float, float, float]] = lambda: (0.0, 0.0, 1.0),
         speed: float = 0.0,
     ) -> None:
         self._settings, self._hub, self._on_change, self._pace = settings, hub, on_change, pace

@@ -40,7 +40,8 @@ class Pace:
         self._last: tuple[Step, ...] = ()
         """The last rounds. What they show is worked out when it is asked for, not with every push."""
         self._all: list[Step] | None = [] if keep else None
-        self._samples = 1.0
+        self.samples = 1.0
+        """Of the largest batch so far."""
 
     def push(self, round: int, waited_s: float, samples: float = 1.0) -> None:
         """Note a push of a round; only the first one counts.
@@ -55,7 +56,7 @@ class Pace:
         now = self._clock()
         seconds = now - self._since - (waited_s - self._waited)
         if self._round >= WARM_UP and seconds > 0 and samples > 0:
-            self._samples = max(self._samples, samples)
+            self.samples = max(self.samples, samples)
             step = Step(samples, seconds, waited_s - self._waited)
             self._last = (*self._last[1 - _WINDOW :], step)  # replaced, as another thread reads it
             if self._all is not None:
@@ -89,7 +90,7 @@ class Pace:
 
         Any thread may read it.
         """
-        return speed_of(self.steps).seconds(self._samples) if self.steps else None
+        return speed_of(self.steps).seconds(self.samples) if self.steps else None
 
 
 class Team(Protocol):

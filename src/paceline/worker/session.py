@@ -63,6 +63,8 @@ class Session:
         """Seconds that this worker has spent waiting for answers: what is left of a step is computation."""
         self.grouped_store = ""
         """The store whose workers may change their groups; a job has one at a time."""
+        self.auto = ""
+        """``free`` if a store of this worker is ``dist_auto`` and can change groups, ``fixed`` if it cannot."""
         self.lock_step = False
         """Whether a store of this worker has all workers in lock step."""
         self.gone: dict[int, int] = {}
@@ -158,8 +160,9 @@ class Session:
         self._lifeline.round = max(self._lifeline.round, round)
         self.pace.push(round, self.waited_s, samples)
 
-    def _how_fast(self) -> tuple[float, float]:
-        return self.pace.step_seconds(None if self._is_waiting else self.waited_s), self.pace.seconds or 0.0
+    def _how_fast(self) -> tuple[float, float, float]:
+        pace = self.pace
+        return pace.step_seconds(None if self._is_waiting else self.waited_s), pace.seconds or 0.0, pace.samples
 
     # ---- requests --------------------------------------------------------------------------------------------------
 

@@ -96,6 +96,8 @@ class Heartbeat(Message, tag=3):
     """Seconds that a worker computes in a step; 0: not known."""
     usual_s: float = 0.0
     """Median of that over its last rounds; 0: not known."""
+    usual_samples: float = 1.0
+    """Samples of the step that ``usual_s`` is of."""
 
 
 class Death(Message):
@@ -183,6 +185,8 @@ class Publish(Message, tag=8):
     blocks: list[BlockSpec]
     goes_on: bool = False
     """The workers can go on if one of them dies."""
+    auto: Name = ""
+    """``free``: the store is ``dist_auto``, and its workers can change groups; ``fixed``: they cannot."""
 
 
 class Lookup(Message, tag=9):
@@ -229,6 +233,8 @@ class Status(Message, tag=12):
     members: list[Member]
     states: list[State]
     deaths: list[Death]
+    auto: list[Text] = msgspec.field(default_factory=list)
+    """What ``dist_auto`` does since it changed, and what would be better, each with the reason."""
 
 
 class AskAbsent(Message, tag=13):
