@@ -134,8 +134,8 @@ class Settings:
     choice: str = ""
     """What ``dist_auto`` does (JSON), as ``paceline launch --groups auto`` has measured and chosen it."""
     measured: str = ""
-    """What that has measured (JSON). With ``regroup_rounds`` the scheduler repeats the choice of ``dist_auto`` by it and
-    the speeds of now."""
+    """What that has measured (JSON). With ``regroup_rounds`` the scheduler repeats the choice of ``dist_auto`` by it
+    and the speeds of now."""
     check_rules: bool = False
     """Check the rule of every slot after each event, on servers: for tests and bug reports, as it costs time."""
     log_level: str = "WARNING"

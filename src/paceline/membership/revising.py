@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from paceline.config import Settings
-from paceline.hetero import Revision, StepTime, group_by_speed
+from paceline.hetero import Choice, Measured, Revision, StepTime, group_by_speed
 from paceline.hetero.files import parse_choice, parse_measured
 from paceline.membership.checks import Checks
 from paceline.membership.seat import Seat
@@ -29,12 +29,25 @@ class Revising:
 
     Args:
         settings: with the choice, and what was measured for it.
+
+    Attributes:
+        has_started: a ``dist_auto`` store has keys, and its choice follows the speeds, or cannot.
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._settings, self._checks = settings, Checks(settings.regroup_rounds)
+        self._checks = Checks(settings.regroup_rounds)
+        self._start: tuple[Choice, Measured] | None = None
         self._revision: Revision | None = None
         self._problem = self._change = ""
+        self.has_started = False
+        if not (settings.regroup_rounds and settings.choice and settings.measured):
+            return
+        try:
+            group_by_speed([1.0, 2.0])  # loads scikit-learn, which takes seconds, before the job begins
+            choice = parse_choice(settings.choice, settings.num_workers)
+            self._start = choice, parse_measured(settings.measured, settings.num_workers)
+        except (ImportError, ValueError) as error:
+            self._problem = f"dist_auto stays as it is: {error}"
 
     def start(self, is_free: bool) -> None:
         """Note that a ``dist_auto`` store has keys.
@@ -42,23 +55,9 @@ class Revising:
         Args:
             is_free: its workers can change groups. If two stores say otherwise, the free one counts.
         """
-        settings = self._settings
-        if not (settings.regroup_rounds and settings.choice and settings.measured):
-            return
-        if self._revision is not None and (self._revision.groups or not is_free):
-            return
-        try:
-            group_by_speed([1.0, 2.0])  # loads scikit-learn, which takes seconds, before the job trains
-            choice = parse_choice(settings.choice, settings.num_workers)
-            measured = parse_measured(settings.measured, settings.num_workers)
-            self._revision = Revision(choice, measured, is_free)
-        except (ImportError, ValueError) as error:
-            self._problem = f"dist_auto stays as it is: {error}"
-
-    @property
-    def has_started(self) -> bool:
-        """Whether a ``dist_auto`` store is revised."""
-        return self._revision is not None or bool(self._problem)
+        if self._start is not None and (self._revision is None or (is_free and not self._revision.groups)):
+            self._revision = Revision(*self._start, is_free)
+        self.has_started = self._start is not None or bool(self._problem)
 
     @property
     def generation(self) -> int:
@@ -68,9 +67,9 @@ class Revising:
     @property
     def groups(self) -> list[list[int]]:
         """The groups from generation 1 on."""
-        return (
-            [list(group) for group in self._revision.groups] if self._revision is not None and self.generation else []
-        )
+        if self._revision is None or not self.generation:
+            return []
+        return [list(group) for group in self._revision.groups]
 
     @property
     def sentences(self) -> list[str]:
