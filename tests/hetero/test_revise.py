@@ -10,6 +10,7 @@ import pytest
 
 from paceline.consistency import Policy
 from paceline.hetero import Choice, Measured, Noise, Revision, Speed, StepTime, choose, free_policy
+from paceline.hetero.live_noise import Counted
 
 BATCH = 32
 
@@ -40,7 +41,9 @@ def test_free_job_goes_from_dist_async_to_groups_and_back() -> None:
     assert one.groups == ALONE
     first, second = check(one, SHORT)
     assert first == "", "once proves nothing"
-    assert second.startswith("dist_gsync with groups 0 2, 1 3 from now on: steps take 0.02 to 0.05 s now; forecast: ")
+    assert second.startswith(
+        "dist_gsync with groups 0 2, 1 3 from now on: steps take 0.02 to 0.05 s now, jitter 10%; "
+    )
     assert "with dist_async with a pool of samples" in second
     assert (one.groups, one.changes) == (BY_SPEED, 1)
     assert check(one, STRAGGLER)[1].startswith("dist_async with a pool of samples from now on")
@@ -127,6 +130,17 @@ def test_form_of_a_policy_in_which_groups_can_change() -> None:
     assert free_policy(each, 2) == dataclasses.replace(each, merge="groups", groups=((0,), (1,)))
     for policy in (Policy(), Policy("groups", ((0, 1),)), Policy("each", bound=1), Policy("each", age=3)):
         assert free_policy(policy, 2) == policy
+
+
+def test_spikes_that_begin_end_lock_step() -> None:
+    one = revision(0.1, 0.1, 0.1, 0.1, is_free=False, update_s=0.0)
+    few, many = (Counted(175, spikes, 8.0, 0.1) for spikes in (1, 9))
+    for counted in (few, many):
+        steps = {rank: StepTime(BATCH, 0.1, counted) for rank in range(4)}
+        said = [one.check(steps) for _ in range(2)]
+        assert bool(said[1]) == (counted is many)
+    assert said[1].startswith("dist_async with a pool of samples would be ")
+    assert "s now, jitter 10%, 5.1% of steps take 8 times as long; forecast" in said[1]
 
 
 def test_noise_changes_nothing() -> None:

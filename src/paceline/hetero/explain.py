@@ -8,6 +8,7 @@ from paceline.consistency import Policy
 from paceline.hetero.forecast import Forecast
 from paceline.hetero.groups import Groups
 from paceline.hetero.measured import Measured
+from paceline.hetero.noise import Noise
 
 _SHARES = {"equal": "equal batches", "measured": "batches by speed", "pool": "a pool of samples"}
 
@@ -58,11 +59,11 @@ def _machines(measured: Measured, groups: Groups) -> str:
         who = f"worker {slow[0]} takes" if len(slow) == 1 else f"{len(slow)} of {len(times)} workers take"
         ratio = max(times) / min(times)
         text = f"{who} up to {ratio:.2g} times as long as the fastest ({min(times):.3g} s per step"
-    return f"{text}, {_noise(measured)}, {measured.exchange_s:.3g} s per exchange)"
+    return f"{text}, {noise_words(measured.noise)}, {measured.exchange_s:.3g} s per exchange)"
 
 
-def _noise(measured: Measured) -> str:
-    noise = measured.noise
+def noise_words(noise: Noise) -> str:
+    """Return how much the times of steps vary."""
     text = f"jitter {noise.jitter:.0%}"
     if noise.spike_share:
         text += f", {noise.spike_share:.1%} of steps take {noise.spike_factor:.2g} times as long"

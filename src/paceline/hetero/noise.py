@@ -19,7 +19,7 @@ SPIKE = 3.0
 _FEWEST_SPIKES, _RAREST_SPIKES = 3, 0.01
 
 #: Standard deviation of a normal distribution, in median absolute deviations.
-_NORMAL_MAD = 1.4826
+NORMAL_MAD = 1.4826
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Noise:
         spikes = [one for one in ratios if one > SPIKE]
         usual = [abs(math.log(one)) for one in ratios if one <= SPIKE]
         share = len(spikes) / len(ratios)
-        jitter = _NORMAL_MAD * median(usual) if usual else 0.0
+        jitter = NORMAL_MAD * median(usual) if usual else 0.0
         if len(spikes) < _FEWEST_SPIKES or share < _RAREST_SPIKES:
             return cls(jitter)
         return cls(jitter, share, math.fsum(spikes) / len(spikes))

@@ -1,8 +1,8 @@
 """Repeats the choice of ``dist_auto`` while the job trains, and changes it where workers can follow.
 
-Ways without a barrier of all workers are all *groups*: ``dist_async`` is a group per worker, lock step on the servers
-one group of all. So a job of ``dist_async`` or ``dist_gsync`` is *free* to go from each of them to the others.
-``dist_sync`` steps on the workers, and ``dist_ksync`` counts pushes: such a job is *fixed*, and gets advice.
+Where servers step, and count no pushes, a way to synchronise is a set of *groups*: ``dist_async`` is a group per worker,
+lock step is one group of all. So a job of ``dist_async`` or ``dist_gsync`` is *free* to go from each of them to the
+others. ``dist_sync`` steps on the workers, and ``dist_ksync`` counts pushes: such a job is *fixed*, and gets advice.
 
 ==============================================================  ==================================================
 a check finds                                                   effect
@@ -12,21 +12,22 @@ such a way, and a free job can take it                          doubt; ``patienc
 such a way, and the job cannot take it                          doubt; ``patience`` times in a row: advice
 ==============================================================  ==================================================
 
-Speeds are those of now. The noise, the exchange and the update are those that were measured before the job began, and
-so is the part of a step's time that is fixed.
+Speeds and noise are those of now. The exchange and the update are those that were measured before the job began, and so
+is the part of a step's time that is fixed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from paceline.consistency import Policy
 from paceline.hetero.choose import Choice, candidates, preferred
-from paceline.hetero.explain import named, rate
+from paceline.hetero.explain import named, noise_words, rate
 from paceline.hetero.forecast import Forecast, first_k, in_groups, lock_step
 from paceline.hetero.groups import Groups, group_by_speed
-from paceline.hetero.measured import Measured
+from paceline.hetero.live_noise import Counted, noise_now
+from paceline.hetero.measured import ROUNDS, Measured
 
 #: How much better another way must be than the way of now. Noise of speeds stays below it.
 HOLD = 1.15
@@ -45,6 +46,8 @@ class StepTime:
 
     samples: float
     seconds: float
+    counted: Counted = field(default_factory=Counted)
+    """How much that varies."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,9 @@ class Revision:
         ]
         # The exchange is that of all workers that were measured.
         push_s, update_s = self._measured.push_s, self._measured.update_s
-        return replace(self._measured, workers=tuple(speeds), exchange_s=push_s * len(speeds) + update_s)
+        exchange_s = push_s * len(speeds) + update_s
+        noise = noise_now(self._measured.noise, ROUNDS * len(workers), [one.counted for one in steps.values()])
+        return replace(self._measured, workers=tuple(speeds), noise=noise, exchange_s=exchange_s)
 
     def _way_of_now(self, measured: Measured, ranks: list[int]) -> _Way:
         if self.groups:
@@ -178,7 +183,7 @@ def _leads(best: _Way, now: _Way) -> bool:
 def _why(measured: Measured, now: _Way, best: _Way) -> str:
     times = measured.seconds
     rates = f"forecast: {rate(best.forecast)}, against {rate(now.forecast)} with {now.words}"
-    return f"steps take {min(times):.3g} to {max(times):.3g} s now; {rates}"
+    return f"steps take {min(times):.3g} to {max(times):.3g} s now, {noise_words(measured.noise)}; {rates}"
 
 
 def _best_free_way(measured: Measured, ranks: list[int], found: Groups) -> _Way:

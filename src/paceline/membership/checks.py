@@ -28,7 +28,7 @@ class Checks:
         """
         if not self._interval or not live or min(one.round for one in live) < self._next:
             return False
-        if not all(one.usual_s > 0 for one in live):
+        if not all(one.usual_s > 0 and one.usual_samples > 0 for one in live):
             return False
         self._next = min(one.round for one in live) + self._interval
         return True

@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from paceline.config import Settings
 from paceline.hetero import Choice, Measured, Revision, StepTime, group_by_speed
 from paceline.hetero.files import parse_choice, parse_measured
+from paceline.hetero.live_noise import Counted
 from paceline.membership.checks import Checks
 from paceline.membership.seat import Seat
 
@@ -85,8 +86,14 @@ class Revising:
         live = [one for one in workers if one.live]
         if self._revision is None or not self._checks.is_due(live):
             return ""
-        steps = {one.member.rank: StepTime(one.usual_samples, one.usual_s) for one in live}
+        steps = {one.member.rank: _step_time(one) for one in live}
         changes, text = self._revision.changes, self._revision.check(steps)
         if self._revision.changes > changes:
             self._change = text
         return f"dist_auto: {text}" if text else ""
+
+
+def _step_time(one: Seat) -> StepTime:
+    spread = one.spread
+    counted = Counted(spread.steps, min(spread.spikes, spread.steps), spread.spike_factor, spread.jitter)
+    return StepTime(one.usual_samples, one.usual_s, counted)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from paceline.wire import messages as m
 
@@ -25,6 +25,8 @@ class Seat:
     """Median of that over its last rounds."""
     usual_samples: float = 1.0
     """Samples of such a step."""
+    spread: m.Spread = field(default_factory=m.Spread)
+    """How much its steps vary."""
     moved: float = 0.0
     """When the round changed."""
     memory: int = 0
@@ -61,6 +63,7 @@ class Seat:
             self.moved = now
         self.round, self.memory, self.sent, self.received = beat.round, beat.memory, beat.sent, beat.received
         self.step_s, self.usual_s, self.usual_samples = beat.step_s, beat.usual_s, beat.usual_samples
+        self.spread = beat.spread
 
     def report(self, waits_for: str, now: float) -> m.State:
         """Return how this member does."""

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from paceline.hetero import Step
 from paceline.hetero.files import steps_line, steps_text
+from paceline.hetero.live_noise import WINDOW, Counted, count
 from paceline.hetero.measured import speed_of
 from paceline.wire import messages as m
 from paceline.worker.stores import Stores
@@ -18,7 +19,7 @@ from paceline.worker.stores import Stores
 WARM_UP = 3
 
 #: Last rounds that tell a worker's speed.
-_WINDOW = 25
+_USUAL = 25
 
 #: Rounds whose median is shown: few, so that it is that of now.
 _RECENT = 9
@@ -58,7 +59,7 @@ class Pace:
         if self._round >= WARM_UP and seconds > 0 and samples > 0:
             self.samples = max(self.samples, samples)
             step = Step(samples, seconds, waited_s - self._waited)
-            self._last = (*self._last[1 - _WINDOW :], step)  # replaced, as another thread reads it
+            self._last = (*self._last[1 - WINDOW :], step)  # replaced, as another thread reads it
             if self._all is not None:
                 self._all.append(step)
             self.rounds += 1
@@ -82,7 +83,7 @@ class Pace:
     @property
     def steps(self) -> Sequence[Step]:
         """The rounds that were measured: all of them, or the last ones."""
-        return self._last if self._all is None else self._all
+        return self._last[-_USUAL:] if self._all is None else self._all
 
     @property
     def seconds(self) -> float | None:
@@ -91,6 +92,11 @@ class Pace:
         Any thread may read it.
         """
         return speed_of(self.steps).seconds(self.samples) if self.steps else None
+
+    @property
+    def counted(self) -> Counted:
+        """How much the times of the last rounds vary. Any thread may read it."""
+        return count([one.seconds for one in self._last])
 
 
 class Team(Protocol):

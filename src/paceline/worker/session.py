@@ -17,12 +17,14 @@ from collections.abc import Callable, Iterable, Sequence
 from paceline.config import Settings
 from paceline.consistency import Policy
 from paceline.errors import DeadlineError, PacelineError
+from paceline.hetero.live_noise import Counted
 from paceline.local_merge import LocalMerge
 from paceline.logs import set_up_worker_logging
 from paceline.peer.call import Call, OnAnswer
 from paceline.peer.client import Client
 from paceline.peer.hosts import address_for
 from paceline.peer.lifeline import Lifeline
+from paceline.peer.lifeline import Pace as ReportedPace
 from paceline.transport import Hub
 from paceline.transport.base import Frames
 from paceline.wire import messages as m
@@ -160,9 +162,12 @@ class Session:
         self._lifeline.round = max(self._lifeline.round, round)
         self.pace.push(round, self.waited_s, samples)
 
-    def _how_fast(self) -> tuple[float, float, float]:
+    def _how_fast(self) -> ReportedPace:
         pace = self.pace
-        return pace.step_seconds(None if self._is_waiting else self.waited_s), pace.seconds or 0.0, pace.samples
+        counted = pace.counted if self.settings.measured else Counted()  # only the choice of dist_auto needs it
+        spread = m.Spread(counted.steps, counted.spikes, counted.spike_factor, counted.jitter)
+        now = pace.step_seconds(None if self._is_waiting else self.waited_s)
+        return ReportedPace(now, pace.seconds or 0.0, pace.samples, spread)
 
     # ---- requests --------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from paceline.wire.messages.fields import (
+    Amount,
     Count,
     Digest,
     KeyName,
@@ -81,6 +82,19 @@ class Sighting(Message):
     """Letter as in /proc/PID/stat; empty: there is no such process."""
 
 
+class Spread(Message):
+    """How much the times of a worker's last steps vary."""
+
+    steps: Number = 0
+    """That were counted."""
+    spikes: Number = 0
+    """Of these, steps that took several times as long as those around them."""
+    spike_factor: Amount = 1.0
+    """How many times, in the mean."""
+    jitter: Amount = 0.0
+    """Sigma of the logarithm of the others."""
+
+
 class Heartbeat(Message, tag=3):
     """A member is alive, and has reached this round; with its memory and network traffic in bytes."""
 
@@ -96,8 +110,10 @@ class Heartbeat(Message, tag=3):
     """Seconds that a worker computes in a step; 0: not known."""
     usual_s: float = 0.0
     """Median of that over its last rounds; 0: not known."""
-    usual_samples: float = 1.0
+    usual_samples: Amount = 1.0
     """Samples of the step that ``usual_s`` is of."""
+    spread: Spread = msgspec.field(default_factory=Spread)
+    """How much a worker's steps vary."""
 
 
 class Death(Message):
