@@ -70,7 +70,7 @@ def mode_of(choice: Choice) -> str:
     policy = choice.policy
     for name, mode in ALL_MODES.items():
         like = (mode.store_type, mode.shares) == (choice.store_type, choice.shares)
-        if like and mode.options.get("weighting", policy.weighting) == policy.weighting:
+        if like and mode.options.get("weighting", "none") == policy.weighting:
             return name
     raise LookupError(f"dist_auto chose {choice.words}, which is none of {', '.join(ALL_MODES)}")
 
