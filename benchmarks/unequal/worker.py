@@ -6,6 +6,7 @@ its class of machine has passed. So twelve machines fit on two cores. Sleeping i
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import random
@@ -209,8 +210,11 @@ def _counters(store: DistStore) -> dict[str, Any]:
 
 def _cpu_of(schedstat: str) -> float:
     """Return the processor time of a process's threads."""
-    tasks = Path(schedstat).parent / "task"
-    return sum(int((one / "schedstat").read_text().split()[0]) for one in tasks.iterdir()) / 1e9
+    seconds = 0.0
+    for thread in (Path(schedstat).parent / "task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            seconds += int((thread / "schedstat").read_text().split()[0]) / 1e9
+    return seconds
 
 
 def _busy_s() -> float:
