@@ -61,3 +61,27 @@ def test_dist_auto_changes_to_groups_and_back_and_every_sample_counts_once():
     # server has seen all of them.
     steps = -torch.tensor([one[1] for one in results]).min(dim=0).values
     assert steps.tolist() == [[2.0] * 3] * SAMPLES
+
+
+def forms():
+    store = paceline.kvstore.create("dist_auto")
+
+    def optimizer(**options):
+        inner = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=1.0)
+        return paceline.DistributedOptimizer(inner, kvstore=store, **options)
+
+    summing, clipping = optimizer(reduction="sum"), optimizer(clip_grad_norm=1.0)
+    first = optimizer(compression="fp16")
+    second = optimizer()
+    first.close()
+    third = optimizer()
+    found = [one.kvstore.policy.merge for one in (summing, clipping, first, second, third)]
+    return found, list(first.kvstore.traffic.codecs), store.session.auto
+
+
+def test_one_optimizer_at_a_time_whose_updates_are_means_can_change_groups():
+    settings = {"choice": choice_text(CHOICE), "measured": measured_text(MEASURED)}
+    with LocalJob(num_workers=4, num_servers=1, regroup_rounds=5, **settings) as job:
+        assert job.run(forms) == [[["each", "each", "groups", "each", "groups"], ["push"], "free"]] * 4
+    with LocalJob(num_workers=4, num_servers=1, **settings) as job:
+        assert job.run(forms) == [[["each"] * 5, ["push"], "fixed"]] * 4
