@@ -260,8 +260,8 @@ class SharedBatchSampler(Sampler[list[int]]):
         if self._deadline is not None:
             self._deadline.begin_step()
 
-    def _has_batch(self) -> bool:
-        left = self._handed_out.length - self._first
+    def _has_batch(self, more: int = 0) -> bool:
+        left = self._handed_out.length + more - self._first
         return left >= (self._shares.global_batch if self._drop_last else 1)
 
     def _columns(self, left: int) -> dict[int, tuple[int, int]]:
@@ -349,16 +349,20 @@ class SharedBatchSampler(Sampler[list[int]]):
     def state_dict(self) -> State:
         """Return where the epoch stands: plain numbers, the same on all workers, fit for JSON.
 
-        Batches that the loader has fetched ahead count as not handed out.
+        Batches that the loader has fetched ahead count as not handed out. With ``measured`` or ``deadline_s``, what a
+        worker that has died had not trained on counts as not handed out, too. Others know of it at the first barrier
+        after the death; so take the state after ``store.barrier()`` if workers may die.
         """
-        done = not self._has_batch()
+        missing = self._missing(self._first)
+        done = not self._has_batch(len(missing))
         ahead = 0 if done or self._pending else min(self._prefetch, self._row)
         first = self._handed_out.first_of_last(ahead)
         row, first = (0, 0) if done else (self._row - ahead, self._first if first is None else first)
-        again, shares = self._handed_out.again, [self._shares.samples.get(one, 0) for one in range(self._num_workers)]
+        again = [*self._handed_out.again, *(self._missing(first) if ahead else missing)]
+        shares = [self._shares.samples.get(one, 0) for one in range(self._num_workers)]
         where: State = {"epoch": self._epoch + done, "batch": row, "shares": shares}
         where |= {"first": first} if first != row * self._shares.global_batch else {}
-        return where | ({"again": list(again)} if again and not done else {}) | self._settings()
+        return where | ({"again": again} if again and not done else {}) | self._settings()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where :meth:`state_dict` was taken; the number of workers may be another one.
@@ -383,6 +387,13 @@ class SharedBatchSampler(Sampler[list[int]]):
         fits = len(shares) == self._num_workers and sum(shares) == self._shares.global_batch and min(shares) > 0
         if self._measures and fits:
             self._shares = Shares(self._shares.global_batch, shares, self._caps)
+
+    def _missing(self, stop: int) -> list[int]:
+        """Return the positions before an index that workers had that are gone, which no revision has noticed yet."""
+        if self._session is None or self._pending or not (self._measures or self._deadline):
+            return []
+        gone = [(worker, last) for worker, last in self._session.gone.items() if worker in self._shares.samples]
+        return [position for worker, last in gone for position in self._handed_out.missing(worker, last, stop)]
 
     def _settings(self) -> State:
         return {
