@@ -13,7 +13,8 @@ from torch.utils.data import Sampler
 from paceline.data.deadline import Accumulates, Deadline, accumulate, check_deadline
 from paceline.data.fetching import fetched_ahead
 from paceline.data.sampler import State, epoch_order
-from paceline.data.walker import check_state, walker_of
+from paceline.data.states import left_of
+from paceline.data.walker import walker_of
 from paceline.hetero import split_evenly
 from paceline.hetero.pool import positions
 from paceline.kvstore.base import KVStoreBase
@@ -212,13 +213,13 @@ class PooledBatchSampler(Sampler[list[int]]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where :meth:`state_dict` was taken: the next iteration hands out exactly the remaining samples.
 
-        All workers load the same state, and may be more or fewer than then. If they do not, the first batch of one of
-        them raises a ``ValueError``.
+        All workers load the same state, and may be more or fewer than then. If they load different ones, the first
+        batch of one of them raises a ``ValueError``. A state of :class:`SharedBatchSampler` will do, too.
 
         Raises:
             ValueError: in mid-epoch the data, seed and ``shuffle`` must be the same as then. Nothing is changed.
         """
-        self._walker.choose(*check_state(state, self._settings))
+        self._walker.choose(*left_of(state, self._settings))
 
 
 def _session_of(store: KVStoreBase) -> Session:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from paceline.data.sampler import State
 from paceline.errors import PacelineError
 from paceline.hetero.walk import Start
-from paceline.ranges import Ranges, everything, joined, without
+from paceline.ranges import Ranges, everything, without
 from paceline.wire import messages as m
 from paceline.worker.session import Session
 
@@ -156,23 +154,3 @@ def walker_of(session: Session, name: str, settings: State, limit: int) -> Walke
             f"with {settings} and stop_every={limit or None} cannot share it; give it a name of its own: name='...'"
         )
     return found
-
-
-def check_state(state: Mapping[str, Any], settings: State) -> tuple[int, Ranges]:
-    """Return the epoch of a state, and the positions that it leaves.
-
-    Raises:
-        ValueError: it was taken in mid-epoch of other data or another order, or it makes no sense.
-    """
-    left: Ranges = tuple((int(start), int(stop)) for start, stop in state["left"])
-    epoch, length = int(state["epoch"]), int(state["length"])
-    if epoch < 0 or not left or joined(left) != left or left[0][0] < 0 or left[-1][1] > length:
-        raise ValueError(f"the state names positions {list(left)} of epoch {epoch} of {length} samples")
-    if left == everything(length):
-        return epoch, ()
-    differing = {name: state.get(name) for name, value in settings.items() if state.get(name) != value}
-    if differing:
-        raise ValueError(
-            f"the state was taken in the middle of epoch {epoch} with {differing}, this sampler has {settings}"
-        )
-    return epoch, left
