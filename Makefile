@@ -16,7 +16,7 @@ FAULTS = tests/soak $(patsubst %,tests/integration/test_%.py,blame damage failur
   saving_after_a_failure strangers tampering)
 
 .PHONY: help demo test test-faults test-ssh test-hvd test-engines test-k8s check format fuzz mutations oracle blame soak \
-  bench bench-unequal bench-regimes clean
+  bench bench-unequal bench-auto bench-regimes clean
 
 help:
 	@echo "make demo   train LeNet on handwritten digits with 2 workers and 2 servers"
@@ -30,6 +30,7 @@ help:
 	@echo "make bench  run the benchmarks (about 8 minutes) and write docs/benchmarks.md"
 	@echo "make bench-regimes  dist_auto against every fixed mode, on simulated clusters (some minutes for each)"
 	@echo "make bench-unequal  modes on 12 workers of three speeds, beside the simulator (about 35 minutes)"
+	@echo "make bench-auto  what dist_auto chooses on three kinds of real machines, beside other modes (about 25 minutes)"
 	@echo "make fuzz   one million mutated messages against a server, and 10,000 half-open connections"
 	@echo "make mutations  change lines of the core, one at a time: a test must fail for each (about 5 minutes)"
 	@echo "make oracle training loops against one process, 10 times each under faults (hours); ORACLE='--repeat 1' for less"
@@ -117,6 +118,9 @@ bench-regimes: $(READY)
 # Jobs that were run are kept, so that a benchmark that was stopped goes on; make clean forgets them.
 bench-unequal: $(READY)
 	$(BIN)/python -m benchmarks.unequal --runs build/unequal-runs.jsonl --report docs/unequal-measured.md $(UNEQUAL)
+
+bench-auto: $(READY)
+	$(BIN)/python -m benchmarks.unequal.auto --runs build/unequal-runs.jsonl $(AUTO)
 
 clean:
 	rm -rf $(VENV) build dist .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from benchmarks.unequal import simulated
-from benchmarks.unequal.modes import MODES
+from benchmarks.unequal.modes import MODES, Kind
 from benchmarks.unequal.real import Runner
 from benchmarks.unequal.simulated import Service, climb, score, tuned
 from benchmarks.unequal.trial import Outcome, Trial, mean
@@ -36,6 +36,9 @@ class Setup:
     confirms: bool = True
     """Whether the simulator's rates are tried against both neighbours on real processes."""
     per_class: int = 4
+    modes: tuple[str, ...] = tuple(MODES)
+    kind: Kind = "classes"
+    """Of the machines."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +58,9 @@ Column = dict[str, list[Outcome]]
 
 def simulated_rates(setup: Setup) -> dict[str, float]:
     """Return the simulator's best rate of each mode."""
-    find = partial(tuned, seeds=TUNING_SEEDS, seconds=setup.simulated_s, service=Service())
+    find = partial(tuned, seeds=TUNING_SEEDS, seconds=setup.simulated_s, service=Service(), kind=setup.kind)
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        return dict(zip(MODES, pool.map(find, MODES), strict=True))
+        return dict(zip(setup.modes, pool.map(find, setup.modes), strict=True))
 
 
 def confirmed(setup: Setup, runner: Runner, found: dict[str, float]) -> dict[str, float]:
@@ -75,7 +78,7 @@ def _score(runner: Runner, trials_of: Callable[[float], list[Trial]], rate: floa
 
 
 def _tuning(setup: Setup, mode: str, seconds: float, rate: float) -> list[Trial]:
-    return [Trial(mode, rate, seed, seconds, per_class=setup.per_class) for seed in TUNING_SEEDS]
+    return [Trial(mode, rate, seed, seconds, per_class=setup.per_class, kind=setup.kind) for seed in TUNING_SEEDS]
 
 
 def _patience(setup: Setup, mode: str, rate: float) -> float:
@@ -85,7 +88,7 @@ def _patience(setup: Setup, mode: str, rate: float) -> float:
 
 def same_rate(setup: Setup, runner: Runner) -> Column:
     """Run every mode at one small rate until it reaches the target."""
-    return _run(setup, runner, dict.fromkeys(MODES, setup.same_lr), setup.same_s, to_target=True)
+    return _run(setup, runner, dict.fromkeys(setup.modes, setup.same_lr), setup.same_s, to_target=True)
 
 
 def own_rates(setup: Setup, runner: Runner, rates: dict[str, float]) -> Column:
@@ -96,7 +99,7 @@ def own_rates(setup: Setup, runner: Runner, rates: dict[str, float]) -> Column:
 def equal_mass(own: Column, rates: dict[str, float]) -> dict[str, float]:
     """Return rates at which all modes have the step mass per second of lock step at its own rate."""
     mass = {mode: mean(outcomes, "mass_per_s") for mode, outcomes in own.items()}
-    return {mode: _rounded(rates["BSP"] * mass["BSP"] / mass[mode]) for mode in MODES}
+    return {mode: _rounded(rates["BSP"] * mass["BSP"] / mass[mode]) for mode in rates}
 
 
 def of_equal_mass(setup: Setup, runner: Runner, rates: dict[str, float]) -> Column:
@@ -106,10 +109,10 @@ def of_equal_mass(setup: Setup, runner: Runner, rates: dict[str, float]) -> Colu
 
 def _run(setup: Setup, runner: Runner, rates: dict[str, float], seconds: float, to_target: bool) -> Column:
     def trials(mode: str) -> Sequence[Trial]:
-        return [Trial(mode, rates[mode], seed, seconds, to_target, setup.per_class) for seed in setup.seeds]
+        return [Trial(mode, rates[mode], seed, seconds, to_target, setup.per_class, setup.kind) for seed in setup.seeds]
 
-    runner.run([one for mode in MODES for one in trials(mode)])
-    return {mode: runner.run(trials(mode)) for mode in MODES}
+    runner.run([one for mode in rates for one in trials(mode)])
+    return {mode: runner.run(trials(mode)) for mode in rates}
 
 
 def _rounded(rate: float) -> float:

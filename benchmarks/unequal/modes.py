@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import groupby
+from typing import Any, Literal, get_args
 
 from paceline.consistency import Policy, policy_of
 from paceline.hetero import Speed
@@ -19,13 +20,21 @@ FIXED = 0.2
 JITTER = 0.1
 #: Rounds that a worker of dist_ssync may be ahead.
 BOUND = 3
+#: How many times as long a straggler takes.
+STRAGGLER = 8
+
+#: ``classes``: as many workers of each class; ``alike``: all of the middle one; ``straggler``: all of the fastest one,
+#: but for one that is much slower.
+Kind = Literal["classes", "alike", "straggler"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True)
 class Machines:
-    """As many workers of each class, in order of rank the fastest class first."""
+    """The workers' machines, in order of rank the fastest first."""
 
     per_class: int = 4
+    kind: Kind = "classes"
 
     @property
     def count(self) -> int:
@@ -34,14 +43,22 @@ class Machines:
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        """Ranks of each class."""
-        firsts = range(0, self.count, self.per_class)
-        return tuple(tuple(range(first, first + self.per_class)) for first in firsts)
+        """Ranks of equal speed."""
+        by_time = groupby(enumerate(self._seconds), key=lambda one: one[1])
+        return tuple(tuple(rank for rank, _ in ranks) for _, ranks in by_time)
 
     @property
     def speeds(self) -> list[Speed]:
         """Speed of each worker."""
-        return [Speed(FIXED * t, (1 - FIXED) * t / BATCH) for t in CLASSES for _ in range(self.per_class)]
+        return [Speed(FIXED * t, (1 - FIXED) * t / BATCH) for t in self._seconds]
+
+    @property
+    def _seconds(self) -> list[float]:
+        if self.kind == "alike":
+            return [CLASSES[1]] * self.count
+        if self.kind == "straggler":
+            return [CLASSES[0]] * (self.count - 1) + [STRAGGLER * CLASSES[0]]
+        return [seconds for seconds in CLASSES for _ in range(self.per_class)]
 
 
 @dataclass(frozen=True)
@@ -69,6 +86,7 @@ class Mode:
         return policy_of(self.store_type, first=first, num_workers=machines.count, **options)
 
 
+#: What the table of three columns has.
 MODES = {
     one.name: one
     for one in (
@@ -81,5 +99,17 @@ MODES = {
         Mode("GSP", "dist_gsync", options={"weighting": "none"}),
         Mode("GSP +shares", "dist_gsync", "data", {"weighting": "none"}),
         Mode("K-sync", "dist_ksync", "pool"),
+    )
+}
+
+#: What dist_auto is compared with.
+ALL_MODES = MODES | {
+    one.name: one
+    for one in (
+        Mode("ASP 1/Y", "dist_async", options={"weighting": "inverse"}),
+        Mode("ASP +pool", "dist_async", "pool"),
+        Mode("ASP 1/Y +pool", "dist_async", "pool", {"weighting": "inverse"}),
+        Mode("GSP +pool", "dist_gsync", "pool", {"weighting": "none"}),
+        Mode("GSP 1/Y +pool", "dist_gsync", "pool", {"weighting": "inverse"}),
     )
 }

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.unequal.modes import BATCH, JITTER, MODES, Machines
+from benchmarks.unequal.modes import ALL_MODES, BATCH, JITTER, Machines
 from benchmarks.unequal.trial import EVALUATE_S, TARGET, Ledger, Outcome, Trial
-from benchmarks.unequal.worker import train
+from benchmarks.unequal.worker import measure, train
+from paceline.hetero import Measured, Step, measured_of
 from paceline.sim.problem import Digits
 from paceline.testing import LocalJob
 
@@ -65,7 +66,7 @@ _NOTHING = Outcome(0.0, 0.0, 0.0, 0.0, 0.0, ((0.0, 0.0),), overruns=1.0)
 
 def run_once(trial: Trial) -> Outcome:
     """Run a job and return what it gave."""
-    machines, mode = Machines(trial.per_class), MODES[trial.mode]
+    machines, mode = trial.machines, ALL_MODES[trial.mode]
     with tempfile.TemporaryDirectory(prefix="paceline-unequal-") as directory:
         data, flag = Path(directory, "data.npz"), Path(directory, "flag")
         np.savez(data, **_arrays(Digits(seed=trial.seed)))  # type: ignore[arg-type]  # its stub has one option
@@ -77,7 +78,7 @@ def run_once(trial: Trial) -> Outcome:
                 "options": mode.options_on(machines),
                 "shares": mode.shares,
                 "weights": by_speed if mode.shares == "data" else [1.0] * machines.count,
-                "speeds": [(speed.fixed_s, speed.per_sample_s) for speed in machines.speeds],
+                "speeds": _speeds(machines),
                 "jitter": JITTER,
                 "batch": BATCH,
                 "target": TARGET if trial.to_target else None,
@@ -87,6 +88,17 @@ def run_once(trial: Trial) -> Outcome:
                 "server": job.servers[0].pid,
             }
             return _outcome(trial, job.run(train, task, timeout_s=trial.seconds + _ENDING_S))
+
+
+def measured(machines: Machines) -> Measured:
+    """Return what a short job of real processes shows of the machines."""
+    with LocalJob(machines.count, 1, check_rules=False) as job:
+        steps = job.run(measure, {"speeds": _speeds(machines), "jitter": JITTER, "batch": BATCH})
+    return measured_of([[Step(*one) for one in of_worker] for of_worker in steps], BATCH)
+
+
+def _speeds(machines: Machines) -> list[tuple[float, float]]:
+    return [(speed.fixed_s, speed.per_sample_s) for speed in machines.speeds]
 
 
 def _arrays(problem: Digits) -> dict[str, np.ndarray[Any, Any]]:

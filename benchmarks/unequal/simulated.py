@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from benchmarks.unequal.modes import BATCH, JITTER, MODES, Machines
+from benchmarks.unequal.modes import ALL_MODES, BATCH, JITTER, Kind, Machines
 from benchmarks.unequal.trial import EVALUATE_S, TARGET, Outcome, Trial
+from benchmarks.unequal.worker import MODEL_ELEMENTS
 from paceline.sim import Cluster, Machine, Plan, simulate
 from paceline.sim.problem import Digits
 
 #: Of the digits' network, float32.
-MODEL_BYTES = 4 * (64 * 32 + 32 + 32 * 10 + 10)
+MODEL_BYTES = 4 * MODEL_ELEMENTS
 #: The first rate that is tried, below every mode's best: too large ones are all alike. Each next one is twice as large.
 FIRST_RATE = 0.05
 
@@ -49,7 +50,7 @@ def run(trial: Trial, service: Service, on: Cluster | None = None) -> Outcome:
         service: what exchanges take.
         on: other machines than the benchmark's.
     """
-    machines, mode = Machines(trial.per_class), MODES[trial.mode]
+    machines, mode = trial.machines, ALL_MODES[trial.mode]
     target = TARGET if trial.to_target else None
     plan = Plan(
         mode.policy(machines), mode.shares, BATCH, lr=trial.lr, seconds=trial.seconds, target=target,
@@ -99,7 +100,14 @@ def climb(first: float, score_of: Callable[[float], float]) -> float:
     return best
 
 
-def tuned(mode: str, seeds: Sequence[int], seconds: float, service: Service, on: Cluster | None = None) -> float:
+def tuned(
+    mode: str,
+    seeds: Sequence[int],
+    seconds: float,
+    service: Service,
+    on: Cluster | None = None,
+    kind: Kind = "classes",
+) -> float:
     """Return the best rate of a mode in the simulator.
 
     Args:
@@ -108,9 +116,10 @@ def tuned(mode: str, seeds: Sequence[int], seconds: float, service: Service, on:
         seconds: time that a job has to reach the target.
         service: what exchanges take.
         on: other machines than the benchmark's.
+        kind: of the benchmark's machines.
     """
 
     def score_of(rate: float) -> float:
-        return score([run(Trial(mode, rate, seed, seconds), service, on) for seed in seeds])
+        return score([run(Trial(mode, rate, seed, seconds, kind=kind), service, on) for seed in seeds])
 
     return climb(FIRST_RATE, score_of)

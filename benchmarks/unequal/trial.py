@@ -10,6 +10,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from benchmarks.unequal.modes import Kind, Machines
+
 #: Accuracy that ends a job, as the mean of three evaluations.
 TARGET = 0.92
 #: Of lock step, a round: so curves of all modes have points at like distances.
@@ -28,6 +30,12 @@ class Trial:
     to_target: bool = True
     """Whether the job ends at the target."""
     per_class: int = 4
+    kind: Kind = "classes"
+
+    @property
+    def machines(self) -> Machines:
+        """The machines that it runs on."""
+        return Machines(self.per_class, self.kind)
 
 
 @dataclass(frozen=True)

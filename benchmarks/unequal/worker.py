@@ -6,6 +6,7 @@ its class of machine has passed. So twelve machines fit on two cores. Sleeping i
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import random
@@ -20,14 +21,18 @@ from torch.nn import functional as F
 
 import paceline
 from paceline.hetero import Speed
+from paceline.hetero.measured import sizes
 from paceline.kvstore.dist import DistStore
 from paceline.sim.source import OwnData
+from paceline.worker.profile import WARM_UP
 
 #: A batch that begins its push this part of its time late has overrun its deadline: the processors were busy.
 TOLERANCE = 0.05
 #: The digits are 45 batches, one second of these workers. Samplers see so many copies as one data set, because at the
 #: end of each epoch of a pool fast workers wait for slow ones.
 COPIES = 200
+#: Of the digits' network.
+MODEL_ELEMENTS = 64 * 32 + 32 + 32 * 10 + 10
 #: Accuracies whose mean must reach the target.
 MEAN_OF = 3
 
@@ -66,6 +71,28 @@ def train(task: dict[str, Any]) -> dict[str, Any]:
     seconds = time.monotonic() - begun
     seen = clock.seen() | {"seconds": seconds, "cpu_s": time.process_time() - cpu}
     return seen if watch is None else seen | watch.seen() | {"stats": _counters(store)}
+
+
+def measure(task: dict[str, Any]) -> list[tuple[float, float, float]]:
+    """Train some rounds in lock step; returns samples, computed and waited seconds of each, as dist_auto sees them.
+
+    Args:
+        task: ``speeds`` of the workers, ``jitter`` and ``batch``.
+    """
+    store = paceline.kvstore.create("dist_sync")
+    assert isinstance(store, DistStore)
+    clock = _Clock(Speed(*task["speeds"][store.rank]), task["jitter"], random.Random(store.rank))
+    weights = torch.zeros(MODEL_ELEMENTS)
+    store.set_optimizer("sgd", lr=0.0)
+    store.init(0, weights)
+    store.barrier()
+    for samples in [task["batch"]] * WARM_UP + sizes(task["batch"]):
+        clock.start()
+        clock.sleep(samples)
+        store.samples = float(samples)
+        store.pushpull(0, torch.zeros(MODEL_ELEMENTS), weights)
+        clock.stop()
+    return [tuple(one) for one in store.session.pace.steps]
 
 
 def _model(data: dict[str, torch.Tensor]) -> torch.nn.Module:
@@ -183,8 +210,11 @@ def _counters(store: DistStore) -> dict[str, Any]:
 
 def _cpu_of(schedstat: str) -> float:
     """Return the processor time of a process's threads."""
-    tasks = Path(schedstat).parent / "task"
-    return sum(int((one / "schedstat").read_text().split()[0]) for one in tasks.iterdir()) / 1e9
+    seconds = 0.0
+    for thread in (Path(schedstat).parent / "task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            seconds += int((thread / "schedstat").read_text().split()[0]) / 1e9
+    return seconds
 
 
 def _busy_s() -> float:

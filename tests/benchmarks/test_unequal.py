@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.unequal import picture
+from benchmarks.unequal import auto, picture
 from benchmarks.unequal.accept import Comparison, checks, compared, measured_service, predicted_ratio
 from benchmarks.unequal.columns import Column, Rates, equal_mass
 from benchmarks.unequal.losing import regimes
@@ -17,6 +18,8 @@ from benchmarks.unequal.real import run_once
 from benchmarks.unequal.report import Findings, as_json, markdown
 from benchmarks.unequal.simulated import Service, climb, run
 from benchmarks.unequal.trial import TARGET, Ledger, Outcome, Trial
+from paceline.consistency import Policy
+from paceline.hetero import Choice
 
 
 def outcome(slowness: float = 1.0, batches: float = 10.0, mass: float = 5.0, last: float = 0.96) -> Outcome:
@@ -135,3 +138,28 @@ def test_real_workers_take_the_time_of_their_classes() -> None:
     assert real.gradient_ms > 0
     assert real.server_ms > 0
     assert real.reached_s(TARGET) == math.inf
+
+
+# ---- dist_auto -------------------------------------------------------------------------------------------------------
+
+
+def test_choice_has_a_name_among_the_modes() -> None:
+    pooled = Choice("dist_async", Policy("each", lr_scale="sample"), "pool", "")
+    assert auto.mode_of(pooled) == "ASP +pool"
+    assert auto.mode_of(replace(pooled, policy=Policy("each", weighting="inverse"))) == "ASP 1/Y +pool"
+    assert auto.mode_of(Choice("dist_sync", Policy("all"), "measured", "")) == "LB-BSP"
+    with pytest.raises(LookupError, match="none of BSP"):
+        auto.mode_of(replace(pooled, shares="equal", store_type="dist_ksync"))
+
+
+def test_row_tells_the_best_mode_and_how_much_better_it_is() -> None:
+    row = auto.Row("alike", "BSP", "", {"BSP": 12.0, "ASP": 10.0}, {"BSP": 1.0, "ASP": 1.2})
+    assert row.line == "| alike | BSP | 12.0 | 1.20 (ASP) | ASP 10.0 |"
+
+
+def test_kinds_of_machines() -> None:
+    assert Machines().groups == ((0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11))
+    assert Machines(kind="alike").groups == (tuple(range(12)),)
+    straggler = Machines(kind="straggler")
+    assert straggler.groups == (tuple(range(11)), (11,))
+    assert straggler.speeds[11].seconds(32) == pytest.approx(8 * 0.15)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.consistency.actions import Action, Pushed
+from paceline.consistency.cohort import Cohort
 from paceline.consistency.policy import Policy
 from paceline.consistency.rule import Rule
 from paceline.consistency.stats import Stats
+from paceline.consistency.story import workers_text
 from paceline.consistency.units import Groups
 
 _made: type[Rule] = Rule
@@ -51,6 +53,35 @@ class CheckedRule(Rule):
             self.check()
         except AssertionError as error:
             raise AssertionError(f"the rule of a slot broke an invariant: {error}\n{self.story('the slot')}") from None
+
+    def check(self) -> None:
+        """Assert the invariants.
+
+        Raises:
+            AssertionError: one does not hold.
+        """
+        for worker, last in enumerate(self.pushed):
+            assert self.answered[worker] <= last <= self.answered[worker] + 1, f"worker {worker}: unanswered pushes"
+            assert self.finished[worker] <= last, f"worker {worker}: finished a round that it has not pushed"
+            assert 0 <= self.read[worker] <= self.version, f"worker {worker}: read a version that does not exist"
+            assert self._activity.level[worker] <= self.finished[worker], f"worker {worker}: counts from a later round"
+        assert self.paused <= self.live, "a worker that has left is paused"
+        kept = [worker for worker in self.waiting() if self._may_go_on(worker)]
+        assert not kept, f"{workers_text(kept)} may go on but got no answer"
+        for cohort in self._open:
+            self._check_open(cohort)
+        if self.policy.merge == "first":
+            assert len(self._open) <= (2 if self.policy.age is None else 1), "too many open cohorts"
+
+    def _check_open(self, cohort: Cohort) -> None:
+        assert cohort.workers, "an open cohort is empty"
+        assert not self._is_complete(cohort), "a complete cohort was not applied"
+        assert set(cohort.workers) == set(cohort.samples), "a cohort has samples of other workers than its own"
+        if self.policy.age is None:
+            assert len(cohort.workers) == len(cohort.samples), "a cohort counts a worker twice"
+        else:
+            # Only the one open cohort moves the version, so a push that was fresh when it joined stays fresh.
+            assert self.version - cohort.oldest <= self.policy.age, "an open cohort holds a push that is too old"
 
 
 def check_every_rule() -> None:

@@ -276,7 +276,7 @@ class Rule:
             return f"needs {self._pushes_needed()}"
         return f"waits for {workers_text(self._required(cohort) - set(cohort.samples))}"
 
-    # ---- invariants ------------------------------------------------------------------------------------------------
+    # ---- rules of neighbouring slots -------------------------------------------------------------------------------
 
     def is_like(self, other: Rule) -> bool:
         """Tell whether another rule of the same policy will do as this one does: both have no open cohort and agree.
@@ -307,35 +307,6 @@ class Rule:
             read,
             None if self._samples is None else self._samples.last,
         )
-
-    def check(self) -> None:
-        """Assert the invariants.
-
-        Raises:
-            AssertionError: one does not hold.
-        """
-        for worker, last in enumerate(self.pushed):
-            assert self.answered[worker] <= last <= self.answered[worker] + 1, f"worker {worker}: unanswered pushes"
-            assert self.finished[worker] <= last, f"worker {worker}: finished a round that it has not pushed"
-            assert 0 <= self.read[worker] <= self.version, f"worker {worker}: read a version that does not exist"
-            assert self._activity.level[worker] <= self.finished[worker], f"worker {worker}: counts from a later round"
-        assert self.paused <= self.live, "a worker that has left is paused"
-        kept = [worker for worker in self.waiting() if self._may_go_on(worker)]
-        assert not kept, f"{workers_text(kept)} may go on but got no answer"
-        for cohort in self._open:
-            self._check_open(cohort)
-        if self.policy.merge == "first":
-            assert len(self._open) <= (2 if self.policy.age is None else 1), "too many open cohorts"
-
-    def _check_open(self, cohort: Cohort) -> None:
-        assert cohort.workers, "an open cohort is empty"
-        assert not self._is_complete(cohort), "a complete cohort was not applied"
-        assert set(cohort.workers) == set(cohort.samples), "a cohort has samples of other workers than its own"
-        if self.policy.age is None:
-            assert len(cohort.workers) == len(cohort.samples), "a cohort counts a worker twice"
-        else:
-            # Only the one open cohort moves the version, so a push that was fresh when it joined stays fresh.
-            assert self.version - cohort.oldest <= self.policy.age, "an open cohort holds a push that is too old"
 
     # ---- cohorts ---------------------------------------------------------------------------------------------------
 
