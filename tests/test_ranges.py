@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.ranges import Ranges, common, is_all, joined, within, without
+from paceline.ranges import Ranges, common, cut, everything, is_all, joined, others, within, without
 
 END = 12
 pairs = st.lists(st.tuples(st.integers(0, END), st.integers(0, END)), max_size=6)
@@ -43,3 +43,15 @@ def test_all_positions_are_told_from_some() -> None:
     assert is_all(((0, 3),), 3)
     assert not is_all(((0, 2),), 3)
     assert not is_all((), 3)
+
+
+@given(pairs, st.integers(0, END))
+def test_ranges_are_cut_and_turned_round(found: list[tuple[int, int]], count: int) -> None:
+    ranges = joined(found)
+    first, rest = cut(ranges, count)
+    assert sorted(positions(ranges))[:count] == sorted(positions(first))
+    assert positions(rest) == positions(ranges) - positions(first)
+    assert positions(everything(END)) == set(range(END))
+    assert positions(others(ranges, END)) == set(range(END)) - positions(ranges)
+    assert all(map(is_normal, (first, rest, others(ranges, END))))
+    assert everything(0) == ()

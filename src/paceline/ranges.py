@@ -41,3 +41,28 @@ def without(ranges: Ranges, start: int, stop: int) -> Ranges:
 def is_all(ranges: Ranges, length: int) -> bool:
     """Tell whether all positions from 0 to ``length`` are in."""
     return ranges == ((0, length),)
+
+
+def everything(length: int) -> Ranges:
+    """Return all positions from 0 to ``length``."""
+    return ((0, length),) if length else ()
+
+
+def others(ranges: Ranges, length: int) -> Ranges:
+    """Return the positions from 0 to ``length`` that are not in."""
+    found = everything(length)
+    for start, stop in ranges:
+        found = without(found, start, stop)
+    return found
+
+
+def cut(ranges: Ranges, count: int) -> tuple[Ranges, Ranges]:
+    """Return the first positions, and the rest."""
+    first: list[Range] = []
+    rest: list[Range] = []
+    for start, stop in ranges:
+        middle = min(stop, start + count)
+        first += [(start, middle)] if start < middle else []
+        rest += [(middle, stop)] if middle < stop else []
+        count -= middle - start
+    return tuple(first), tuple(rest)

@@ -81,6 +81,9 @@ def chosen_store():
     except ConfigError as error:
         return str(error)
     sampler = paceline.data.batch_sampler(64, store, batch_size=8)
+    sampler.set_epoch(2)
+    sampler.load_state_dict(sampler.state_dict() | {"epoch": 5})
+    assert sampler.state_dict()["epoch"] == 5
     return store.type, store.policy.merge, store.policy.lr_scale, type(sampler).__name__, store.session.hands_out
 
 
@@ -91,7 +94,7 @@ def test_dist_auto_does_what_was_chosen(tmp_path: Path) -> None:
     with LocalJob(num_workers=1, num_servers=1, choice=choice_text(CHOICE)) as job:
         assert "K is 2" in job.run(chosen_store)[0]
     with LocalJob(num_workers=1, num_servers=1, profile=profile) as job:
-        assert job.run(chosen_store)[0][1:] == ["all", "update", "_TwoSizes", True]
+        assert job.run(chosen_store)[0][1:] == ["all", "update", "TwoSizes", True]
     with LocalJob(num_workers=1, num_servers=1) as job:
         assert "start the job with: paceline launch --groups auto" in job.run(chosen_store)[0]
 

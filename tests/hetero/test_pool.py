@@ -9,7 +9,9 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from paceline.hetero.pool import Given, Over, Pool, Refused, Wait, positions
+from paceline.hetero.pool import Given, Over, Pool, Refused, Rest, Wait, positions
+from paceline.hetero.walk import Start
+from paceline.ranges import Ranges
 
 WORKERS, LENGTH = 4, 23
 
@@ -48,7 +50,7 @@ def test_next_epoch_waits_for_this_one() -> None:
     pool.take(1, 1, 0, 2, 0)
     assert pool.take(0, 2, 1, 2, 1) == [Wait(0, 2)]
     assert pool.finish(1, 1) == [Given(0, 2, 1, ((0, 2),))]
-    assert pool.epoch == 1
+    assert pool.walk == 1
 
 
 def test_samples_that_are_given_back_go_to_others_once() -> None:
@@ -75,7 +77,7 @@ def test_request_that_comes_twice_counts_once() -> None:
     ("request_", "why"),
     [
         ((0, 3, 0, 1, 0), "follows its request 1"),
-        ((0, 2, 2, 1, 0), "epoch 0 is not over"),
+        ((0, 2, 2, 1, 0), "walk 0 is not over"),
         ((0, 2, 0, 0, 0), "0 samples"),
         ((7, 1, 0, 1, 0), "has left"),
     ],
@@ -99,9 +101,90 @@ def test_worker_that_waits_cannot_ask_for_more() -> None:
 
 
 def test_continued_epoch_leaves_out_what_was_done() -> None:
-    pool = Pool(6, 1, epoch=3, done=((1, 3), (5, 6)))
-    assert pool.take(0, 1, 3, 9, 0) == [Given(0, 1, 3, ((0, 1), (3, 5)))]
+    start = Start(3, ((0, 1), (3, 5)))
+    pool = Pool(6, 1, start)
+    assert pool.rest(0, 0) == Rest(0, 3, ((0, 1), (3, 5)), ())
+    assert pool.take(0, 1, 0, 9, 0, start=start) == [Given(0, 1, 0, ((0, 1), (3, 5)))]
     pool.check()
+    pool.finish(0, 1)
+    assert pool.rest(0, 0) == Rest(0, 4, (), ())
+    assert pool.take(0, 2, 1, 9, 1, start=start.following(6)) == [Given(0, 2, 1, ((0, 6),))]
+
+
+def test_walk_of_a_limited_size_ends_for_all_and_the_next_one_goes_on_with_the_epoch() -> None:
+    start = Start(0, limit=4, order=1)
+    pool = Pool(6, 2, start)
+    pool.take(0, 1, 0, 3, 0, start=start)
+    pool.take(1, 1, 0, 3, 0, start=start)
+    assert pool.held() == {0: ((0, 3),), 1: ((3, 4),)}
+    assert pool.take(0, 2, 0, 3, 1, start=start) == [Wait(0, 2)]
+    assert pool.take(1, 2, 0, 3, 1, start=start) == [Over(0, 2, 0), Over(1, 2, 0)]
+    assert pool.rest(0, 9) == Rest(0, 0, ((4, 6),), ())
+    second = start.following(6)
+    assert second == Start(0, ((4, 6),), 4, 1)
+    assert pool.take(0, 3, 1, 3, 2, start=second) == [Given(0, 3, 1, ((4, 6),))]
+    assert second.following(6) == Start(1, (), 4, 1)
+    pool.check()
+
+
+def test_what_a_worker_has_pushed_for_is_done_before_it_asks_again() -> None:
+    pool = Pool(6, 2)
+    pool.take(0, 1, 0, 3, 0, 4)
+    pool.take(1, 1, 0, 3, 0, 7)
+    assert pool.take(1, 2, 0, 3, 1, 8) == [Wait(1, 2)]
+    assert pool.pushed(0, 4) == []
+    assert pool.rest(0, 4) == Rest(0, 0, ((0, 3),), ())
+    assert pool.rest(1, 8) == Rest(0, 0, ((0, 3),), (0,))
+    assert pool.rest(0, 5) == Rest(0, 1, (), ()), "the worker that asks has pushed since"
+    assert pool.held()[0] == ((0, 3),), "a question changes nothing"
+    assert pool.pushed(0, 5) == [Over(1, 2, 0)]
+    assert pool.pushed(7, 5) == []
+    assert pool.rest(7, 5) == Rest(0, 1, (), ())
+
+
+def test_epoch_that_all_workers_leave_is_not_finished() -> None:
+    pool = Pool(6, 3)
+    pool.take(0, 1, 0, 2, 0)
+    assert pool.take(0, 2, 1, 2, 1) == [Wait(0, 2)]
+    assert pool.take(1, 1, 1, 2, 0) == [Wait(1, 1)]
+    pool.check()
+    assert pool.leave(2) == [Given(0, 2, 1, ((0, 2),)), Given(1, 1, 1, ((2, 4),))]
+    pool.check()
+
+
+def test_worker_that_comes_late_finds_the_epochs_before_over() -> None:
+    pool = Pool(2, 2)
+    pool.take(0, 1, 0, 2, 0)
+    pool.take(0, 2, 1, 1, 1)
+    assert pool.take(1, 1, 0, 2, 0) == [Over(1, 1, 0)]
+    assert pool.take(1, 2, 1, 2, 1) == [Given(1, 2, 1, ((1, 2),))]
+
+
+def test_workers_that_do_not_agree_on_a_walk_are_refused() -> None:
+    pool = Pool(6, 2, Start(2, ((0, 3),), order=1))
+    [answer] = pool.take(0, 1, 0, 2, 0, start=Start(2, order=8))
+    assert isinstance(answer, Refused)
+    assert answer.error == "ValueError"
+    assert (
+        "worker 0 walks through epoch 2, seed 7, the others through epoch 2 from position 0 on, seed 0" in answer.reason
+    )
+    pool.take(0, 1, 0, 3, 0, start=pool.start)
+    assert pool.take(0, 2, 1, 3, 0, start=Start(5)) == [Wait(0, 2)]
+    [answer] = pool.take(1, 1, 1, 3, 0, start=Start(6, limit=3))
+    assert isinstance(answer, Refused)
+    assert "epoch 6, 3 samples at a time, not shuffled, the others through epoch 5, not shuffled" in answer.reason
+    assert pool.finish(0, 1) == [Given(0, 2, 1, ((0, 3),))]
+    assert pool.start == Start(5)
+
+
+@pytest.mark.parametrize("left", [((0, 7),), ((3, 4), (1, 2)), ((2, 2),), ((0, 3), (2, 4))])
+def test_walk_through_positions_that_make_no_sense_is_refused(left: Ranges) -> None:
+    pool = Pool(6, 1)
+    pool.take(0, 1, 0, 6, 0)
+    [answer] = pool.take(0, 2, 1, 2, 1, start=Start(1, left))
+    assert isinstance(answer, Refused)
+    assert "not ascending ranges within 6 samples" in answer.reason
+    assert pool.held() == {0: ((0, 6),)}
 
 
 def test_worker_that_joins_takes_part() -> None:
@@ -124,16 +207,21 @@ class Job(RuleBasedStateMachine):
         self.held: dict[int, dict[int, list[int]]] = {worker: {} for worker in range(WORKERS)}
         self.ledger: dict[int, Counter[int]] = {}
         self.last: dict[int, tuple[int, int, int, int, int, int]] = {}
+        self.begun: dict[int, int] = {}
+        """The epoch of the last samples of each worker."""
+        self.left: set[int] = set()
+        """Epochs that some worker has left early."""
 
     def note(self, answers: list[object]) -> None:
         for answer in answers:
             assert not isinstance(answer, Refused), answer
             self.waits[answer.worker] = isinstance(answer, Wait)  # type: ignore[attr-defined]
             if isinstance(answer, Given):
-                assert answer.epoch == self.epoch[answer.worker]
+                assert answer.walk == self.epoch[answer.worker]
                 self.held[answer.worker][answer.number] = positions(answer.ranges)
+                self.begun[answer.worker] = answer.walk
             elif isinstance(answer, Over):
-                assert sorted(self.ledger.get(answer.epoch, Counter()).elements()) == list(range(LENGTH))
+                assert sorted(self.ledger.get(answer.walk, Counter()).elements()) == list(range(LENGTH))
                 self.epoch[answer.worker] += 1
 
     def train(self, worker: int) -> None:
@@ -166,6 +254,24 @@ class Job(RuleBasedStateMachine):
             # It may have given some of them back since.
             assert set(positions(answer.ranges)) >= set(self.held[worker][answer.number])
 
+    @rule(worker=st.integers(0, WORKERS - 1))
+    def come_to_a_barrier(self, worker: int) -> None:
+        """Say, after a push, that it was pushed."""
+        if worker in self.number and not self.waits[worker]:
+            self.train(worker)
+            self.note(self.pool.pushed(worker, self.number[worker]))  # type: ignore[arg-type]
+
+    @rule(worker=st.integers(0, WORKERS - 1), has_pushed=st.booleans())
+    def leave_the_loop(self, worker: int, has_pushed: bool) -> None:
+        """Go on with the next epoch; what it has not pushed for goes back."""
+        if self.begun.get(worker) != self.epoch[worker] or worker not in self.number or self.waits[worker]:
+            return
+        if has_pushed:
+            self.come_to_a_barrier(worker)
+        self.give_back(worker, 0)
+        self.left.add(self.epoch[worker])
+        self.epoch[worker] += 1
+
     @precondition(lambda self: len(self.number) > 1)
     @rule(worker=st.integers(0, WORKERS - 1), has_pushed=st.booleans())
     def die(self, worker: int, has_pushed: bool) -> None:
@@ -190,8 +296,9 @@ class Job(RuleBasedStateMachine):
         for _ in range(4 * LENGTH):
             for worker in list(self.number):
                 self.take(worker, 3)
-        assert all(sum(self.ledger.get(epoch, Counter()).values()) == LENGTH for epoch in range(self.pool.epoch))
-        assert self.pool.epoch > 1
+        finished = set(range(self.pool.walk)) - self.left
+        assert all(sum(self.ledger.get(epoch, Counter()).values()) == LENGTH for epoch in finished)
+        assert self.pool.walk > 1
 
 
 TestJob = Job.TestCase

@@ -97,6 +97,8 @@ def valid_messages(store, member, shared):
         (m.TakeSamples("p", 10, 1, 0, 4, 0), []),
         (m.AwaitSamples("p"), []),
         (m.ReturnSamples("p", 1, [(0, 2)]), []),
+        (m.TakeSamples("p", 10, 2, 1, 4, 0, 0, 1, [(2, 4), (6, 9)], 3, 1), []),
+        (m.AskSamples("p", 1), []),
         (m.Publish(store, [block]), []),
         (m.Lookup(store, ["a"]), []),
         (m.AskStatus(), []),

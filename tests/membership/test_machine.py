@@ -265,7 +265,7 @@ def test_barrier_does_not_wait_for_who_has_left() -> None:
     assert answers(members.handle(b"worker-1", 2, m.Bye(""), 1.0)) == [
         (b"worker-1", 2, m.Done()),
         (b"server-0", 0, m.News([], False, [1])),
-        (b"worker-0", 2, m.Done()),
+        (b"worker-0", 2, m.Gathered([], [(1, 0)])),
     ]
 
 
@@ -663,7 +663,7 @@ def test_goodbye_counts_when_the_exit_code_is_0() -> None:
     assert members.tick(1.2) == []
     assert members.ended("worker", 1, 0, 1.3) == []
     told = answers(members.tick(1.4))
-    assert told == [(b"server-0", 0, m.News([], False, [1])), (b"worker-0", 2, m.Done())]
+    assert told == [(b"server-0", 0, m.News([], False, [1])), (b"worker-0", 2, m.Gathered([], [(1, 0)]))]
     members.check()
 
 

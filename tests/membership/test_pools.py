@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from paceline.membership.actions import Answer, Waiting
 from paceline.membership.pools import MAX_POOLS, Pools
 from paceline.wire import messages as m
@@ -50,7 +52,7 @@ def test_worker_that_left_before_the_pool_was_made_gets_nothing() -> None:
     assert "has left" in answer.body.text
 
 
-def refusal(actions: list[object]) -> str:
+def refusal(actions: Sequence[object]) -> str:
     [answer] = actions
     assert isinstance(answer, Answer)
     assert isinstance(answer.body, m.Failed)
@@ -59,7 +61,7 @@ def refusal(actions: list[object]) -> str:
 
 def test_senseless_requests_are_refused() -> None:
     pools = Pools(1)
-    assert "no pool 'p'" in refusal([*pools.wait(0, Waiting(b"0", 1), m.AwaitSamples("p"))])
+    assert "no pool 'p'" in refusal(pools.wait(0, Waiting(b"0", 1), m.AwaitSamples("p")))
     pools.take(0, Waiting(b"0", 2), take(1))
     assert "has 4 samples, worker 0 has 5" in refusal([*pools.take(0, Waiting(b"0", 3), take(2, length=5))])
     assert "follows its request 1" in refusal([*pools.take(0, Waiting(b"0", 3), take(3))])
@@ -87,3 +89,43 @@ def test_samples_of_no_pool_cannot_be_given_back() -> None:
     ((_, _, failed),) = answers(members.handle(b"worker-0", 3, m.ReturnSamples("x", 1, [(0, 1)]), 0.5))
     assert isinstance(failed, m.Failed)
     assert "there is no pool 'x' to give samples back to" in failed.text
+
+
+def test_barrier_says_what_a_worker_has_trained_on() -> None:
+    members = joined(JOB)
+
+    def take(worker: int, number: int, done: int, round: int) -> m.Reply:
+        body = m.TakeSamples("p", 6, number, 0, 3, done, round)
+        return answers(members.handle(b"worker-%d" % worker, 2 + number, body, 0.5))[-1][2]
+
+    def left(worker: int, round: int) -> m.Reply:
+        return answers(members.handle(b"worker-%d" % worker, 9, m.AskSamples("p", round), 0.5))[0][2]
+
+    assert left(0, 0) == m.SamplesLeft(False)
+    take(0, 1, 0, 4)
+    take(1, 1, 0, 6)
+    assert left(0, 5) == m.SamplesLeft(True, 0, 0, [(3, 6)], [1])
+    assert take(1, 2, 1, 7) == m.Samples([], False, True)
+    assert answers(members.handle(b"worker-1", 5, m.AwaitSamples("p"), 0.5)) == []
+    over = m.Samples([], True, False)
+    assert answers(members.handle(b"worker-0", 6, m.Enter("b", round=5), 0.6)) == [(b"worker-1", 5, over)]
+    assert left(1, 7) == m.SamplesLeft(True, 0, 1, [], [])
+
+
+def test_worker_that_leaves_its_loop_says_what_it_has_trained_on() -> None:
+    pools = Pools(2)
+    pools.take(0, Waiting(b"0", 1), take(1, count=2))
+    pools.take(0, Waiting(b"0", 2), take(2, count=2, done=1))
+    assert pools.give_back(0, Waiting(b"0", 3), m.ReturnSamples("p", 2, [], 1)) == [Answer(b"0", 3, m.Done())]
+    [answer] = pools.rest(1, Waiting(b"1", 1), m.AskSamples("p"))
+    assert answer == Answer(b"1", 1, m.SamplesLeft(True, 0, 1, [], []))
+
+
+def test_pool_goes_on_with_what_is_left_and_refuses_who_has_another_state() -> None:
+    pools = Pools(2)
+    body = m.TakeSamples("p", 4, 1, 0, 9, 0, 0, 3, [(1, 2), (3, 4)])
+    wrong = m.TakeSamples("p", 4, 1, 0, 9, 0, 0, 3, [(1, 9)])
+    assert "not ascending ranges" in refusal(pools.take(0, Waiting(b"0", 1), wrong))
+    assert pools.take(0, Waiting(b"0", 1), body) == [Answer(b"0", 1, m.Samples([(1, 2), (3, 4)], False, False))]
+    other = m.TakeSamples("p", 4, 1, 0, 9, 0, 0, 3, [(1, 4)])
+    assert "all workers load the same state" in refusal(pools.take(1, Waiting(b"1", 1), other))

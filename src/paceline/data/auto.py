@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Mapping, Sized
+from typing import Any, TypeAlias
 
 from torch.utils.data import Sampler
 
 from paceline.data.pool import PooledBatchSampler
-from paceline.data.sampler import epoch_order
+from paceline.data.sampler import State, epoch_order
 from paceline.data.shares import SharedBatchSampler
 from paceline.hetero.measured import sizes
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
 from paceline.kvstore.dist.policy import chosen
 from paceline.worker.profile import WARM_UP
+
+#: What :func:`batch_sampler` returns: all of them have ``set_epoch``, ``state_dict`` and ``load_state_dict``.
+BatchSampler: TypeAlias = "SharedBatchSampler | PooledBatchSampler | TwoSizes"
 
 
 def batch_sampler(
@@ -23,7 +27,7 @@ def batch_sampler(
     batch_size: int,
     shuffle: bool = True,
     seed: int = 0,
-) -> Sampler[list[int]]:
+) -> BatchSampler:
     """Return a sampler for ``DataLoader(batch_sampler=...)`` that gives unequal workers unequal parts, in any mode. ::
 
         store = paceline.kvstore.create("dist_auto")
@@ -31,7 +35,8 @@ def batch_sampler(
         loader = torch.utils.data.DataLoader(data, batch_sampler=sampler)
 
     With ``dist_auto`` it is what was chosen together with the mode. Otherwise workers in lock step get batches by
-    measured speed (:class:`SharedBatchSampler`), others take from a pool (:class:`PooledBatchSampler`).
+    measured speed (:class:`SharedBatchSampler`), others take from a pool (:class:`PooledBatchSampler`). A state of one
+    can be loaded by the other, so a job can resume with what is chosen then.
 
     Args:
         data: the data set or its length.
@@ -49,7 +54,7 @@ def batch_sampler(
     store.session.hands_out = True
     shares = _shares_of(store)
     if shares == "sizes":
-        return _TwoSizes(data, batch_size, seed, store.session.settings.profile_rounds)
+        return TwoSizes(data, batch_size, seed, store.session.settings.profile_rounds)
     if shares == "pool":
         return PooledBatchSampler(data, store, batch_size=batch_size, shuffle=shuffle, seed=seed)
     return SharedBatchSampler(data, store, global_batch_size=total, shares=shares, shuffle=shuffle, seed=seed)
@@ -68,7 +73,7 @@ def _shares_of(store: DistStore) -> str:
     return "equal" if store.policy.merge == "groups" and store.policy.bound is not None else "pool"
 
 
-class _TwoSizes(Sampler[list[int]]):
+class TwoSizes(Sampler[list[int]]):
     """Batches of a job that measures its workers and then ends: first whole ones, then smaller ones.
 
     Args:
@@ -83,6 +88,9 @@ class _TwoSizes(Sampler[list[int]]):
         if batch_size < 1 or self._length < 1 or seed < 0:
             raise ValueError(f"{self._length} samples, batch_size {batch_size}, seed {seed}: 1, 1 and 0 are the least")
         self._order = epoch_order(self._length, seed, 0)
+        self._state: State = {
+            "epoch": 0, "left": [[0, self._length]], "length": self._length, "seed": seed, "shuffle": True,
+        }  # fmt: skip
         self._sizes = [batch_size] * WARM_UP + sizes(batch_size, rounds) + [batch_size]
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -92,3 +100,14 @@ class _TwoSizes(Sampler[list[int]]):
             size = self._sizes[min(number, len(self._sizes) - 1)]
             yield [int(self._order[(begin + one) % self._length]) for one in range(size)]
             begin, number = begin + size, number + 1
+
+    def set_epoch(self, epoch: int) -> None:
+        """Do nothing: there is no epoch."""
+
+    def state_dict(self) -> State:
+        """Return the state that was loaded: what is measured is no training."""
+        return dict(self._state)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Keep a state, to return it."""
+        self._state = dict(state)

@@ -69,9 +69,18 @@ class HandedOut:
 
     def take_over(self, worker: int, last: int) -> None:
         """Let come once more what a worker that is gone has not trained on: its rounds after the last one."""
-        for one in self._batches:
-            if one.round > last and worker in one.columns:
-                self._repeat(one, *one.columns[worker])
+        self.again += self.missing(worker, last, self.length)
+
+    def missing(self, worker: int, last: int, stop: int) -> list[int]:
+        """Return the positions that a worker that is gone has not trained on.
+
+        Args:
+            worker: who is gone.
+            last: its last round.
+            stop: index of the first global batch that does not count.
+        """
+        batches = [one for one in self._batches if one.round > last and one.first < stop and worker in one.columns]
+        return [position for one in batches for position in self._positions(one, *one.columns[worker])]
 
     def cut_short(self, worker: int, done: int) -> None:
         """Let come once more what a worker has not done of its part of the last global batch."""
@@ -79,7 +88,7 @@ class HandedOut:
         if worker in one.columns:
             start, stop = one.columns[worker]
             one.columns[worker] = start, start + done
-            self._repeat(one, start + done, stop)
+            self.again += self._positions(one, start + done, stop)
 
-    def _repeat(self, one: GlobalBatch, start: int, stop: int) -> None:
-        self.again += [self.position(one.first + i) for i in range(start, stop) if one.first + i < one.length]
+    def _positions(self, one: GlobalBatch, start: int, stop: int) -> list[int]:
+        return [self.position(one.first + i) for i in range(start, stop) if one.first + i < one.length]

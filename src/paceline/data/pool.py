@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Mapping, Sized
+from typing import Any, NoReturn
 
 import torch
 from torch.utils.data import Sampler
 
 from paceline.data.deadline import Accumulates, Deadline, accumulate, check_deadline
 from paceline.data.fetching import fetched_ahead
-from paceline.data.sampler import epoch_order
+from paceline.data.sampler import State, epoch_order
+from paceline.data.states import left_of
+from paceline.data.walker import walker_of
 from paceline.hetero import split_evenly
-from paceline.hetero.pool import cut, positions
+from paceline.hetero.pool import positions
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
-from paceline.ranges import Ranges
-from paceline.wire import messages as m
+from paceline.ranges import cut
 from paceline.worker.session import Session
 
 
@@ -34,8 +36,21 @@ class PooledBatchSampler(Sampler[list[int]]):
     A batch counts as trained on when the loop asks for the next one, or has ended. A worker that finds only samples
     that others hold waits until they have trained on them; servers do not wait for it meanwhile.
 
+    Each iteration is the next epoch; :meth:`set_epoch` chooses one. All workers iterate equally often. A worker that
+    leaves its loop early gives back a batch that it has not pushed for; the others finish the epoch, and if all leave
+    it, the next one begins. A loop that is left before its first push has only looked: the same epoch comes again.
+
     The order of the samples follows from (``seed``, ``epoch``); who gets which does not. There is no length: how many
-    batches a worker gets depends on the others. An epoch cannot be continued in the middle.
+    batches a worker gets depends on the others.
+
+    :meth:`state_dict` continues in mid-epoch, with another number of workers or batch size too. With ``stop_every`` all
+    workers' loops end together in the middle of an epoch, to save; the next iteration goes on with it::
+
+        while sampler.next_epoch < 10:
+            for x, y in loader:
+                ...
+            extra = {"sampler": sampler.state_dict()}
+            paceline.save("job.ckpt", net, optimizer, step=step, extra=extra)
 
     With ``deadline_s`` a worker stops to compute at that time since its step began, pushes what it has done, and gives
     the rest back to the pool, so that a slow batch delays nobody. The loop takes its parts from :meth:`parts_in_time`::
@@ -53,13 +68,15 @@ class PooledBatchSampler(Sampler[list[int]]):
         batch_size: of this worker; the last batches of an epoch may be smaller.
         shuffle: without it, samples keep their order and every epoch is the same.
         seed: 0 or more, the same on all workers.
-        name: of the pool; samplers of the same name share it.
+        name: of the pool; samplers of the same name share it, and each iteration of one of them is the next epoch.
+            Samplers of other data need a name of their own.
         max_batch: samples of a part, which fit into this worker's memory at once; by default the whole batch.
         deadline_s: seconds after which a worker begins no further part of a step; it needs ``max_batch``.
+        stop_every: samples of all workers together after which an iteration ends; by default at the end of the epoch.
 
     Raises:
-        ValueError: a store of another type, a batch size below 1, no data, a negative seed, or a deadline without
-            ``max_batch``.
+        ValueError: a store of another type, a batch size or ``stop_every`` below 1, no data, a negative seed, a
+            deadline without ``max_batch``, or another sampler of that name with other data or settings.
     """
 
     def __init__(
@@ -73,31 +90,55 @@ class PooledBatchSampler(Sampler[list[int]]):
         name: str = "samples",
         max_batch: int | None = None,
         deadline_s: float | None = None,
+        stop_every: int | None = None,
     ) -> None:
         self._length = data if isinstance(data, int) else len(data)
-        if batch_size < 1 or self._length < 1 or seed < 0:
-            raise ValueError(f"{self._length} samples, batch_size {batch_size}, seed {seed}: 1, 1 and 0 are the least")
+        least = min(batch_size, self._length, 1 if stop_every is None else stop_every, seed + 1)
+        if least < 1:
+            raise ValueError(
+                f"{self._length} samples, batch_size {batch_size}, stop_every {stop_every}, seed {seed}: 1, 1, 1 and 0 "
+                "are the least"
+            )
         if deadline_s is not None:
             check_deadline(deadline_s, max_batch)
-        self._session = _session_of(store)
         self._max_batch = max_batch or batch_size
         self._deadline = None if deadline_s is None else Deadline(deadline_s, time.monotonic)
-        self._held: Ranges = ()
-        """Positions of the batch that was handed out last."""
-        self._batch_size, self._shuffle, self._seed, self._name = batch_size, shuffle, seed, name
-        self._number = 0
-        self._epoch = -1
+        self._batch_size, self._shuffle, self._seed = batch_size, shuffle, seed
+        self._settings: State = {"length": self._length, "seed": seed, "shuffle": shuffle}
+        limit = 0 if stop_every is None else min(stop_every, self._length)
+        self._walker = walker_of(_session_of(store), name, self._settings, limit)
 
     @property
     def epoch(self) -> int:
-        """The epoch that is under way; -1 before the first one."""
-        return self._epoch
+        """The epoch that is under way, or that comes next when none has begun."""
+        return self._walker.epoch
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch of the next iteration. With ``stop_every`` it may be the one under way."""
+        return self._walker.following.epoch
+
+    def __len__(self) -> NoReturn:
+        """Raise: nobody knows how many batches this worker will get.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            "a pool has no length: how many batches a worker gets depends on the others. All workers together train on "
+            f"{self._length} samples per epoch; count these, or batches"
+        )
+
+    def __bool__(self) -> bool:
+        """Return True, as objects without a length do."""
+        return True
 
     def __iter__(self) -> Iterator[list[int]]:
         """Hand out batches until every sample of the next epoch is trained on by some worker.
 
         Raises:
-            ValueError: a ``DataLoader`` fetches batches ahead.
+            ValueError: a ``DataLoader`` fetches batches ahead; or the other workers go on with another state, epoch or
+                seed.
         """
         if fetched_ahead():
             raise ValueError(
@@ -105,21 +146,16 @@ class PooledBatchSampler(Sampler[list[int]]):
                 "worker that dies would be lost. Give it num_workers=0, or take SharedBatchSampler, which knows what "
                 "was fetched ahead"
             )
-        self._epoch += 1
-        order = epoch_order(self._length, self._seed, self._epoch) if self._shuffle else range(self._length)
-        while True:
-            self._number += 1  # all batches before are trained on, also the last one of a loop that was left
-            request = m.TakeSamples(
-                self._name, self._length, self._number, self._epoch, self._batch_size, self._number - 1,
-                self._session.round,
-            )  # fmt: skip
-            samples = self._take(request)
-            if samples.over:
-                return
-            self._held = tuple(samples.ranges)
-            if self._deadline is not None:
-                self._deadline.begin_step()
-            yield [int(order[position]) for position in positions(self._held)]
+        walk = self._walker.begin()
+        order = epoch_order(self._length, self._seed, self.epoch) if self._shuffle else range(self._length)
+        try:
+            while (held := self._walker.take(walk, self._batch_size)) is not None:
+                if self._deadline is not None:
+                    self._deadline.begin_step()
+                yield [int(order[position]) for position in positions(held)]
+        except GeneratorExit:
+            self._walker.stop(walk)
+            raise
 
     def parts_in_time(self, optimizer: Accumulates, *batch: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
         """Cut a batch into parts of at most ``max_batch``; with ``deadline_s`` only as many as there is time for.
@@ -134,21 +170,56 @@ class PooledBatchSampler(Sampler[list[int]]):
         length = len(batch[0])
         sizes = split_evenly(length, [1.0] * -(-length // self._max_batch))
         done = yield from accumulate(optimizer, batch, sizes, self._deadline, contextlib.nullcontext)
-        _, rest = cut(self._held, done)
+        _, rest = cut(self._walker.held, done)
         if rest:
-            request = m.ReturnSamples(self._name, self._number, list(rest))
-            self._session.call_scheduler(request, f"return of samples to pool {self._name!r}")
+            self._walker.give_back(rest)
 
-    def _take(self, request: m.TakeSamples) -> m.Samples:
-        """Take samples. While it waits for those that others hold, no server waits for this worker's pushes."""
-        what = f"samples of pool {self._name!r}"
-        samples = self._session.call_scheduler(request, what)
-        assert isinstance(samples, m.Samples)
-        if samples.waits:
-            self._session.stores.pause()
-            samples = self._session.call_scheduler(m.AwaitSamples(self._name), what)
-            assert isinstance(samples, m.Samples)
-        return samples
+    # ---- state -----------------------------------------------------------------------------------------------------
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make ``epoch`` the next one, on all workers. If a part of it is what comes next, it goes on with that part.
+
+        Raises:
+            ValueError: the epoch is negative.
+        """
+        if epoch < 0:
+            raise ValueError(f"epoch is {epoch}; epochs count from 0")
+        following = self._walker.following
+        self._walker.choose(epoch, following.left if epoch == following.epoch else ())
+
+    def state_dict(self) -> State:
+        """Return where the epoch stands, for all workers: plain numbers, fit for JSON.
+
+        ``left`` are the ranges of positions in the epoch's order that nobody has trained on. A sample is trained on
+        when a push of its worker has followed. Of this worker that is known; of others it is known up to their last
+        request for samples, and up to the last barrier. So a state is exact, and the same on all workers, when an
+        iteration has ended for all; and in the middle of one between a barrier and the next batch of any worker::
+
+            store.barrier()
+            extra = {"sampler": sampler.state_dict()}
+            paceline.save("job.ckpt", net, optimizer, step=step, extra=extra)
+
+        A state that one worker takes while others train counts the batches that they hold as not trained on: at most
+        one batch per other worker is then trained on twice, if the saved weights have it already, and none is lost. A
+        warning names these workers. Weights that are read later than the state have more than it says, those that are
+        read before it have less. Between ``backward`` and ``step``, or when gradients are accumulated over several
+        batches, what was not pushed counts as not trained on.
+
+        It asks the scheduler, and waits for no other worker.
+        """
+        epoch, left = self._walker.rest()
+        return {"epoch": epoch, "left": [list(one) for one in left]} | self._settings
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where :meth:`state_dict` was taken: the next iteration hands out exactly the remaining samples.
+
+        All workers load the same state, and may be more or fewer than then. If they load different ones, the first
+        batch of one of them raises a ``ValueError``. A state of :class:`SharedBatchSampler` will do, too.
+
+        Raises:
+            ValueError: in mid-epoch the data, seed and ``shuffle`` must be the same as then. Nothing is changed.
+        """
+        self._walker.choose(*left_of(state, self._settings))
 
 
 def _session_of(store: KVStoreBase) -> Session:

@@ -21,6 +21,7 @@ from paceline.data.fetching import fetched_ahead
 from paceline.data.handed_out import GlobalBatch, HandedOut
 from paceline.data.sampler import State, epoch_order
 from paceline.data.share_choices import fractions_of, session_of
+from paceline.data.states import place_of
 from paceline.hetero import Shares, Speed, SpeedMeter, split_evenly
 from paceline.kvstore.base import KVStoreBase
 
@@ -121,6 +122,7 @@ class SharedBatchSampler(Sampler[list[int]]):
         self._rank, self._num_workers = store.rank, store.num_workers
         self._shuffle, self._seed, self._drop_last, self._prefetch = shuffle, seed, drop_last, prefetch
         self._max_batch = max_batch
+        self._settings: State = {"length": self._length, "seed": seed, "shuffle": shuffle}
         self._check(global_batch_size, deadline_s)
         self._measures = shares == "measured"
         self._session = session_of(store, self._measures, deadline_s)
@@ -260,8 +262,8 @@ class SharedBatchSampler(Sampler[list[int]]):
         if self._deadline is not None:
             self._deadline.begin_step()
 
-    def _has_batch(self) -> bool:
-        left = self._handed_out.length - self._first
+    def _has_batch(self, more: int = 0) -> bool:
+        left = self._handed_out.length + more - self._first
         return left >= (self._shares.global_batch if self._drop_last else 1)
 
     def _columns(self, left: int) -> dict[int, tuple[int, int]]:
@@ -349,49 +351,44 @@ class SharedBatchSampler(Sampler[list[int]]):
     def state_dict(self) -> State:
         """Return where the epoch stands: plain numbers, the same on all workers, fit for JSON.
 
-        Batches that the loader has fetched ahead count as not handed out.
+        Batches that the loader has fetched ahead count as not handed out. With ``measured`` or ``deadline_s``, what a
+        worker that has died had not trained on counts as not handed out, too. Others know of it at the first barrier
+        after the death; so take the state after ``store.barrier()`` if workers may die.
         """
-        done = not self._has_batch()
+        missing = self._missing(self._first)
+        done = not self._has_batch(len(missing))
         ahead = 0 if done or self._pending else min(self._prefetch, self._row)
         first = self._handed_out.first_of_last(ahead)
         row, first = (0, 0) if done else (self._row - ahead, self._first if first is None else first)
-        again, shares = self._handed_out.again, [self._shares.samples.get(one, 0) for one in range(self._num_workers)]
+        again = [*self._handed_out.again, *(self._missing(first) if ahead else missing)]
+        shares = [self._shares.samples.get(one, 0) for one in range(self._num_workers)]
         where: State = {"epoch": self._epoch + done, "batch": row, "shares": shares}
         where |= {"first": first} if first != row * self._shares.global_batch else {}
-        return where | ({"again": list(again)} if again and not done else {}) | self._settings()
+        where |= {"again": again} if again and not done else {}
+        return where | self._settings | {"drop_last": self._drop_last, "global_batch_size": self._shares.global_batch}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where :meth:`state_dict` was taken; the number of workers may be another one.
+        """Continue where :meth:`state_dict` was taken; workers and global batch may be others.
+
+        A state of :class:`PooledBatchSampler` will do, too.
 
         Raises:
-            ValueError: in mid-epoch the data, seed and global batch must be the same as then. Nothing is changed.
+            ValueError: in mid-epoch the data, seed and ``shuffle`` must be the same as then. Nothing is changed.
         """
-        differing = [name for name, value in self._settings().items() if state["batch"] and state.get(name) != value]
-        if differing:
-            then = {name: state.get(name) for name in differing}
-            raise ValueError(f"the state was taken in the middle of epoch {state['epoch']} with {then}")
-        again = [int(one) for one in state.get("again", ())]
-        if not all(0 <= one < self._length for one in again):
-            raise ValueError(f"the state names samples beyond the {self._length} of the data")
-        if state["epoch"] < 0 or not 0 <= state["batch"] <= (state.get("first", 0) or self._rows(len(again))):
-            raise ValueError(f"the state names batch {state['batch']}; an epoch has {self._rows(len(again))}")
-        first = state.get("first", state["batch"] * self._shares.global_batch)
-        self._epoch, self._row, self._pending = state["epoch"], state["batch"], True
+        place = place_of(state, self._settings)
+        self._epoch, self._row, self._first, self._pending = place.epoch, place.row, place.first, True
         self._handed_out.begin(0)
-        self._handed_out.again, self._first = again, min(first, self._length + len(again))
-        shares = state["shares"]
+        self._handed_out.again, shares = place.again, place.shares
         fits = len(shares) == self._num_workers and sum(shares) == self._shares.global_batch and min(shares) > 0
         if self._measures and fits:
             self._shares = Shares(self._shares.global_batch, shares, self._caps)
 
-    def _settings(self) -> State:
-        return {
-            "length": self._length,
-            "seed": self._seed,
-            "shuffle": self._shuffle,
-            "drop_last": self._drop_last,
-            "global_batch_size": self._shares.global_batch,
-        }
+    def _missing(self, stop: int) -> list[int]:
+        """Return the positions before an index that workers had that are gone, which no revision has noticed yet."""
+        if self._session is None or self._pending or not (self._measures or self._deadline):
+            return []
+        gone = [(worker, last) for worker, last in self._session.gone.items() if worker in self._shares.samples]
+        return [position for worker, last in gone for position in self._handed_out.missing(worker, last, stop)]
 
     def _check(self, global_batch_size: int, deadline_s: float | None) -> None:
         if self._seed < 0 or (self._max_batch is not None and self._max_batch < 1):

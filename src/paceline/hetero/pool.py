@@ -1,32 +1,38 @@
 """One queue of samples for all workers: each index is trained on once per epoch, whoever dies.
 
-An index of an epoch's order is *free*, *held* by a worker, or *done*::
+All workers walk through the pool together, once per iteration of their samplers. Walks are numbered; what a walk hands
+out (:class:`~paceline.hetero.walk.Start`) comes with the requests, and is the same on all workers. A position of the
+epoch's order is *free*, *held* by a worker, *done*, or of a later walk::
 
     state   event                                     becomes   answers
-    free    a worker takes samples                    held      Given, with the lowest free indices
+    free    a worker takes samples                    held      Given, with the lowest free positions
     held    its worker takes again, or says done      done      none
+    held    its worker says that a push followed      done      none
     held    its worker gives it back                  free      Given to a worker that waits
     held    its worker leaves or dies, and a push     done      none
             that followed has arrived at a server
     held    its worker leaves or dies otherwise       free      Given to a worker that waits
-    (all    done)                                     free      the next epoch begins for who waits for it
+    (none   free, none held)                          -         the next walk begins for who waits for it
+    (all workers wait for the next walk)              -         the next walk begins: what is free is left out
 
-and a worker that takes from epoch e gets, depending on the pool's epoch p::
+and a worker that takes from walk w gets, depending on the pool's walk p::
 
-    e       indices                      answer
+    w       positions                    answer
     p       some are free                Given
     p       all are held or done         Wait; later Given (a holder has died), or Over (all are done)
     < p     -                            Over
-    p + 1   all are done                 Given: the epoch of the pool becomes p + 1
+    p + 1   all are done                 Given: the walk of the pool becomes p + 1
     p + 1   some are not done            Wait, until they are
     > p+1   -                            Refused
+    p, p+1  what the walk hands out is   Refused
+            not what the others say
 
 A worker holds what it took until it says that it has trained on it: with its next request (``done`` is the number of
-its last request that it has trained on) or with :meth:`Pool.finish`. Requests are numbered, so one that arrives twice
-is answered twice and counts once.
+its last request that it has trained on), or by the number of its last push (:meth:`Pool.pushed`). Requests are
+numbered, so one that arrives twice is answered twice and counts once.
 
-With each request a worker says the last round that it has pushed. So when it leaves or dies, it is known whether a push
-followed what it holds: one round more has arrived at a server.
+With each request a worker says the last round that it has pushed. So when it leaves, dies or comes to a barrier, it is
+known whether a push followed what it holds: one round more has arrived at a server.
 
 What breaks the guarantee: a worker that pushes twice for one batch, or once for several, and dies in between.
 
@@ -39,7 +45,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from paceline.ranges import Ranges, joined, without
+from paceline.hetero.walk import Start
+from paceline.ranges import Ranges, cut, joined, others, without
 
 
 @dataclass(frozen=True)
@@ -48,17 +55,17 @@ class Given:
 
     worker: int
     number: int
-    epoch: int
+    walk: int
     ranges: Ranges
 
 
 @dataclass(frozen=True)
 class Over:
-    """The epoch that the worker asked for has no more samples: all are done."""
+    """The walk that the worker asked for has no more samples: all are done."""
 
     worker: int
     number: int
-    epoch: int
+    walk: int
 
 
 @dataclass(frozen=True)
@@ -76,6 +83,20 @@ class Refused:
     worker: int
     number: int
     reason: str
+    error: str = "ProtocolError"
+    """Type of the error."""
+
+
+@dataclass(frozen=True)
+class Rest:
+    """What of an epoch is not trained on yet."""
+
+    walk: int
+    epoch: int
+    left: Ranges
+    """Positions; none: all."""
+    holders: tuple[int, ...]
+    """Other workers that hold some of them."""
 
 
 Answer: TypeAlias = Given | Over | Wait | Refused
@@ -90,8 +111,12 @@ class _Taker:
     """By number of the request, the last round that the worker had pushed before it asked."""
     last: int = 0
     answer: Answer | None = None
-    waits: tuple[int, int, int] | None = None
-    """(number, epoch, count) of a request that waits."""
+    waits: tuple[int, int, int, Start] | None = None
+    """(number, walk, count, start) of a request that waits."""
+
+    def trained(self, round: int) -> int:
+        """Return the number of the last request that a push up to a round followed; 0: none."""
+        return max((number for number, before in self.rounds.items() if before < round), default=0)
 
 
 class Pool:
@@ -100,39 +125,39 @@ class Pool:
     Args:
         length: samples of an epoch.
         num_workers: ranks are 0 to ``num_workers - 1``.
-        epoch: the first epoch.
-        done: positions of that epoch that were done before (of a job that continues).
+        start: the first walk; by default the whole epoch 0.
     """
 
-    def __init__(self, length: int, num_workers: int, epoch: int = 0, done: Ranges = ()) -> None:
-        self.length, self.epoch = length, epoch
+    def __init__(self, length: int, num_workers: int, start: Start | None = None) -> None:
+        self.length = length
+        self._free: Ranges = ()
         self._takers = {worker: _Taker() for worker in range(num_workers)}
-        self._free: Ranges = ((0, length),) if length else ()
-        for start, stop in done:
-            self._free = without(self._free, start, stop)
-        self.done: Ranges = done
-        """Positions of the epoch that were trained on."""
+        self._begin(0, start or Start())
 
     # ---- events ----------------------------------------------------------------------------------------------------
 
-    def take(self, worker: int, number: int, epoch: int, count: int, done: int, round: int = 0) -> list[Answer]:
+    def take(
+        self, worker: int, number: int, walk: int, count: int, done: int, round: int = 0, start: Start | None = None
+    ) -> list[Answer]:
         """Take a request for samples; returns the answers, to this worker and to others.
 
         Args:
             worker: who asks; one that has left is refused.
             number: of the request, from 1.
-            epoch: of which it wants samples.
+            walk: of which it wants samples.
             count: how many at most.
             done: number of the last request whose samples it has trained on; 0: none.
             round: the last that it has pushed.
+            start: what the walk hands out; by default the whole epoch of the walk's number.
         """
+        start = start or Start(walk)
         taker = self._takers.get(worker)
-        reason = self._objection(taker, worker, number, epoch, count)
-        if taker is None or reason:
-            return [Refused(worker, number, reason)]
+        refused = self._objection(taker, worker, number, walk, count, start)
+        if taker is None or refused is not None:
+            return [refused or Refused(worker, number, f"worker {worker} has left")]
         if number == taker.last:
             return [taker.answer] if taker.answer is not None else []
-        taker.last, taker.answer, taker.waits = number, None, (number, epoch, count)
+        taker.last, taker.answer, taker.waits = number, None, (number, walk, count, start)
         taker.rounds[number] = round
         self._finish(taker, done)
         answers = self._settle()
@@ -147,6 +172,11 @@ class Pool:
         if taker is not None:
             self._finish(taker, done)
         return self._settle()
+
+    def pushed(self, worker: int, round: int) -> list[Answer]:
+        """Note that a worker has pushed a round: it has trained on what it took before."""
+        taker = self._takers.get(worker)
+        return self.finish(worker, taker.trained(round)) if taker is not None else []
 
     def give_back(self, worker: int, number: int, ranges: Ranges) -> list[Answer]:
         """Note that a worker will not train on samples of a request; those that it does not hold change nothing."""
@@ -174,7 +204,7 @@ class Pool:
         """
         taker = self._takers.pop(worker, None)
         if taker is not None:
-            self._finish(taker, max((number for number, before in taker.rounds.items() if before < round), default=0))
+            self._finish(taker, taker.trained(round))
             self._free = joined([*self._free, *(one for held in taker.held.values() for one in held)])
         return self._settle()
 
@@ -187,31 +217,81 @@ class Pool:
             for worker, taker in self._takers.items()
         }
 
+    def rest(self, worker: int, round: int) -> Rest:
+        """Return what of the epoch is not trained on yet. What others hold counts as not trained on.
+
+        Args:
+            worker: who asks.
+            round: the last that it has pushed: it has trained on what it took before.
+        """
+        taker = self._takers.get(worker, _Taker())
+        trained = taker.trained(round)
+        held = self.held() | {worker: joined(r for number, one in taker.held.items() if number > trained for r in one)}
+        left = joined([*self._free, *self._later, *(one for ranges in held.values() for one in ranges)])
+        if not left:
+            return Rest(self.walk, self.start.epoch + 1, (), ())
+        holders = tuple(other for other, ranges in held.items() if ranges and other != worker)
+        return Rest(self.walk, self.start.epoch, left, holders)
+
     def check(self) -> None:
-        """Assert that every position is free, held by one worker, or done, and that nobody waits for nothing.
+        """Assert that each position is free, held by one worker, done or of a later walk, and nobody waits for nothing.
 
         Raises:
             AssertionError: it is not so.
         """
-        everything = [*self._free, *self.done, *(one for held in self.held().values() for one in held)]
-        assert sum(stop - start for start, stop in everything) == self.length, "a position is in two states, or in none"
-        assert joined(everything) == (((0, self.length),) if self.length else ()), "a position is missing"
+        found = [*self._free, *self._later, *self.done, *(one for held in self.held().values() for one in held)]
+        assert sum(stop - start for start, stop in found) == self.length, "a position is in two states, or in none"
+        assert not others(joined(found), self.length), "a position is missing"
         for taker in self._takers.values():
             if taker.waits is not None:
-                assert not (self._free and taker.waits[1] == self.epoch), "a worker waits while there are free samples"
+                assert not (self._free and taker.waits[1] == self.walk), "a worker waits while there are free samples"
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 
-    def _objection(self, taker: _Taker | None, worker: int, number: int, epoch: int, count: int) -> str:
+    def _begin(self, walk: int, start: Start) -> None:
+        self.walk, self.start = walk, start
+        left = start.positions(self.length)
+        self._free, self._later = cut(left, start.limit or self.length)
+        self.done = others(left, self.length)
+        """Positions of the epoch that were trained on."""
+        self._goal = others(self._later, self.length)
+
+    def _objection(
+        self, taker: _Taker | None, worker: int, number: int, walk: int, count: int, start: Start
+    ) -> Refused | None:
         if taker is None:
-            return f"worker {worker} has left"
+            return Refused(worker, number, f"worker {worker} has left")
         if number not in (taker.last, taker.last + 1):
-            return f"request {number} of worker {worker} follows its request {taker.last}; requests count from 1"
-        if number == taker.last + 1 and taker.waits is not None:
-            return f"worker {worker} asks again while its request {taker.last} waits"
-        if not 0 <= epoch <= self.epoch + 1:
-            return f"worker {worker} asks for epoch {epoch}; epoch {self.epoch} is not over"
-        return f"worker {worker} asks for {count} samples" if count < 1 else ""
+            text = f"request {number} of worker {worker} follows its request {taker.last}; requests count from 1"
+        elif number == taker.last + 1 and taker.waits is not None:
+            text = f"worker {worker} asks again while its request {taker.last} waits"
+        elif not 0 <= walk <= self.walk + 1:
+            text = f"worker {worker} asks for walk {walk}; walk {self.walk} is not over"
+        elif count < 1:
+            text = f"worker {worker} asks for {count} samples"
+        else:
+            return self._objection_to(start, worker, number, walk)
+        return Refused(worker, number, text)
+
+    def _objection_to(self, start: Start, worker: int, number: int, walk: int) -> Refused | None:
+        agreed = self._agreed(walk)
+        if walk < self.walk or start == agreed:
+            return None
+        if agreed is None:
+            text = start.objection(self.length)
+            return Refused(worker, number, text) if text else None
+        text = (
+            f"worker {worker} walks through {start}, the others through {agreed}; all workers load the same state and "
+            "set the same epoch, with the same seed, and iterate equally often. A state that is the same on all "
+            "workers is taken after a barrier"
+        )
+        return Refused(worker, number, text, "ValueError")
+
+    def _agreed(self, walk: int) -> Start | None:
+        """Return what others have said that a walk hands out; None where nobody has yet."""
+        if walk == self.walk:
+            return self.start
+        return next((one.waits[3] for one in self._takers.values() if one.waits and one.waits[1] == walk), None)
 
     def _finish(self, taker: _Taker, done: int) -> None:
         taker.rounds = {number: before for number, before in taker.rounds.items() if number > done}
@@ -221,12 +301,13 @@ class Pool:
     def _settle(self) -> list[Answer]:
         """Answer everybody who can be answered now."""
         answers: list[Answer] = []
-        if self._is_over() and any(one.waits and one.waits[1] > self.epoch for one in self._takers.values()):
+        following = self._agreed(self.walk + 1)
+        if following is not None and (self.done == self._goal or all(map(self._is_ahead, self._takers.values()))):
             answers += [self._answer(worker, taker) for worker, taker in self._waiting() if not self._is_ahead(taker)]
-            self.epoch, self.done = self.epoch + 1, ()
-            self._free = ((0, self.length),) if self.length else ()
+            self._begin(self.walk + 1, following)
         for worker, taker in self._waiting():
-            if not self._is_ahead(taker) and (self._free or self._is_over() or taker.waits[1] < self.epoch):  # type: ignore[index]
+            is_late = taker.waits is not None and taker.waits[1] < self.walk
+            if is_late or (not self._is_ahead(taker) and (self._free or self.done == self._goal)):
                 answers.append(self._answer(worker, taker))
         return answers
 
@@ -234,34 +315,19 @@ class Pool:
         return [(worker, taker) for worker, taker in self._takers.items() if taker.waits is not None]
 
     def _is_ahead(self, taker: _Taker) -> bool:
-        return taker.waits is not None and taker.waits[1] > self.epoch
-
-    def _is_over(self) -> bool:
-        return self.done == (((0, self.length),) if self.length else ())
+        return taker.waits is not None and taker.waits[1] > self.walk
 
     def _answer(self, worker: int, taker: _Taker) -> Answer:
         assert taker.waits is not None
-        number, epoch, count = taker.waits
+        number, walk, count, _ = taker.waits
         taker.waits = None
-        if epoch < self.epoch or not self._free:
-            taker.answer = Over(worker, number, epoch)
+        if walk < self.walk or not self._free:
+            taker.answer = Over(worker, number, walk)
         else:
             ranges, self._free = cut(self._free, count)
             taker.held[number] = ranges
-            taker.answer = Given(worker, number, epoch, ranges)
+            taker.answer = Given(worker, number, walk, ranges)
         return taker.answer
-
-
-def cut(ranges: Ranges, count: int) -> tuple[Ranges, Ranges]:
-    """Return the first positions, and the rest."""
-    first: list[tuple[int, int]] = []
-    rest: list[tuple[int, int]] = []
-    for start, stop in ranges:
-        middle = min(stop, start + count)
-        first += [(start, middle)] if start < middle else []
-        rest += [(middle, stop)] if middle < stop else []
-        count -= middle - start
-    return tuple(first), tuple(rest)
 
 
 def positions(ranges: Sequence[tuple[int, int]]) -> list[int]:

@@ -55,6 +55,9 @@ class Barriers:
         """Answer all who have come; those who brought something get what all have brought."""
         self._stores.pop(name, None)
         size = sum(len(one.payload or b"") for one in inside.values())
+        gone = sorted(losses.rounds.items())
+        dead = [rank for rank, _ in gone if rank in losses.ranks]
+        entered = m.Gathered([], gone, dead) if gone else m.Done()
         gathered: m.Reply
         if size > MAX_GATHER_BYTES:
             text = f"gather {name!r}: the workers said {size} bytes together; at most {MAX_GATHER_BYTES} are possible"
@@ -62,9 +65,8 @@ class Barriers:
         else:
             by_rank = {rank: one.payload or b"" for (_, rank), one in inside.items()}
             payloads = [by_rank.get(rank, b"") for rank in range(self._num_workers)]
-            gone = sorted(losses.rounds.items())
-            gathered = m.Gathered(payloads, gone, [rank for rank, _ in gone if rank in losses.ranks])
-        return [Answer(one.peer, one.seq, m.Done() if one.payload is None else gathered) for one in inside.values()]
+            gathered = m.Gathered(payloads, gone, dead)
+        return [Answer(one.peer, one.seq, entered if one.payload is None else gathered) for one in inside.values()]
 
     def clear(self) -> list[Waiting]:
         """Forget all barriers; returns who waits at one."""

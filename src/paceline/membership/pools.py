@@ -6,15 +6,19 @@ request                answer
 ``TakeSamples``        ``Samples``: positions, or that the epoch is over, or that there is a wait
 ``AwaitSamples``       ``Samples`` for the last request of this worker, when there is no wait any more
 ``ReturnSamples``      ``Done``: others get what this worker has not trained on
+``AskSamples``         ``SamplesLeft``: what of the epoch nobody has trained on
 =====================  =============================================================================
 
-So a worker learns that it will wait before it does, and can tell the servers that nobody shall wait for its pushes.
+So a worker learns that it will wait before it does, and can tell the servers that nobody shall wait for its pushes. One
+that comes to a barrier says the last round that it has pushed. So when the barrier opens, it is known what all workers
+have trained on.
 """
 
 from __future__ import annotations
 
 from paceline.hetero.pool import Answer as PoolAnswer
 from paceline.hetero.pool import Given, Over, Pool, Refused, Wait
+from paceline.hetero.walk import Start
 from paceline.membership.actions import Action, Answer, Waiting, refuse
 from paceline.wire import messages as m
 
@@ -40,19 +44,26 @@ class Pools:
 
     def take(self, rank: int, waiting: Waiting, body: m.TakeSamples) -> list[Action]:
         """Give a worker samples, or say that it has to wait."""
+        start = Start(body.epoch, tuple(body.left), body.limit, body.order)
         pool = self._pools.get(body.pool)
         if pool is None:
             if len(self._pools) >= MAX_POOLS:
-                return [refuse(waiting.peer, waiting.seq, f"a job has at most {MAX_POOLS} pools of samples")]
-            pool = self._pools[body.pool] = Pool(body.length, self._num_workers)
+                text = f"a job has at most {MAX_POOLS} pools of samples; walk through one again, or use its name again"
+                return [refuse(waiting.peer, waiting.seq, text)]
+            if start.objection(body.length):
+                return [refuse(waiting.peer, waiting.seq, start.objection(body.length))]
+            pool = self._pools[body.pool] = Pool(body.length, self._num_workers, start)
             for worker, last in self._left.items():
                 pool.leave(worker, last)
         if pool.length != body.length:
-            text = f"pool {body.pool!r} has {pool.length} samples, worker {rank} has {body.length}; use the same data"
+            text = (
+                f"pool {body.pool!r} has {pool.length} samples, worker {rank} has {body.length}; use the same data on "
+                "all workers, and give samplers of other data a name of their own"
+            )
             return [Answer(waiting.peer, waiting.seq, m.Failed("ValueError", text))]
         self._ready.pop((body.pool, rank), None)
         actions: list[Action] = []
-        for answer in pool.take(rank, body.number, body.epoch, body.count, body.done, body.round):
+        for answer in pool.take(rank, body.number, body.walk, body.count, body.done, body.round, start):
             if answer.worker == rank:
                 actions.append(_answer_to(waiting, answer))
             else:
@@ -74,9 +85,23 @@ class Pools:
         pool = self._pools.get(body.pool)
         if pool is None:
             return [refuse(waiting.peer, waiting.seq, f"there is no pool {body.pool!r} to give samples back to")]
-        answers = pool.give_back(rank, body.number, tuple(body.ranges))
+        answers = [*pool.pushed(rank, body.round), *pool.give_back(rank, body.number, tuple(body.ranges))]
         later = [action for one in answers for action in self._later(body.pool, one)]
         return [Answer(waiting.peer, waiting.seq, m.Done()), *later]
+
+    def rest(self, rank: int, waiting: Waiting, body: m.AskSamples) -> list[Action]:
+        """Say what of an epoch is not trained on yet."""
+        pool = self._pools.get(body.pool)
+        left = m.SamplesLeft(False)
+        if pool is not None:
+            one = pool.rest(rank, body.round)
+            left = m.SamplesLeft(True, one.walk, one.epoch, list(one.left), list(one.holders))
+        return [Answer(waiting.peer, waiting.seq, left)]
+
+    def pushed(self, rank: int, round: int) -> list[Action]:
+        """Note that a worker has trained on what it took before its last push."""
+        answers = [(name, answer) for name, pool in self._pools.items() for answer in pool.pushed(rank, round)]
+        return [action for name, answer in answers for action in self._later(name, answer)]
 
     def leave(self, rank: int, round: int) -> list[Action]:
         """Give what a worker held, who has left or died after a round, to those who wait."""
@@ -101,7 +126,7 @@ class Pools:
 
 def _answer_to(waiting: Waiting, answer: PoolAnswer) -> Answer:
     if isinstance(answer, Refused):
-        return refuse(waiting.peer, waiting.seq, answer.reason)
+        return Answer(waiting.peer, waiting.seq, m.Failed(answer.error, answer.reason))
     return Answer(waiting.peer, waiting.seq, _samples(answer))
 
 

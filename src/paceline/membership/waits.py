@@ -34,7 +34,7 @@ class Waits:
         """Carry out one request of a member; returns the answers that are due."""
         match body:
             case m.Enter():
-                return self._enter(key, Waiting(peer, seq), body.barrier, body.store)
+                return self._enter(key, Waiting(peer, seq), body.barrier, body.store, body.round)
             case m.Gather():
                 return self._enter(key, Waiting(peer, seq, payload=body.payload), body.barrier)
             case m.Publish():
@@ -42,7 +42,7 @@ class Waits:
                 return [Answer(peer, seq, m.Done()), *self._directory.publish(body.store, body.blocks)]
             case m.Lookup():
                 return self._directory.look_up(body.store, Waiting(peer, seq, frozenset(body.keys)))
-            case m.TakeSamples() | m.AwaitSamples() | m.ReturnSamples():
+            case m.TakeSamples() | m.AwaitSamples() | m.ReturnSamples() | m.AskSamples():
                 return self._take_samples(key, Waiting(peer, seq), body)
             case m.Leave():
                 self._directory.leave(body.store, key)
@@ -54,14 +54,14 @@ class Waits:
                 return [Answer(peer, seq, m.Missing(sorted(rank for _, rank in missing)))]
         return [refuse(peer, seq, f"the scheduler does not take {type(body).__name__}")]
 
-    def _enter(self, key: MemberKey, waiting: Waiting, name: str, store: str = "") -> list[Action]:
+    def _enter(self, key: MemberKey, waiting: Waiting, name: str, store: str = "", round: int = 0) -> list[Action]:
         if key[0] != "worker":
             return [refuse(waiting.peer, waiting.seq, f"barriers and gathers are for workers, not for a {key[0]}")]
         self._barriers.enter(name, key, waiting, store)
-        return self._opened()
+        return [*self._pools.pushed(key[1], round), *self._opened()]
 
     def _take_samples(
-        self, key: MemberKey, waiting: Waiting, body: m.TakeSamples | m.AwaitSamples | m.ReturnSamples
+        self, key: MemberKey, waiting: Waiting, body: m.TakeSamples | m.AwaitSamples | m.ReturnSamples | m.AskSamples
     ) -> list[Action]:
         if key[0] != "worker":
             return [refuse(waiting.peer, waiting.seq, f"samples are for workers, not for a {key[0]}")]
@@ -69,6 +69,8 @@ class Waits:
             return self._pools.take(key[1], waiting, body)
         if isinstance(body, m.ReturnSamples):
             return self._pools.give_back(key[1], waiting, body)
+        if isinstance(body, m.AskSamples):
+            return self._pools.rest(key[1], waiting, body)
         return self._pools.wait(key[1], waiting, body)
 
     def start(self) -> list[Action]:

@@ -35,6 +35,7 @@ class _Session:
         self.auto = self.grouped_store = ""
         self.fitting_groups: tuple[int, list[list[int]]] = (0, [])
         self.round = 0
+        self.gone: dict[int, int] = {}
         self.dead: frozenset[int] = frozenset()
         self.is_on_one_host = len({one.host_id for one in (*job.workers, *job.servers)}) == 1
 

@@ -70,9 +70,11 @@ class Session:
         self.lock_step = False
         """Whether a store of this worker has all workers in lock step."""
         self.gone: dict[int, int] = {}
-        """Workers that had left or died at the last gather, and their last rounds: the same on all workers."""
+        """Workers that were gone at the last gather or barrier, and their last rounds; the same on all workers."""
         self.dead: frozenset[int] = frozenset()
         """Those of them that had died."""
+        self.walkers: dict[str, object] = {}
+        """This worker's sides of pools of samples, by name."""
         self.hands_out = False
         """Whether samples of this job go to whoever is free, so that unequal workers can train on unlike parts."""
         self.pace = Pace(keep=bool(settings.profile_steps))
@@ -301,7 +303,9 @@ class Session:
 
     def barrier(self, name: str, store: str = "") -> None:
         """Wait until all live workers have called this with the same name; of a store, all that have not left it."""
-        self.call_scheduler(m.Enter(name, store), f"barrier {name!r}")
+        answer = self.call_scheduler(m.Enter(name, store, self.round), f"barrier {name!r}")
+        if isinstance(answer, m.Gathered):
+            self.gone, self.dead = dict(answer.gone), frozenset(answer.dead)
 
     def gather(self, name: str, payload: bytes, timeout_s: float | None = None) -> list[bytes]:
         """Return the payloads of all workers, by rank.

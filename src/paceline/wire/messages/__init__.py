@@ -56,6 +56,7 @@ from paceline.wire.messages.forwarding import (
 )
 from paceline.wire.messages.membership import (
     AskAbsent,
+    AskSamples,
     AskStatus,
     AwaitSamples,
     BlockSpec,
@@ -75,6 +76,7 @@ from paceline.wire.messages.membership import (
     Publish,
     ReturnSamples,
     Samples,
+    SamplesLeft,
     Sighting,
     Spread,
     State,
@@ -88,7 +90,7 @@ PROTOCOL = 1
 
 Request: TypeAlias = (
     Hello | Heartbeat | Bye | Claim | Enter | Gather | Publish | Lookup | AskStatus | AskAbsent
-    | TakeSamples | AwaitSamples | ReturnSamples
+    | TakeSamples | AwaitSamples | ReturnSamples | AskSamples
     | OpenStore | Init | SetUpdater | SetCompression | Push | Pull | MapArena | GetState | SetState
     | Command | AskStats | AskMissing | Leave | Pause | PullRows | AskValues | ForwardBuckets
     | PushSum | OnBehalf | Regroup | SetValues | AskNorm | Commit | Probe
@@ -100,6 +102,7 @@ Reply: TypeAlias = (
     | Found
     | Gathered
     | Samples
+    | SamplesLeft
     | Status
     | Values
     | StateIs
@@ -136,6 +139,7 @@ __all__ = [
     "AskAbsent",
     "AskMissing",
     "AskNorm",
+    "AskSamples",
     "AskStats",
     "AskStatus",
     "AskValues",
@@ -186,6 +190,7 @@ __all__ = [
     "Request",
     "ReturnSamples",
     "Samples",
+    "SamplesLeft",
     "SetCompression",
     "SetState",
     "SetUpdater",

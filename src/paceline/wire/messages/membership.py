@@ -160,11 +160,16 @@ class Claim(Message, tag=6):
 
 
 class Enter(Message, tag=7):
-    """Enter a barrier; answered when every live worker has, or those that have not left its store."""
+    """Enter a barrier; answered when every live worker has, or those that have not left its store.
+
+    The answer is :class:`Gathered`, without payloads, when workers have left or died.
+    """
 
     barrier: Name
     store: Name = ""
     """The store whose barrier it is; empty: the job's."""
+    round: Number = 0
+    """Last round that the worker has pushed: what it took from pools before is trained on."""
 
 
 class KeySpec(Message):
@@ -280,20 +285,28 @@ class Gathered(Message, tag=15):
 
 
 class TakeSamples(Message, tag=16):
-    """Ask for samples of an epoch, and say which are done; answered with :class:`Samples`."""
+    """Ask for samples of a walk through a pool, and say which are done; answered with :class:`Samples`."""
 
     pool: Name
     length: Count
     """Samples of the data set."""
     number: Number
     """Of this worker's requests, from 1."""
-    epoch: Number
+    walk: Number
+    """The workers' iterations of the pool, from 0."""
     count: Count
     """How many at most."""
     done: Number
     """Number of the last request whose samples were trained on; 0: none."""
     round: Number = 0
     """Last round that the worker has pushed."""
+    epoch: Number = 0
+    left: list[tuple[Count, Count]] = msgspec.field(default_factory=list)
+    """Positions of the epoch that the walk begins with; none: all."""
+    limit: Count = 0
+    """Samples after which the walk is over; 0: no limit."""
+    order: Number = 0
+    """Number of the orders; 0: not shuffled."""
 
 
 class AwaitSamples(Message, tag=17):
@@ -309,6 +322,8 @@ class ReturnSamples(Message, tag=58):
     number: Number
     """Of the request with which it took them."""
     ranges: list[tuple[Count, Count]]
+    round: Number = 0
+    """Last round that the worker has pushed: what it took before is trained on."""
 
 
 class Samples(Message, tag=18):
@@ -317,3 +332,24 @@ class Samples(Message, tag=18):
     ranges: list[tuple[Count, Count]]
     over: bool
     waits: bool
+
+
+class AskSamples(Message, tag=60):
+    """Ask what of an epoch is not trained on yet; answered with :class:`SamplesLeft`."""
+
+    pool: Name
+    round: Number = 0
+    """Last round that the worker has pushed: what it took before is trained on."""
+
+
+class SamplesLeft(Message, tag=61):
+    """What of an epoch is not trained on yet."""
+
+    is_known: bool
+    """Whether there is such a pool; without one the other fields say nothing."""
+    walk: Number = 0
+    epoch: Number = 0
+    left: list[tuple[Count, Count]] = msgspec.field(default_factory=list)
+    """Positions; none: all."""
+    holders: list[Rank] = msgspec.field(default_factory=list)
+    """Other workers that hold some of them."""
