@@ -41,9 +41,7 @@ def test_free_job_goes_from_dist_async_to_groups_and_back() -> None:
     assert one.groups == ALONE
     first, second = check(one, SHORT)
     assert first == "", "once proves nothing"
-    assert second.startswith(
-        "dist_gsync with groups 0 2, 1 3 from now on: steps take 0.02 to 0.05 s now, jitter 10%; "
-    )
+    assert second.startswith("dist_gsync with groups 0 2, 1 3 from now on: steps take 0.02 to 0.05 s now, jitter 10%; ")
     assert "with dist_async with a pool of samples" in second
     assert (one.groups, one.changes) == (BY_SPEED, 1)
     assert check(one, STRAGGLER)[1].startswith("dist_async with a pool of samples from now on")

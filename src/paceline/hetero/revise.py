@@ -1,8 +1,9 @@
 """Repeats the choice of ``dist_auto`` while the job trains, and changes it where workers can follow.
 
-Where servers step, and count no pushes, a way to synchronise is a set of *groups*: ``dist_async`` is a group per worker,
-lock step is one group of all. So a job of ``dist_async`` or ``dist_gsync`` is *free* to go from each of them to the
-others. ``dist_sync`` steps on the workers, and ``dist_ksync`` counts pushes: such a job is *fixed*, and gets advice.
+Where servers step, and count no pushes, a way to synchronise is a set of *groups*: ``dist_async`` is a group per
+worker, lock step is one group of all. So a job of ``dist_async`` or ``dist_gsync`` is *free* to go from each of them
+to the others. ``dist_sync`` steps on the workers, and ``dist_ksync`` counts pushes: such a job is *fixed*, and gets
+advice.
 
 ==============================================================  ==================================================
 a check finds                                                   effect
