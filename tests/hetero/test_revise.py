@@ -131,7 +131,7 @@ def test_form_of_a_policy_in_which_groups_can_change() -> None:
 
 
 def test_spikes_that_begin_end_lock_step() -> None:
-    one = revision(0.1, 0.1, 0.1, 0.1, is_free=False, update_s=0.0)
+    one = revision(0.1, 0.1, 0.1, 0.1, is_free=False, update_s=0.0, exchange_s=0.0)
     few, many = (Counted(175, spikes, 8.0, 0.1) for spikes in (1, 9))
     for counted in (few, many):
         steps = {rank: StepTime(BATCH, 0.1, counted) for rank in range(4)}

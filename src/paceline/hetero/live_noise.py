@@ -66,6 +66,10 @@ def count(seconds: Sequence[float]) -> Counted:
     return Counted(times.size, spikes.size, float(spikes.mean()) if spikes.size else 1.0, jitter)
 
 
+def _angle(share: float) -> float:
+    return 2 * math.asin(math.sqrt(share))
+
+
 def noise_now(start: Noise, start_steps: int, counted: Sequence[Counted]) -> Noise:
     """Return the noise of now.
 
@@ -84,8 +88,8 @@ def noise_now(start: Noise, start_steps: int, counted: Sequence[Counted]) -> Noi
     if abs(math.log(ratio)) > SURE * _JITTER_ERROR * error:
         now = replace(now, jitter=jitter)
     share = spikes / steps
-    both = (spikes + start.spike_share * start_steps) / (steps + start_steps)
-    if abs(share - start.spike_share) > SURE * math.sqrt(both * (1 - both)) * error:
+    # The arcsine of a share's root has the same error for all shares, also where there were no spikes.
+    if abs(_angle(share) - _angle(start.spike_share)) > SURE * error:
         factor = sum(one.spikes * one.spike_factor for one in counted) / spikes if spikes else 1.0
         now = replace(now, spike_share=share, spike_factor=factor)
     return now
