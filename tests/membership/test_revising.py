@@ -111,3 +111,30 @@ def test_lack_is_said_once(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert said.startswith("dist_auto stays as it is: ")
     assert checks(one, workers, 5) == [""] * 5
     assert one.groups == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("spread", "is_advised"),
+    [
+        (m.Spread(175, 20, 8.0, 0.1), True),
+        (m.Spread(175, 200, 8.0, 0.1), False),
+        (m.Spread(175, 20, float("nan"), 0.1), False),
+        (m.Spread(175, 20, 8.0, float("inf")), False),
+    ],
+)
+def test_spikes_that_workers_count_end_lock_step(spread: m.Spread, is_advised: bool) -> None:
+    measured = Measured(tuple(Speed(0.02, 0.0025) for _ in range(4)), 32, Noise(0.1))
+    one = following("fixed", choice=choice_text(choose(measured)), measured=measured_text(measured))
+    workers = seats((0.1, 0.1, 0.1, 0.1))
+    for worker in workers:
+        worker.spread = spread
+    said = checks(one, workers, 2)
+    assert ("11.4% of steps take 8 times as long" in said[1]) == is_advised
+    assert bool(one.sentences) == is_advised
+
+
+def test_times_that_cannot_be_are_not_compared() -> None:
+    one, workers = following("free"), seats(SHORT)
+    for seconds, samples in ((float("nan"), 1.0), (float("inf"), 1.0), (0.1, 0.0), (0.1, float("inf"))):
+        workers[0].usual_s, workers[0].usual_samples = seconds, samples
+        assert checks(one, workers, 3) == [""] * 3

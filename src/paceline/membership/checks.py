@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from paceline.membership.seat import Seat
@@ -28,7 +29,7 @@ class Checks:
         """
         if not self._interval or not live or min(one.round for one in live) < self._next:
             return False
-        if not all(one.usual_s > 0 and one.usual_samples > 0 for one in live):
+        if not all(0 < number < math.inf for one in live for number in (one.usual_s, one.usual_samples)):
             return False
         self._next = min(one.round for one in live) + self._interval
         return True

@@ -15,6 +15,7 @@ a worker leaves or dies                               it is left out
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from paceline.config import Settings
@@ -94,6 +95,8 @@ class Revising:
 
 
 def _step_time(one: Seat) -> StepTime:
+    """Return what a worker has said of its steps; what cannot be is left out."""
     spread = one.spread
-    counted = Counted(spread.steps, min(spread.spikes, spread.steps), spread.spike_factor, spread.jitter)
+    can_be = spread.spikes <= spread.steps and 1 <= spread.spike_factor < math.inf and 0 <= spread.jitter < math.inf
+    counted = Counted(spread.steps, spread.spikes, spread.spike_factor, spread.jitter) if can_be else Counted()
     return StepTime(one.usual_samples, one.usual_s, counted)

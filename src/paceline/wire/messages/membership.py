@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 
 from paceline.wire.messages.fields import (
-    Amount,
     Count,
     Digest,
     KeyName,
@@ -89,9 +88,9 @@ class Spread(Message):
     """That were counted."""
     spikes: Number = 0
     """Of these, steps that took several times as long as those around them."""
-    spike_factor: Amount = 1.0
+    spike_factor: float = 1.0
     """How many times, in the mean."""
-    jitter: Amount = 0.0
+    jitter: float = 0.0
     """Sigma of the logarithm of the others."""
 
 
@@ -110,7 +109,7 @@ class Heartbeat(Message, tag=3):
     """Seconds that a worker computes in a step; 0: not known."""
     usual_s: float = 0.0
     """Median of that over its last rounds; 0: not known."""
-    usual_samples: Amount = 1.0
+    usual_samples: float = 1.0
     """Samples of the step that ``usual_s`` is of."""
     spread: Spread = msgspec.field(default_factory=Spread)
     """How much a worker's steps vary."""
