@@ -17,7 +17,7 @@ from datetime import date
 from pathlib import Path
 
 from benchmarks.unequal import columns, picture
-from benchmarks.unequal.accept import checks, compared, measured_service, simulated_column
+from benchmarks.unequal.accept import checks, compared, measured_service, simulated_column, simulated_same_rate
 from benchmarks.unequal.columns import Rates, Setup
 from benchmarks.unequal.losing import sooner
 from benchmarks.unequal.real import Runner
@@ -46,7 +46,8 @@ def measure(setup: Setup, runner: Runner) -> Findings:
     service = measured_service(own)
     simulated = simulated_column(setup, all_rates, service)
     return Findings(
-        setup.same_lr, all_rates, same, own, equal, simulated, service, checks(same, own), compared(own, simulated),
+        setup.same_lr, all_rates, same, own, equal, simulated, service,
+        checks(same, own, simulated_same_rate(setup, service)), compared(own, simulated),
         sooner(setup, service), [f"{trial}: {outcome.overruns:.1%}" for trial, outcome in runner.rejected],
     )  # fmt: skip
 

@@ -68,15 +68,19 @@ def test_jobs_that_were_run_are_known_after_a_kill(tmp_path: Path) -> None:
 def test_checks_are_of_the_right_modes() -> None:
     assert predicted_ratio() == pytest.approx(3.0)
     fast = {"GSP 1/Y +shares": 0.6, "GSP +shares": 0.7, "LB-BSP": 0.5}
-    found = {one.what: one for one in checks(column(**{"GSP 1/Y": 1 / 3.2}), column(**fast))}
+    found = {
+        one.what: one for one in checks(column(**{"GSP 1/Y": 1 / 3.2}), column(**fast), column(**{"GSP 1/Y": 1 / 2.5}))
+    }
     assert not found["batches/s, GSP 1/Y over BSP"].passed
-    assert found["same rate, GSP 1/Y sooner than BSP"].figure == pytest.approx(3.2)
-    assert found["same rate, GSP 1/Y sooner than BSP"].passed
+    same = "same rate, GSP 1/Y sooner than BSP, "
+    assert found[same + "by step mass"].figure == found[same + "simulated"].figure == pytest.approx(3.2)
+    assert found[same + "by step mass"].passed
+    assert not found[same + "simulated"].passed, "the simulator says 2.5"
     assert found["own rates, GSP 1/Y +shares sooner than BSP"].passed
     assert not found["own rates, GSP +shares sooner than BSP"].passed
     assert found["own rates, LB-BSP sooner than BSP"].figure == pytest.approx(2.0)
     worse = column() | {"LB-BSP": [outcome(last=0.95)]}
-    assert [one.what for one in checks(column(), worse) if "accuracy" in one.what and not one.passed] == [
+    assert [one.what for one in checks(column(), worse, column()) if "accuracy" in one.what and not one.passed] == [
         "final accuracy, LB-BSP less BSP, points"
     ]
 
@@ -116,7 +120,7 @@ def test_report_and_picture_have_every_mode(tmp_path: Path) -> None:
     rates = dict.fromkeys(MODES, Rates(0.4, 0.8, 0.2))
     comparison = [Comparison("BSP", 1.0, 1.0, math.inf)]
     losing = {"alike": {"BSP": 1.0, "ASP": 0.5}}
-    found = Findings(0.2, rates, own, own, own, own, Service(), checks(own, own), comparison, losing, ["job 7"])
+    found = Findings(0.2, rates, own, own, own, own, Service(), checks(own, own, own), comparison, losing, ["job 7"])
     text = markdown(found, "today", "picture.png")
     assert all(f"| {mode} |" in text for mode in MODES)
     assert "| ASP | - | - | - |" in text

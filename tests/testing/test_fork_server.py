@@ -91,6 +91,14 @@ def test_what_a_library_reads_at_its_start_needs_a_program(job):
     assert worker.result()[3] is False
 
 
+def test_jobs_are_forked_too_after_a_library_has_set_a_variable(job, monkeypatch):
+    """Importing scikit-learn sets two."""
+    assert is_forked(job.scheduler)
+    monkeypatch.setenv("KMP_PACELINE_TEST", "1")
+    with LocalJob(num_workers=1, num_servers=1) as later:
+        assert is_forked(later.scheduler)
+
+
 def test_files_are_inherited_under_their_numbers(tmp_path):
     """The scheduler's pipe is one; here several, so close that they could overwrite each other."""
     env = dict(os.environ)

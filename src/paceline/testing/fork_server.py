@@ -43,7 +43,8 @@ MAX_MESSAGE_BYTES = 1 << 20
 _START_TIMEOUT_S = 60.0
 
 
-def _of_the_start(env: Mapping[str, str]) -> dict[str, str]:
+def read_at_start(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that an interpreter or a library reads when it starts."""
     return {name: value for name, value in env.items() if name.startswith(_READ_AT_START)}
 
 
@@ -88,7 +89,7 @@ class ForkServer:
     """
 
     def __init__(self, env: Mapping[str, str]) -> None:
-        self._start = _of_the_start(env)
+        self._start = read_at_start(env)
         self._owner = os.getpid()
         self._lock = threading.Lock()
         self._codes: dict[int, int] = {}
@@ -106,7 +107,7 @@ class ForkServer:
     def can_run(self, argv: Sequence[str], env: Mapping[str, str]) -> bool:
         """Whether a command can be forked: ``python -m``, with the same variables that are read at the start."""
         mine = self._process.poll() is None and self._owner == os.getpid()
-        return mine and list(argv[:2]) == [sys.executable, "-m"] and _of_the_start(env) == self._start
+        return mine and list(argv[:2]) == [sys.executable, "-m"] and read_at_start(env) == self._start
 
     def fork(
         self, argv: Sequence[str], env: Mapping[str, str], output: int, register: int, pass_fds: Sequence[int]

@@ -20,7 +20,7 @@ from paceline import config
 from paceline.launch.supervise.guardian import Guardian
 from paceline.launch.supervise.ready import ReadyPipe
 from paceline.testing.faults import VARIABLE, Faults
-from paceline.testing.fork_server import ForkServer
+from paceline.testing.fork_server import ForkServer, read_at_start
 from paceline.testing.process import Process, Worker, WorkerFailedError
 from paceline.testing.readable import readable
 from paceline.transport.security import new_job_key
@@ -126,7 +126,8 @@ class LocalJob:
 
     def _fork_server(self) -> ForkServer | None:
         """Return the server that forks processes, or None where they must be started as programs."""
-        return _fork_server_of(os.getpid())
+        env = _common_environment()
+        return _fork_server_of(os.getpid(), tuple(sorted(read_at_start(env).items())))
 
     # ---- environment -----------------------------------------------------------------------------------------------
 
@@ -216,8 +217,11 @@ def _common_environment() -> dict[str, str]:
 
 
 @functools.cache
-def _fork_server_of(owner: int) -> ForkServer:
-    """Return the fork server of a process, made when it starts its first job."""
+def _fork_server_of(owner: int, start: tuple[tuple[str, str], ...]) -> ForkServer:
+    """Return the fork server of a process, made when it starts its first job.
+
+    Some libraries set variables when they are imported, such as scikit-learn; then jobs get another server.
+    """
     return ForkServer(_common_environment())
 
 
