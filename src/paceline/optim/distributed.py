@@ -16,6 +16,7 @@ from paceline.optim.choices import Choices, OnNan, Update
 from paceline.optim.choosing import choose_strategy
 from paceline.optim.names import name_parameters
 from paceline.optim.samples import Samples
+from paceline.optim.server_update import ServerUpdate
 from paceline.optim.strategy import Setup
 from paceline.optim.watch import ModelWatch
 
@@ -199,6 +200,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._strategy.buffers.publish()
         self._strategy.broadcast_weights()
         self.sync_buffers()
+
+    def refresh_weights(self) -> None:
+        """Set this worker's weights to the newest of the servers that it knows, between two steps."""
+        if isinstance(self._strategy, ServerUpdate):
+            self._strategy.refresh_weights()
 
     def sync_buffers(self) -> None:
         """Set buffers to rank 0's of its last step. Evaluation, ``state_dict`` and copies of ``model`` do so too."""

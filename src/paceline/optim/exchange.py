@@ -163,6 +163,10 @@ class Exchange:
         take_all(self.bound, weights=True)
         self._store.barrier()
 
+    def refresh_weights(self) -> None:
+        """Copy the values of the arena to the weights: a pull may have brought newer ones."""
+        take_all(self.bound, weights=True)
+
     @property
     def filled(self) -> list[Bound]:
         """The parameters whose gradients are in the arena in this round, whether pushed or not."""

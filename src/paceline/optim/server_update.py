@@ -237,6 +237,11 @@ class ServerUpdate:
             self._exchange.broadcast_weights()
             self._sparse.broadcast_weights()
 
+    def refresh_weights(self) -> None:
+        """Set this worker's weights to the newest of the servers that it knows."""
+        with self.weights.changing({name: [param] for name, param, _ in self.named}, rounds=0):
+            self._exchange.refresh_weights()
+
     def no_sync(self) -> AbstractContextManager[None]:
         """Raise an error: the servers step.
 

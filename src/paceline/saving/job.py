@@ -17,6 +17,7 @@ from paceline.kvstore.checkpoint import collective
 from paceline.kvstore.checkpoint.collective import Content
 from paceline.kvstore.checkpoint.tensor_file import TensorFile
 from paceline.kvstore.dist import DistStore
+from paceline.optim import DistributedOptimizer
 from paceline.saving import chance
 from paceline.saving.plain import Packer, unpack
 
@@ -85,7 +86,10 @@ def save(
 
     def common() -> Content:
         packer = Packer()
-        states = {"model": _newest(store, model.state_dict()), "optimizer": _without_residuals(optimizer.state_dict())}
+        states = {
+            "model": _newest(store, model.state_dict(), optimizer),
+            "optimizer": _without_residuals(optimizer.state_dict()),
+        }
         content = {name: packer.pack(state, name) for name, state in states.items()}
         return Content(packer.tensors, {"content": content, "optimizer": _name_of(optimizer)})
 
@@ -154,14 +158,19 @@ def _set_weights(model: Stateful, optimizer: Stateful, state: dict[str, Any]) ->
         optimizer.broadcast_weights()
 
 
-def _newest(store: KVStoreBase | None, state: dict[str, Any]) -> dict[str, Any]:
-    """Return a model's state with the servers' weights, if other workers may have changed them."""
+def _newest(store: KVStoreBase | None, state: dict[str, Any], optimizer: Stateful) -> dict[str, Any]:
+    """Return a model's state with the servers' weights, if other workers may have changed them.
+
+    The model gets them too: this worker's next step finds the weights that it knows of the servers.
+    """
     if not isinstance(store, DistStore) or store.policy.merge == "all":
         return state
     keys = set(store.table.keys)
     names = [name for name in state if name in keys]
     values = [torch.empty_like(state[name], device="cpu") for name in names]
     store.pull(names, values)
+    if isinstance(optimizer, DistributedOptimizer):
+        optimizer.refresh_weights()
     return {**state, **dict(zip(names, values, strict=True))}
 
 
