@@ -74,8 +74,8 @@ class Settings:
     with ``;`` after each group (``0 1; 2;``). Or ``auto`` (``paceline launch --groups auto``)."""
     regroup_rounds: int = 0
     """Rounds between two checks whether the ``groups``, given by rank, still fit the workers' speeds; if not, they
-    change (``dist_gsync`` without a bound). 0: they stay. It turns their ``local_merge`` off. ``paceline launch
-    --groups auto`` sets it to 5."""
+    change (``dist_gsync`` without a bound). So does the choice of ``dist_auto``. 0: they stay. It turns their
+    ``local_merge`` off. ``paceline launch --groups auto`` sets it to 5."""
     worker_group: str = ""
     """Name of the worker group that this worker belongs to, of jobs that have groups."""
     worker_groups: str = ""
@@ -133,6 +133,9 @@ class Settings:
     """Path of a file of all measured steps, which worker 0 writes too (``paceline launch --groups auto``)."""
     choice: str = ""
     """What ``dist_auto`` does (JSON), as ``paceline launch --groups auto`` has measured and chosen it."""
+    measured: str = ""
+    """What that has measured (JSON). With ``regroup_rounds`` the scheduler repeats the choice of ``dist_auto`` by it
+    and the speeds of now."""
     check_rules: bool = False
     """Check the rule of every slot after each event, on servers: for tests and bug reports, as it costs time."""
     log_level: str = "WARNING"

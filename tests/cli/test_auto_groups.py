@@ -13,7 +13,7 @@ from paceline.cli.auto_groups import ROUNDS, with_measured_groups
 from paceline.consistency import Policy
 from paceline.errors import ConfigError, LaunchError
 from paceline.hetero import Choice, Step
-from paceline.hetero.files import choice_text, parse_choice, parse_speeds, steps_line, steps_text
+from paceline.hetero.files import choice_text, parse_choice, parse_measured, parse_speeds, steps_line, steps_text
 from paceline.launch import JobSpec
 from paceline.testing import LocalJob
 
@@ -38,8 +38,10 @@ def test_job_gets_the_groups_of_what_was_measured(capsys: pytest.CaptureFixture[
         "regroup_rounds": "5",
         "groups": "1; 0 2;",
         "choice": found.settings["choice"],
+        "measured": found.settings["measured"],
     }
     assert (choice.store_type, choice.shares) == ("dist_sync", "measured")
+    assert parse_measured(found.settings["measured"], 3).seconds == pytest.approx([0.3, 0.1, 0.31])
     assert found.max_restarts == 4
     measuring = {"profile", "profile_rounds", "profile_steps", "server_speeds"}
     assert ran[0].settings.keys() == {"staleness", "groups", *measuring}

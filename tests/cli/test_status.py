@@ -19,6 +19,11 @@ def test_slow_worker_is_named_with_how_slow_it_is() -> None:
     assert "240 ms" in lines[4]
 
 
+def test_what_dist_auto_does_and_advises_comes_last() -> None:
+    lines = shown([row(0, 0.1)], ["dist_async: why", "dist_gsync with 2 groups from now on: why"]).split("\n")
+    assert lines[-2:] == ["dist_auto: dist_async: why", "dist_auto: dist_gsync with 2 groups from now on: why"]
+
+
 def test_workers_that_are_alike_or_not_measured_are_not_named() -> None:
     assert "slow" not in shown([row(0, 0.1), row(1, 0.14)])
     assert "slow" not in shown([row(0, 0.1), row(1, 0.0)])

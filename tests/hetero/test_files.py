@@ -8,11 +8,13 @@ import pytest
 
 from paceline.consistency import Policy, parse_groups
 from paceline.data import read_spans
-from paceline.hetero import Choice, Step
+from paceline.hetero import Choice, Measured, Noise, Speed, Step
 from paceline.hetero.files import (
     choice_text,
     groups_text,
+    measured_text,
     parse_choice,
+    parse_measured,
     parse_speeds,
     parse_steps,
     sharding_text,
@@ -86,3 +88,28 @@ def test_choice_of_another_job_is_refused() -> None:
         parse_choice(choice_text(Choice("dist_ksync", Policy("first", first=4), "pool", "")), 3)
     with pytest.raises(ValueError, match="is not what dist_auto should do"):
         parse_choice("{}", 3)
+
+
+def test_what_was_measured_comes_back() -> None:
+    measured = Measured((Speed(0.25, 0.0078125), Speed(0.0, 1e-7)), 32, Noise(0.1, 0.05, 8.0), 0.5, 0.125, False)
+    assert parse_measured(measured_text(measured), 2) == measured
+    assert "\n" not in measured_text(measured)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("0.25", "-0.25", "finite number"),
+        ("0.25", "NaN", "finite number"),
+        ('"batch":32', '"batch":0', "cannot be empty"),
+        ("[0.25,0.5]", "[0.0,0.0]", "cannot be empty"),
+        ('"noise"', '"nose"', "KeyError"),
+        ("{", "[", "JSONDecodeError"),
+        (",[0.25,0.5]]", "]", "1 workers were measured for dist_auto, and the job has 2"),
+    ],
+)
+def test_what_was_measured_of_another_job_is_refused(old: str, new: str, why: str) -> None:
+    text = measured_text(Measured((Speed(0.5, 0.5), Speed(0.25, 0.5)), 32))
+    assert old in text
+    with pytest.raises(ValueError, match=why):
+        parse_measured(text.replace(old, new, 1), 2)

@@ -209,6 +209,26 @@ def test_group_reads_what_its_own_last_update_left() -> None:
     assert [server.answer(rank, seq) for rank, seq in enumerate(read)] == [m.Values([0]), m.Values([0]), m.Values([1])]
 
 
+def test_group_of_one_reads_the_newest_values_and_keeps_none() -> None:
+    server = OneServer(POLICIES["groups"], make_spec("sgd", lr=1.0))
+    for rank in (2, 0, 1):
+        server.push(rank, [(0, NUMEL, 1)], torch.ones(NUMEL))
+    seq = server.ask(2, m.Pull("s", [m.Entry(0, 0, 0, NUMEL, 0)], False))
+    assert server.answer(2, seq) == m.Values([2])
+    sent = server.answers[b"worker-2", seq][1][0]
+    after = server.values
+    assert torch.frombuffer(bytearray(sent), dtype=torch.float32).tolist() == after
+    server.push(0, [(0, NUMEL, 2)], torch.ones(NUMEL))
+    server.push(1, [(0, NUMEL, 2)], torch.ones(NUMEL))
+    assert server.values != after
+    assert torch.frombuffer(bytearray(sent), dtype=torch.float32).tolist() == after, "what was sent stands still"
+    assert list(server.bucket.snapshots) == [0]
+    everybody_alone = [[0], [1], [2]]
+    for rank in range(3):
+        server.ask(rank, m.Regroup("s", 1, everybody_alone))
+    assert not server.bucket.snapshots
+
+
 @pytest.mark.parametrize(
     ("entries", "why"),
     [

@@ -58,3 +58,15 @@ def test_steps_are_kept_with_their_samples_and_waits() -> None:
     assert pace.steps[-1] == (8.0, 0.5, 0.5)
     assert len(pace.steps) == pace.rounds == 9
     assert pace.seconds == 2.0, "of a whole batch"
+
+
+def test_spikes_are_counted_over_more_rounds_than_the_speed_is_measured_in() -> None:
+    now = 0.0
+    pace = Pace(lambda: now)
+    for round in range(1, 400):
+        pace.push(round, 0.0)
+        now += 5.0 if round % 20 == 0 else 1.0
+    assert len(pace.steps) == 25
+    assert pace.counted.steps == 150
+    assert pace.counted.spikes in (7, 8)
+    assert pace.counted.spike_factor == 5.0

@@ -1,7 +1,7 @@
 """``paceline launch --groups auto``: measures the workers in a short job first, and chooses by what they show.
 
-The job itself gets groups by speed, for ``dist_gsync``, and a way to synchronise, for ``dist_auto``. The groups follow
-the speeds while it runs (:mod:`paceline.membership.drift`).
+The job itself gets groups by speed, for ``dist_gsync``, and a way to synchronise, for ``dist_auto``. Both follow the
+speeds while it runs (:mod:`paceline.membership.drift`, :mod:`paceline.membership.revising`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from paceline.errors import LaunchError
 from paceline.hetero import Groups, choose, group_by_speed
-from paceline.hetero.files import choice_text, groups_text, parse_speeds, parse_steps
+from paceline.hetero.files import choice_text, groups_text, measured_text, parse_speeds, parse_steps
 from paceline.hetero.measured import ROUNDS
 from paceline.launch import JobSpec
 
@@ -47,12 +47,13 @@ def with_measured_groups(spec: JobSpec, run: Callable[[JobSpec], int]) -> JobSpe
         speeds, steps_of_all = parse_speeds(path.read_text()), steps.read_text()
     try:
         groups = group_by_speed(list(speeds.values()))
-        choice = choose(parse_steps(steps_of_all), groups)
+        measured = parse_steps(steps_of_all)
+        choice = choose(measured, groups)
     except (ImportError, ValueError) as error:
         raise LaunchError(str(error)) from error
     regroup = {"regroup_rounds": str(REGROUP_ROUNDS)}
     print(f"groups by measured speed:\n{groups_text(groups, speeds)}dist_auto: {choice.sentence}", flush=True)
-    found = {"groups": _by_rank(groups), "choice": choice_text(choice)}
+    found = {"groups": _by_rank(groups), "choice": choice_text(choice), "measured": measured_text(measured)}
     return replace(spec, settings={**regroup, **spec.settings, **found})
 
 

@@ -55,8 +55,9 @@ def run(name: str, words: Sequence[str]) -> int:
         raise UsageError(f"one job at a time, not {' and '.join(job)}")
     record = runtime.find(job[0] if job else None)
     while True:
-        rows = state(record)
-        print(_as_json(record, rows) if options.json else shown(rows, record.choice), flush=True)
+        status = ask(record)
+        rows, says = rows_of(status), [*([record.choice] if record.choice else []), *status.auto]
+        print(_as_json(record, rows, status.auto) if options.json else shown(rows, says), flush=True)
         if not options.watch:
             return 0
         time.sleep(1.0)
@@ -66,26 +67,21 @@ def run(name: str, words: Sequence[str]) -> int:
         print("" if options.json or not sys.stdout.isatty() else "\x1b[2J\x1b[H", end="")
 
 
-def state(record: runtime.JobRecord) -> list[dict[str, Any]]:
-    """Ask the scheduler of a job; return a mapping per process.
-
-    Raises:
-        LaunchError: the scheduler does not answer.
-    """
-    if not record.scheduler:
-        raise LaunchError(f"job {record.id} has no scheduler (yet); only its launcher knows how it does")
-    status = ask(record)
+def rows_of(status: m.Status) -> list[dict[str, Any]]:
+    """Return a mapping per process."""
     slowest = min((one.round for member, one in zip(status.members, status.states, strict=True) if _works(member, one)),
                   default=0)  # fmt: skip
     return [_row(member, one, status, slowest) for member, one in zip(status.members, status.states, strict=True)]
 
 
 def ask(record: runtime.JobRecord) -> m.Status:
-    """Ask a scheduler for its members' state.
+    """Ask the scheduler of a job for its members' state.
 
     Raises:
-        LaunchError: it does not answer in time.
+        LaunchError: there is none yet, or it does not answer in time.
     """
+    if not record.scheduler:
+        raise LaunchError(f"job {record.id} has no scheduler (yet); only its launcher knows how it does")
     from paceline.peer.client import Client
     from paceline.transport import Security
     from paceline.transport.sockets import SocketHub
@@ -103,13 +99,14 @@ def ask(record: runtime.JobRecord) -> m.Status:
         client.close()
 
 
-def _as_json(record: runtime.JobRecord, rows: Sequence[dict[str, Any]]) -> str:
+def _as_json(record: runtime.JobRecord, rows: Sequence[dict[str, Any]], auto: Sequence[str]) -> str:
     choice = {"choice": record.choice} if record.choice else {}
-    return json.dumps({"job": record.id, "processes": rows, **choice})
+    revised = {"revised": list(auto)} if auto else {}
+    return json.dumps({"job": record.id, "processes": rows, **choice, **revised})
 
 
-def shown(rows: Sequence[dict[str, Any]], choice: str = "") -> str:
-    """Return the table of a job, and what ``dist_auto`` does there and why."""
+def shown(rows: Sequence[dict[str, Any]], auto: Sequence[str] = ()) -> str:
+    """Return the table of a job, and what ``dist_auto`` does there and why: at the start, since then, and advice."""
     cells = [
         (
             row["role"],
@@ -127,7 +124,7 @@ def shown(rows: Sequence[dict[str, Any]], choice: str = "") -> str:
         )
         for row in rows
     ]
-    return "\n".join([table(_HEAD, cells), *_slow(rows), *([f"dist_auto: {choice}"] if choice else [])])
+    return "\n".join([table(_HEAD, cells), *_slow(rows), *(f"dist_auto: {text}" for text in auto)])
 
 
 def _slow(rows: Sequence[dict[str, Any]]) -> list[str]:

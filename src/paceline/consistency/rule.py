@@ -206,9 +206,12 @@ class Rule:
     def readable(self, worker: int) -> int:
         """Return the version that a worker gets when it reads now.
 
-        Members of a group get the version of their group's last answer, whatever other groups did since.
+        Members of a group get the version of their group's last answer, whatever other groups did since. A worker that
+        is a group by itself gets the newest one.
         """
-        return self.read[worker] if self.policy.merge == "groups" else self.version
+        if self.policy.merge != "groups" or self.units.is_alone(self.unit[worker]):
+            return self.version
+        return self.read[worker]
 
     def pull(self, worker: int) -> int:
         """Note that a worker reads all of the slot now; returns the version that it gets."""

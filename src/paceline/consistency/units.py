@@ -33,6 +33,8 @@ class Units:
 
     def __init__(self, unit: list[int]) -> None:
         self.of = unit
+        self._alone = frozenset(one for one in unit if unit.count(one) == 1)
+        """Units of generation 0 with one worker."""
         self.generation = [0] * len(unit)
         self._named: dict[int, frozenset[int]] = {}
         """By unit, the workers that groups of later generations name."""
@@ -56,6 +58,10 @@ class Units:
         if self.of[worker] == unit:
             return True
         return worker in self._named.get(unit, ()) and self.generation[worker] < self._generation_of(unit)
+
+    def is_alone(self, unit: int) -> bool:
+        """Return whether a unit was formed of one worker, so that no others must read the versions that it reads."""
+        return len(self._named[unit]) == 1 if unit in self._named else unit in self._alone
 
     @property
     def has_changed(self) -> bool:

@@ -9,6 +9,7 @@ from paceline.hetero.measured import Measured, Step, measured_of
 from paceline.hetero.noise import Noise
 from paceline.hetero.pool import Pool
 from paceline.hetero.regroup import Regrouping
+from paceline.hetero.revise import Revision, StepTime, free_policy
 from paceline.hetero.shares import Shares, fastest_split, split_evenly, step_seconds
 from paceline.hetero.speed import Speed, SpeedMeter
 
@@ -19,12 +20,15 @@ __all__ = [
     "Noise",
     "Pool",
     "Regrouping",
+    "Revision",
     "Shares",
     "Speed",
     "SpeedMeter",
     "Step",
+    "StepTime",
     "choose",
     "fastest_split",
+    "free_policy",
     "group_by_speed",
     "measured_of",
     "split_evenly",

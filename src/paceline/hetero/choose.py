@@ -8,6 +8,7 @@ weighted by 1/Y here: with data of their own, fast workers would make nearly all
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.consistency import Policy
@@ -48,15 +49,25 @@ def choose(measured: Measured, groups: Groups | None = None) -> Choice:
         ImportError: scikit-learn is not installed, and no groups are given.
     """
     found = group_by_speed(measured.seconds) if groups is None else groups
-    ways = _candidates(measured, found)
+    ways = candidates(measured, found)
+    best = preferred(ways)
+    return Choice(best.store_type, best.policy, best.shares, sentence(measured, found, best, ways))
+
+
+def preferred(ways: Sequence[Forecast]) -> Forecast:
+    """Return the way to take: the first one, or one that leads it and all others that come before.
+
+    Args:
+        ways: the preferred ones first.
+    """
     best = ways[0]
     for way in ways:
         if way.score > (LEAD if best is ways[0] else STEP) * best.score:
             best = way
-    return Choice(best.store_type, best.policy, best.shares, sentence(measured, found, best, ways))
+    return best
 
 
-def _candidates(measured: Measured, groups: Groups) -> list[Forecast]:
+def candidates(measured: Measured, groups: Groups) -> list[Forecast]:
     """Return the ways to synchronise, the preferred ones first."""
     ways = [lock_step(measured, by_speed=False)]
     if len(measured.workers) == 1:

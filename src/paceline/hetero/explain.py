@@ -8,6 +8,7 @@ from paceline.consistency import Policy
 from paceline.hetero.forecast import Forecast
 from paceline.hetero.groups import Groups
 from paceline.hetero.measured import Measured
+from paceline.hetero.noise import Noise
 
 _SHARES = {"equal": "equal batches", "measured": "batches by speed", "pool": "a pool of samples"}
 
@@ -21,8 +22,8 @@ def sentence(measured: Measured, groups: Groups, best: Forecast, others: Sequenc
         best: what was chosen.
         others: what else there was; the chosen one may be among them.
     """
-    against = [f"{_rate(one)} with {_called(one)}" for one in others if _called(one) != _called(best)]
-    text = f"{_called(best)}: {_machines(measured, groups)}; forecast: {_rate(best)}"
+    against = [f"{rate(one)} with {_called(one)}" for one in others if _called(one) != _called(best)]
+    text = f"{_called(best)}: {_machines(measured, groups)}; forecast: {rate(best)}"
     return text + (f", against {_listed(against)}" if against else "")
 
 
@@ -39,7 +40,8 @@ def _called(one: Forecast) -> str:
     return named(one.store_type, one.policy, one.shares)
 
 
-def _rate(one: Forecast) -> str:
+def rate(one: Forecast) -> str:
+    """Return how many samples per second a way is forecast to train on, and what stale ones count."""
     stale = f" (stale ones count {one.worth:.2g})" if one.worth < 1 else ""
     return f"{one.samples_per_s:.4g} samples/s{stale}"
 
@@ -57,11 +59,11 @@ def _machines(measured: Measured, groups: Groups) -> str:
         who = f"worker {slow[0]} takes" if len(slow) == 1 else f"{len(slow)} of {len(times)} workers take"
         ratio = max(times) / min(times)
         text = f"{who} up to {ratio:.2g} times as long as the fastest ({min(times):.3g} s per step"
-    return f"{text}, {_noise(measured)}, {measured.exchange_s:.3g} s per exchange)"
+    return f"{text}, {noise_words(measured.noise)}, {measured.exchange_s:.3g} s per exchange)"
 
 
-def _noise(measured: Measured) -> str:
-    noise = measured.noise
+def noise_words(noise: Noise) -> str:
+    """Return how much the times of steps vary."""
     text = f"jitter {noise.jitter:.0%}"
     if noise.spike_share:
         text += f", {noise.spike_share:.1%} of steps take {noise.spike_factor:.2g} times as long"

@@ -1,4 +1,4 @@
-"""Files of speeds, groups, data sharding, measured steps, and what ``dist_auto`` has chosen.
+"""Files of speeds, groups, data sharding and measured steps; settings of what ``dist_auto`` has measured and chosen.
 
 A speeds file has a line per worker in order of rank: its name (a rank, a host or ``host:slot``) and the seconds that a
 step of the same work takes it. Blank lines and what follows ``#`` do not count::
@@ -19,6 +19,8 @@ from paceline.consistency import Policy
 from paceline.hetero.choose import Choice
 from paceline.hetero.groups import Groups
 from paceline.hetero.measured import Measured, Step, measured_of
+from paceline.hetero.noise import Noise
+from paceline.hetero.speed import Speed
 
 
 def parse_speeds(text: str) -> dict[str, float]:
@@ -96,6 +98,52 @@ def parse_choice(text: str, num_workers: int) -> Choice:
         raise ValueError(f"{text!r} is not what dist_auto should do: {error!r}") from error
     policy.check(num_workers)
     return choice
+
+
+def measured_text(measured: Measured) -> str:
+    """Return what was measured as one line of JSON."""
+    noise = measured.noise
+    table = {
+        "workers": [[_short(one.fixed_s), _short(one.per_sample_s)] for one in measured.workers],
+        "batch": measured.batch,
+        "noise": [_short(noise.jitter), _short(noise.spike_share), _short(noise.spike_factor)],
+        "exchange_s": _short(measured.exchange_s),
+        "update_s": _short(measured.update_s),
+        "hands_out": measured.hands_out,
+    }
+    return json.dumps(table, separators=(",", ":"))
+
+
+def parse_measured(text: str, num_workers: int) -> Measured:
+    """Return what :func:`measured_text` has written.
+
+    Raises:
+        ValueError: the text is not that, or is about another number of workers.
+    """
+    try:
+        table = json.loads(text)
+        workers = tuple(Speed(_number(fixed), _number(slope)) for fixed, slope in table["workers"])
+        noise = Noise(*map(_number, table["noise"]))
+        times = _number(table["exchange_s"]), _number(table["update_s"])
+        measured = Measured(workers, int(table["batch"]), noise, *times, bool(table["hands_out"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{text!r} is not what was measured for dist_auto: {error!r}") from error
+    if len(workers) != num_workers:
+        raise ValueError(f"{len(workers)} workers were measured for dist_auto, and the job has {num_workers}")
+    if measured.batch < 1 or min(one.fixed_s + one.per_sample_s for one in workers) <= 0:
+        raise ValueError(f"{text!r} is not what was measured for dist_auto: batches and steps cannot be empty")
+    return measured
+
+
+def _short(number: float) -> float:
+    return float(f"{number:.5g}")
+
+
+def _number(value: float) -> float:
+    number = float(value)
+    if not 0 <= number < math.inf:
+        raise ValueError(f"{value} is not a finite number of 0 or more")
+    return number
 
 
 def _is_time(text: str) -> bool:

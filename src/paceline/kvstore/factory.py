@@ -105,5 +105,7 @@ def _create_dist(store_type: str, alias: str, options: dict[str, Any]) -> KVStor
     if namespace and "#" in namespace:
         raise ValueError(f"namespace {namespace!r} contains '#'; choose a name without it")
     session.lock_step |= policy.merge == "all"
+    if store_type == "dist_auto" and not session.auto:
+        session.auto = "fixed"
     name = session.stores.name_for(namespace) if namespace else f"kv{next(_numbers)}"
     return DistStore(alias, session, policy, name, bool(options.get("mean")))

@@ -21,10 +21,8 @@ from collections.abc import Iterable
 from paceline.config import Settings
 from paceline.consistency import parse_groups
 from paceline.hetero import Regrouping, group_by_speed
+from paceline.membership.checks import Checks
 from paceline.membership.seat import Seat
-
-#: Rounds of the slowest worker before the first check: medians of fewer are too noisy.
-_FIRST_CHECK = 25
 
 
 class Drift:
@@ -38,9 +36,9 @@ class Drift:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._interval, self._next = settings.regroup_rounds, _FIRST_CHECK
+        self._checks = Checks(settings.regroup_rounds)
         self.generation = 0
-        groups = parse_groups(settings.groups.replace(";", "\n")) if self._interval and settings.groups else []
+        groups = parse_groups(settings.groups.replace(";", "\n")) if settings.regroup_rounds and settings.groups else []
         by_rank = groups and all(member.isdecimal() for group in groups for member in group)
         self._groups: Regrouping | None = None
         self._problem = ""
@@ -62,11 +60,8 @@ class Drift:
             problem, self._problem = self._problem, ""
             return problem
         live = [one for one in workers if one.live]
-        if self._groups is None or not live or min(one.round for one in live) < self._next:
+        if self._groups is None or not self._checks.is_due(live):
             return ""
-        if not all(one.usual_s > 0 for one in live):
-            return ""
-        self._next = min(one.round for one in live) + self._interval
         known = {rank for group in self._groups.groups for rank in group}
         for rank in known - {one.member.rank for one in live}:
             self._groups.leave(rank)

@@ -70,7 +70,7 @@ from collections.abc import Callable, Sequence
 from paceline.config import Settings
 from paceline.exitcodes import PEER_FAILED, WORKER_LOST, describe_code
 from paceline.membership.actions import Action, Answer, Finish, MemberKey, Waiting, Warn, describe, refuse
-from paceline.membership.drift import Drift
+from paceline.membership.following import Following
 from paceline.membership.liveness import Liveness, Suspect
 from paceline.membership.losses import Losses, obituary
 from paceline.membership.newcomers import free_rank, objection
@@ -108,7 +108,7 @@ class Membership:
         self._seats = Seats(settings)
         self.losses = Losses(settings.on_worker_death)
         self._waits = Waits(settings.num_workers, self._seats, self.losses)
-        self._liveness, self._drift = Liveness(settings, now), Drift(settings)
+        self._liveness, self._following = Liveness(settings, now), Following(settings)
         self._gone: dict[MemberKey, int] = {}
         """Exit codes of those who ended before they joined."""
         self.deaths: list[m.Death] = []
@@ -145,6 +145,8 @@ class Membership:
                 return [Answer(peer, seq, m.Done()), *self._bye(key, body, now)]
             case m.AskStatus():
                 return [Answer(peer, seq, self.status(now))]
+            case m.Publish():
+                self._following.note_keys(body)
         if self.deaths and isinstance(body, MAY_WAIT):
             return self._failures_for([Waiting(peer, seq)])
         return self._waits.handle(key, peer, seq, body)
@@ -161,7 +163,7 @@ class Membership:
     def _follow_speeds(self) -> list[Action]:
         """Tell all workers when other groups fit their speeds."""
         workers = self._seats.of_role("worker")
-        text = self._drift.check(workers) if self.complete else ""
+        text = self._following.check(workers) if self.complete else ""
         news = [Answer(one.peer, 0, self._news()) for one in workers if one.live]
         return [Warn(text), *news] if text else []
 
@@ -378,14 +380,13 @@ class Membership:
     def _news(self, suspects: Sequence[m.Suspect] = ()) -> m.News:
         left = {seat.member.rank for seat in self._seats.of_role("worker") if seat.left}
         out = sorted(left | self.losses.ranks)
-        ends, drift = self._ending is not None, self._drift
-        return m.News(
-            self.deaths, ends, out, list(suspects), list(self.losses.deaths), drift.generation, drift.groups
-        )  # fmt: skip
+        ends, groups = self._ending is not None, self._following.groups
+        return m.News(self.deaths, ends, out, list(suspects), list(self.losses.deaths), *groups)
 
     def status(self, now: float) -> m.Status:
         """Return who is there, how far, and since when not heard."""
-        return self._seats.status(self._waits.missing_for, [*self.losses.deaths, *self.deaths], now)
+        deaths = [*self.losses.deaths, *self.deaths]
+        return self._seats.status(self._waits.missing_for, deaths, now, self._following.sentences)
 
     def check(self) -> None:
         """Assert what must always hold."""

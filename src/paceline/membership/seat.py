@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from paceline.wire import messages as m
 
@@ -23,6 +23,10 @@ class Seat:
     """Seconds that a worker computes in a step."""
     usual_s: float = 0.0
     """Median of that over its last rounds."""
+    usual_samples: float = 1.0
+    """Samples of such a step."""
+    spread: m.Spread = field(default_factory=m.Spread)
+    """How much its steps vary."""
     moved: float = 0.0
     """When the round changed."""
     memory: int = 0
@@ -58,7 +62,8 @@ class Seat:
             self.pace = rate if self.pace == 0 else 0.7 * self.pace + 0.3 * rate
             self.moved = now
         self.round, self.memory, self.sent, self.received = beat.round, beat.memory, beat.sent, beat.received
-        self.step_s, self.usual_s = beat.step_s, beat.usual_s
+        self.step_s, self.usual_s, self.usual_samples = beat.step_s, beat.usual_s, beat.usual_samples
+        self.spread = beat.spread
 
     def report(self, waits_for: str, now: float) -> m.State:
         """Return how this member does."""

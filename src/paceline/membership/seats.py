@@ -87,7 +87,11 @@ class Seats(Mapping[MemberKey, Seat]):
         ]
 
     def status(
-        self, waits_for: Callable[[MemberKey], Sequence[int]], deaths: Sequence[m.Death], now: float
+        self,
+        waits_for: Callable[[MemberKey], Sequence[int]],
+        deaths: Sequence[m.Death],
+        now: float,
+        auto: Sequence[str] = (),
     ) -> m.Status:
         """Return who is there, how far, and since when not heard."""
         seats = sorted(self.items())
@@ -95,6 +99,7 @@ class Seats(Mapping[MemberKey, Seat]):
             [without_token(seat.member) for _, seat in seats],
             [seat.report(" ".join(map(str, waits_for(key))), now) for key, seat in seats],
             list(deaths),
+            list(auto),
         )
 
     def check(self) -> None:

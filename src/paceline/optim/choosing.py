@@ -19,6 +19,7 @@ from paceline import compression as codecs
 from paceline.kvstore.agreement import agree_on_store, optimizer_facts, option_facts, tensor_facts
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
+from paceline.kvstore.dist.free import able_to_regroup
 from paceline.optim.buffers import Buffers
 from paceline.optim.choices import Update
 from paceline.optim.local_update import LocalUpdate
@@ -77,6 +78,8 @@ def _make_worker(setup: Setup, store: DistStore) -> WorkerUpdate:
 
 
 def _make_server(setup: Setup, store: DistStore) -> ServerUpdate:
+    if setup.choices.reduction == "mean" and setup.choices.clip_norm is None:
+        store = able_to_regroup(store)
     clip_norm = setup.choices.clip_norm if store.policy.merges_rounds else None
     own = store.for_optimizer(setup.choices.reduction == "mean", clip_norm or 0.0)
     strategy = ServerUpdate(setup, own, _prepare(setup, own, "server"))

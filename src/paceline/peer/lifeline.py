@@ -38,6 +38,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from paceline.config import Settings
 from paceline.errors import JoinTimeoutError, PacelineError, PeerDiedError
@@ -74,6 +75,16 @@ def _memory() -> int:
         return int(file.read().split()[1]) * _PAGE_BYTES
 
 
+@dataclass(frozen=True)
+class Pace:
+    """How long a worker computes in a step, as heartbeats say it: see :class:`~paceline.wire.messages.Heartbeat`."""
+
+    step_s: float = 0.0
+    usual_s: float = 0.0
+    usual_samples: float = 1.0
+    spread: m.Spread = field(default_factory=m.Spread)
+
+
 class Lifeline:
     """Joins the job and stays in it.
 
@@ -82,7 +93,7 @@ class Lifeline:
         hub: a transport of its own.
         address: where this process listens, if it is a server.
         on_change: called on the lifeline's thread when :attr:`failure` or :attr:`shutdown` has changed.
-        pace: returns how long this worker computes in a step, now and usually; called on the lifeline's thread.
+        pace: returns how long this worker computes in a step; called on the lifeline's thread.
         speed: elements that this process sums and applies in a second, if it is a server; 0: not measured.
 
     Attributes:
@@ -101,7 +112,7 @@ class Lifeline:
         hub: Hub,
         address: str = "",
         on_change: Callable[[], None] = lambda: None,
-        pace: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0),
+        pace: Callable[[], Pace] = Pace,
         speed: float = 0.0,
     ) -> None:
         self._settings, self._hub, self._on_change, self._pace = settings, hub, on_change, pace
@@ -179,9 +190,11 @@ class Lifeline:
         if len(self._client) < _MAX_HEARTBEATS:
             seen = [m.Sighting(one.role, one.rank, process_state(one.pid)) for one in self._suspects]
             sent, received = traffic.total()
+            pace = self._pace()
             beat = m.Heartbeat(
-                self.round, seen, _memory(), sent, received, list(self._taken_out.items()), *self._pace()
-            )
+                self.round, seen, _memory(), sent, received, list(self._taken_out.items()), pace.step_s, pace.usual_s,
+                pace.usual_samples, pace.spread,
+            )  # fmt: skip
             self._client.ask(
                 self._channel, beat, "heartbeat", (), lambda body, frames: self._take_news(body), self._take_news
             )

@@ -48,7 +48,8 @@ def send_values(
 
     def read() -> tuple[list[int], list[Any]]:
         found = [store.read(worker, entry) for entry in entries]
-        copied = [values if store.values_stand_still else values.clone() for _, values in found]
+        still = [store.stands_still(worker, entry) for entry in entries]
+        copied = [values if is_still else values.clone() for (_, values), is_still in zip(found, still, strict=True)]
         return [version for version, _ in found], [to_frame(values) for values in copied]
 
     versions, frames = read()

@@ -42,9 +42,11 @@ class ApplySink:
         self, bucket: StoredBucket, slot: Slot, accumulator: Accumulator, action: Apply, factor: float = 1.0
     ) -> None:
         """Make the update of a complete cohort, with its merged gradient times a factor."""
-        groups = self._policy.merge == "groups" and (len(self._policy.groups) > 1 or slot.rule.units.has_changed)
-        if "pull" in self._codecs or groups:
-            bucket.keep_first_version(slot.rule.unit)
+        units = slot.rule.units
+        if "pull" in self._codecs:
+            bucket.keep_first_version(units.of, is_coded=True)
+        elif self._policy.merge == "groups" and (len(self._policy.groups) > 1 or units.has_changed):
+            bucket.keep_first_version(unit for unit in units.of if not units.is_alone(unit))
         try:
             self._update(bucket, slot, accumulator, action, factor)
         finally:
@@ -124,7 +126,8 @@ class ApplySink:
 
     def before_read(self, bucket: StoredBucket, worker: int, start: int, length: int) -> None:
         """Let a worker that reads for itself see the values of a range as they are, where pulls are compressed."""
-        if "pull" in self._codecs and not self._policy.merges_rounds:
+        units = bucket.slots[0].rule.units
+        if "pull" in self._codecs and (not self._policy.merges_rounds or units.is_alone(units.of[worker])):
             bucket.catch_up(worker, start, length)
 
     def forget(self, bucket: StoredBucket, slot: Slot, worker: int) -> None:

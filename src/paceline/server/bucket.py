@@ -8,7 +8,7 @@ import torch
 
 from paceline.compression import Codec
 from paceline.compression.buffers import Bytes
-from paceline.consistency import Rule
+from paceline.consistency import Rule, Units
 from paceline.interval_map import IntervalMap
 from paceline.server.push_request import Known
 from paceline.server.row_answers import RowAnswers
@@ -50,7 +50,9 @@ class StoredBucket:
         """Shared memory of workers on this host."""
         self.snapshots: dict[int, torch.Tensor] = {}
         """What each unit of readers knows, where that differs from the values: groups that run at different paces, and
-        all readers of a store that compresses pulls."""
+        all readers of a store that compresses pulls. A group of one worker sees the values as they are."""
+        self._is_coded = False
+        """Whether the store compresses pulls: then each unit has what it knows."""
 
     def in_range(self, start: int, length: int) -> bool:
         """Tell whether a range lies inside."""
@@ -91,23 +93,31 @@ class StoredBucket:
         updater = left.updater.join(right.updater, self.values[start:stop], pieces)
         return None if updater is None else left.joined(right, updater)
 
-    def keep_first_version(self, units: Iterable[int]) -> None:
-        """Keep the values as every unit will read them until its own first update."""
+    def keep_first_version(self, units: Iterable[int], is_coded: bool = False) -> None:
+        """Keep the values as some units will read them until their own first updates.
+
+        Args:
+            units: of readers.
+            is_coded: the store compresses pulls.
+        """
+        self._is_coded |= is_coded
         for unit in units:
             if unit not in self.snapshots:
                 self.snapshots[unit] = self.values.clone()
 
-    def regroup(self, worker: int, units: Sequence[int]) -> None:
+    def regroup(self, worker: int, units: Units) -> None:
         """Let a worker that has changed its unit read the values as they are now, and forget units without workers.
 
         Args:
             worker: who has changed its unit.
-            units: by worker, its unit now.
+            units: as they are now.
         """
-        self.snapshots[units[worker]] = self.values.clone()  # not in place: others of the unit may be reading it
-        self.snapshots = {unit: known for unit, known in self.snapshots.items() if unit in units}
+        unit = units.of[worker]
+        if self._is_coded or not units.is_alone(unit):
+            self.snapshots[unit] = self.values.clone()  # not in place: others of the unit may be reading it
+        self.snapshots = {unit: known for unit, known in self.snapshots.items() if unit in units.of}
         for slot in self.slots:
-            slot.readers.regroup(worker, units)
+            slot.readers.regroup(worker, units.of)
 
     def keep_known_apart(self, make: Callable[[torch.Tensor, Sequence[Piece]], FlatUpdater]) -> None:
         """Leave the memory of the values to what the one unit of readers knows, and go on with values elsewhere.

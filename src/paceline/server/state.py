@@ -66,7 +66,7 @@ def set_state(own: OwnStore, worker: int, items: Sequence[m.StateItem], frames: 
 def _set_unsent(own: OwnStore, worker: int, bucket: StoredBucket, start: int, unsent: torch.Tensor) -> None:
     """Set the stored values to what a worker knows, which it has loaded too, plus what was not sent to it."""
     if "pull" in own.codecs:
-        bucket.keep_first_version(bucket.slots[0].rule.unit)
+        bucket.keep_first_version(bucket.slots[0].rule.unit, is_coded=True)
     part = slice(start, start + unsent.numel())
     bucket.values[part].copy_(own.store.visible(bucket, worker)[part].double() + unsent)
 

@@ -252,7 +252,7 @@ class BucketStore:
         self.presence.regroup(worker, generation, groups)
         self._units.move(worker, generation, groups)
         for bucket in self.buckets:
-            bucket.regroup(worker, self._units.of)
+            bucket.regroup(worker, self._units)
         for bucket, slot in slots:
             self._perform(bucket, slot, slot.rule.regroup(worker, generation, groups), None)
 
@@ -293,10 +293,11 @@ class BucketStore:
         version = bucket.read(worker, entry.start, entry.length)
         return version, self.visible(bucket, worker)[entry.start : entry.start + entry.length]
 
-    @property
-    def values_stand_still(self) -> bool:
-        """Whether values that a worker was sent cannot change before it pushes again."""
-        return self.policy.merges_rounds
+    def stands_still(self, worker: int, entry: m.Entry) -> bool:
+        """Tell whether values that a worker is sent cannot change before it pushes again."""
+        if self.policy.merge != "groups":
+            return self.policy.merge == "all"
+        return self.units[worker] in self.buckets.get(entry.block, entry.bucket).snapshots
 
 
 def check_round(slot: Slot, worker: int, round: int, objection: str) -> None:

@@ -32,7 +32,7 @@ class _Session:
         self.host_id, self.pid = job.workers[rank].host_id, os.getpid()
         self.waited_s = 0.0
         self.lock_step = False
-        self.grouped_store = ""
+        self.auto = self.grouped_store = ""
         self.fitting_groups: tuple[int, list[list[int]]] = (0, [])
         self.round = 0
         self.gone: dict[int, int] = {}

@@ -58,7 +58,9 @@ class NewKeys:
         """
         blocks = self._place(first, keys, values, tags, answers)
         self._send_values(blocks)
-        publish = m.Publish(self._store, [block.spec for block in blocks], not self._session.lock_step)
+        publish = m.Publish(
+            self._store, [block.spec for block in blocks], not self._session.lock_step, self._session.auto
+        )
         self._session.call_scheduler(publish, "publishing keys")
         return blocks
 

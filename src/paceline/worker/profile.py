@@ -10,6 +10,7 @@ from typing import Protocol
 
 from paceline.hetero import Step
 from paceline.hetero.files import steps_line, steps_text
+from paceline.hetero.live_noise import WINDOW, Counted, count
 from paceline.hetero.measured import speed_of
 from paceline.wire import messages as m
 from paceline.worker.stores import Stores
@@ -18,7 +19,7 @@ from paceline.worker.stores import Stores
 WARM_UP = 3
 
 #: Last rounds that tell a worker's speed.
-_WINDOW = 25
+_USUAL = 25
 
 #: Rounds whose median is shown: few, so that it is that of now.
 _RECENT = 9
@@ -40,7 +41,8 @@ class Pace:
         self._last: tuple[Step, ...] = ()
         """The last rounds. What they show is worked out when it is asked for, not with every push."""
         self._all: list[Step] | None = [] if keep else None
-        self._samples = 1.0
+        self.samples = 1.0
+        """Of the largest batch so far."""
 
     def push(self, round: int, waited_s: float, samples: float = 1.0) -> None:
         """Note a push of a round; only the first one counts.
@@ -55,9 +57,9 @@ class Pace:
         now = self._clock()
         seconds = now - self._since - (waited_s - self._waited)
         if self._round >= WARM_UP and seconds > 0 and samples > 0:
-            self._samples = max(self._samples, samples)
+            self.samples = max(self.samples, samples)
             step = Step(samples, seconds, waited_s - self._waited)
-            self._last = (*self._last[1 - _WINDOW :], step)  # replaced, as another thread reads it
+            self._last = (*self._last[1 - WINDOW :], step)  # replaced, as another thread reads it
             if self._all is not None:
                 self._all.append(step)
             self.rounds += 1
@@ -81,7 +83,7 @@ class Pace:
     @property
     def steps(self) -> Sequence[Step]:
         """The rounds that were measured: all of them, or the last ones."""
-        return self._last if self._all is None else self._all
+        return self._last[-_USUAL:] if self._all is None else self._all
 
     @property
     def seconds(self) -> float | None:
@@ -89,7 +91,12 @@ class Pace:
 
         Any thread may read it.
         """
-        return speed_of(self.steps).seconds(self._samples) if self.steps else None
+        return speed_of(self.steps).seconds(self.samples) if self.steps else None
+
+    @property
+    def counted(self) -> Counted:
+        """How much the times of the last rounds vary. Any thread may read it."""
+        return count([one.seconds for one in self._last])
 
 
 class Team(Protocol):

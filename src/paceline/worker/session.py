@@ -17,12 +17,14 @@ from collections.abc import Callable, Iterable, Sequence
 from paceline.config import Settings
 from paceline.consistency import Policy
 from paceline.errors import DeadlineError, PacelineError
+from paceline.hetero.live_noise import Counted
 from paceline.local_merge import LocalMerge
 from paceline.logs import set_up_worker_logging
 from paceline.peer.call import Call, OnAnswer
 from paceline.peer.client import Client
 from paceline.peer.hosts import address_for
 from paceline.peer.lifeline import Lifeline
+from paceline.peer.lifeline import Pace as ReportedPace
 from paceline.transport import Hub
 from paceline.transport.base import Frames
 from paceline.wire import messages as m
@@ -63,6 +65,8 @@ class Session:
         """Seconds that this worker has spent waiting for answers: what is left of a step is computation."""
         self.grouped_store = ""
         """The store whose workers may change their groups; a job has one at a time."""
+        self.auto = ""
+        """``free`` if a store of this worker is ``dist_auto`` and can change groups, ``fixed`` if it cannot."""
         self.lock_step = False
         """Whether a store of this worker has all workers in lock step."""
         self.gone: dict[int, int] = {}
@@ -160,8 +164,12 @@ class Session:
         self._lifeline.round = max(self._lifeline.round, round)
         self.pace.push(round, self.waited_s, samples)
 
-    def _how_fast(self) -> tuple[float, float]:
-        return self.pace.step_seconds(None if self._is_waiting else self.waited_s), self.pace.seconds or 0.0
+    def _how_fast(self) -> ReportedPace:
+        pace = self.pace
+        counted = pace.counted if self.settings.measured else Counted()  # only the choice of dist_auto needs it
+        spread = m.Spread(counted.steps, counted.spikes, counted.spike_factor, counted.jitter)
+        now = pace.step_seconds(None if self._is_waiting else self.waited_s)
+        return ReportedPace(now, pace.seconds or 0.0, pace.samples, spread)
 
     # ---- requests --------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from paceline.config import Settings, variable
 from paceline.consistency import Policy, parse_groups, policy_of, resolve_groups
 from paceline.errors import ConfigError
 from paceline.hetero import Choice
-from paceline.hetero.files import parse_choice
+from paceline.hetero.files import parse_choice, parse_measured
 from paceline.worker.session import Session
 
 _COMMON_OPTIONS = frozenset({"mean", "namespace"})
@@ -69,9 +69,20 @@ def chosen(settings: Settings) -> Choice | None:
     if not settings.choice:
         raise ConfigError("nothing was measured for dist_auto; start the job with: paceline launch --groups auto")
     try:
-        return parse_choice(settings.choice, settings.num_workers)
+        found = parse_choice(settings.choice, settings.num_workers)
     except ValueError as error:
         raise ConfigError(f"{variable('choice')}: {error}") from error
+    try:
+        if settings.measured:
+            parse_measured(settings.measured, settings.num_workers)
+    except ValueError as error:
+        raise ConfigError(f"{variable('measured')}: {error}") from error
+    return found
+
+
+def revises(settings: Settings) -> bool:
+    """Whether the scheduler compares the choice of ``dist_auto`` with others while the job trains."""
+    return bool(settings.regroup_rounds and settings.choice and settings.measured and not settings.profile)
 
 
 def _warn_of_unused(store_type: str, session: Session) -> None:

@@ -114,10 +114,12 @@ class DistStore(KVStore):
             other.set_gradient_compression(codec.params() | {"leg": leg})
         return other
 
-    def sibling(self, what: str, mean: bool = False, clip_norm: float = 0.0) -> DistStore:
+    def sibling(
+        self, what: str, mean: bool = False, clip_norm: float = 0.0, policy: Policy | None = None
+    ) -> DistStore:
         """Return a new store with its own namespace. Every worker calls it in the same order. ``rest``: no pushes."""
         self._siblings += 1
-        policy = Policy() if what == "rest" else self.policy
+        policy = Policy() if what == "rest" else policy or self.policy
         name = f"{self.name}/{what}{self._siblings}"
         return DistStore(self._type, self.session, policy, name, mean, clip_norm)
 

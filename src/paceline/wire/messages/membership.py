@@ -81,6 +81,19 @@ class Sighting(Message):
     """Letter as in /proc/PID/stat; empty: there is no such process."""
 
 
+class Spread(Message):
+    """How much the times of a worker's last steps vary."""
+
+    steps: Number = 0
+    """That were counted."""
+    spikes: Number = 0
+    """Of these, steps that took several times as long as those around them."""
+    spike_factor: float = 1.0
+    """How many times, in the mean."""
+    jitter: float = 0.0
+    """Sigma of the logarithm of the others."""
+
+
 class Heartbeat(Message, tag=3):
     """A member is alive, and has reached this round; with its memory and network traffic in bytes."""
 
@@ -96,6 +109,10 @@ class Heartbeat(Message, tag=3):
     """Seconds that a worker computes in a step; 0: not known."""
     usual_s: float = 0.0
     """Median of that over its last rounds; 0: not known."""
+    usual_samples: float = 1.0
+    """Samples of the step that ``usual_s`` is of."""
+    spread: Spread = msgspec.field(default_factory=Spread)
+    """How much a worker's steps vary."""
 
 
 class Death(Message):
@@ -188,6 +205,8 @@ class Publish(Message, tag=8):
     blocks: list[BlockSpec]
     goes_on: bool = False
     """The workers can go on if one of them dies."""
+    auto: Name = ""
+    """``free``: the store is ``dist_auto``, and its workers can change groups; ``fixed``: they cannot."""
 
 
 class Lookup(Message, tag=9):
@@ -234,6 +253,8 @@ class Status(Message, tag=12):
     members: list[Member]
     states: list[State]
     deaths: list[Death]
+    auto: list[Text] = msgspec.field(default_factory=list)
+    """What ``dist_auto`` does since it changed, and what would be better, each with the reason."""
 
 
 class AskAbsent(Message, tag=13):
