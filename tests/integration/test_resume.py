@@ -364,3 +364,31 @@ def test_where_workers_do_not_wait_for_each_other_the_servers_weights_are_saved(
         (first, loaded), (last, also_loaded) = job.run(save_while_unlike_far, str(tmp_path / "job"))
     assert first != last
     assert loaded == also_loaded == last
+
+
+def save_while_another_worker_is_ahead(folder):
+    """Worker 1 steps once more than worker 0; both save, and step again."""
+    weight = torch.nn.Parameter(torch.zeros(3))
+    net = torch.nn.ParameterList([weight])
+    optimizer = DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), "dist_async", model=net)
+
+    def step():
+        optimizer.zero_grad()
+        net[0].sum().backward()
+        optimizer.step()
+
+    step()
+    optimizer.kvstore.barrier()
+    if optimizer.kvstore.rank == 1:
+        step()
+    paceline.save(f"{folder}/checkpoint", net, optimizer, step=1)
+    saved = net[0].tolist()
+    step()
+    paceline.load(f"{folder}/checkpoint", net, optimizer)
+    return saved, net[0].tolist()
+
+
+def test_worker_with_older_weights_saves_and_goes_on(tmp_path):
+    with LocalJob(num_workers=2, num_servers=1) as job:
+        results = job.run(save_while_another_worker_is_ahead, str(tmp_path))
+    assert results == [[[-3.0] * 3, [-3.0] * 3]] * 2
