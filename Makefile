@@ -30,7 +30,7 @@ help:
 	@echo "make bench  run the benchmarks (about 8 minutes) and write docs/benchmarks.md"
 	@echo "make bench-regimes  dist_auto against every fixed mode, on simulated clusters (some minutes for each)"
 	@echo "make bench-unequal  modes on 12 workers of three speeds, beside the simulator (about 25 minutes)"
-	@echo "make bench-auto  what dist_auto chooses on three kinds of real machines, beside other modes (about 25 minutes)"
+	@echo "make bench-auto  what dist_auto chooses on three kinds of real machines, beside other modes (about 45 minutes)"
 	@echo "make fuzz   one million mutated messages against a server, and 10,000 half-open connections"
 	@echo "make mutations  change lines of the core, one at a time: a test must fail for each (about 5 minutes)"
 	@echo "make oracle training loops against one process, 10 times each under faults (hours); ORACLE='--repeat 1' for less"
