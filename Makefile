@@ -13,7 +13,7 @@ SIDE_BY_SIDE = $(filter-out $(ALONE) tests/engines,$(sort $(patsubst %/,%,$(dir 
 
 # Processes that are killed, stopped, cut off or lied to: mostly waits.
 FAULTS = tests/soak $(patsubst %,tests/integration/test_%.py,blame damage failures fork fuzz hosts noticing \
-  saving_after_a_failure strangers tampering)
+  pool_resume saving_after_a_failure strangers tampering worker_death)
 
 .PHONY: help demo test test-faults test-ssh test-hvd test-engines test-k8s check format fuzz mutations oracle blame soak \
   bench bench-unequal bench-auto bench-regimes clean

@@ -139,7 +139,8 @@ class Model(RuleBasedStateMachine):
     @rule(data=st.data())
     def pull(self, data: st.DataObject) -> None:
         worker = data.draw(st.sampled_from(range(len(self.pushed))))
-        if self.settings.merge != "groups" or (worker,) in self.settings.groups:  # alone, it need not agree with anybody
+        # Who is alone in a group need not agree with anybody.
+        if self.settings.merge != "groups" or (worker,) in self.settings.groups:
             self.read[worker] = self.version
         assert self.rule.pull(worker) == self.read[worker]
 
