@@ -128,7 +128,7 @@ def test_damaged_messages_do_not_end_the_lifeline(insecure):
     settings = {"insecure": True} if insecure else {}
     with LocalJob(1, 1, timeout_s=30, heartbeat_interval_s=0.05, heartbeat_timeout_s=4.0, **settings) as job:
         [(flipped, is_right, alive, lines)] = job.run(train_with_a_damaged_lifeline, 8.0)
-        assert [job.scheduler.wait(30), job.servers[0].wait(30)] == [0, 0]
+        assert [job.scheduler.wait(30), job.servers[0].wait(30)] == [0, 0], job.report()
     assert flipped > 3
     assert is_right
     assert alive == ["paceline-lifeline"]

@@ -248,8 +248,12 @@ class Lifeline:
     def _say_goodbye(self, reason: str) -> None:
         deadline = time.monotonic() + BYE_TIMEOUT_S
         bye = self._client.ask(self._channel, m.Bye(reason, self.round), "leaving")
-        while not bye.done and time.monotonic() < deadline and self._hub.is_open(self._channel):
+        while not bye.done and time.monotonic() < deadline and self._may_hear():
             self._client.poll(_BYE_CHECK_INTERVAL_S)
+
+    def _may_hear(self) -> bool:
+        """Whether the scheduler is connected, or a lost connection may come back: it has not ended with the job."""
+        return self._hub.is_open(self._channel) or (self.failure is None and not self.shutdown)
 
     # ---- from other threads ----------------------------------------------------------------------------------------
 
