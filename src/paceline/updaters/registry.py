@@ -98,7 +98,7 @@ def check_name(name: str) -> str:
         raise ValueError(f"optimizer {name!r} cannot run where the values are stored: {_IMPOSSIBLE[lower]}")
     if lower in _BY_NAME or lower in SIMPLE:
         return lower
-    own: str = next((one for one in extensions.names("updater") if one.lower() == lower), "")
+    own = next((one for one in extensions.names("updater") if one.lower() == lower), "")
     if own:
         return own
     if lower in _ELSEWHERE:
@@ -109,7 +109,8 @@ def check_name(name: str) -> str:
 
 def name_of_class(cls: type[Optimizer]) -> str:
     """Return the registered name of a class, or its import path ``pkg.mod:Class``."""
-    for name, known in (_BY_NAME | extensions.registered("updater")).items():
+    named: dict[str, type[Optimizer]] = _BY_NAME | extensions.registered("updater")
+    for name, known in named.items():
         if known is cls:
             return name
     if cls.__module__.startswith("torch.optim"):
