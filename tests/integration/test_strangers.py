@@ -16,7 +16,7 @@ import torch
 from paceline import kvstore
 from paceline.testing import LocalJob, listen, tell
 from paceline.transport import Security
-from paceline.transport.handshake import Initiator, Responder
+from paceline.transport.handshake import Initiator, Responder, Way
 
 CONNECTIONS = int(os.environ.get("PACELINE_FUZZ_CONNECTIONS", "2000"))
 GROWTH_BYTES = 64 * 2**20
@@ -37,8 +37,8 @@ class Strangers:
         script = Path(__file__).with_name("strangers.py")
         places = [address.removeprefix("tcp://") for address in addresses]
         self._command = [sys.executable, str(script), kind, str(count), "160", *places]
-        hello, join = handshake(Security(job_key).psk)
-        self._env = {**os.environ, "RECORDED_HELLO": hello.hex(), "RECORDED_JOIN": join.hex()}
+        recorded = [handshake(Security(job_key).psk, name) for name in ("scheduler", "server 0")]
+        self._env = {**os.environ, "RECORDED": " ".join(f"{hello.hex()}:{join.hex()}" for hello, join in recorded)}
         self._count = count
 
     def __enter__(self):
@@ -54,11 +54,12 @@ class Strangers:
         self._process.stdout.close()
 
 
-def handshake(psk):
-    """Return what a member sends: HELLO and JOIN."""
-    initiator = Initiator(psk, b"worker-1", True)
+def handshake(psk, name):
+    """Return what a member sends to a listener: HELLO and JOIN."""
+    way = Way(False, name)
+    initiator = Initiator(psk, b"worker-1", True, way)
     hello = initiator.hello()
-    join, _ = initiator.take(Responder(psk, True, False).take(hello))
+    join, _ = initiator.take(Responder(psk, True, way).take(hello))
     return hello, join
 
 

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from paceline import config
 from paceline.errors import AuthenticationError, JoinTimeoutError
 from paceline.hvd import rendezvous, wire
-from paceline.hvd.coordinator import Coordinator, identity
+from paceline.hvd.coordinator import Coordinator, coordinator_name, identity
 from paceline.hvd.negotiation import Down
 from paceline.hvd.place import Place
 from paceline.hvd.settings import HvdSettings
@@ -68,7 +68,9 @@ class OwnCoordinator(Link):
         self._meeting: rendezvous.Meeting | None = None
         security = rendezvous.security_of(place, settings) if place.size > 1 else Security("")
         addresses = _addresses(place, settings) if place.size > 1 else []
-        self._coordinator = Coordinator(place.size, addresses, security, hvd, self._inbox.put, timeline)
+        self._coordinator = Coordinator(
+            place.size, addresses, security, coordinator_name(place.job), hvd, self._inbox.put, timeline
+        )
         if place.size > 1:
             self._meeting = rendezvous.Meeting(self._coordinator.addresses[0], security)
             rendezvous.publish(place, settings, self._meeting)
@@ -124,7 +126,7 @@ class Connection(Link):
         deadline = time.monotonic() + settings.start_timeout_s
         for meeting in rendezvous.candidates(place, settings):
             self._hub = SocketHub(meeting.security)
-            self._channel = self._hub.connect(meeting.address, identity(place.rank))
+            self._channel = self._hub.connect(meeting.address, identity(place.rank), coordinator_name(place.job))
             stale_at = time.monotonic() + (_STALE_S if place.on_one_host else settings.start_timeout_s)
             while time.monotonic() < min(stale_at, deadline):
                 if self._hub.is_open(self._channel):

@@ -7,8 +7,9 @@ A message is a list of frames. On the wire it is
 3. each large frame: in chunks that are records of their own where it is protected, else as it is.
 
 Prefix and head are always records. The first frame is the message's body, which says what is to be done: it is always
-protected, whatever its size. Only those after it, which are tensors, may travel as they are. The associated data of a record are the number of its message, the part, and the
-chunk. Nothing is read on the strength of a length that was not authenticated, so a changed length is noticed at once.
+protected, whatever its size. Only those after it, which are tensors, may travel as they are. The associated data of a
+record are the number of its message, the part, and the chunk. Nothing is read on the strength of a length that was not
+authenticated, so a changed length is noticed at once.
 
 Copies of a large frame outside of the kernel: none without protection. With it a chunk is encrypted into one warm
 buffer, from which the kernel copies; at the receiver it comes to one warm buffer and is decrypted to its place. A frame
