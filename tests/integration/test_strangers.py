@@ -4,7 +4,6 @@
 """
 
 import os
-import re
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from paceline import kvstore
 from paceline.testing import LocalJob, listen, tell
 from paceline.transport import Security
 from paceline.transport.handshake import Initiator, Responder, Way
+from tests.integration.relays import listening_ports
 
 CONNECTIONS = int(os.environ.get("PACELINE_FUZZ_CONNECTIONS", "2000"))
 GROWTH_BYTES = 64 * 2**20
@@ -108,15 +108,7 @@ def test_strangers_fill_no_memory_and_stop_nobody(kind, count):
 def server_address(job):
     """Return where the server listens: the port that it has bound, before anybody could tell."""
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        inodes = {
-            link[8:-1]
-            for fd in Path(f"/proc/{job.servers[0].pid}/fd").iterdir()
-            if (link := os.readlink(fd)).startswith("socket:")
-        }
-        for line in Path(f"/proc/{job.servers[0].pid}/net/tcp").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and fields[9] in inodes:
-                return f"127.0.0.1:{int(re.split(':', fields[1])[1], 16)}"
+    while not (ports := listening_ports(job.servers[0].pid)):
+        assert time.monotonic() < deadline, "the server listens nowhere"
         time.sleep(0.1)
-    raise TimeoutError("the server listens nowhere")
+    return f"127.0.0.1:{ports[0]}"

@@ -27,7 +27,13 @@ _STALE_S = 2.0
 
 
 class Link(ABC):
-    """Sends to the coordinator and receives from it. Used by one thread, except :meth:`wake`."""
+    """Sends to the coordinator and receives from it. Used by one thread, except :meth:`wake`.
+
+    Attributes:
+        security: of the connections of all ranks.
+    """
+
+    security: Security
 
     @abstractmethod
     def send(self, message: wire.ToCoordinator) -> None:
@@ -66,7 +72,7 @@ class OwnCoordinator(Link):
         self._coordinator: Coordinator | None = None
         self._place = place
         self._meeting: rendezvous.Meeting | None = None
-        security = rendezvous.security_of(place, settings) if place.size > 1 else Security("")
+        self.security = security = rendezvous.security_of(place, settings) if place.size > 1 else Security("")
         addresses = _addresses(place, settings) if place.size > 1 else []
         self._coordinator = Coordinator(
             place.size, addresses, security, coordinator_name(place.job), hvd, self._inbox.put, timeline
@@ -125,6 +131,7 @@ class Connection(Link):
     def __init__(self, place: Place, settings: config.Settings) -> None:
         deadline = time.monotonic() + settings.start_timeout_s
         for meeting in rendezvous.candidates(place, settings):
+            self.security = meeting.security
             self._hub = SocketHub(meeting.security)
             self._channel = self._hub.connect(meeting.address, identity(place.rank), coordinator_name(place.job))
             stale_at = time.monotonic() + (_STALE_S if place.on_one_host else settings.start_timeout_s)

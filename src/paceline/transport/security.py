@@ -94,6 +94,12 @@ class Security:
     @property
     def psk(self) -> bytes:
         """The secret of connections, 32 bytes; empty without a key."""
-        if not self.job_key:
-            return b""
-        return hashlib.sha256(b"paceline connections " + self.job_key.encode()).digest()
+        return self._derived(b"paceline connections ")
+
+    @property
+    def value_key(self) -> bytes:
+        """The key of values that are left where others can write, 32 bytes; empty without a key."""
+        return self._derived(b"paceline values ")
+
+    def _derived(self, purpose: bytes) -> bytes:
+        return hashlib.sha256(purpose + self.job_key.encode()).digest() if self.job_key else b""
