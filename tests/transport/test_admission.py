@@ -218,3 +218,26 @@ def test_without_descriptors_the_gate_rests_and_takes_members_again_when_there_a
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         join(listener)
+
+
+def test_a_listener_that_does_not_know_its_name_yet_has_those_who_connect_wait() -> None:
+    listener, hub = SocketListener(["tcp://127.0.0.1:*"], SECURITY, None), SocketHub(SECURITY)
+    channels = [hub.connect(listener.addresses[0], b"worker-1", name) for name in ("server 3", "server 4")]
+    hub.send(channels[0], [b"hello"])
+    wait_until(lambda: all(one.socket is not None for one in hub._channels))
+    assert not any(map(hub.is_open, channels))
+    listener.serve_as("server 3")
+    while not (arrived := listener.receive(1.0)):
+        pass
+    assert [(peer, [bytes(frame) for frame in frames]) for peer, frames in arrived] == [(b"worker-1", [b"hello"])]
+    wait_until(lambda: bool(hub.refused(channels[1])))
+    hub.close()
+    listener.close()
+
+
+def test_a_listener_that_never_knew_its_name_closes() -> None:
+    listener = SocketListener(["tcp://127.0.0.1:*"], SECURITY, None)
+    stranger(listener).close()
+    listener.close()
+    with pytest.raises(ConnectionRefusedError):
+        stranger(listener)
