@@ -63,7 +63,7 @@ class Security:
     job_key: str = field(repr=False)
     """32 random bytes as 40 characters of Z85. Empty: no authentication."""
     encrypt: bool = True
-    """Protect large frames, too. They are protected as soon as one of the two sides of a connection asks for it."""
+    """Protect tensors, too. They are protected as soon as one of the two sides of a connection asks for it."""
 
     def __post_init__(self) -> None:
         if self.job_key and len(self.job_key) != 40:
