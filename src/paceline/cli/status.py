@@ -89,7 +89,7 @@ def ask(record: runtime.JobRecord) -> m.Status:
     settings = Settings(scheduler=record.scheduler, job_key=record.key, insecure=not record.key)
     client = Client(SocketHub(Security.of(settings)))
     try:
-        channel = client.connect(record.scheduler, "worker", f"scheduler at {record.scheduler}")
+        channel = client.connect(record.scheduler, "worker", "scheduler", f"at {record.scheduler}")
         call = client.ask(channel, m.AskStatus(), "asking for the status")
         if client.wait([call], _TIMEOUT_S) is not None:
             raise LaunchError(f"the scheduler of job {record.id} at {record.scheduler} did not answer")

@@ -1,8 +1,9 @@
 """Python objects between ranks.
 
 Their contract is that of pickle: whoever can send an object can run code in the receiver. So objects travel only in
-messages of the job's authenticated connections, never in tensors. Apart from these functions only ``hvd.run`` and its
-processes (``run.py``, ``task.py``) unpickle, what they find in a folder of this user.
+bodies of messages of the job's connections, which are authenticated and encrypted whatever ``PACELINE_ENCRYPT`` is, and
+never in tensors. Apart from these functions only ``hvd.run`` and its processes (``run.py``, ``task.py``) unpickle: what
+they find in a folder of this user.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ def dumps(obj: Any) -> bytes:
 
 
 def _check_key(running: world.World) -> None:
-    if running.size > 1 and running.base.settings.insecure:
+    if running.size > 1 and not running.base.link.security.job_key:
         raise ConfigError(
             "objects are pickled: whoever sends one can run code in all ranks. This job has no key "
-            "(PACELINE_INSECURE=1), so anybody could; start it with a key, or send tensors"
+            "(PACELINE_INSECURE=1, here or in rank 0), so anybody could; start it with a key, or send tensors"
         )
 
 

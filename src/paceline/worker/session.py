@@ -93,10 +93,10 @@ class Session:
 
     def _connect(self) -> None:
         scheduler, client = self.settings.scheduler, self._client
-        channels = [client.connect(scheduler, "worker", f"scheduler at {scheduler}")]
+        channels = [client.connect(scheduler, "worker", "scheduler", f"at {scheduler}")]
         for server in self.servers:
             address = address_for(server, self.host_id, self.settings.unix_sockets)
-            channels.append(client.connect(address, "worker", f"server {server.rank} on {server.host}", bulk=True))
+            channels.append(client.connect(address, "worker", f"server {server.rank}", f"on {server.host}", bulk=True))
         claim = m.Claim("worker", self.rank, self._lifeline.me.token)
         self.wait([client.claim(channel, claim) for channel in channels], self.settings.start_timeout_s)
 
