@@ -73,7 +73,7 @@ def run(way: Way, servers: int, rounds: int, elements: int) -> list[tuple[float,
     """Run a job; returns samples/s of each epoch, and the milliseconds of a step beyond the longest computation."""
     with tempfile.TemporaryDirectory(prefix="paceline-shares-") as folder:
         task = {
-            "store_type": way.store_type, "shares": way.shares, "shape": [elements // 8, 8], "seconds": SECONDS,
+            "store_type": way.store_type, "shares": way.shares, "elements": elements, "seconds": SECONDS,
             "fixed": FIXED, "batch": BATCH, "length": BATCH * len(SECONDS) * rounds, "slower": SLOWER,
             "folder": folder,
         }  # fmt: skip
@@ -84,7 +84,7 @@ def run(way: Way, servers: int, rounds: int, elements: int) -> list[tuple[float,
             "--", sys.executable, str(WORKER), str(path),
         ]  # fmt: skip
         subprocess.run(command, check=True, timeout=600, stdout=sys.stderr)
-        seen = [json.loads(Path(folder, f"{rank}.json").read_text())["epochs"] for rank in range(len(SECONDS))]
+        seen = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(len(SECONDS))]
     return [rate([worker[epoch] for worker in seen]) for epoch in range(len(SLOWER))]
 
 

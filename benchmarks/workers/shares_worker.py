@@ -1,4 +1,4 @@
-"""Worker of the benchmark of shares: its computation is a sleep, so that many machines fit on a few cores."""
+"""Worker of the benchmark of shares: its computation ends when that of its machine would, so many fit on a few cores."""
 
 import json
 import sys
@@ -11,36 +11,59 @@ import paceline
 from paceline.config import from_environment
 
 
+class Until(torch.autograd.Function):
+    """Passes parameters on; their gradients are complete when the time has come that the class attribute says."""
+
+    end = 0.0
+
+    @staticmethod
+    def forward(ctx, *parameters):
+        return tuple(one.view_as(one) for one in parameters)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        time.sleep(max(0.0, Until.end - time.monotonic()))
+        return gradients
+
+
+class Machine(torch.nn.Module):
+    """A linear layer whose forward and backward pass take as long as they would on another machine."""
+
+    def __init__(self, elements):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(elements // 8, 8) * 0.01)
+        self.bias = torch.nn.Parameter(torch.zeros(8))
+
+    def forward(self, x):
+        weight, bias = Until.apply(self.weight, self.bias)
+        return x @ weight + bias
+
+
 def main() -> None:
     task = json.loads(Path(sys.argv[1]).read_text())
     torch.set_num_threads(1)
     store = paceline.kvstore.create(task["store_type"])
-    inputs, outputs = task["shape"]
-    model = torch.nn.Linear(inputs, outputs)
+    model = Machine(task["elements"])
     optimizer = paceline.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), kvstore=store, model=model)
-    sampler = sampler_of(task, store)
-    x, steps = torch.randn(4096, inputs), []
+    sampler, x = sampler_of(task, store), torch.randn(4096, task["elements"] // 8)
+    epochs = []
     for slower in task["slower"]:
-        seconds = task["seconds"][store.rank] * slower[store.rank]
-        epoch = []
+        seconds, steps = task["seconds"][store.rank] * slower[store.rank], []
         for indices in sampler:
             begun = time.monotonic()
-            count = len(indices)
-            optimizer.zero_grad()
-            loss = model(x[:count]).square().mean()
-            nap_s = seconds * (task["fixed"] + (1 - task["fixed"]) * count / task["batch"])
-            time.sleep(max(0.0, begun + nap_s - time.monotonic()))
-            loss.backward()
+            computes_s = seconds * (task["fixed"] + (1 - task["fixed"]) * len(indices) / task["batch"])
+            Until.end = begun + computes_s
+            model(x[: len(indices)]).square().mean().backward()
             optimizer.step()
-            epoch.append((begun, time.monotonic(), count, nap_s))
-        steps.append(epoch)
-    if from_environment().profile:
-        return
-    Path(task["folder"], f"{store.rank}.json").write_text(json.dumps({"epochs": steps}))
+            optimizer.zero_grad()
+            steps.append((begun, time.monotonic(), len(indices), computes_s))
+        epochs.append(steps)
+    if not from_environment().profile:
+        Path(task["folder"], f"{store.rank}.json").write_text(json.dumps(epochs))
 
 
 def sampler_of(task, store):
-    """Return the batches of a mode."""
+    """Return the batches of a way to give work to the workers."""
     if task["shares"] == "chosen":
         return paceline.data.batch_sampler(task["length"], store, batch_size=task["batch"])
     total = task["batch"] * store.num_workers
