@@ -1,4 +1,4 @@
-"""Worker of the benchmark of shares: its computation ends when that of its machine would, so many fit on a few cores."""
+"""Worker of the benchmark of shares: its gradients are complete when those of its machine would be."""
 
 import json
 import sys
