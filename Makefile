@@ -16,7 +16,7 @@ FAULTS = tests/soak $(patsubst %,tests/integration/test_%.py,blame damage failur
   pool_resume saving_after_a_failure strangers tampering worker_death)
 
 .PHONY: help demo test test-faults test-ssh test-hvd test-engines test-k8s check format fuzz mutations oracle blame soak \
-  bench bench-unequal bench-auto bench-regimes clean
+  bench bench-unequal bench-shares bench-auto bench-regimes clean
 
 help:
 	@echo "make demo   train LeNet on handwritten digits with 2 workers and 2 servers"
@@ -30,6 +30,7 @@ help:
 	@echo "make bench  run the benchmarks (about 8 minutes) and write docs/benchmarks.md"
 	@echo "make bench-regimes  dist_auto against every fixed mode, on simulated clusters (some minutes for each)"
 	@echo "make bench-unequal  modes on 12 workers of three speeds, beside the simulator (about 25 minutes)"
+	@echo "make bench-shares  samples/s of unlike workers in lock step, against what their own times allow (5 minutes)"
 	@echo "make bench-auto  what dist_auto chooses on three kinds of real machines, beside other modes (about 45 minutes)"
 	@echo "make fuzz   one million mutated messages against a server, and 10,000 half-open connections"
 	@echo "make mutations  change lines of the core, one at a time: a test must fail for each (about 5 minutes)"
@@ -118,6 +119,9 @@ bench-regimes: $(READY)
 # Jobs that were run are kept, so that a benchmark that was stopped goes on; make clean forgets them.
 bench-unequal: $(READY)
 	$(BIN)/python -m benchmarks.unequal --runs build/unequal-runs.jsonl --report docs/unequal-measured.md $(UNEQUAL)
+
+bench-shares: $(READY)
+	$(BIN)/python -m benchmarks.unequal.shares $(SHARES)
 
 bench-auto: $(READY)
 	$(BIN)/python -m benchmarks.unequal.auto --runs build/unequal-runs.jsonl $(AUTO)

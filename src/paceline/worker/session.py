@@ -169,7 +169,9 @@ class Session:
         counted = pace.counted if self.settings.measured else Counted()  # only the choice of dist_auto needs it
         spread = m.Spread(counted.steps, counted.spikes, counted.spike_factor, counted.jitter)
         now = pace.step_seconds(None if self._is_waiting else self.waited_s)
-        return ReportedPace(now, pace.seconds or 0.0, pace.samples, spread)
+        # It takes a millisecond, and only groups and dist_auto follow it.
+        usual = pace.seconds if self.auto or self.grouped_store else None
+        return ReportedPace(now, usual or 0.0, pace.samples, spread)
 
     # ---- requests --------------------------------------------------------------------------------------------------
 

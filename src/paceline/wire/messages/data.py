@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from paceline.wire.messages.fields import Blob, Count, KeyName, Message, Name, Number, Rank, Text
+from paceline.wire.messages.fields import Blob, Count, KeyName, Message, Name, Note, Number, Rank, Text
 
 
 class OpenStore(Message, tag=20):
@@ -122,6 +122,8 @@ class Push(Message, tag=24):
     a whole has an empty frame, and is not read."""
     skip: bool = False
     """No server may apply this round: there are no frames, and nothing is read."""
+    note: Note = b""
+    """What the worker tells those whose pushes make one update with this one."""
 
 
 class Pull(Message, tag=25):
@@ -155,6 +157,8 @@ class Values(Message, tag=26):
     known: list[KnownRange] = msgspec.field(default_factory=list)
     absent: list[AbsentRange] = msgspec.field(default_factory=list)
     """To a push: the parts of its entries for which nobody had a gradient in that update."""
+    notes: list[tuple[Rank, Note]] = msgspec.field(default_factory=list)
+    """To a push: the notes of the pushes that made that update, the same for all workers behind it."""
 
 
 class MapArena(Message, tag=27):
