@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from paceline import compression, data, gluon, kvstore
+    from paceline import compression, data, errors, gluon, hvd, kvstore, optim, updaters
+    from paceline import lightning as lightning  # not in __all__: it needs an extra
     from paceline.context import Context, cpu, gpu, num_gpus
     from paceline.gluon.module import Module
     from paceline.optim import DistributedOptimizer
     from paceline.saving import load, save
 
-_MODULES = ("compression", "data", "gluon", "kvstore", "optim", "errors")
+_MODULES = ("compression", "data", "errors", "gluon", "hvd", "kvstore", "lightning", "optim", "updaters")
 
 _NAMES = {
     "Context": "paceline.context",
@@ -38,12 +39,16 @@ __all__ = [
     "compression",
     "cpu",
     "data",
+    "errors",
     "gluon",
     "gpu",
+    "hvd",
     "kvstore",
     "load",
     "num_gpus",
+    "optim",
     "save",
+    "updaters",
 ]
 
 
@@ -56,4 +61,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_MODULES, *_NAMES])
+    from importlib.util import find_spec
+
+    # help() reads every name that is here, and paceline.lightning cannot be read without its extra.
+    return sorted([*__all__, *(["lightning"] if find_spec("lightning") else [])])
