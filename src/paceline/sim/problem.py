@@ -48,10 +48,9 @@ class Digits:
         from paceline.data.digits import read_digits  # imports torch, which other problems do without
 
         pixels, classes = read_digits()
-        images, labels = pixels.reshape(-1, 64), classes.astype(np.int64)
         rng = np.random.default_rng(seed)
-        order = rng.permutation(len(labels))
-        images, labels = images[order] / 16.0, labels[order]
+        order = rng.permutation(len(classes))
+        images, labels = pixels.reshape(-1, 64)[order] / 16.0, classes[order].astype(np.int64)
         self.test_images, self.test_labels = images[:360], labels[:360]
         self.images, self.labels = images[360:], labels[360:]
         self.length = len(self.labels)
