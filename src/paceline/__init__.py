@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from paceline import compression, data, errors, gluon, hvd, kvstore, optim, updaters
     from paceline import lightning as lightning  # not in __all__: it needs an extra
     from paceline.context import Context, cpu, gpu, num_gpus
+    from paceline.extensions import register
     from paceline.gluon.module import Module
     from paceline.optim import DistributedOptimizer
     from paceline.saving import load, save
@@ -28,6 +29,7 @@ _NAMES = {
     "gpu": "paceline.context",
     "load": "paceline.saving",
     "num_gpus": "paceline.context",
+    "register": "paceline.extensions",
     "save": "paceline.saving",
 }
 
@@ -47,6 +49,7 @@ __all__ = [
     "load",
     "num_gpus",
     "optim",
+    "register",
     "save",
     "updaters",
 ]

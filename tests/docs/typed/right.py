@@ -70,11 +70,9 @@ def updates(store: paceline.kvstore.KVStore, options: dict[str, Any], own: type[
     assert paceline.compression.known_codecs()
 
 
+@paceline.register("command", "greet")
 def greet(context: Any, body: str) -> str:
     return body
-
-
-paceline.kvstore.register_command("greet", greet)
 
 
 class Mine(paceline.kvstore.KVStoreBase):
