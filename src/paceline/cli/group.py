@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from paceline.cli.options import Option, Parser, UsageError
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, MissingExtraError
 from paceline.hetero import Groups, group_by_speed
 from paceline.hetero.files import groups_text, parse_speeds, sharding_text
 from paceline.hetero.groups import ALIKE, MAX_GROUPS
@@ -82,8 +82,8 @@ def _write(path: str | None, text: str) -> None:
 def _draw(speeds: Mapping[str, float], groups: Groups, path: str) -> None:
     try:
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("pictures need matplotlib: pip install 'paceline[sim]'") from error
+    except ImportError:
+        raise MissingExtraError("pictures need matplotlib: pip install 'paceline[sim]'") from None
     names, times = list(speeds), list(speeds.values())
     figure = Figure(figsize=(8, 1 + 0.25 * len(names)), layout="constrained")
     axes = figure.subplots()

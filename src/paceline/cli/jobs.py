@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from paceline.cli.hosts import read_hosts
 from paceline.cli.options import Option, Parser, UsageError
@@ -28,6 +28,7 @@ _KILL_OPTIONS = (
     Option(("--here",), "kill what jobs of yours run on this host"),
     Option(("--ssh",), "command that reaches a host (default: ssh)", "COMMAND", default="ssh"),
 )
+OPTIONS: Mapping[str, tuple[Option, ...]] = {"jobs": (), "kill": _KILL_OPTIONS}
 #: How long a job may take to end after each signal.
 _END_S = 20.0
 
