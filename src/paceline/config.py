@@ -38,7 +38,7 @@ PLACEMENTS = ("balanced", "layered", "hash")
 ON_WORKER_DEATH = ("", "stop", "continue")
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
-_IMPORT_PATH = re.compile(r"\s*[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*\s*|\s*")
+_IMPORT_PATH = re.compile(r"\s*([\w.]+:[\w.]+\s*)?")
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off", ""})
 
@@ -112,8 +112,8 @@ class Settings:
     """Use unix sockets instead of TCP to servers of the same host."""
     server_threads: int = 0
     """Threads of a server for sums and updates; 0: its share of the host's cores, at most 8."""
-    allow_optimizer: str = ""
-    """Import paths (``pkg.mod:Class``, comma separated) of optimizers a server may load beside torch.optim."""
+    allow: str = ""
+    """Import paths (``pkg.mod:Name``, comma separated) of optimizers, codecs and the like that a server imports."""
     start_timeout_s: float = 60.0
     """How long to wait until all members have joined."""
     timeout_s: float = 300.0
@@ -289,9 +289,9 @@ def check(settings: Settings) -> None:
     _check_scheduler(settings)
     if settings.rank < -1:
         raise ConfigError(f"rank is {settings.rank}; it counts from 0, and -1 lets the scheduler choose")
-    for path in settings.allow_optimizer.split(",") if settings.allow_optimizer else ():
+    for path in settings.allow.split(",") if settings.allow else ():
         if not _IMPORT_PATH.fullmatch(path):
-            raise ConfigError(f"allow_optimizer {path!r} is not pkg.mod:Class, as in mylib.optim:Lion")
+            raise ConfigError(f"allow {path!r} is not pkg.mod:Name, as in mylib.optim:Lion")
     if settings.server_threads < 0:
         raise ConfigError(
             f"server_threads is {settings.server_threads}; it must be at least 1, or 0 for a share of the cores"

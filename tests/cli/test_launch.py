@@ -33,7 +33,7 @@ def paceline(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
         ("--nproc_per_node 2 sh", 2, "unknown option '--nproc_per_node'; did you mean '-n'?"),
         ("--nproc-per-node=2 sh", 2, "unknown option '--nproc-per-node=2'; did you mean '-n'?"),
         ("-n 2 --workers 2 sh", 2, "unknown option '--workers'; did you mean '-n'?"),
-        ("-n 2 --allow-optimiser a:B sh", 2, "did you mean '--allow-optimizer'?"),
+        ("-n 2 --alow a:B sh", 2, "did you mean '--allow'?"),
         ("-n 2 -- python -u -W ignore no-such-script.py --lr 1", 127, "the script 'no-such-script.py' does not exist"),
         ("-n 2 -s -1 sh", 2, "number of servers is -1"),
         ("-n 2 --launcher locla sh", 2, "unknown launcher 'locla'; did you mean 'local'?"),
@@ -49,9 +49,9 @@ def paceline(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
         ("-n 2 -o =1 sh", 2, "-o '=1' is not NAME=VALUE"),
         ("-n 2 --sync-dst-dir /tmp/x sh", 2, "copies to other hosts, and this job has none: name them with -H"),
         ("-n 2 --launcher slurm -H h1,h2 sh", 2, "launcher 'slurm' gets its hosts from its engine"),
-        ("-n 2 --weighting invers sh", 2, "--weighting: 'invers' is unknown; did you mean 'inverse'?"),
+        ("-n 2 --weighting invers sh", 2, "--weighting 'invers' is unknown; did you mean 'inverse'?"),
         ("-n 2 --on-worker-death go sh", 2, "--on-worker-death: 'go' is unknown; known are continue, stop"),
-        ("-n 2 --allow-optimizer Lion sh", 2, "allow_optimizer 'Lion' is not pkg.mod:Class"),
+        ("-n 2 --allow Lion sh", 2, "allow 'Lion' is not pkg.mod:Name, as in mylib.optim:Lion"),
         ("-n 2 --env PACELINE_STALENESS=x sh", 2, "PACELINE_STALENESS='x' is not a whole number"),
         ("-n 2 -s 0 --log-dir /proc/nope sh", 2, "--log-dir '/proc/nope' cannot be made: No such file or directory"),
         ("-n 2 -H no-such-file sh", 2, "For a list without a file write commas: -H h1,h2, or no-such-file, for one"),
@@ -146,9 +146,9 @@ def test_number_of_workers_may_be_given_as_to_mpirun(capsys: pytest.CaptureFixtu
 
 
 def test_allowed_optimizers_reach_the_servers(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["launch", "-n", "1", "--allow-optimizer", "mine:Lion", "--allow-optimizer", "mine:Tiger", "--dry-run"]
+    words = ["launch", "-n", "1", "--allow", "mine:Lion", "--allow", "mine:Tiger", "--dry-run"]
     assert main([*words, "sh"]) == 0
-    assert "PACELINE_ALLOW_OPTIMIZER=mine:Lion,mine:Tiger\n" in capsys.readouterr().out
+    assert "PACELINE_ALLOW=mine:Lion,mine:Tiger\n" in capsys.readouterr().out
 
 
 def test_variables_of_torchrun_can_be_left_out() -> None:
@@ -237,7 +237,7 @@ JOB = """
 n = 3
 num-servers = 1
 hosts = "{hosts}"
-allow-optimizer = ["a:B", "c:D"]
+allow = ["a:B", "c:D"]
 command = "sh -c 'echo $X'"
 [env]
 X = "from the file"
@@ -254,7 +254,7 @@ def test_job_file_holds_options_and_the_command_line_wins(tmp_path: Path, capsys
     assert "1 scheduler, 2 servers, 3 workers" in shown
     assert shown.count("X='from the line'") == 6
     assert shown.count("    Y=1\n") == 6
-    assert "PACELINE_ALLOW_OPTIMIZER=a:B,c:D" in shown
+    assert "PACELINE_ALLOW=a:B,c:D" in shown
     assert "worker 1 on h2\n  sh -c 'echo $X'\n" in shown
 
 
@@ -278,7 +278,7 @@ def test_job_file_holds_worker_groups(tmp_path: Path, capsys: pytest.CaptureFixt
         ("n = 2\ncommand = 3", "command = 3; it is a text, or a list of words"),
         ('n = 2\ncommand = "sh \'"', "No closing quotation"),
         ("n = 2\ninsecure = 'false'", "insecure = 'false' is neither true nor false"),
-        ("n = 2\nweighting = 'invers'", "weighting: 'invers' is unknown; did you mean 'inverse'?"),
+        ("n = 2\nweighting = 'invers'", "--weighting 'invers' is unknown; did you mean 'inverse'?"),
         ("n = 2\nhosts = []", "-H is empty"),
         ("n = 2\n[env]\nA = [1]", "env.A = [1]; it takes one text or number"),
         ("n = 2\n[launcher]\na = 1", "launcher = {'a': 1}; it takes one text or number"),

@@ -15,7 +15,7 @@ from paceline.cli.hosts import read_hosts
 from paceline.cli.job_file import fill_in
 from paceline.cli.launch_options import ADVICE, DESCRIPTION, EPILOG, OF_SERVERS, OPTIONS, USAGE
 from paceline.cli.options import Parser, UsageError, split_command
-from paceline.consistency import parse_groups
+from paceline.consistency import parse_groups, weighting_names
 from paceline.launch import (
     Graces,
     Group,
@@ -27,6 +27,7 @@ from paceline.launch import (
     with_default_interface,
 )
 from paceline.launch.preflight import make_folder, read_text
+from paceline.naming import suggestion
 
 #: Launchers in whose hosts ``name:4`` means four slots, as MPICH has it, and not port 4.
 _NUMBER_IS_SLOTS = frozenset({"mpi"})
@@ -147,6 +148,9 @@ def _check_words(options: argparse.Namespace) -> None:
     """Refuse what would fail, or change nothing, only after the start."""
     if options.hosts is not None and options.launcher in _CHOOSES_HOSTS:
         raise UsageError(f"launcher {options.launcher!r} gets its hosts from its engine, so -H changes nothing")
+    known = weighting_names()
+    if options.weighting not in (None, *known) and not options.allow:
+        raise UsageError(f"--weighting {options.weighting!r} is unknown{suggestion(options.weighting, known)}")
     for text in (*options.env, *options.env_worker, *options.env_server):
         name, equals, value = text.partition("=")
         field = name.removeprefix(config.PREFIX).lower()
@@ -188,7 +192,7 @@ def _settings(options: argparse.Namespace) -> dict[str, str]:
         "staleness": options.staleness,
         "groups": _groups_file(options),
         "weighting": options.weighting,
-        "allow_optimizer": ",".join(options.allow_optimizer) or None,
+        "allow": ",".join(options.allow) or None,
         "on_worker_death": options.on_worker_death,
         "insecure": "1" if options.insecure else None,
         "timeout_s": options.timeout,
