@@ -10,7 +10,7 @@ from paceline.scheduler.launcher import ENDED_VARIABLE, READY_VARIABLE, Ended, L
 def test_scheduler_without_a_launcher_tells_nobody() -> None:
     alone = Launcher.from_environment()
     alone.announce("tcp://127.0.0.1:1")
-    assert alone.ended() == []
+    assert alone.news() == []
     assert not alone.reports_ends
 
 
@@ -32,12 +32,12 @@ def test_ends_come_in_pieces_until_the_launcher_goes(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv(ENDED_VARIABLE, str(read))
     launcher = Launcher.from_environment()
     assert launcher.reports_ends
-    assert launcher.ended() == []
+    assert launcher.news() == []
     os.write(write, b'["worker", 0, 0]\n["wor')
-    assert launcher.ended() == [Ended("worker", 0, 0)]
+    assert launcher.news() == [Ended("worker", 0, 0)]
     os.write(write, b'ker", 1, 137]\n')
-    assert launcher.ended() == [Ended("worker", 1, 137)]
+    assert launcher.news() == [Ended("worker", 1, 137)]
     os.close(write)
-    assert launcher.ended() == []
+    assert launcher.news() == []
     assert not launcher.reports_ends
-    assert launcher.ended() == []
+    assert launcher.news() == []

@@ -139,7 +139,7 @@ def _slow(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _works(member: m.Member, state: m.State) -> bool:
-    return member.role == "worker" and state.phase == "live"
+    return member.role == "worker" and state.phase in ("live", "silent")
 
 
 def _row(member: m.Member, state: m.State, status: m.Status, slowest: int) -> dict[str, Any]:

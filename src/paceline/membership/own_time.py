@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-#: Longest time between two looks at the clock that counts in full: more than a busy host takes to run a thread.
-LONGEST_TURN_S = 1.0
+#: Longest time between two looks at the clock that counts in full: twice what a turn takes on a host that is not busy.
+LONGEST_TURN_S = 0.4
 
 
 class OwnTime:

@@ -2,10 +2,12 @@
 
 | pipe | variable | lines |
 |---|---|---|
-| to the launcher | ``PACELINE_READY_FD`` | the address, then JSON ``[role, rank, reason, goes on]`` of failures |
-| from the launcher | ``PACELINE_ENDED_FD`` | JSON ``[role, rank, exit code]`` of every process that has ended |
+| to the launcher | ``PACELINE_READY_FD`` | the address, then JSON: ``[]``, ``[role, rank, reason, goes on]`` |
+| from the launcher | ``PACELINE_ENDED_FD`` | JSON: ``[role, rank, exit code]``, ``[role, rank, null, CPU seconds]`` |
 
-These failures are the first one, and the deaths of workers without which the others go on.
+The scheduler says ``[]`` when all members have joined; and the first failure, and the deaths of workers without which
+the others go on. The launcher tells the end of every process; and until all members have joined, again and again, how
+much CPU time each has used.
 
 A scheduler without a launcher has neither. A scheduler whose launcher closes its ends goes on without.
 """
@@ -26,6 +28,14 @@ class Ended(NamedTuple):
     role: str
     rank: int
     code: int
+
+
+class Runs(NamedTuple):
+    """A process of the job that runs, and the CPU time that it has used."""
+
+    role: str
+    rank: int
+    cpu_s: float
 
 
 class Launcher:
@@ -65,8 +75,12 @@ class Launcher:
             with contextlib.suppress(OSError):  # the launcher does not read any more
                 os.write(self._ready_fd, line.encode() + b"\n")
 
-    def ended(self) -> list[Ended]:
-        """Return the processes that have ended since the last call, without waiting."""
+    def report_complete(self) -> None:
+        """Say that all members have joined."""
+        self._write("[]")
+
+    def news(self) -> list[Ended | Runs]:
+        """Return what the launcher has said of processes since the last call, without waiting."""
         if self._ended_fd is None:
             return []
         try:
@@ -77,4 +91,8 @@ class Launcher:
             os.close(self._ended_fd)
             self._ended_fd, self.reports_ends = None, False
         *lines, self._text = (self._text + data).split(b"\n")
-        return [Ended(*json.loads(line)) for line in lines]
+        return [_parsed(*json.loads(line)) for line in lines]
+
+
+def _parsed(role: str, rank: int, code: int | None, cpu_s: float = 0.0) -> Ended | Runs:
+    return Runs(role, rank, cpu_s) if code is None else Ended(role, rank, code)

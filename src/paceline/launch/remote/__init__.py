@@ -10,6 +10,8 @@ and talks with it over that command's stdin and stdout, in lines of JSON (``line
 | ``["start", role, rank, argv, env]`` | answered by ``started`` or ``not_started``; secrets travel here only |
 | ``["signal", number, [[role, rank], ...]]`` | to processes and all that they started |
 | ``["ended", role, rank, code]`` | for the scheduler: how a process of another host ended |
+| ``["runs", role, rank, CPU seconds]`` | for the scheduler: a process of another host runs |
+| ``["complete"]`` | all members have joined: say ``runs`` no more |
 | ``["facts", interface, witness]``, ``["reach", [[host, address, port], ...]]`` | for ``paceline doctor`` |
 | ``["ping"]`` | answered by ``pong`` |
 
@@ -22,7 +24,8 @@ and talks with it over that command's stdin and stdout, in lines of JSON (``line
 | ``["out", role, rank, stream, text]``, ``["closed", role, rank, stream]`` | output |
 | ``["exited", role, rank, code]``, ``["stopped", [[role, rank], ...]]`` | |
 | ``["living", [[role, rank], ...]]`` | which of the ended processes have left something running |
-| ``["ready", address]``, ``["lost", role, rank, reason, goes on]`` | what the scheduler says |
+| ``["runs", role, rank, CPU seconds]`` | of each process, again and again until all members have joined |
+| ``["ready", address]``, ``["complete"]``, ``["lost", role, rank, reason, goes on]`` | what the scheduler says |
 
 **Ends.** An agent whose stdin ends, or that hears nothing for ``SILENCE_S``, exits, and its guardian kills what it
 started. The launcher's end of that stdin closes when the launcher ends, however it ends: the remote shell's client dies

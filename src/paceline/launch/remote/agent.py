@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import selectors
@@ -23,7 +24,7 @@ from paceline.launch.preflight import CommandNotFoundError, check_command
 from paceline.launch.remote import checks
 from paceline.launch.remote.lines import MAGIC, SILENCE_S, Lines, encode, members, pairs, text
 from paceline.launch.supervise.crew import NOT_FOUND_CODE, LocalCrew
-from paceline.launch.supervise.events import Event, Exited, Lost, NotStarted, Ready, Started, Stopped
+from paceline.launch.supervise.events import Complete, Event, Exited, Lost, NotStarted, Ready, Runs, Started, Stopped
 from paceline.launch.supervise.guardian import Guardian
 from paceline.launch.supervise.signals import SignalPipe
 
@@ -94,12 +95,14 @@ class Agent:
         return 0
 
     def _serve(self, selector: selectors.BaseSelector) -> None:
-        silent_until = self._heard_at + SILENCE_S
-        timeout = _LEFTOVERS_CHECK_S if self._said_living else max(0.0, silent_until - time.monotonic())
+        due = min(self._heard_at + SILENCE_S, self._crew.deadline() or math.inf)
+        timeout = _LEFTOVERS_CHECK_S if self._said_living else max(0.0, due - time.monotonic())
         for key, _ in selector.select(timeout):
             key.data()
-        if time.monotonic() > silent_until:
+        if time.monotonic() > self._heard_at + SILENCE_S:  # what came while this process was stopped is read by now
             raise LauncherLostError("the launcher is silent")
+        if self._crew.deadline() is not None:
+            self._crew.check()
         if self._said_living:
             self._say_living()
 
@@ -145,6 +148,10 @@ class Agent:
                 self._start(ProcessSpec(role, rank, tuple(argv), env))
             case ["signal", int() as signum, list() as given]:
                 self._crew.send(signum, members(given))
+            case ["complete"]:
+                self._crew.tell_complete()
+            case ["runs", str() as role, int() as rank, float() as cpu_s]:
+                self._crew.tell_cpu(Member(role, rank), cpu_s)
             case ["ended", str() as role, int() as rank, int() as code]:
                 self._crew.tell_ended(Member(role, rank), code)
             case _:
@@ -170,6 +177,10 @@ class Agent:
                 self._say("ready", address)
             case Lost(member, reason, goes_on):
                 self._say("lost", *member, reason, goes_on)
+            case Runs(member, cpu_s):
+                self._say("runs", *member, cpu_s)
+            case Complete():
+                self._say("complete")
             case Stopped(stopped):
                 self._say("stopped", pairs(stopped))
             case Exited(member, code):

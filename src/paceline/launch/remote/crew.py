@@ -15,7 +15,7 @@ from paceline.launch.local import address_parts
 from paceline.launch.plan import Late, Member, Plan, ProcessSpec
 from paceline.launch.remote.lines import data, members, pairs
 from paceline.launch.remote.link import Link
-from paceline.launch.supervise.events import Exited, Lost, NotStarted, Ready, Started, Stopped
+from paceline.launch.supervise.events import Exited, Lost, NotStarted, Ready, Runs, Started, Stopped
 from paceline.launch.supervise.supervisor import Surroundings
 
 #: How long agents may take to end what they started, after the job.
@@ -205,17 +205,27 @@ class RemoteCrew:
                 self._around.take(NotStarted(Member(role, rank), reason, code))
             case ["exited", str() as role, int() as rank, int() as code]:
                 self._ended(Member(role, rank), code)
+            case ["runs", str() as role, int() as rank, float() as cpu_s]:
+                self._tell_scheduler("runs", Member(role, rank), cpu_s)
+                self._around.take(Runs(Member(role, rank), cpu_s))
+            case ["complete"]:
+                for link in self._links.values():
+                    link.send("complete")
             case ["ready", str() as address]:
                 self._around.take(Ready(address))
             case ["lost", str() as role, int() as rank, str() as reason, bool() as goes_on]:
                 member = Member(role, rank)
                 self._around.take(Lost(member, self._why_lost.get(member, reason), goes_on))
 
-    def _ended(self, member: Member, code: int) -> None:
-        self._running.pop(member, None)
+    def _tell_scheduler(self, word: str, member: Member, number: float) -> None:
+        """Tell the scheduler of a process on another host; it knows those on its own."""
         scheduler = self._host_of.get(_SCHEDULER)
         if scheduler is not None and scheduler != self._host_of[member]:
-            self._links[scheduler].send("ended", *member, code)
+            self._links[scheduler].send(word, *member, number)
+
+    def _ended(self, member: Member, code: int) -> None:
+        self._running.pop(member, None)
+        self._tell_scheduler("ended", member, code)
         self._around.take(Exited(member, code))
 
     def _lose(self, link: Link) -> None:

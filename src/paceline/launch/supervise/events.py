@@ -32,6 +32,19 @@ class Ready:
 
 
 @dataclass(frozen=True)
+class Runs:
+    """A process runs while the job starts, and has used so much CPU time, with all that it has started."""
+
+    member: Member
+    cpu_s: float
+
+
+@dataclass(frozen=True)
+class Complete:
+    """The scheduler says that all members have joined: the job has started."""
+
+
+@dataclass(frozen=True)
 class Exited:
     """A process ended; ``code`` is its exit code, 128 + n after signal n."""
 
@@ -68,7 +81,7 @@ class Tick:
     """Time has passed."""
 
 
-Event: TypeAlias = Started | NotStarted | Ready | Exited | Stopped | Lost | Interrupted | Tick
+Event: TypeAlias = Started | NotStarted | Ready | Runs | Complete | Exited | Stopped | Lost | Interrupted | Tick
 
 
 @dataclass(frozen=True)

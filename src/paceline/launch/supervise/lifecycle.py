@@ -16,7 +16,7 @@
 | ``STARTING`` | ``RUNNING`` | the scheduler listens, or the job has none |
 | ``RUNNING`` | ``LEAVING`` | all workers have exited with 0, or died and the others went on |
 | ``STARTING``, ``RUNNING``, ``LEAVING`` | ``FAILING`` | an exit code is not 0, no start, or ``Lost`` |
-| ``STARTING`` | ``FAILING`` | the scheduler exits with 0, or ``start_s`` has passed |
+| ``STARTING`` | ``FAILING`` | the scheduler exits with 0, or ``start_s`` has counted for it (:class:`StartClock`) |
 | ``RUNNING`` | ``FAILING`` | a server or the scheduler left before the others, ``leave_s`` ago, and workers still run |
 | ``RUNNING`` | ``FAILING`` | all workers that still run have been stopped (SIGSTOP) for ``leave_s`` |
 | ``STARTING``, ``RUNNING``, ``LEAVING`` | ``INTERRUPTED`` | a signal |
@@ -67,6 +67,7 @@ from paceline.launch.plan import Member
 from paceline.launch.spec import Graces
 from paceline.launch.supervise.events import (
     Action,
+    Complete,
     Event,
     Exited,
     Finish,
@@ -74,6 +75,7 @@ from paceline.launch.supervise.events import (
     Lost,
     NotStarted,
     Ready,
+    Runs,
     Signal,
     Start,
     Started,
@@ -82,6 +84,7 @@ from paceline.launch.supervise.events import (
     Warn,
 )
 from paceline.launch.supervise.failure import Failure, describe
+from paceline.membership.starting import StartClock
 
 
 class Phase(enum.Enum):
@@ -135,7 +138,7 @@ class Lifecycle:
         self._unfinished = {member for member in members if member.role == "worker"}
         self._departed: list[Member] = []
         self._signum = 0
-        self._began = now
+        self._began, self._start_clock = now, StartClock(now)
         self._codes: dict[Member, int] = {}
         self._is_named = False
         """The first cause is known: by the scheduler, or because this machine found it itself."""
@@ -166,6 +169,10 @@ class Lifecycle:
                 self._fail(member, code, reason, now)
                 self._is_named = True
                 return self._finish_if_empty()
+            case Runs(member, cpu_s):
+                return self._runs(cpu_s, now) if member == _SCHEDULER else []
+            case Complete():
+                return []
             case Stopped(members):
                 self._stopped = members
                 self._watch_stopped(now)
@@ -202,6 +209,13 @@ class Lifecycle:
             return []
         self.phase, self.deadline = Phase.RUNNING, None
         return [Start(tuple(member for member in self.members if member.role != "scheduler"))]
+
+    def _runs(self, cpu_s: float, now: float) -> list[Action]:
+        """Wait on while the scheduler starts on a busy host."""
+        if self.phase is Phase.STARTING:
+            self._start_clock.note(cpu_s, now)
+            self.deadline = now + max(0.0, self.graces.start_s - self._start_clock.counted_s(now))
+        return []
 
     def _exited(self, member: Member, code: int, now: float) -> list[Action]:
         self.alive.pop(member, None)

@@ -1,9 +1,9 @@
 """The launcher's ends of the pipes to and from the scheduler.
 
 The scheduler binds a port that is free at that moment and says which: nobody has to guess one beforehand, so there is
-no moment in which another program can take it. Later it says which process failed first, as the members saw it, and
-which workers the others go on without. The
-launcher says which processes have ended, because only their parent knows their exit codes.
+no moment in which another program can take it. Later it says that all members have joined, which process
+failed first, as the members saw it, and which workers the others go on without. The launcher says which processes have
+ended, because only their parent knows their exit codes, and before all have joined, how much CPU time each has used.
 :mod:`paceline.scheduler.launcher` is the other side.
 """
 
@@ -25,6 +25,7 @@ class ReadyPipe:
 
     Attributes:
         has_address: the address has been read; failures may follow.
+        is_complete: the scheduler has said that all members have joined.
         ended: the scheduler writes no more.
     """
 
@@ -32,7 +33,7 @@ class ReadyPipe:
         self.fd, self.write_fd = os.pipe()
         os.set_blocking(self.fd, False)
         self._text = b""
-        self.has_address = self.ended = False
+        self.has_address = self.is_complete = self.ended = False
 
     def read(self) -> str | None:
         """Return the address once its line is complete, "" at the end of a pipe without one, None before.
@@ -62,6 +63,7 @@ class ReadyPipe:
         except BlockingIOError:
             data = b""
         *lines, self._text = (self._text + data).split(b"\n")
+        self.is_complete |= b"[]" in lines
         return [failure for failure in map(_failure, lines) if failure is not None]
 
     def close(self) -> None:
@@ -82,7 +84,7 @@ def _failure(line: bytes) -> tuple[Member, str, bool] | None:
 
 
 class EndedPipe:
-    """The launcher's end of the pipe on which it says which processes have ended."""
+    """The launcher's end of the pipe on which it says which processes run and which have ended."""
 
     def __init__(self) -> None:
         with forks.held():
@@ -96,9 +98,17 @@ class EndedPipe:
         self._fd = -1
 
     def write(self, member: Member, code: int) -> None:
-        """Say how a process ended. What the scheduler cannot read any more is lost."""
+        """Say how a process ended."""
+        self._write(member.role, member.rank, code)
+
+    def write_cpu(self, member: Member, cpu_s: float) -> None:
+        """Say that a process runs, and how much CPU time it has used."""
+        self._write(member.role, member.rank, None, cpu_s)
+
+    def _write(self, *words: str | float | None) -> None:
+        """Write a line. What the scheduler cannot read any more is lost."""
         with contextlib.suppress(OSError):
-            os.write(self._fd, json.dumps([member.role, member.rank, code]).encode() + b"\n")
+            os.write(self._fd, json.dumps(words).encode() + b"\n")
 
     def close_read(self) -> None:
         """Close the scheduler's end in this process, after the scheduler has it."""
