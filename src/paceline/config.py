@@ -120,7 +120,7 @@ class Settings:
     heartbeat_timeout_s: float = 4.0
     """Silence after which a member is named in the log and in ``paceline status``."""
     stall_timeout_s: float = 30.0
-    """Silence after which a member counts as dead. For nearly as long a network may fail, a process may be stopped, or a
+    """Silence after which a member counts as dead: for nearly as long a network may fail, a process may be stopped, a
     call may hold Python's lock. A process that has ended is known at once."""
     disconnect_grace_s: float = 5.0
     """How long a peer whose connection closed has to come back where nothing tells whether its process runs; if it

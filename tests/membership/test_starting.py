@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from paceline.config import Settings
@@ -85,7 +87,7 @@ def test_members_hear_that_the_wait_goes_on_before_their_own_deadline() -> None:
         news = [one for one in job.actions[count:] if isinstance(one, Answer) and isinstance(one.body, m.News)]
         assert {one.peer for one in news} in (set(), {b"worker-0", b"server-0"})
         heard += [job.now] * bool(news)
-    assert max(later - sooner for sooner, later in zip(heard, heard[1:], strict=False)) < LIMIT_S
+    assert max(later - sooner for sooner, later in itertools.pairwise(heard)) < LIMIT_S
 
 
 def test_process_that_stops_to_move_is_named_in_the_end() -> None:

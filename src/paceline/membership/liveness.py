@@ -9,7 +9,7 @@ Noticing is not giving up. A member that sends no heartbeats for ``heartbeat_tim
 | closed | nothing | ``disconnect_grace_s`` after it closed |
 | closed | it runs | ``stall_timeout_s`` after it was heard last |
 | open | it is stopped, stalled, or its host is silent | ``stall_timeout_s`` after it was heard last |
-| open | a debugger holds it, and its host is heard | never |
+| open | a debugger holds it | ``stall_timeout_s`` after the debugger was seen last |
 
 A process is *gone* if the launcher has told its exit code, a process of its host finds it no more in /proc, or the
 kernel of its host refuses connections to its port (only a scheduler's port is tried). It *runs* if a process of its
@@ -111,6 +111,7 @@ class Liveness:
     def note_state(self, seat: Seat, state: str, now: float) -> None:
         """Note what was seen of a member's process."""
         seat.state, seat.state_at = state, now
+        seat.held_at = now if state == "t" else seat.held_at
 
     def note_heard(self, seat: Seat, now: float) -> list[Action]:
         """Note that a member was heard; returns a line for the log if it was silent for long."""
@@ -152,7 +153,7 @@ class Liveness:
         if closed is not None and self._is_unknown(seat, now) and now - closed > self._settings.disconnect_grace_s:
             return _closed(seat, now)
         silent_s = self._silent_s(seat, is_complete, now)
-        if silent_s <= self._settings.stall_timeout_s or self._is_held(seat, now):
+        if min(silent_s, now - seat.held_at) <= self._settings.stall_timeout_s:
             return ""
         why = self._why_silent(seat, silent_s, now)
         return f"{why}; if that is normal here, raise {variable('stall_timeout_s')}"
@@ -161,17 +162,11 @@ class Liveness:
         """Tell whether nothing says if a member's process runs."""
         return not (self._state(seat, now) or self._is_supervised)
 
-    def _is_held(self, seat: Seat, now: float) -> bool:
-        return self._state(seat, now) == "t" and not self._is_host_silent(seat)
-
-    def _is_host_silent(self, seat: Seat) -> bool:
-        return seat.host_silent_s is not None and seat.host_silent_s > self._settings.heartbeat_timeout_s
-
     def _why_silent(self, seat: Seat, silent_s: float, now: float) -> str:
         """Return for how long a member is silent, and why as far as that is known."""
         if seat.closed_since is not None:
             return _closed(seat, now)
-        if self._is_host_silent(seat):
+        if (seat.host_silent_s or 0.0) > SUSPECT_SHARE * self._settings.heartbeat_timeout_s:
             return f"its host was not heard for {silent_s:.1f} s"
         although = "" if seat.host_silent_s is None else " although its host answers"
         return f"it was not heard for {silent_s:.1f} s{although}: {_STATES.get(self._state(seat, now), _STALLED)}"
@@ -192,7 +187,7 @@ class Liveness:
         is_given_up_soon = seat.closed_since is not None and self._is_unknown(seat, now)
         name = "disconnect_grace_s" if is_given_up_soon else "stall_timeout_s"
         limit = f"{getattr(self._settings, name):g} s ({variable(name)})"
-        until = "" if self._is_held(seat, now) else f"; it counts as dead after {limit}"
+        until = "" if self._state(seat, now) == "t" else f"; it counts as dead after {limit}"
         return f"{seat}: {self._why_silent(seat, self._silent_s(seat, is_complete, now), now)}{until}"
 
 

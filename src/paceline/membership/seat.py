@@ -47,6 +47,8 @@ class Seat:
     """Letter of its process in /proc, as last seen."""
     state_at: float = -math.inf
     """When it was seen."""
+    held_at: float = -math.inf
+    """When a debugger was last seen to hold it."""
     warned: bool = False
     """The log and the status name it as silent."""
 

@@ -93,7 +93,7 @@ def host_id() -> str:
 
 
 def process_state(pid: int) -> str:
-    """Return the letter for the state of a process of this host, as in /proc: X where there is none, "" if not known."""
+    """Return the letter for the state of a process of this host, as in /proc: X if there is none, "" if not known."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             return stat.read().rpartition(b") ")[2][:1].decode("ascii", "replace")
