@@ -1,4 +1,4 @@
-"""A silent process is named within five seconds, given up after ``stall_timeout_s``, and never where it is only slow."""
+"""A silent process is named in five seconds, given up after ``stall_timeout_s``, and never where it is only slow."""
 
 import contextlib
 import ctypes

@@ -31,8 +31,8 @@ and talks with it over that command's stdin and stdout, in lines of JSON (``line
 started. The launcher's end of that stdin closes when the launcher ends, however it ends: the remote shell's client dies
 with it. A launcher that hears nothing from a host for ``SILENCE_S`` counts the host as lost.
 
-``SILENCE_S`` must exceed ``PING_S`` several times, and ``heartbeat_timeout_s`` of the job: then the scheduler, which
-knows more, names the cause first when a network fails.
+``SILENCE_S`` must exceed ``PING_S`` several times, and ``stall_timeout_s`` of the job: then the scheduler, which knows
+more, names the cause first when a network fails. The time in which an end did not run is no silence of the other one.
 """
 
 from paceline.launch.remote.crew import HostCommand, RemoteCrew

@@ -22,11 +22,12 @@ from paceline.launch.local import free_port
 from paceline.launch.plan import Late, Member, ProcessSpec
 from paceline.launch.preflight import CommandNotFoundError, check_command
 from paceline.launch.remote import checks
-from paceline.launch.remote.lines import MAGIC, SILENCE_S, Lines, encode, members, pairs, text
+from paceline.launch.remote.lines import LONGEST_TURN_S, MAGIC, SILENCE_S, Lines, encode, members, pairs, text
 from paceline.launch.supervise.crew import NOT_FOUND_CODE, LocalCrew
 from paceline.launch.supervise.events import Complete, Event, Exited, Lost, NotStarted, Ready, Runs, Started, Stopped
 from paceline.launch.supervise.guardian import Guardian
 from paceline.launch.supervise.signals import SignalPipe
+from paceline.membership import OwnTime
 
 #: Says at which address this host is reached, where no ssh does.
 ADDRESS_VARIABLE = "PACELINE_AGENT_ADDRESS"
@@ -63,6 +64,7 @@ class Agent:
         self._in_fd, self._out_fd = in_fd, out_fd
         self._environ = dict(environ)
         self._heard_at = time.monotonic()
+        self._own_time = OwnTime(self._heard_at, LONGEST_TURN_S)
         self._lines = Lines()
         self._ended: set[Member] = set()
         self._said_living: list[Member] = []
@@ -99,7 +101,9 @@ class Agent:
         timeout = _LEFTOVERS_CHECK_S if self._said_living else max(0.0, due - time.monotonic())
         for key, _ in selector.select(timeout):
             key.data()
-        if time.monotonic() > self._heard_at + SILENCE_S:  # what came while this process was stopped is read by now
+        now = time.monotonic()
+        self._heard_at += self._own_time.lost_s(now)
+        if now > self._heard_at + SILENCE_S:
             raise LauncherLostError("the launcher is silent")
         if self._crew.deadline() is not None:
             self._crew.check()

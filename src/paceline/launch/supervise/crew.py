@@ -27,7 +27,7 @@ _SCHEDULER = Member("scheduler", 0)
 NOT_FOUND_CODE = 127
 
 #: Interval in which the scheduler learns how much CPU time each process has used, until all have joined.
-CPU_INTERVAL_S = 2.0
+CPU_INTERVAL_S = 1.0
 
 Take = Callable[[Event], None]
 

@@ -42,7 +42,7 @@ the order of exits does not tell. The cause is
 Its exit code is that of the job, or 1 if it has none.
 
 Timeouts (:class:`~paceline.launch.spec.Graces`). Every phase but ``RUNNING`` has one, so no job hangs while it ends.
-``survivors_s`` must exceed the setting ``disconnect_grace_s``, after which survivors learn of a death, plus the time in
+``survivors_s`` must exceed ``LAST_WORDS_S``, after which survivors learn of a death, plus the time in
 which they report it and exit. ``leave_s`` must exceed the time that servers need to exit after the last worker.
 ``survivors_s`` and ``VERDICT_S`` must exceed the time in which the scheduler names a process after it is told its exit
 code: 0.2 s on an idle machine.
