@@ -2,10 +2,11 @@
 
 from paceline.membership.actions import Action, Answer, Finish, Warn, describe
 from paceline.membership.liveness import Liveness, Suspect
-from paceline.membership.machine import LEAVE_TIMEOUT_S, Membership
+from paceline.membership.machine import FAILED_TIMEOUT_S, LEAVE_TIMEOUT_S, Membership
 from paceline.membership.seat import Seat
 
 __all__ = [
+    "FAILED_TIMEOUT_S",
     "LEAVE_TIMEOUT_S",
     "Action",
     "Answer",

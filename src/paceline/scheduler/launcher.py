@@ -2,7 +2,8 @@
 
 | pipe | variable | lines |
 |---|---|---|
-| to the launcher | ``PACELINE_READY_FD`` | the address, then JSON ``[role, rank, reason, goes on]`` of failures |
+| to the launcher | ``PACELINE_READY_FD`` | the address; JSON ``["lost", role, rank, reason, goes on]`` of failures; |
+| | | ``["over"]`` when all workers have said goodbye |
 | from the launcher | ``PACELINE_ENDED_FD`` | JSON ``[role, rank, exit code]`` of every process that has ended |
 
 These failures are the first one, and the deaths of workers without which the others go on.
@@ -58,7 +59,11 @@ class Launcher:
 
     def report_failure(self, role: str, rank: int, reason: str, goes_on: bool = False) -> None:
         """Say which process failed first, or that a worker has died and the others go on."""
-        self._write(json.dumps([role, rank, reason, goes_on]))
+        self._write(json.dumps(["lost", role, rank, reason, goes_on]))
+
+    def report_over(self) -> None:
+        """Say that all workers have said goodbye."""
+        self._write(json.dumps(["over"]))
 
     def _write(self, line: str) -> None:
         if self._ready_fd is not None:

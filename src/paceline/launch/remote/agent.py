@@ -23,7 +23,7 @@ from paceline.launch.preflight import CommandNotFoundError, check_command
 from paceline.launch.remote import checks
 from paceline.launch.remote.lines import MAGIC, SILENCE_S, Lines, encode, members, pairs, text
 from paceline.launch.supervise.crew import NOT_FOUND_CODE, LocalCrew
-from paceline.launch.supervise.events import Event, Exited, Lost, NotStarted, Ready, Started, Stopped
+from paceline.launch.supervise.events import Event, Exited, Lost, NotStarted, Over, Ready, Runs, Started, Stopped
 from paceline.launch.supervise.guardian import Guardian
 from paceline.launch.supervise.signals import SignalPipe
 
@@ -143,6 +143,8 @@ class Agent:
                 self._say("reached", checks.reach(targets))
             case ["start", str() as role, int() as rank, list() as argv, dict() as env]:
                 self._start(ProcessSpec(role, rank, tuple(argv), env))
+            case ["look", list() as given]:
+                self._crew.look(members(given))
             case ["signal", int() as signum, list() as given]:
                 self._crew.send(signum, members(given))
             case ["ended", str() as role, int() as rank, int() as code]:
@@ -162,14 +164,18 @@ class Agent:
 
     def _take(self, event: Event) -> None:
         match event:
-            case Started(member):
-                self._say("started", *member)
+            case Started(member, place):
+                self._say("started", *member, place)
             case NotStarted(member, reason, code):
                 self._say("not_started", *member, reason, code)
             case Ready(address):
                 self._say("ready", address)
             case Lost(member, reason, goes_on):
                 self._say("lost", *member, reason, goes_on)
+            case Over():
+                self._say("over")
+            case Runs(member, cpu_s):
+                self._say("runs", *member, cpu_s)
             case Stopped(stopped):
                 self._say("stopped", pairs(stopped))
             case Exited(member, code):

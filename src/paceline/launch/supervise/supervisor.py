@@ -23,6 +23,7 @@ from paceline.launch.supervise.events import (
     Event,
     Finish,
     Interrupted,
+    Look,
     Ready,
     Signal,
     Start,
@@ -203,6 +204,8 @@ class Supervisor:
                     self._start(members)
                 case Signal(signum, members):
                     self._crew.send(signum, members)
+                case Look(members):
+                    self._crew.look(members)
                 case Warn(text):
                     self._console.say(text)
                 case Finish(code):
