@@ -54,9 +54,9 @@ which they report it and exit. ``survivors_s`` and ``leave_s`` must exceed the t
 process after it is told its exit code: 0.2 s on an idle machine.
 
 **Deaths that others survive.** A job may go on when a worker dies (``--on-worker-death``); the scheduler decides. A
-worker whose exit code is neither 0 nor ``PEER_FAILED`` then waits for its verdict (``Lost``): as long as others run,
-which notice a scheduler that does not respond, and ``leave_s`` after that. If the others go on, the job's exit code is
-``WORKER_LOST`` when it ends well.
+worker whose exit code is neither 0 nor ``PEER_FAILED`` then waits for its verdict (``Lost``): as long as other workers
+run, which notice a scheduler that does not respond; ``leave_s`` after that, or if the scheduler is stopped. If the
+others go on, the job's exit code is ``WORKER_LOST`` when it ends well.
 
 A job ends with processes left only if the kernel cannot end them within ``kill_s``.
 """
@@ -228,11 +228,14 @@ class Lifecycle:
         return self._finish_if_empty() or self._terminate_idle(now)
 
     def _watch_stopped(self, now: float) -> None:
-        """Set a deadline where nobody else would notice: all that runs is stopped, or only a verdict is to come."""
-        awaits_verdict = self._in_question and not self._workers()
-        is_still = awaits_verdict or self._stopped.issuperset(self.alive)
+        """Set a deadline where nobody else would notice: all that runs is stopped, or a verdict does not come."""
+        is_still = self._lacks_verdict() or self._stopped.issuperset(self.alive)
         if self.phase is Phase.RUNNING and self.deadline is None and is_still:
             self.deadline = now + self.graces.leave_s
+
+    def _lacks_verdict(self) -> bool:
+        """Tell whether a verdict is to come, and no worker runs or the scheduler is stopped."""
+        return bool(self._in_question) and (not self._workers() or _SCHEDULER in self._stopped)
 
     def _lost(self, member: Member, reason: str, now: float) -> list[Action]:
         """Take in which process failed first, as the scheduler saw it."""
@@ -363,7 +366,7 @@ class Lifecycle:
                 self._fail(self._started[0], 1, reason, now)
                 self._is_named = True
                 return self._terminate(now)
-            case Phase.RUNNING if self._in_question and not self._workers():
+            case Phase.RUNNING if self._lacks_verdict():
                 self._decide_question(now)
                 return self._terminate_idle(now)
             case Phase.RUNNING if self._workers() and self._stopped.issuperset(self._workers()):
@@ -376,7 +379,7 @@ class Lifecycle:
             case Phase.LEAVING if self._exits is not None:
                 self.deadline = now + LOOK_S
                 line = self._exits.waiting({member: self._places[member] for member in self.alive}, now)
-                return [Look(tuple(self.alive)), *([Warn(line)] if line else [])]
+                return [*([Warn(line)] if line else []), Look(tuple(self.alive))]
             case Phase.LEAVING:
                 warning = f"all workers are done but {self._names()} did not leave within {self.graces.leave_s:g} s"
                 return [Warn(warning), *self._terminate(now)]
