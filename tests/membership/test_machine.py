@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from paceline.config import Settings
 from paceline.exitcodes import PEER_FAILED
-from paceline.membership import LEAVE_TIMEOUT_S, Action, Answer, Finish, Membership, Warn
+from paceline.membership import FAILED_TIMEOUT_S, LEAVE_TIMEOUT_S, Action, Answer, Finish, Membership, Warn
 from paceline.membership.actions import Waiting
 from paceline.membership.own_time import LONGEST_TURN_S
 from paceline.peer.answerer import Answerer
@@ -457,7 +457,7 @@ def test_bye_with_a_reason_ends_the_job_for_all() -> None:
     assert told[0] == (b"worker-1", 2, m.Done())
     assert {peer for peer, seq, _ in told if seq == 0} == {b"worker-0", b"server-0"}
     assert members.handle(b"worker-1", 3, m.Bye(""), 1.0) == [Answer(b"worker-1", 3, m.Done())]
-    assert members.tick(1.0 + LEAVE_TIMEOUT_S + 0.1)[-1] == Finish(PEER_FAILED)
+    assert members.tick(1.0 + FAILED_TIMEOUT_S + 0.1)[-1] == Finish(PEER_FAILED)
 
 
 def test_death_before_everybody_came_answers_the_hellos() -> None:
@@ -480,12 +480,46 @@ def test_servers_go_home_when_all_workers_have_left() -> None:
     assert members.tick(3.1) == [Finish(0)]
 
 
-def test_scheduler_does_not_wait_for_ever_for_the_last_to_go() -> None:
+def ended_well() -> Membership:
     members = joined()
     members.handle(b"worker-0", 2, m.Bye(""), 1.0)
+    assert not members.has_succeeded
     members.handle(b"worker-1", 2, m.Bye(""), 1.0)
-    assert members.tick(1.0 + LEAVE_TIMEOUT_S) == []
+    assert members.has_succeeded
+    return members
+
+
+def test_scheduler_waits_for_a_slow_server_but_not_for_ever() -> None:
+    members = ended_well()
+    for second in range(2, int(LEAVE_TIMEOUT_S) + 2):
+        members.handle(b"server-0", second, m.Heartbeat(0), float(second))
+        assert members.tick(float(second)) == []
     assert members.tick(1.1 + LEAVE_TIMEOUT_S) == [Finish(0)]
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_server_that_is_lost_after_the_last_goodbye_is_no_failure(is_closed: bool) -> None:
+    members = ended_well()
+    if is_closed:
+        members.lost(b"server-0", 1.5)
+    assert members.tick(1.0 + LEAVE_TIMEOUT_S) == [Finish(0)]
+    assert members.cause is None
+
+
+def test_server_that_fails_after_the_last_goodbye_fails_the_job() -> None:
+    members = ended_well()
+    members.ended("server", 0, 9, 2.0)
+    assert not members.has_succeeded
+    assert deaths_of(members) == [("server", 0, "its process ended: exit code 9")]
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_server_that_leaves_in_peace_before_the_workers_fails_the_job(is_early: bool) -> None:
+    members = joined() if is_early else ended_well()
+    members.handle(b"server-0", 2, m.Bye(""), 2.0)
+    members.ended("server", 0, 0, 2.1)
+    early = [("server", 0, "it left the job with exit code 0, before the workers did")]
+    assert deaths_of(members) == (early if is_early else [])
 
 
 def test_damage_is_noticed_by_check() -> None:

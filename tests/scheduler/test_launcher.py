@@ -14,14 +14,15 @@ def test_scheduler_without_a_launcher_tells_nobody() -> None:
     assert not alone.reports_ends
 
 
-def test_address_and_first_failure_are_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_address_failures_and_the_end_are_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     read, write = os.pipe()
     monkeypatch.setenv(READY_VARIABLE, str(write))
     launcher = Launcher.from_environment()
     assert READY_VARIABLE not in os.environ
     launcher.announce("tcp://127.0.0.1:1")
     launcher.report_failure("worker", 1, "it raised")
-    assert os.read(read, 1000) == b'tcp://127.0.0.1:1\n["worker", 1, "it raised", false]\n'
+    launcher.report_over()
+    assert os.read(read, 1000) == b'tcp://127.0.0.1:1\n["lost", "worker", 1, "it raised", false]\n["over"]\n'
     os.close(read)
     launcher.report_failure("worker", 1, "nobody reads")
     os.close(write)

@@ -111,7 +111,13 @@ OPTIONS = (
         "stop|continue",
         section=_RUNNING,
     ),
-    Option(("--timeout",), "how long any request may take (default: 300)", "SECONDS", float, section=_RUNNING),
+    Option(
+        ("--timeout",),
+        "how long any request may take, and how long a process that should exit may do nothing (default: 300)",
+        "SECONDS",
+        float,
+        section=_RUNNING,
+    ),
     Option(
         ("--start-timeout",),
         "how long to wait for hosts, and for all processes to join (default: 60)",

@@ -2,12 +2,13 @@
 
 from paceline.membership.actions import Action, Answer, Finish, Warn, describe
 from paceline.membership.liveness import GONE, Liveness, Suspect
-from paceline.membership.machine import LEAVE_TIMEOUT_S, Membership
+from paceline.membership.machine import FAILED_TIMEOUT_S, LEAVE_TIMEOUT_S, Membership
 from paceline.membership.own_time import OwnTime
 from paceline.membership.seat import Seat
 from paceline.membership.starting import StartClock
 
 __all__ = [
+    "FAILED_TIMEOUT_S",
     "GONE",
     "LEAVE_TIMEOUT_S",
     "Action",

@@ -16,6 +16,7 @@ connections, which it claims with its token. What happens to a member::
     any       silence or a proof that is a death     dead      the job fails
     live      Bye                                    left      barriers that waited for it open
     live      Bye with a reason                      dead      the job fails
+    left      it is a server, and ends with 0 early  dead      the job fails
 
 A worker's death is no failure of the job where the others go on: then it is *lost* first (:mod:`.losses`), and what it
 still asks is answered with its own death.
@@ -32,7 +33,8 @@ What happens to the job::
     complete   the last worker leaves                ending     News with shutdown to the servers; exit code 0, or
                                                                 WORKER_LOST if one has died
     ending     everybody has left, died or closed    over       Finish
-    ending     LEAVE_TIMEOUT_S later                 over       Finish
+    ending     a server is silent for too long       ending     none: nobody needs it, if the job has succeeded
+    ending     LEAVE_TIMEOUT_S later                 over       Finish; FAILED_TIMEOUT_S if a member has died
 
 What proves a death, and which silence is one, is decided by :mod:`paceline.membership.liveness`; what counts of
 ``start_timeout_s`` by :mod:`paceline.membership.starting`.
@@ -47,7 +49,8 @@ Which timeout must exceed which:
 - A member's own deadline for joining > half of ``start_timeout_s``, after which it hears from the scheduler again, and
   > ``start_timeout_s``, so that the scheduler's answer, which names who is missing, comes first. The lifeline adds 5 s.
 - ``timeout_s`` of requests > ``stall_timeout_s``: else a death is reported as a deadline, without the reason.
-- ``LEAVE_TIMEOUT_S`` > the time that a lifeline takes for its Bye (2 s).
+- ``LEAVE_TIMEOUT_S`` > the time that a lifeline takes for its Bye, on a busy machine (``BYE_TIMEOUT_S``): a server that
+  has not heard the end when the scheduler exits takes it for dead.
 - The scheduler calls :meth:`Membership.tick` every 0.2 s; each limit is kept with that precision.
 
 Invariants (:meth:`Membership.check`): no two members share a lifeline; only members wait at barriers; once somebody has
@@ -75,14 +78,15 @@ from paceline.membership.following import Following
 from paceline.membership.liveness import Liveness, Suspect
 from paceline.membership.losses import Losses, obituary
 from paceline.membership.newcomers import free_rank, objection
+from paceline.membership.rounds import Rounds
 from paceline.membership.seat import Seat
 from paceline.membership.seats import Seats
 from paceline.membership.starting import Starting
 from paceline.membership.waits import MAY_WAIT, Waits
 from paceline.wire import messages as m
 
-#: How long the scheduler waits for the others to exit before it does.
-LEAVE_TIMEOUT_S = 5.0
+#: How long the scheduler waits for the others to leave before it exits: after a success, and after a failure.
+LEAVE_TIMEOUT_S, FAILED_TIMEOUT_S = 60.0, 5.0
 
 
 class Membership:
@@ -111,6 +115,7 @@ class Membership:
         self.losses = Losses(settings.on_worker_death)
         self._waits = Waits(settings.num_workers, self._seats, self.losses)
         self._liveness, self._following = Liveness(settings, now), Following(settings)
+        self._rounds = Rounds()
         self._gone: dict[MemberKey, int] = {}
         """Exit codes of those who ended before they joined."""
         self.deaths: list[m.Death] = []
@@ -149,6 +154,8 @@ class Membership:
                 return [Answer(peer, seq, self.status(now))]
             case m.Publish():
                 self._following.note_keys(body)
+            case m.Enter():
+                seat.round = max(seat.round, body.round)
         if self.deaths and isinstance(body, MAY_WAIT):
             return self._failures_for([Waiting(peer, seq)])
         return self._waits.handle(key, peer, seq, body)
@@ -243,20 +250,34 @@ class Membership:
         self._starting.forgive(self._liveness.turn(self._seats.values(), now, self.is_supervised))
         for key, seat in sorted(self._seats.items(), key=lambda one: one[1].closed_since or one[1].heard):
             reason = self._liveness.why_dead(seat, self.complete, now)
-            if reason:
+            if reason and self.has_succeeded:
+                seat.dead = True
+            elif reason:
                 actions += self._die(key, reason, now)
             elif seat.live and seat.goodbye_since is not None and self._counts_as_left(seat, now):
                 actions += self._left(seat, now)
-        actions += self._liveness.warnings(self._seats.values(), self.complete, now)
+        actions += self._warnings(now) if self._ending is None else []
         for seat in self._seats.values():
             seat.host_silent_s = None
         if not self.complete and not self.deaths:
             actions += self._wait_for_missing(now)
         if self._ending is not None:
             all_gone = all(seat.closed_since is not None for seat in self._seats.live())
-            if all_gone or now - self._ending > LEAVE_TIMEOUT_S:
+            if all_gone or now - self._ending > (LEAVE_TIMEOUT_S if self.has_succeeded else FAILED_TIMEOUT_S):
                 actions.append(Finish(self._code or (WORKER_LOST if self.losses.deaths else 0)))
         return actions
+
+    def _warnings(self, now: float) -> list[Action]:
+        """Return lines about members that are silent, and about workers without which others train on."""
+        silent = self._liveness.warnings(self._seats.values(), self.complete, now)
+        if self._waits.hands_out or not self.complete:
+            return silent
+        return [*silent, *self._rounds.check(self._seats.of_role("worker"), self._waits.at_barriers)]
+
+    @property
+    def has_succeeded(self) -> bool:
+        """Whether all workers have left, or died while the others went on, and nothing has failed."""
+        return self._ending is not None and not self.deaths
 
     def _die(self, key: MemberKey, reason: str, now: float) -> list[Action]:
         seat = self._seats[key]
@@ -304,8 +325,10 @@ class Membership:
             self._gone[role, rank] = code
             return self._miss(now) if not self.complete and (code != 0 or self._has_workers()) else []
         seat.code = code
-        if seat.dead or (seat.left and code == 0):
+        if seat.dead or (seat.left and code == 0 and (role == "worker" or self._ending is not None)):
             return []
+        if seat.left and code == 0:
+            return self._die((role, rank), "it left the job with exit code 0, before the workers did", now)
         if code not in (0, PEER_FAILED):
             return self._die((role, rank), f"its process ended: {describe_code(code)}", now)
         if code == PEER_FAILED and not self.deaths:
@@ -387,7 +410,7 @@ class Membership:
         workers = self._seats.of_role("worker")
         if self.complete and self._ending is None and not any(one.live for one in workers):
             self._ending = now
-            return self._tell_servers()
+            return [*self._tell_servers(), *([] if self._waits.hands_out else self._rounds.summary(workers))]
         return [*self._tell_servers(), *answers] if self.complete else []
 
     def _tell_servers(self) -> list[Action]:

@@ -59,11 +59,12 @@ _JOIN_GRACE_S = 5.0
 #: Heartbeats without an answer, from which on no further ones are sent: probes go on.
 _MAX_HEARTBEATS = 4
 
-#: How long :meth:`Lifeline.leave` waits for the answer to its goodbye, and how often it checks that there can be one.
-BYE_TIMEOUT_S, _BYE_CHECK_INTERVAL_S = 2.0, 0.1
+#: How long :meth:`Lifeline.leave` waits for the answer to its goodbye: on a busy machine, and after the job has failed.
+BYE_TIMEOUT_S, _FAILED_BYE_TIMEOUT_S = 30.0, 2.0
+_BYE_CHECK_INTERVAL_S = 0.1
 
 #: How long :meth:`Lifeline.leave` waits for the thread; longer than the goodbye may take.
-_LEAVE_TIMEOUT_S = 5.0
+_LEAVE_TIMEOUT_S = BYE_TIMEOUT_S + 5.0
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -264,10 +265,15 @@ class Lifeline:
         self._on_change()
 
     def _say_goodbye(self, reason: str) -> None:
-        deadline = time.monotonic() + BYE_TIMEOUT_S
+        began = time.monotonic()
         bye = self._client.ask(self._channel, m.Bye(reason, self.round), "leaving")
-        while not bye.done and time.monotonic() < deadline and self._may_hear():
+        while not bye.done and time.monotonic() < began + self._bye_timeout_s and self._may_hear():
             self._client.poll(_BYE_CHECK_INTERVAL_S)
+            self._watch_scheduler(time.monotonic())
+
+    @property
+    def _bye_timeout_s(self) -> float:
+        return BYE_TIMEOUT_S if self.failure is None else _FAILED_BYE_TIMEOUT_S
 
     def _may_hear(self) -> bool:
         """Whether the scheduler is connected, or a lost connection may come back: it has not ended with the job."""

@@ -2,12 +2,12 @@
 
 | pipe | variable | lines |
 |---|---|---|
-| to the launcher | ``PACELINE_READY_FD`` | the address, then JSON: ``[]``, ``[role, rank, reason, goes on]`` |
-| from the launcher | ``PACELINE_ENDED_FD`` | JSON: ``[role, rank, exit code]``, ``[role, rank, null, CPU seconds]`` |
+| to the launcher | ``PACELINE_READY_FD`` | the address; JSON ``["complete"]`` when all members have joined; |
+| | | ``["lost", role, rank, reason, goes on]`` of failures; ``["over"]`` when all workers have said goodbye |
+| from the launcher | ``PACELINE_ENDED_FD`` | JSON ``[role, rank, exit code]`` of every process that has ended; |
+| | | ``[role, rank, null, CPU seconds]`` of those that run, again and again until all members have joined |
 
-The scheduler says ``[]`` when all members have joined; and the first failure, and the deaths of workers without which
-the others go on. The launcher tells the end of every process; and until all members have joined, again and again, how
-much CPU time each has used.
+These failures are the first one, and the deaths of workers without which the others go on.
 
 A scheduler without a launcher has neither. A scheduler whose launcher closes its ends goes on without.
 """
@@ -68,16 +68,20 @@ class Launcher:
 
     def report_failure(self, role: str, rank: int, reason: str, goes_on: bool = False) -> None:
         """Say which process failed first, or that a worker has died and the others go on."""
-        self._write(json.dumps([role, rank, reason, goes_on]))
+        self._write(json.dumps(["lost", role, rank, reason, goes_on]))
+
+    def report_complete(self) -> None:
+        """Say that all members have joined."""
+        self._write(json.dumps(["complete"]))
+
+    def report_over(self) -> None:
+        """Say that all workers have said goodbye."""
+        self._write(json.dumps(["over"]))
 
     def _write(self, line: str) -> None:
         if self._ready_fd is not None:
             with contextlib.suppress(OSError):  # the launcher does not read any more
                 os.write(self._ready_fd, line.encode() + b"\n")
-
-    def report_complete(self) -> None:
-        """Say that all members have joined."""
-        self._write("[]")
 
     def news(self) -> list[Ended | Runs]:
         """Return what the launcher has said of processes since the last call, without waiting."""

@@ -34,7 +34,8 @@ class Scheduler:
 
     def __init__(self, settings: Settings, listener: Listener, launcher: Launcher) -> None:
         self._listener, self._launcher = listener, launcher
-        self._reported, self._complete_reported, self._losses_reported = False, False, 0
+        self._is_start_reported = self._is_cause_reported = self._is_end_reported = False
+        self._losses_reported = 0
         self._host_id = host_id()
         self._membership = Membership(
             settings, time.monotonic(), lambda: secrets.token_bytes(16), os.getpid(), self._host_id
@@ -75,20 +76,24 @@ class Scheduler:
             if suspect.host_id == self._host_id:
                 self._membership.note_state(suspect, process_state(suspect.pid), now)
 
-    def _tell_launcher(self) -> None:
+    def _report(self) -> None:
+        """Tell the launcher how the job goes."""
         for death in self._membership.losses.deaths[self._losses_reported :]:
             self._losses_reported += 1
             self._launcher.report_failure(death.role, death.rank, death.reason, goes_on=True)
-        if self._membership.complete and not self._complete_reported:
-            self._complete_reported = True
+        if self._membership.complete and not self._is_start_reported:
+            self._is_start_reported = True
             self._launcher.report_complete()
         cause = self._membership.cause
-        if cause is not None and not self._reported:
-            self._reported = True
+        if cause is not None and not self._is_cause_reported:
+            self._is_cause_reported = True
             self._launcher.report_failure(cause.role, cause.rank, cause.reason)
+        if self._membership.has_succeeded and not self._is_end_reported:
+            self._is_end_reported = True
+            self._launcher.report_over()
 
     def _perform(self, actions: Sequence[Action]) -> int | None:
-        self._tell_launcher()  # before anybody can end because of it
+        self._report()  # before anybody can end because of it
         for action in actions:
             if isinstance(action, Finish):
                 for death in self._membership.deaths:

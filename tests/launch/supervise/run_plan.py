@@ -15,7 +15,8 @@ from paceline.launch.supervise.supervisor import Supervisor, local_crew
 def environment(role: str, joined: bool) -> dict[str, Value]:
     """Return the late values that the scripts of a role may use."""
     if role == "scheduler":
-        return {"READY_FD": Late.READY_FD}
+        # A script in the scheduler's place does not say whether the others go on without one that died.
+        return {"READY_FD": Late.READY_FD, "PACELINE_ON_WORKER_DEATH": "stop"}
     return {"PORT": Late.MASTER_PORT, **({"ADDRESS": Late.SCHEDULER} if joined else {})}
 
 

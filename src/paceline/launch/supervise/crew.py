@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import selectors
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Protocol
@@ -15,7 +14,7 @@ from paceline.launch.preflight import CommandNotFoundError
 from paceline.launch.supervise import sessions
 from paceline.launch.supervise.child import Child
 from paceline.launch.supervise.console import ERR, OUT
-from paceline.launch.supervise.events import Complete, Event, Exited, Lost, NotStarted, Ready, Runs, Started, Stopped
+from paceline.launch.supervise.events import Event, Exited, NotStarted, Ready, Runs, Started, Stopped
 from paceline.launch.supervise.ready import EndedPipe, ReadyPipe
 
 _READ_BYTES = 64 * 1024
@@ -25,9 +24,6 @@ _WORKERS_FIRST = {"worker": 0, "server": 1, "scheduler": 2}
 _SCHEDULER = Member("scheduler", 0)
 
 NOT_FOUND_CODE = 127
-
-#: Interval in which the scheduler learns how much CPU time each process has used, until all have joined.
-CPU_INTERVAL_S = 1.0
 
 Take = Callable[[Event], None]
 
@@ -60,6 +56,9 @@ class Crew(Protocol):
 
     def check(self) -> None:
         """Look for children of this process that have ended or are stopped."""
+
+    def look(self, members: Collection[Member]) -> None:
+        """Find out how much CPU time some processes have used; an event ``Runs`` for each follows, now or later."""
 
     def send(self, signum: int, members: Collection[Member]) -> None:
         """Signal some processes and everything they started."""
@@ -103,8 +102,6 @@ class LocalCrew:
         self._open: dict[tuple[Member, int], int] = {}
         self._ready: ReadyPipe | None = None
         self._ended: EndedPipe | None = None
-        self._next_cpu: float | None = None
-        """When the CPU times are due; None before the first start, and when all have joined."""
 
     def inherit(self, environ: Mapping[str, str]) -> None:
         """Set what processes that start from now on inherit."""
@@ -119,8 +116,7 @@ class LocalCrew:
         return {}
 
     def deadline(self) -> float | None:
-        """Return when CPU times are due; SIGCHLD says when else to check."""
-        return self._next_cpu
+        """Return None: SIGCHLD says when to check."""
 
     def start(self, process: ProcessSpec, known: Mapping[Late, str]) -> None:
         """Start a process; it has started, or not, when this returns."""
@@ -132,7 +128,7 @@ class LocalCrew:
         except LaunchError as error:
             self._take(NotStarted(process.member, str(error), _code(error)))
         else:
-            self._take(Started(process.member))
+            self._take(Started(process.member, f"pid {self._children[process.member].pid}"))
 
     def check(self) -> None:
         """Notice stopped and ended children.
@@ -140,7 +136,6 @@ class LocalCrew:
         Of several that ended at once workers come first: they are the likelier cause, and servers exit because of them.
         What the scheduler said before it ended comes before its end.
         """
-        self._tell_cpu_times(time.monotonic())
         found = sessions.stopped()
         self._take(Stopped(frozenset(one for one in self._running if self._children[one].pid in found)))
         ended = [member for member in self._running if self._children[member].ended()]
@@ -158,25 +153,18 @@ class LocalCrew:
         if self._ended is not None and member.role != "scheduler":
             self._ended.write(member, code)
 
+    def look(self, members: Collection[Member]) -> None:
+        """Tell how much CPU time some processes have used, with everything they started."""
+        found = sessions.cpu_s({self._children[member].pid for member in members})
+        for member in members:
+            cpu_s = found.get(self._children[member].pid, 0.0)
+            self.tell_cpu(member, cpu_s)
+            self._take(Runs(member, cpu_s))
+
     def tell_cpu(self, member: Member, cpu_s: float) -> None:
         """Tell the scheduler, if it runs here, that a process runs, and how much CPU time it has used."""
         if self._ended is not None and member.role != "scheduler":
             self._ended.write_cpu(member, cpu_s)
-
-    def tell_complete(self) -> None:
-        """Tell no more CPU times: all members have joined."""
-        self._next_cpu = None
-
-    def _tell_cpu_times(self, now: float) -> None:
-        if self._next_cpu is None or now < self._next_cpu:
-            return
-        self._next_cpu = now + CPU_INTERVAL_S
-        used = sessions.cpu_s({self._children[one].pid for one in self._running})
-        for member in self._running:
-            cpu_s = used.get(self._children[member].pid)
-            if cpu_s is not None:
-                self.tell_cpu(member, cpu_s)
-                self._take(Runs(member, cpu_s))
 
     def send(self, signum: int, members: Collection[Member]) -> None:
         """Signal some processes and everything they started."""
@@ -207,7 +195,6 @@ class LocalCrew:
         child = Child(argv, {**self._environ, **env}, self._register, pass_fds)
         self._children[member] = child
         self._running.add(member)
-        self._next_cpu = self._next_cpu or time.monotonic() + CPU_INTERVAL_S
         for stream, fd in zip((OUT, ERR), child.pipes(), strict=True):
             self._open[member, stream] = fd
             self._selector.register(fd, selectors.EVENT_READ, partial(self._read, member, stream))
@@ -224,15 +211,12 @@ class LocalCrew:
             ended.close_read()
 
     def _read_ready(self) -> None:
-        """Take in what the scheduler says: its address first, then the first failure."""
+        """Take in what the scheduler says: its address first, then how the job goes."""
         if self._ready is None:
             return
         if self._ready.has_address:
-            for member, reason, goes_on in self._ready.failures():
-                self._take(Lost(member, reason, goes_on))
-            if self._ready.is_complete and self._next_cpu is not None:
-                self.tell_complete()
-                self._take(Complete())
+            for event in self._ready.news():
+                self._take(event)
             if self._ready.ended:
                 self._close_ready()
             return
