@@ -66,8 +66,8 @@ def test_worker_in_a_gather_is_not_taken_for_one_that_stopped() -> None:
     ("rounds", "line"),
     [
         ([8, 8, 8], None),
-        ([8, 7, 8], "not all workers have trained as many rounds: 8 by workers 0, 2, 7 by worker 1"),
-        ([8, 8, 5], "not all workers have trained as many rounds: 8 by workers 0-1, 5 by worker 2"),
+        ([8, 7, 8], "not all workers have trained as many rounds: 8 by workers 0, 2; 7 by worker 1"),
+        ([8, 8, 5], "not all workers have trained as many rounds: 8 by workers 0-1; 5 by worker 2"),
     ],
 )
 def test_rounds_that_differ_are_told_at_the_end(rounds: list[int], line: str | None) -> None:

@@ -41,7 +41,7 @@ class Rounds:
         for one in workers:
             ranks[one.round].append(one.member.rank)
         told = [f"{round} by {_workers(sorted(found))}" for round, found in sorted(ranks.items(), reverse=True)]
-        return [Warn(f"not all workers have trained as many rounds: {', '.join(told)}")] if len(told) > 1 else []
+        return [Warn(f"not all workers have trained as many rounds: {'; '.join(told)}")] if len(told) > 1 else []
 
 
 def _key(one: Seat) -> MemberKey:
