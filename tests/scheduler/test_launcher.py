@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from paceline.scheduler.launcher import ENDED_VARIABLE, READY_VARIABLE, Ended, Launcher
+from paceline.scheduler.launcher import ENDED_VARIABLE, READY_VARIABLE, Ended, Launcher, Runs
 
 
 def test_scheduler_without_a_launcher_tells_nobody() -> None:
@@ -42,3 +42,13 @@ def test_ends_come_in_pieces_until_the_launcher_goes(monkeypatch: pytest.MonkeyP
     assert launcher.news() == []
     assert not launcher.reports_ends
     assert launcher.news() == []
+
+
+def test_cpu_times_and_ends_come_over_one_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    monkeypatch.setenv(ENDED_VARIABLE, str(read))
+    launcher = Launcher.from_environment()
+    os.write(write, b'["worker", 0, null, 2.5]\n["worker", 1, 3]\n')
+    assert launcher.news() == [Runs("worker", 0, 2.5), Ended("worker", 1, 3)]
+    os.close(write)
+    launcher.news()

@@ -10,6 +10,7 @@ from paceline.exitcodes import PEER_FAILED, WORKER_LOST, describe_code
 from paceline.launch import Graces, Member
 from paceline.launch.supervise.events import (
     Action,
+    Complete,
     Event,
     Exited,
     Finish,
@@ -111,6 +112,27 @@ def test_job_without_scheduler_starts_at_once() -> None:
     world.tell(Exited(W1, 0))
     world.tell(Exited(W0, 0))
     assert world.finished == [0]
+
+
+def test_scheduler_that_starts_on_a_busy_host_is_waited_for() -> None:
+    world = World()
+    for number in range(1, 100):
+        world.now = 2.0 * number
+        world.tell(Runs(SCHEDULER, 0.1 * number))
+        world.tell(Tick())
+    assert world.cycle.phase is Phase.STARTING
+    world.tell(Ready())
+    world.tell(Complete())
+    assert world.cycle.phase is Phase.RUNNING
+
+
+def test_scheduler_that_computes_and_does_not_listen_has_the_start_timeout() -> None:
+    world = World()
+    world.now = 59.0
+    world.tell(Runs(SCHEDULER, 58.0))
+    world.wait()
+    assert world.now == pytest.approx(61.0)
+    assert world.cycle.failure is not None
 
 
 def test_silent_scheduler_is_terminated_at_the_deadline() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from paceline.launch import Member
-from paceline.launch.supervise.events import Lost, Over
+from paceline.launch.supervise.events import Complete, Lost, Over
 from paceline.launch.supervise.ready import EndedPipe, ReadyPipe
 
 
@@ -60,3 +60,18 @@ def test_ends_are_written_as_lines_also_when_nobody_reads() -> None:
     pipe.close_read()
     pipe.write(Member("server", 2), 137)
     pipe.close()
+
+
+def test_cpu_times_are_lines_without_a_code() -> None:
+    pipe = EndedPipe()
+    pipe.write_cpu(Member("worker", 2), 0.25)
+    assert os.read(pipe.read_fd, 100) == b'["worker", 2, null, 0.25]\n'
+    pipe.close_read()
+    pipe.close()
+
+
+def test_scheduler_says_when_all_have_joined(pipe: ReadyPipe) -> None:
+    os.write(pipe.write_fd, b'tcp://127.0.0.1:5555\n["complete"]\n')
+    assert pipe.read() == "tcp://127.0.0.1:5555"
+    assert pipe.news() == [Complete()]
+    pipe.close_write()
