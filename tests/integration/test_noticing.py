@@ -5,8 +5,6 @@ import ctypes
 import hashlib
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import torch
 from paceline import DistributedOptimizer, kvstore
 from paceline.errors import PacelineError, PeerDiedError
 from paceline.testing import LocalJob, tell
+from tests.busy.load import busy
 
 NOTICED_WITHIN_S = 5.0
 #: Longer than ``heartbeat_timeout_s``, shorter than ``stall_timeout_s``.
@@ -224,18 +223,6 @@ def train_a_network(seconds):
         steps += 1
     weights = torch.cat([param.detach().reshape(-1) for param in model.parameters()])
     return [hashlib.sha256(weights.numpy().tobytes()).hexdigest(), steps]
-
-
-@contextlib.contextmanager
-def busy(count):
-    """Keep the host busy with processes that only use up time."""
-    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
 
 
 @pytest.mark.timeout(300)
