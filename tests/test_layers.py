@@ -42,7 +42,7 @@ IMPURE = {
     "socket", "threading", "time", "random", "torch", "cryptography", "secrets", "asyncio", "selectors", "datetime",
 }  # fmt: skip
 #: Folders of tests that belong to no package.
-ACROSS = {"engines", "integration", "oracle", "blame", "soak", "docs", "examples", "benchmarks"}
+ACROSS = {"engines", "integration", "oracle", "blame", "busy", "soak", "docs", "examples", "benchmarks"}
 
 
 def modules() -> dict[str, Path]:

@@ -115,17 +115,20 @@ class Settings:
     allow: str = ""
     """Import paths (``pkg.mod:Name``, comma separated) of optimizers, codecs and the like that a server imports."""
     start_timeout_s: float = 60.0
-    """How long to wait until all members have joined."""
+    """How long to wait until all members have joined. Of a process that the launcher sees start on a busy host, the CPU
+    time that it gets counts, not the time that passes."""
     timeout_s: float = 300.0
     """How long any request may take, including the wait for slower workers."""
     heartbeat_interval_s: float = 0.5
     """Interval of the heartbeats that a member sends to the scheduler."""
     heartbeat_timeout_s: float = 4.0
-    """Silence after which a member counts as dead if its host is silent too, or its process is stopped."""
+    """Silence after which a member is named in the log and in ``paceline status``."""
     stall_timeout_s: float = 30.0
-    """Silence after which a member counts as dead although its host answers; a call may hold Python's lock so long."""
-    disconnect_grace_s: float = 1.5
-    """How long a peer whose connection closed has to come back."""
+    """Silence after which a member counts as dead: for nearly as long a network may fail, a process may be stopped, a
+    call may hold Python's lock. A process that has ended is known at once."""
+    disconnect_grace_s: float = 5.0
+    """How long a peer whose connection closed has to come back where nothing tells whether its process runs; if it
+    runs, ``stall_timeout_s`` counts."""
     on_worker_death: str = ""
     """``stop``: the death of a worker ends the job; ``continue``: the others go on. Empty: ``stop`` if a store of the
     job is ``dist_sync``, else ``continue``."""

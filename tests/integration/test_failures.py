@@ -332,7 +332,7 @@ def test_worker_that_the_kernel_kills_for_memory_is_named():
             killed = time.monotonic()
             kind, text, when = workers[0].result(30)
         assert kind == PeerDiedError.__name__
-        assert "worker 1 on 127.0.0.1 died: its connection closed" in text
+        assert "worker 1 on 127.0.0.1 died: its process has ended" in text
         assert when - killed < NOTICED_WITHIN_S
 
 

@@ -203,3 +203,16 @@ def test_a_hub_that_is_closed_connects_no_more(listener: SocketListener) -> None
     hub.close()
     hub.connect(listener.addresses[0], b"worker-1", "server 0")
     assert not [one for one in threading.enumerate() if listener.addresses[0] in one.name]
+
+
+def test_hub_says_that_nobody_listens_any_more_where_the_kernel_says_so(
+    hub: SocketHub, listener: SocketListener
+) -> None:
+    until(lambda: hub.is_open(0))
+    assert not hub.is_deserted(0)
+    listener.close()
+    until(lambda: hub.is_deserted(0))
+    again = SocketListener([listener.addresses[0]], SECURITY)
+    until(lambda: hub.is_open(0))
+    assert not hub.is_deserted(0)
+    again.close()

@@ -222,10 +222,16 @@ def _verbose(environ: Mapping[str, str]) -> str | None:
 
 def _graces(options: argparse.Namespace) -> Graces:
     graces = Graces()
-    name = config.variable("start_timeout_s")
-    text = str(options.start_timeout) if options.start_timeout is not None else os.environ.get(name)
     return Graces(
-        start_s=config.parse("start_timeout_s", text, name) if text else graces.start_s,
+        start_s=_setting("start_timeout_s", options.start_timeout, graces.start_s),
+        idle_s=_setting("timeout_s", options.timeout, graces.idle_s),
         survivors_s=graces.survivors_s if options.grace is None else options.grace,
         interrupt_s=graces.interrupt_s if options.grace is None else options.grace,
     )
+
+
+def _setting(name: str, option: float | None, default: float) -> float:
+    """Return a time that is an option of this command and a setting: from the command line, else its variable."""
+    variable = config.variable(name)
+    text = str(option) if option is not None else os.environ.get(variable)
+    return float(config.parse(name, text, variable)) if text else default

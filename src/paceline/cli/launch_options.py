@@ -120,7 +120,7 @@ OPTIONS = (
     ),
     Option(
         ("--timeout",),
-        "how long any request may take (default: 300)",
+        "how long any request may take, and how long a process that should exit may do nothing (default: 300)",
         "SECONDS",
         float,
         section=_RUNNING,

@@ -123,7 +123,7 @@ def shown(rows: Sequence[dict[str, Any]], auto: Sequence[str] = ()) -> str:
         )
         for row in rows
     ]
-    return "\n".join([table(_HEAD, cells), *_slow(rows), *(f"dist_auto: {text}" for text in auto)])
+    return "\n".join([table(_HEAD, cells), *_slow(rows), *_gone(rows), *(f"dist_auto: {text}" for text in auto)])
 
 
 def _slow(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -137,8 +137,19 @@ def _slow(rows: Sequence[dict[str, Any]]) -> list[str]:
     ]
 
 
+def _gone(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a line for each worker that has left while others train on."""
+    workers = [row for row in rows if row["role"] == "worker"]
+    first = max((row["round"] for row in workers if row["state"] == "live"), default=0)
+    return [
+        f"worker {row['rank']} on {row['host']} left the job after round {row['round']}; others are in round {first}"
+        for row in workers
+        if row["state"] == "left" and row["round"] < first
+    ]
+
+
 def _works(member: m.Member, state: m.State) -> bool:
-    return member.role == "worker" and state.phase == "live"
+    return member.role == "worker" and state.phase in ("live", "silent")
 
 
 def _row(member: m.Member, state: m.State, status: m.Status, slowest: int) -> dict[str, Any]:

@@ -93,9 +93,11 @@ def host_id() -> str:
 
 
 def process_state(pid: int) -> str:
-    """Return the letter for the state of a process of this host, as in /proc; empty where there is no such process."""
+    """Return the letter for the state of a process of this host, as in /proc: X if there is none, "" if not known."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             return stat.read().rpartition(b") ")[2][:1].decode("ascii", "replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return "X" if os.path.exists("/proc/self/stat") else ""  # else this system has no /proc
     except OSError:
         return ""

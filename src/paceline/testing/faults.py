@@ -172,6 +172,10 @@ class FaultyHub:
         """Return the seconds since the kernel of the listener's host was heard; None where that is not known."""
         return self.inner.host_silent_s(channel)
 
+    def is_deserted(self, channel: int) -> bool:
+        """Return whether the kernel of the listener's host says that nobody listens there any more."""
+        return self.inner.is_deserted(channel)
+
     def reopened(self) -> list[int]:
         """Return channels that have closed and connected again since the last call."""
         return self.inner.reopened()

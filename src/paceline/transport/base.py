@@ -108,6 +108,9 @@ class Hub(Protocol):
     def host_silent_s(self, channel: int) -> float | None:
         """Return the seconds since the kernel of the listener's host was heard; None where that is not known."""
 
+    def is_deserted(self, channel: int) -> bool:
+        """Return whether the kernel of the listener's host says that nobody listens there any more."""
+
     def reopened(self) -> list[int]:
         """Return channels that have closed and connected again since the last call. Messages may be lost."""
 

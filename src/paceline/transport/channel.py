@@ -47,6 +47,7 @@ class Channel(Connection):
         host: watches the listener's host; None before the first connection.
         is_open: it is connected now.
         was_open: it was connected at least once.
+        is_deserted: at the last try the kernel of the listener's host said that nobody listens there.
         reopened: it was connected anew; the reader of this clears it.
         failures: refusals since the last connection.
         reason: of the last refusal.
@@ -68,7 +69,7 @@ class Channel(Connection):
         self._inbox = inbox
         self._closed = threading.Event()
         self.host: HostWatch | None = None
-        self.is_open = self.was_open = self.reopened = False
+        self.is_open = self.was_open = self.reopened = self.is_deserted = False
         self.failures = 0
         self.reason = ""
 
@@ -82,8 +83,8 @@ class Channel(Connection):
             try:
                 if self._connect_once():
                     pause_s = FIRST_RETRY_S
-            except OSError:  # nobody listens there now
-                pass
+            except OSError as error:  # nobody listens there now
+                self.is_deserted = isinstance(error, ConnectionRefusedError)
             except Exception:
                 # Thread border: without this thread the connection would never be made again.
                 logger.exception("the connection to %s failed", self._address)
@@ -99,7 +100,7 @@ class Channel(Connection):
         """
         with dial(self._address) as sock:
             tune(sock, self._bulk)
-            self.socket = sock
+            self.socket, self.is_deserted = sock, False
             if self._closed.is_set():  # end() may have come before there was a socket
                 return False
             try:

@@ -145,6 +145,10 @@ class MemoryHub:
         """Return 0: there is one host."""
         return 0.0
 
+    def is_deserted(self, channel: int) -> bool:
+        """Return False: there is no kernel."""
+        return False
+
     def reopened(self) -> list[int]:
         """Return nothing: connections never close in memory, only messages get lost."""
         return []

@@ -239,6 +239,10 @@ class SocketHub:
         one = self._channels[channel]
         return one.host.silent_s() if one.is_open and one.host is not None else None
 
+    def is_deserted(self, channel: int) -> bool:
+        """Return whether the kernel of the listener's host says that nobody listens there any more."""
+        return self._channels[channel].is_deserted
+
     def reopened(self) -> list[int]:
         """Return channels that were connected anew since the last call: what was under way may be lost."""
         anew = [index for index, channel in enumerate(self._channels) if channel.reopened]

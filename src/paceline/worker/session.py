@@ -98,7 +98,7 @@ class Session:
             address = address_for(server, self.host_id, self.settings.unix_sockets)
             channels.append(client.connect(address, "worker", f"server {server.rank}", f"on {server.host}", bulk=True))
         claim = m.Claim("worker", self.rank, self._lifeline.me.token)
-        self.wait([client.claim(channel, claim) for channel in channels], self.settings.start_timeout_s)
+        self.wait([client.claim(channel, claim) for channel in channels])
 
     # ---- members ---------------------------------------------------------------------------------------------------
 
