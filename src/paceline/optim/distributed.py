@@ -19,6 +19,7 @@ from paceline.optim.samples import Samples
 from paceline.optim.server_update import ServerUpdate
 from paceline.optim.strategy import Setup
 from paceline.optim.watch import ModelWatch
+from paceline.wrappers import refuse_wrapped
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -107,6 +108,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         named = model.named_parameters() if model is not None and named_parameters is None else named_parameters
         self._names = name_parameters(self.param_groups, named)
         store = _store(kvstore, staleness=staleness, weighting=weighting, lr_scale=lr_scale, age=age)
+        self._refuse_wrapped(store)
         setup = Setup(optimizer, self._names, choices, model, self._samples, compression)
         self._strategy = choose_strategy(setup, store, update)
         self.kvstore = self._strategy.store
@@ -179,8 +181,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
             PacelineError: with ``update="server"``, a gradient, an option or a weight was changed in this process
                 alone, so the servers do not have the change.
         """
+        if self.round == 0:
+            self._refuse_wrapped(self.kvstore)
         scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         return self._strategy.step(closure, scale, found_inf)  # type: ignore[no-any-return]
+
+    def _refuse_wrapped(self, store: KVStoreBase) -> None:
+        """Raise if DDP or the like merges the gradients, too: before the start, and at the first step."""
+        if store.num_workers > 1:
+            refuse_wrapped((param for _, param, _ in self._names), self._named_model, store.rank)
 
     def synchronize(self) -> None:
         """Wait until the weights of the last step have arrived. Only ``lazy`` makes this necessary."""
