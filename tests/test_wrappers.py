@@ -1,4 +1,4 @@
-"""Models whose gradients DDP or the like merges are refused before they train wrong: when made, or at the first step."""
+"""Models whose gradients DDP or the like merges are refused before they train wrong: at once, or at the first step."""
 
 from __future__ import annotations
 
