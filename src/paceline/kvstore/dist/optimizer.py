@@ -12,7 +12,15 @@ from paceline.kvstore.base import OptimizerLike
 from paceline.kvstore.dist.lifecycle import Lifecycle
 from paceline.kvstore.options import class_of, in_force, plain_keys
 from paceline.kvstore.schedule import Schedule, schedule_of
-from paceline.updaters import KeyOptions, Options, StepOptions, UpdaterSpec, gradient, is_whole_tensor, make_spec
+from paceline.updaters import (
+    KeyOptions,
+    Options,
+    StepOptions,
+    UpdaterSpec,
+    check_numbers,
+    is_whole_tensor,
+    make_spec,
+)
 from paceline.wire import messages as m
 from paceline.worker.block import WorkerBlock
 from paceline.worker.key_table import KeyTable
@@ -85,7 +93,7 @@ class ServerOptimizer:
 
     def set_options(self, groups: Sequence[Options] = (), keys: Mapping[Key, KeyOptions] | None = None) -> None:
         """Set options of param groups and keys; they are sent with every push from now on."""
-        gradient.check(groups)
+        check_numbers(groups, keys)
         self._groups = list(groups) or self._groups
         self._keys = self._keys if keys is None else checked_table(keys)
         table = None if self._keys in (None, self.spec.keys) else dict(self._keys or {})

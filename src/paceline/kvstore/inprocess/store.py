@@ -19,7 +19,7 @@ from paceline.kvstore.inprocess.optimizer import KeyedOptimizer, check_options, 
 from paceline.kvstore.options import in_force, no_optimizer, plain_keys, refuse_changes
 from paceline.kvstore.schedule import Schedule, schedule_of
 from paceline.tensors import check_initialised
-from paceline.updaters import KeyOptions, Options, UpdaterSpec, make_spec
+from paceline.updaters import KeyOptions, Options, UpdaterSpec, check_numbers, make_spec
 from paceline.updaters.registry import find_class
 from paceline.updaters.rows import copy_rows, to_rows
 
@@ -187,6 +187,7 @@ class InProcessStore(KVStore):
     def set_options(self, groups: Sequence[Options] = (), keys: Mapping[Key, KeyOptions] | None = None) -> None:
         """See :meth:`KVStore.set_options`."""
         refuse_changes(self._need_optimizer("change"), groups)
+        check_numbers(groups, keys)
         self._groups = list(groups) or self._groups
         self._keys = self._keys if keys is None else checked_table(keys)
 
