@@ -17,8 +17,8 @@ from paceline.updaters.registry import check_name, find_class, name_of_class
 Option: TypeAlias = bool | int | float | str | list[float | None] | None
 Options: TypeAlias = dict[str, Option]
 
-#: Options that are never infinite. Others may be: the first step of ASGD's average, the largest step of Rprop, limits of
-#: a user's own class.
+#: Options that are never infinite. Others may be: the first step of ASGD's average, the largest step of Rprop, limits
+#: of a user's own class.
 _FINITE = frozenset(
     {
         "lr", "momentum", "dampening", "weight_decay", "betas", "eps", "lr_decay", "momentum_decay", "alpha", "rho",

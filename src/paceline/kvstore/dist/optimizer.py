@@ -65,8 +65,12 @@ class ServerOptimizer:
         if before is not None:
             self.set_options()  # resets the rate of the previous schedule
 
-    def set_spec(self, spec: UpdaterSpec) -> None:
+    def set_spec(self, spec: UpdaterSpec, fresh: bool = False) -> None:
         """Set the updater; collective. Rank 0's updater is used.
+
+        Args:
+            spec: the updater.
+            fresh: whether the state of the same updater is forgotten.
 
         Raises:
             ValueError: the servers reject it; on every worker, with the same text.
@@ -79,7 +83,7 @@ class ServerOptimizer:
             self._lifecycle.barrier()
         refused = b""
         if self._session.rank == 0:
-            body = m.SetUpdater(self._name, msgspec.msgpack.encode(spec))
+            body = m.SetUpdater(self._name, msgspec.msgpack.encode(spec), fresh)
             try:
                 self._lifecycle.ask_all_servers(body, f"setting optimizer {spec.name!r}")
             except (ValueError, TypeError) as error:

@@ -266,15 +266,15 @@ class DistStore(KVStore):
             )
         self.set_spec(make_spec(updater, **options))
 
-    def set_spec(self, spec: UpdaterSpec) -> None:
-        """Set the updater as a spec; collective.
+    def set_spec(self, spec: UpdaterSpec, fresh: bool = False) -> None:
+        """Set the updater as a spec; collective. The same one keeps its state, unless it is to be ``fresh``.
 
         Raises:
             ValueError: the servers reject it; on every worker, with the same text.
         """
         if spec.name == "assign" and self.policy.merge != "all":
             raise ValueError(f"a {self.type} store needs an optimizer; replacing values only makes sense in dist_sync")
-        self._optimizer.set_spec(spec)
+        self._optimizer.set_spec(spec, fresh)
 
     def set_options(self, groups: Sequence[Options] = (), keys: Mapping[Key, KeyOptions] | None = None) -> None:
         """See :meth:`KVStore.set_options`. The options are sent with every push from now on."""
