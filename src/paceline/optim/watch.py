@@ -121,7 +121,7 @@ class ModelWatch:
             if module is not model:
                 hooks.append(module.register_forward_pre_hook(ModelHook(self._before_part)))
         if "torch._dynamo" in sys.modules:
-            torch.compiler.reset()  # what torch.compile has made of the model has no hooks, and it does not see new ones
+            torch.compiler.reset()  # what torch.compile has made of the model runs without hooks, also new ones
 
     def close(self) -> None:
         """Watch no more."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import prune
 
 from tests.oracle.registry import script
 from tests.oracle.run import Result, Run
@@ -111,7 +112,7 @@ def state_looked_at(run: Run) -> Result:
     return [net, seen[7], seen[-1]]
 
 
-@script("refused in its step")
+@script("refused in its step", worker="refused in its step", other="refused in its step")
 def params_exchanged_in_a_group(run: Run) -> Result:
     net = mlp()
     optimizer = run.distribute(decaying(net.parameters()), net)
@@ -178,7 +179,7 @@ def complex_parameters(run: Run) -> Result:
     return [torch.view_as_real(net.filter), net.last, torch.view_as_real(net.turn), torch.view_as_real(net.frozen)]
 
 
-@script("refused in its step", worker="refused in its step")
+@script("refused in its step", worker="refused in its step", other="refused in its step")
 def made_double(run: Run) -> Result:
     net = mlp()
     optimizer = run.distribute(decaying(net.parameters()), net)
@@ -206,3 +207,93 @@ def two_optimizers_on_one_store(run: Run) -> Result:
         one.step()
         other.step()
     return net
+
+
+@script("equal")
+def traced(run: Run) -> Result:
+    net = mlp()
+    optimizer = run.distribute(decaying(net.parameters()), net)
+    fast = torch.jit.trace(net, torch.zeros(3, FEATURES))
+    for inputs, targets in run.batches(labelled):
+        if not run.joined:
+            optimizer.samples = len(inputs)
+        optimizer.zero_grad()
+        F.cross_entropy(fast(inputs), targets).backward()
+        optimizer.step()
+    return net
+
+
+@script("equal")
+def head_replaced_in_place(run: Run) -> Result:
+    """New values in the old parameters: nothing to add."""
+    net = mlp()
+    optimizer = run.distribute(decaying(net.parameters()), net)
+
+    def change() -> None:
+        net[2].reset_parameters()
+        if not run.joined:
+            optimizer.broadcast_weights()
+
+    return steps(run, net, optimizer, change)
+
+
+@script("equal")
+def hooks_of_the_optimizer(run: Run) -> Result:
+    net = mlp()
+    optimizer = run.distribute(decaying(net.parameters()), net)
+    seen: list[float] = []
+    optimizer.register_step_pre_hook(lambda *_: seen.append(1.0))
+    optimizer.register_step_post_hook(lambda *_: seen.append(2.0))
+    optimizer.register_state_dict_post_hook(lambda _, state: seen.append(float(len(state["state"]))))
+    optimizer.register_load_state_dict_pre_hook(lambda _, state: seen.append(4.0))
+    steps(run, net, optimizer, lambda: optimizer.load_state_dict(optimizer.state_dict()))
+    return [net, *seen]
+
+
+@script("equal")
+def rates_as_tensors(run: Run) -> Result:
+    net = mlp()
+    optimizer = torch.optim.Adam(net.parameters(), lr=torch.tensor(0.01))
+    optimizer = run.distribute(optimizer, net)
+    return steps(run, net, optimizer, lambda: optimizer.param_groups[0]["lr"].mul_(0.5))
+
+
+@script("equal")
+def pruned(run: Run) -> Result:
+    net = mlp()
+    optimizer = run.distribute(decaying(net.parameters()), net)
+    return steps(run, net, optimizer, lambda: prune.l1_unstructured(net[0], "weight", 0.3))
+
+
+@script("refused in its step", other="refused in its step")
+def group_taken_away(run: Run) -> Result:
+    net = mlp()
+    optimizer = decaying([{"params": net[0].parameters()}, {"params": net[2].parameters()}])
+    optimizer = run.distribute(optimizer, net)
+    return steps(run, net, optimizer, optimizer.param_groups.pop)
+
+
+@script("refused in its step")
+def two_optimizers_of_one_model_stepped_in_turn(run: Run) -> Result:
+    net = mlp()
+    one = run.distribute(decaying(net[0].parameters()), net)
+    other = run.distribute(torch.optim.AdamW(net[2].parameters()), net)
+    for step, (inputs, targets) in enumerate(run.batches(labelled)):
+        net.zero_grad()
+        loss_of(net, inputs, targets).backward()
+        (one if step % 2 else other).step()
+    return net
+
+
+@script("equal")
+def weights_loaded_into_the_net(run: Run) -> Result:
+    net = mlp()
+    optimizer = run.distribute(decaying(net.parameters()), net)
+    kept = copy.deepcopy(net.state_dict())
+
+    def change() -> None:
+        net.load_state_dict(kept)
+        if not run.joined:
+            optimizer.broadcast_weights()
+
+    return steps(run, net, optimizer, change)
