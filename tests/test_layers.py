@@ -24,7 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("logs", "interfaces", "ranges", "interval_map", "placement", "consistency", "local_merge", "wire"),
     ("hetero",),
     ("agreement", "membership"),
-    ("updaters", "tensors", "keys", "compression", "transport"),
+    ("updaters", "tensors", "keys", "wrappers", "compression", "transport"),
     ("arguments",),
     ("peer",),
     ("scheduler", "server", "worker"),

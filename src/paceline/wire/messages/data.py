@@ -64,10 +64,11 @@ class SetValues(Message, tag=54):
 
 
 class SetUpdater(Message, tag=22):
-    """Set what a push does, as an encoded UpdaterSpec."""
+    """Set what a push does, as an encoded UpdaterSpec. ``fresh``: without the state that the same one has."""
 
     store: Name
     spec: Blob
+    fresh: bool = False
 
 
 class SetCompression(Message, tag=23):
