@@ -9,8 +9,8 @@ connection to another one.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
+import sys
 import tempfile
 from pathlib import Path
 
@@ -27,7 +27,8 @@ def end_child() -> None:
     Raises:
         SystemExit: it is; a traceback of the import would hide the text.
     """
-    if not getattr(multiprocessing.current_process(), "_inheriting", False):  # what multiprocessing asks itself
+    process = sys.modules.get("multiprocessing.process")  # every spawned child has it
+    if process is None or not getattr(process.current_process(), "_inheriting", False):  # what multiprocessing asks
         return
     try:
         os.close(os.open(_file(os.getppid()), os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY, 0o600))
