@@ -82,7 +82,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         age: int | None = None,
         reduction: Literal["mean", "sum"] = "mean",
         samples: float | None = None,
-        batch_dim: int = 0,
+        batch_dim: int | None = None,
         backward_passes_per_step: int = 1,
         overlap: bool | None = None,
         lazy: bool = False,

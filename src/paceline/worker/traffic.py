@@ -43,6 +43,10 @@ class Traffic:
         self.codecs: dict[Leg, Codec] = {}
         self.samples = 1.0
         """Samples behind the next pushes: their weight if the store merges to the mean."""
+        self.inputs: str | None = None
+        """None: ``samples`` are certain. Else all workers weigh alike, and these are the shapes of the inputs."""
+        self.rows: float | None = None
+        """How many samples there may be, for speeds; None: ``samples``."""
         self.options = b""
         """Encoded options of the optimizer, sent with every push."""
 
@@ -120,15 +124,22 @@ class Traffic:
         gone = absence.cut(entries, absent) if absent and not skip else []
         frames = () if skip else self._payload(blocks, entries, shared, gone)
         coded = "push" in self.codecs
-        body = m.Push(self._store, entries, self.samples, self.options, coded, want, shared, absent=gone, skip=skip)
+        body = m.Push(
+            self._store, entries, self.samples, self.options, coded, want, shared, absent=gone, skip=skip,
+            inputs=self.inputs,
+        )  # fmt: skip
         done = partial(self._answered if want else self._noted, blocks, entries, shared)
         round = max(entry.round for entry in entries)
-        self._session.note_round(round, self.samples)
+        self.note_round(round)
         call = self._session.ask_server(server, body, f"push of round {round}", frames, done)
         self.note_pushed(route.owner, entries)
         for block, one in located:
             block.note_sent(one, call)
         return call
+
+    def note_round(self, round: int) -> None:
+        """Note that a round was pushed."""
+        self._session.note_round(round, self.samples if self.rows is None else self.rows)
 
     def note_pushed(self, owner: int, entries: Sequence[m.Entry]) -> None:
         """Record the entries that were pushed to an owner, if rounds are clipped."""

@@ -122,6 +122,9 @@ class Push(Message, tag=24):
     a whole has an empty frame, and is not read."""
     skip: bool = False
     """No server may apply this round: there are no frames, and nothing is read."""
+    inputs: Text | None = None
+    """None: the number of samples is certain. Else it is 1 on every worker, and these are the shapes of the inputs: if
+    they differ between workers, the server says so."""
 
 
 class Pull(Message, tag=25):
