@@ -20,15 +20,12 @@ def mixture_of(inputs: Inputs) -> str:
     does_not = next((worker for worker, shapes in inputs.items() if shapes is not None), None)
     if counts is None or does_not is None:
         return ""
-    return (
-        f"worker {counts} counts the samples of its batches, and worker {does_not} does not know their number; set "
-        "optimizer.samples on every worker"
-    )
+    return f"worker {counts} counts the samples of its batches, and worker {does_not} does not know their number"
 
 
 def difference_of(inputs: Inputs) -> str:
     """Return which two workers weigh alike although the shapes of their inputs differ; empty: there are none."""
-    known = [(worker, shapes) for worker, shapes in inputs.items() if shapes is not None]
+    known = [(worker, shapes) for worker, shapes in sorted(inputs.items()) if shapes is not None]
     first, shapes = known[0] if known else (0, "")
     for worker, others in known[1:]:
         if others != shapes:

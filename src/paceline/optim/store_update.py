@@ -123,7 +123,7 @@ class StoreUpdate(MergingUpdate):
         inputs = {worker: None if code == _CERTAIN else str(code) for worker, code in enumerate(codes) if code}
         mixture = mixture_of(inputs)
         if mixture:
-            raise ConfigError(f"the workers do not weigh alike: {mixture} before the same step")
+            raise ConfigError(f"the workers do not weigh alike: {mixture}; set optimizer.samples on every worker")
         if self._has_said or not difference_of(inputs):
             return
         self._has_said = True

@@ -74,7 +74,7 @@ _TENSORS = (torch.Tensor, PackedSequence)
 
 
 def _leaves(inputs: Any) -> Iterator[Any]:
-    for leaf in pytree.tree_leaves(inputs):
+    for leaf in pytree.tree_leaves(inputs, is_leaf=lambda one: isinstance(one, PackedSequence)):
         if isinstance(leaf, Mapping):
             yield from _leaves(dict(leaf))
         elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):

@@ -90,7 +90,7 @@ class ApplySink:
         rate = groups[0].get("lr", 1.0) if groups else 1.0
         slot.rule.stats.step_mass += weight * float(rate if isinstance(rate, int | float) else 1.0)
 
-    def _say_what_differs(self, bucket: StoredBucket, accumulator: Accumulator, objection: str) -> None:
+    def _say_what_differs(self, bucket: StoredBucket, accumulator: Accumulator, objection: object) -> None:
         """Say once per store that workers weigh alike, or not, whose numbers of samples may differ."""
         if self._has_said or bucket.place != (0, 0):  # one server has the first bucket, and says it for all
             return
@@ -101,11 +101,13 @@ class ApplySink:
             self._has_said = True
             logger.warning("%s, %s", unlike, ALIKE)
 
-    def refuse(self, slot: Slot, workers: Sequence[int], objection: str) -> Exception:
+    def refuse(self, slot: Slot, workers: Sequence[int], objection: tuple[str, str]) -> Exception:
         """Answer workers with the reason why their pushes cannot make one update; the round counts without it."""
         key, round = slot.updater.pieces[0].key, slot.rule.pushed[workers[0]]
+        problem, way_out = objection
         error = ConfigError(
-            f"the workers of store {self._store!r} {objection} before the same step (round {round}, key {key!r})"
+            f"the workers of store {self._store!r} {problem}, round {round} (key {key!r}); {way_out} before the same "
+            "step"
         )
         for worker in workers:
             request = slot.pending.pop(worker, None)

@@ -228,12 +228,12 @@ class Accumulator:
         self._expected = []
 
     @property
-    def objection(self) -> str:
-        """Why the contributions cannot make one update, and what to do; empty: they can. Known when all are merged."""
+    def objection(self) -> tuple[str, str] | None:
+        """Why the contributions cannot make one update, and what to do; None: they can. Known when all are merged."""
         if self.problem:
-            return f"do not have the same optimizer: {self.problem}; set the same options on every worker"
+            return f"do not have the same optimizer: {self.problem}", "set the same options on every worker"
         mixture = mixture_of(self.inputs)
-        return f"do not weigh alike: {mixture}" if mixture else ""
+        return (f"do not weigh alike: {mixture}", "set optimizer.samples on every worker") if mixture else None
 
     @property
     def absent(self) -> Ranges | None:
