@@ -147,6 +147,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def samples(self, samples: float | None) -> None:
         self._samples.given = samples
 
+    def count(self, batch: Any) -> None:
+        """Count the samples of this batch in the next pushes, instead of those of the model's calls.
+
+        For trainers that get batches from elsewhere, and do not call ``model`` itself.
+
+        Args:
+            batch: tensors, nested or not. What makes their number certain is the same as for the model's inputs.
+        """
+        self._samples.see_batch(batch)
+
     @property
     def round(self) -> int:
         """Steps of this optimizer whose updates the parameters hold, skipped ones included.

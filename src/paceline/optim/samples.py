@@ -78,6 +78,8 @@ class Samples:
         """Whether a pass since the last push, or the running one, has reached a parameter."""
         self._is_pushed = False
         """Whether a push has counted the running pass."""
+        self._told: Tally | None = None
+        """The batch under way, if somebody tells."""
         self._batches: list[dealt.Batch] = []
         self._is_dealt = True
         """Whether the batches of all passes since the last push are known."""
@@ -94,7 +96,7 @@ class Samples:
             inputs: positional and keyword inputs, nested or not.
             outputs: likewise. If they are objects whose tensors cannot be found, the call counts at once.
         """
-        if self.given is not None:
+        if self.given is not None or self._told is not None:
             return
         nodes = {one.grad_fn for one in tensors_in(outputs) if one.grad_fn is not None}
         if not nodes and not (torch.is_grad_enabled() and hides_tensors(outputs)):
@@ -119,6 +121,11 @@ class Samples:
             self._seen += self._pending
         self._pending, self._touched = [], False
 
+    def see_batch(self, batch: Any) -> None:
+        """Register the batch of the next backward passes, which counts instead of calls of the model."""
+        if self.given is None:
+            self._told = tally(batch, self.batch_dim)
+
     # ---- backward passes -------------------------------------------------------------------------------------------
 
     def touch(self) -> None:
@@ -134,6 +141,8 @@ class Samples:
 
     def _note_batch(self) -> None:
         """Note the batch that the loop has now."""
+        if self._told is not None and self._told not in self._seen:
+            self._seen.append(self._told)
         batch = dealt.newest(self._newest, self._batch)
         if batch is None:
             self._is_dealt = False

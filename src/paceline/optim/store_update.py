@@ -124,6 +124,8 @@ class StoreUpdate(MergingUpdate):
         mixture = mixture_of(inputs)
         if mixture:
             raise ConfigError(f"the workers do not weigh alike: {mixture}; set optimizer.samples on every worker")
+        if self.store.rank == 0:
+            self._samples.say(count.doubt)
         if self._has_said or not difference_of(inputs):
             return
         self._has_said = True

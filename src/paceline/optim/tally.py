@@ -7,23 +7,27 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
-#: Inputs that are seen as a whole: workers with equally many of them have equally many samples in them.
-_PLAIN = (str, bytes, int, float, type(None), torch.dtype, torch.device)
+#: Inputs that hold at most one sample each. What is of another type, and has no shape, may hold any number.
+_PLAIN = (
+    str, bytes, int, float, complex, type(None), type, range, slice, FunctionType, Enum, torch.dtype, torch.device,
+)  # fmt: skip
 
 
 #: Characters of a text of shapes.
 _LONGEST = 200
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Tally:
-    """The samples in one call of a model.
+    """The samples in one call of a model, or in one batch.
 
     Attributes:
         samples: how many, where that is certain, else None.
@@ -55,8 +59,9 @@ def tally(inputs: Any, batch_dim: int | None) -> Tally:
     if tensors and not own and not any(one.numel() for one in tensors):
         samples = 0  # nothing goes in, whatever counts samples
     rows = samples if samples is not None else next(iter([*own, *sizes]), 0)
-    opaque = next((type(one).__name__ for one in leaves if not isinstance(one, (*_TENSORS, *_PLAIN))), "")
-    return Tally(samples, tuple(map(_part, leaves)), rows, opaque)
+    parts = tuple(map(_part, leaves))
+    opaque = next((type(one).__name__ for one, part in zip(leaves, parts, strict=True) if part is None), "")
+    return Tally(samples, parts, rows, opaque)
 
 
 def tensors_in(inputs: Any) -> list[torch.Tensor]:
@@ -91,11 +96,15 @@ def _own_size(leaf: Any) -> int | None:
 
 
 def _part(leaf: Any) -> object:
+    """Return the shape of an input, or its type if it has none; None: its size is not known."""
     if isinstance(leaf, PackedSequence):
         return leaf.data.shape
     if isinstance(leaf, torch.Tensor):
         return (leaf.size(0),) if leaf.is_nested else leaf.shape
-    return type(leaf).__name__
+    if isinstance(leaf, _PLAIN):
+        return type(leaf).__name__
+    shape = getattr(leaf, "shape", None)  # of an array
+    return shape if isinstance(shape, tuple) else None
 
 
 def text_of(tallies: Iterable[Tally]) -> str:
