@@ -6,7 +6,6 @@ import pytest
 
 from paceline.counting import Inputs, difference_of, mixture_of
 
-
 MIXED = "worker 1 counts the samples of its batches, and worker 0 does not know their number"
 
 

@@ -37,7 +37,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         optimizer: the optimizer. Its state is kept.
         kvstore: a store, or the type of one to create.
         model: the network. With it, keys have the parameters' names, frozen parameters and buffers are broadcast too,
-            buffers follow rank 0's, and samples are counted from the inputs.
+            buffers follow rank 0's, and samples can be counted from the inputs.
         named_parameters: names for the keys, when there is no ``model``.
         update: who steps: ``worker`` or ``server``.
         compression: ``{"type": "2bit", "threshold": 0.5}`` and the like; with ``"leg": "both"`` for pulls too, or a
@@ -47,9 +47,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         lr_scale: what the learning rate is that of, when ``kvstore`` is a type: an ``update``, or a ``sample``.
         age: missed updates beyond which a push is dropped, when ``kvstore`` is a type.
         reduction: ``mean`` over all samples, or ``sum`` over workers.
-        samples: samples in a local batch; can be set at any time. Default: counted with ``model``; without it all
-            workers have the same weight.
-        batch_dim: dimension of the model's inputs that counts samples; 1 for ``[T, B]``.
+        samples: samples in a local batch; can be set at any time. Default: counted where their number is certain
+            (``docs/pytorch.md`` says where), else all workers weigh alike, and a line says so.
+        batch_dim: dimension of the model's inputs that counts samples: 0 for ``[B, ...]``, 1 for ``[T, B]``.
         backward_passes_per_step: backward passes that are summed before a push. Gradient accumulation is correct
             without it; with it less is sent.
         overlap: push while backward runs. Default: True in ``dist_sync``; the other modes push ``param.grad`` at
@@ -140,7 +140,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def samples(self) -> float | None:
-        """Samples in a local batch; None: counted with ``model``."""
+        """Samples in a local batch; None: counted where their number is certain."""
         return self._samples.given
 
     @samples.setter
