@@ -40,7 +40,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         optimizer: the optimizer. Its state is kept.
         kvstore: a store, or the type of one to create.
         model: the network. With it, keys have the parameters' names, frozen parameters and buffers are broadcast too,
-            buffers follow rank 0's, and samples are counted from the inputs.
+            buffers follow rank 0's, and samples can be counted from the inputs.
         named_parameters: names for the keys, when there is no ``model``.
         update: who steps: ``worker`` or ``server``.
         compression: ``{"type": "2bit", "threshold": 0.5}`` and the like; with ``"leg": "both"`` for pulls too, or a
@@ -50,9 +50,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         lr_scale: what the learning rate is that of, when ``kvstore`` is a type: an ``update``, or a ``sample``.
         age: missed updates beyond which a push is dropped, when ``kvstore`` is a type.
         reduction: ``mean`` over all samples, or ``sum`` over workers.
-        samples: samples in a local batch; can be set at any time. Default: counted with ``model``; without it all
-            workers have the same weight.
-        batch_dim: dimension of the model's inputs that counts samples; 1 for ``[T, B]``.
+        samples: samples in a local batch; can be set at any time. Default: counted where their number is certain
+            (``docs/pytorch.md`` says where), else all workers weigh alike, and a line says so.
+        batch_dim: dimension of the model's inputs that counts samples: 0 for ``[B, ...]``, 1 for ``[T, B]``.
         backward_passes_per_step: backward passes that are summed before a push. Gradient accumulation is correct
             without it; with it less is sent.
         overlap: push while backward runs. Default: True in ``dist_sync``; the other modes push ``param.grad`` at
@@ -85,7 +85,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         age: int | None = None,
         reduction: Literal["mean", "sum"] = "mean",
         samples: float | None = None,
-        batch_dim: int = 0,
+        batch_dim: int | None = None,
         backward_passes_per_step: int = 1,
         overlap: bool | None = None,
         lazy: bool = False,
@@ -180,12 +180,22 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def samples(self) -> float | None:
-        """Samples in a local batch; None: counted with ``model``."""
+        """Samples in a local batch; None: counted where their number is certain."""
         return self._samples.given
 
     @samples.setter
     def samples(self, samples: float | None) -> None:
         self._samples.given = samples
+
+    def count(self, batch: Any) -> None:
+        """Count the samples of this batch in the next pushes, instead of those of the model's calls.
+
+        For trainers that get batches from elsewhere, and do not call ``model`` itself.
+
+        Args:
+            batch: tensors, nested or not. What makes their number certain is the same as for the model's inputs.
+        """
+        self._samples.see_batch(batch)
 
     @property
     def round(self) -> int:

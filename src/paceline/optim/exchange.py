@@ -137,8 +137,13 @@ class Exchange:
     def _send(self, key: BucketKey) -> None:
         block, bucket = self._blocks[key[0]], key[1]
         skip = self._before_push(self._members[key])
+        none = self._store.traffic.samples == 0  # gradients of no samples count nothing, and may be NaN
         absent = [
-            (block, part) for one in self._members[key] if one.absent for part in one.ranges if part.bucket == bucket
+            (block, part)
+            for one in self._members[key]
+            if one.absent or none
+            for part in one.ranges
+            if part.bucket == bucket
         ]
         whole = BucketRange(bucket, 0, block.layout.buckets[bucket].length)
         self._calls[key] = self._store.traffic.push_ranges(

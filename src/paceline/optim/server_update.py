@@ -65,7 +65,7 @@ class ServerUpdate:
             if self.choices.overlap:
                 raise ValueError("on_nan='skip' needs overlap=False: a push that was sent cannot be undone")
             self._overlap = False
-        self._round = Round(store, setup.samples, buffers, self._options)
+        self._round = Round(store, setup.samples, buffers, self._options, self._has_gradients)
         self._exchange = Exchange(store, self._round.open, self._before_push, self._again, self._check_weight)
         self._arrived: dict[torch.nn.Parameter, int] = {}
         self.skipped_steps = 0
@@ -81,7 +81,7 @@ class ServerUpdate:
             raise ValueError(f"clip_grad_norm in groups needs dense gradients, but {sparse[0][0]!r} has sparse ones")
         self._sparse = SparseExchange(store, sparse, "server")
         self._bind()
-        self._watch = BackwardWatch(self._on_gradient, lambda: None)
+        self._watch = BackwardWatch(self._on_gradient, setup.samples.ended)
         self._watch.watch(param for _, param, _ in self.named)
 
     def _bind(self) -> None:
@@ -115,6 +115,9 @@ class ServerUpdate:
             "twice, call torch.utils.checkpoint with use_reentrant=False"
         )
 
+    def _has_gradients(self) -> bool:
+        return any(param.grad is not None for _, param, _ in self.named)
+
     def _options(self) -> list[Options]:
         groups = option_groups(self.inner)
         if self.choices.clip_value is not None:
@@ -136,12 +139,12 @@ class ServerUpdate:
         return self._skip
 
     def _refuse_nan(self, members: Iterable[Bound]) -> None:
-        for one in members:
+        for one in members if self.store.samples else ():
             if not one.absent and not sums_up(one.grad) and not is_finite(one.grad):
                 raise self._nan_error(one.name)
 
     def _refuse_sparse_nan(self) -> None:
-        if self.choices.on_nan != "error" or self._skip:
+        if self.choices.on_nan != "error" or self._skip or not self.store.samples:
             return
         for name, param, _ in self.named:
             if param in self._sparse and param.grad is not None and not is_finite(param.grad):

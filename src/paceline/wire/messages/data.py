@@ -125,6 +125,9 @@ class Push(Message, tag=24):
     """No server may apply this round: there are no frames, and nothing is read."""
     note: Note = b""
     """What the worker tells those whose pushes make one update with this one."""
+    inputs: Text | None = None
+    """None: the number of samples is certain. Else it is 1 on every worker, and these are the shapes of the inputs: if
+    they differ between workers, the server says so."""
 
 
 class Pull(Message, tag=25):
