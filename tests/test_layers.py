@@ -19,6 +19,7 @@ TESTS = Path(__file__).parent
 #: From the lowest. A module imports its own package and lower layers; packages of one layer do not know each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "exitcodes", "context", "naming", "forks"),
+    ("extensions",),
     ("config",),
     ("logs", "interfaces", "ranges", "interval_map", "placement", "consistency", "local_merge", "wire"),
     ("hetero",),

@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from paceline import compression, data, gluon, kvstore
     from paceline.context import Context, cpu, gpu, num_gpus
+    from paceline.extensions import register
     from paceline.gluon.module import Module
     from paceline.optim import DistributedOptimizer
     from paceline.saving import load, save
@@ -27,6 +28,7 @@ _NAMES = {
     "gpu": "paceline.context",
     "load": "paceline.saving",
     "num_gpus": "paceline.context",
+    "register": "paceline.extensions",
     "save": "paceline.saving",
 }
 
@@ -43,6 +45,7 @@ __all__ = [
     "kvstore",
     "load",
     "num_gpus",
+    "register",
     "save",
 ]
 

@@ -108,8 +108,8 @@ class Settings:
     """Use unix sockets instead of TCP to servers of the same host."""
     server_threads: int = 0
     """Threads of a server for sums and updates; 0: its share of the host's cores, at most 8."""
-    allow_optimizer: str = ""
-    """Import paths (``pkg.mod:Class``, comma separated) of optimizers a server may load beside torch.optim."""
+    allow: str = ""
+    """Import paths (``pkg.mod:Name``, comma separated) of optimizers, codecs and the like that a server imports."""
     start_timeout_s: float = 60.0
     """How long to wait until all members have joined. Of a process that the launcher sees start on a busy host, the CPU
     time that it gets counts, not the time that passes."""

@@ -32,7 +32,7 @@ def paceline(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
         ("--nproc_per_node 2 sh", 2, "unknown option '--nproc_per_node'; did you mean '-n'?"),
         ("--nproc-per-node=2 sh", 2, "unknown option '--nproc-per-node=2'; did you mean '-n'?"),
         ("-n 2 --workers 2 sh", 2, "unknown option '--workers'; did you mean '-n'?"),
-        ("-n 2 --allow-optimiser a:B sh", 2, "did you mean '--allow-optimizer'?"),
+        ("-n 2 --alow a:B sh", 2, "did you mean '--allow'?"),
         ("-n 2 -- python -u -W ignore no-such-script.py --lr 1", 127, "the script 'no-such-script.py' does not exist"),
         ("-n 2 -s -1 sh", 2, "number of servers is -1"),
         ("-n 2 --launcher locla sh", 2, "unknown launcher 'locla'; did you mean 'local'?"),
@@ -91,9 +91,9 @@ def test_number_of_workers_may_be_given_as_to_mpirun(capsys: pytest.CaptureFixtu
 
 
 def test_allowed_optimizers_reach_the_servers(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["launch", "-n", "1", "--allow-optimizer", "mine:Lion", "--allow-optimizer", "mine:Tiger", "--dry-run"]
+    words = ["launch", "-n", "1", "--allow", "mine:Lion", "--allow", "mine:Tiger", "--dry-run"]
     assert main([*words, "sh"]) == 0
-    assert "PACELINE_ALLOW_OPTIMIZER=mine:Lion,mine:Tiger\n" in capsys.readouterr().out
+    assert "PACELINE_ALLOW=mine:Lion,mine:Tiger\n" in capsys.readouterr().out
 
 
 def test_variables_of_torchrun_can_be_left_out() -> None:
@@ -182,7 +182,7 @@ JOB = """
 n = 3
 num-servers = 1
 hosts = "{hosts}"
-allow-optimizer = ["a:B", "c:D"]
+allow = ["a:B", "c:D"]
 command = "sh -c 'echo $X'"
 [env]
 X = "from the file"
@@ -199,7 +199,7 @@ def test_job_file_holds_options_and_the_command_line_wins(tmp_path: Path, capsys
     assert "1 scheduler, 2 servers, 3 workers" in shown
     assert shown.count("X='from the line'") == 6
     assert shown.count("    Y=1\n") == 6
-    assert "PACELINE_ALLOW_OPTIMIZER=a:B,c:D" in shown
+    assert "PACELINE_ALLOW=a:B,c:D" in shown
     assert "worker 1 on h2\n  sh -c 'echo $X'\n" in shown
 
 

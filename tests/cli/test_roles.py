@@ -44,10 +44,10 @@ def test_option_is_stronger_than_variable(role: str, monkeypatch: pytest.MonkeyP
 
 
 def test_allowed_optimizers_may_be_repeated(role: str) -> None:
-    words = [role, "--scheduler", "tcp://h:1", "--insecure", "--allow-optimizer", "a.b:C", "--allow-optimizer", "d:E"]
+    words = [role, "--scheduler", "tcp://h:1", "--insecure", "--allow", "a.b:C", "--allow", "d:E"]
     if role == "server":
         assert main(words) == 17
-        assert GIVEN[-1].allow_optimizer == "a.b:C,d:E"
+        assert GIVEN[-1].allow == "a.b:C,d:E"
     else:
         assert main(words) == 2
 

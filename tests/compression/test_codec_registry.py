@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.compression import Codec, State, known_codecs, make, register
+from paceline.compression import Codec, State, known_codecs, make
 from paceline.compression.buffers import Bytes
+from paceline.extensions import register
 
 
 class Sign(Codec):
@@ -35,7 +36,7 @@ class Sign(Codec):
 
 
 def test_registered_codec_is_made_by_name_and_works() -> None:
-    register(Sign)
+    register("codec")(Sign)
     codec = make({"type": "test-sign", "step": 0.5})
     assert codec is not None
     assert codec.params() == {"type": "test-sign", "step": 0.5}
@@ -45,7 +46,7 @@ def test_registered_codec_is_made_by_name_and_works() -> None:
 
 
 def test_missing_parameter_of_a_registered_codec_is_a_value_error() -> None:
-    register(Sign)
+    register("codec")(Sign)
     with pytest.raises(ValueError, match="step"):
         make("test-sign")
 
@@ -55,7 +56,7 @@ def test_name_of_another_codec_cannot_be_taken() -> None:
         name = "2bit"
 
     with pytest.raises(ValueError, match="registered already"):
-        register(Impostor)
+        register("codec")(Impostor)
     assert type(make("2bit")).__name__ == "TwoBit"
 
 
@@ -66,7 +67,7 @@ def test_unusable_name_cannot_be_registered(name: object) -> None:
 
     Nameless.name = name  # type: ignore[assignment]
     with pytest.raises(ValueError, match="name"):
-        register(Nameless)
+        register("codec")(Nameless)
 
 
 @pytest.mark.parametrize("params", [None, "none", {"type": "none"}])

@@ -42,7 +42,7 @@ def test_kernels_work_where_nothing_can_be_cached(tmp_path: Path) -> None:
     package = tmp_path / "paceline"
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(PACKAGE, package / "compression", ignore=ignored)
-    for module in ("errors.py", "naming.py"):
+    for module in ("errors.py", "extensions.py", "naming.py"):
         shutil.copy(PACKAGE.parent / module, package)
     (package / "__init__.py").touch()
     # A file where the cache directory would be: also root, who ignores permissions, cannot write there.

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.consistency import Policy, policy_of, register_weighting, weighting_names
+from paceline import extensions
+from paceline.consistency import Policy, policy_of, weighting_names
 from paceline.consistency.weighting import find_weighting
 
 
@@ -71,9 +72,9 @@ def test_units_are_who_steps_together() -> None:
 
 def test_registered_weighting_is_used_and_its_name_is_taken() -> None:
     name = "square of the inverse"
-    register_weighting(name, lambda staleness, history: staleness**-2)
+    extensions.register("weighting", name)(lambda staleness, history: staleness**-2)
     assert name in weighting_names()
     assert find_weighting(name)(2, (1, 1.0)) == 0.25
     for taken in (name, "none"):
         with pytest.raises(ValueError, match="registered already"):
-            register_weighting(taken, lambda staleness, history: 1.0)
+            extensions.register("weighting", taken)(lambda staleness, history: 1.0)

@@ -16,6 +16,8 @@ TEXT = (ROOT / "docs/architecture.md").read_text()
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 #: Files that the documents name as a user's, or that jobs write.
 NOT_OURS = {"train.py", "resume.py", "job.ckpt", "job.ckpt.rank<r>.*"}
+#: Files of the package that CONTRIBUTING.md writes, each named before its text.
+EXAMPLE_PACKAGE = re.compile(r"^`((?:mypace|tests)/\w+\.py)`", re.MULTILINE)
 _STOP = re.compile(r"^(\d)\. `([\w/]+\.py)` `([\w.]+)`: ", re.MULTILINE)
 
 
@@ -55,6 +57,7 @@ DEFINED = {name for path in SOURCES.rglob("*.py") for name in definitions(path)}
 def test_every_path_exists(document: str) -> None:
     named = {one.split("::")[0] for one in code(document)}
     paths = {one for one in named if re.fullmatch(r"[\w./-]+(\.(py|md|toml|png|ckpt)|/)", one)} - NOT_OURS
+    paths -= set(EXAMPLE_PACKAGE.findall((ROOT / document).read_text()))
     missing = {one for one in paths if not (ROOT / one).exists() and not (SOURCES / one).exists()}
     assert not missing
 

@@ -1,75 +1,88 @@
-"""The three changes that CONTRIBUTING.md shows can be made as it says: each is applied to a copy and tested there."""
+"""The package of one's own that CONTRIBUTING.md shows: its tests pass, and servers train with what it offers."""
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
-ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "CONTRIBUTING.md").read_text()
-_NEW = re.compile(r"New file `([^`]+)`:\n\n```python\n(.*?)```", re.DOTALL)
-_CHANGED = re.compile(r"^In `([^`]+)`(?:(?!^```).)*?:\n\n```diff\n(.*?)```", re.DOTALL | re.MULTILINE)
+import paceline
+from paceline.testing import LocalJob
 
-
-@dataclass(frozen=True)
-class Change:
-    """What one section says."""
-
-    new: dict[str, str]
-    changed: dict[str, str]
-
-    def apply(self, folder: Path) -> None:
-        """Make the change in a copy of the sources."""
-        for path, text in self.new.items():
-            assert not (folder / path).exists(), f"{path} exists already"
-            (folder / path).write_text(text)
-        for path, diff in self.changed.items():
-            text = (folder / path).read_text()
-            for hunk in diff.strip("\n").split("\n\n"):
-                before, after = (side(hunk, signs) for signs in ("- ", "+ "))
-                text = put(text, before, after, path)
-            (folder / path).write_text(text)
+TEXT = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
+#: A path, a sentence or two, and the text of the file.
+_FILE = re.compile(
+    r"^`((?:mypace|tests)/\w+\.py|pyproject\.toml)`(?:(?!```).)*?\n\n```\w+\n(.*?)```", re.DOTALL | re.MULTILINE
+)
 
 
-def side(hunk: str, signs: str) -> str:
-    """Return the lines of a hunk before ("- ") or after ("+ ") the change."""
-    return "".join(f"{line[1:]}\n" for line in hunk.split("\n") if line[:1] in signs)
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package, installed in a folder as pip does it: its modules, and its entry points as metadata."""
+    folder = tmp_path_factory.mktemp("mypace")
+    for path, text in _FILE.findall(TEXT):
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text(text)
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    info = folder / f"mypace-{project['version']}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: mypace\nVersion: {project['version']}\n")
+    groups = project["entry-points"].items()
+    lines = [line for group, points in groups for line in (f"[{group}]", *(f"{k} = {v}" for k, v in points.items()))]
+    (info / "entry_points.txt").write_text("\n".join(lines))
+    return folder
 
 
-def put(text: str, before: str, after: str, path: str) -> str:
-    assert text.count(before) == 1, f"{path} has these lines {text.count(before)} times, not once:\n{before}"
-    return text.replace(before, after)
+def environment(package: Path) -> dict[str, str]:
+    return {"PYTHONPATH": os.pathsep.join([str(package), str(Path(paceline.__file__).parents[1])])}
 
 
-def change(title: str) -> Change:
-    section = TEXT.split(f"\n### {title}\n")[1].split("\n### ")[0]
-    return Change(dict(_NEW.findall(section)), dict(_CHANGED.findall(section)))
+def test_all_files_are_found(package: Path) -> None:
+    written = {str(path.relative_to(package)) for path in package.rglob("*.py")}
+    assert written == {
+        "mypace/lion.py", "mypace/niced.py", "mypace/root.py", "mypace/scaledsign.py",
+        "tests/test_lion.py", "tests/test_root.py", "tests/test_scaledsign.py",
+    }  # fmt: skip
 
 
-#: Title of the section, files it touches, the tests it runs and the words that pick those of the new part.
-SECTIONS = [
-    ("A codec", 4, ["tests/compression/test_scaledsign.py", "tests/compression/test_codec_base.py"], "scaledsign"),
-    ("A weighting", 2, ["tests/consistency/test_root_weighting.py"], "root"),
-    ("A server-side optimizer", 3, ["tests/updaters/test_lion.py", "tests/updaters/test_updaters.py"], "lion"),
-]
-
-
-@pytest.mark.parametrize(("title", "files", "tests", "words"), SECTIONS, ids=[section[0] for section in SECTIONS])
-def test_change_works_as_it_is_written(title: str, files: int, tests: list[str], words: str, tmp_path: Path) -> None:
-    made = change(title)
-    assert len(made.new) + len(made.changed) == files
-    for name in ("src", "tests"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    made.apply(tmp_path)
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-k", words, *tests]
-    env = os.environ | {"PYTHONPATH": str(tmp_path / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(command, check=False, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=150)
+def test_its_tests_pass(package: Path) -> None:
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "tests"]
+    env = os.environ | environment(package)
+    done = subprocess.run(command, check=False, cwd=package, env=env, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "5 passed" in done.stdout
+
+
+def train() -> list[float]:
+    """Train with the codec, the weighting and the optimizer of the package, none of which this file imports."""
+    store = paceline.kvstore.create("dist_async", weighting="root")
+    store.set_gradient_compression({"type": "scaledsign"})
+    store.set_optimizer("lion", lr=0.1)
+    store.init("w", torch.zeros(4))
+    out = torch.empty(4)
+    for _ in range(3):
+        store.push("w", torch.ones(4))
+        store.pull("w", out)
+    result: list[float] = out.tolist()
+    return result
+
+
+def test_servers_find_it_by_its_entry_points(package: Path) -> None:
+    with LocalJob(1, 1, environment=environment(package)) as job:
+        [weights] = job.run(train)
+    torch.testing.assert_close(torch.tensor(weights), torch.full((4,), -0.3))
+
+
+def test_launcher_runs_a_job(package: Path) -> None:
+    command = [sys.executable, "-m", "paceline", "launch", "-n", "1", "-s", "0", "--launcher", "niced", "--"]
+    script = [sys.executable, "-c", "import os; print('niceness', os.nice(0))"]
+    env = os.environ | environment(package)
+    done = subprocess.run([*command, *script], check=False, env=env, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "niceness 19" in done.stdout

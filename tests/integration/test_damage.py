@@ -215,5 +215,5 @@ def set_the_probe():
 def test_server_is_ready_for_its_first_optimizer_when_it_serves(tmp_path):
     (tmp_path / "probe.py").write_text(PROBE)
     path = os.pathsep.join([SOURCES, str(tmp_path)])  # another one than the forking process has: a program of its own
-    with LocalJob(1, 1, timeout_s=60, environment={"PYTHONPATH": path}, allow_optimizer="probe:Probe") as job:
+    with LocalJob(1, 1, timeout_s=60, environment={"PYTHONPATH": path}, allow="probe:Probe") as job:
         assert job.run(set_the_probe) == [[-1.0] * 4]

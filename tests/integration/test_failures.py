@@ -436,7 +436,7 @@ def survived(tmp_path_factory):
     folder = tmp_path_factory.mktemp("optimizers")
     (folder / "faulty.py").write_text(FAULTY)
     path = os.pathsep.join([SOURCES, str(folder)])
-    with LocalJob(2, 2, timeout_s=60, environment={"PYTHONPATH": path}, allow_optimizer="faulty:Faulty") as job:
+    with LocalJob(2, 2, timeout_s=60, environment={"PYTHONPATH": path}, allow="faulty:Faulty") as job:
         return job.run(train_then_break_the_optimizer)
 
 

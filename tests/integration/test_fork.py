@@ -281,7 +281,7 @@ def test_use_of_the_store_in_a_child_says_why_it_cannot():
 def test_server_whose_optimizer_forks_goes_on(tmp_path):
     (tmp_path / "forking.py").write_text(FORKING)
     path = os.pathsep.join([SOURCES, str(tmp_path)])
-    with LocalJob(1, 1, timeout_s=60, environment={"PYTHONPATH": path}, allow_optimizer="forking:Forking") as job:
+    with LocalJob(1, 1, timeout_s=60, environment={"PYTHONPATH": path}, allow="forking:Forking") as job:
         assert job.run(train_with_a_forking_optimizer) == [[-3.0] * 4]
         assert job.servers[0].wait(30) == 0
 

@@ -285,7 +285,7 @@ def found(tmp_path_factory):
     for local_merge in (True, False):
         with (
             Hosts(2) as hosts,
-            job(hosts, local_merge=local_merge, environment=environment, allow_optimizer="faulty:Faulty") as running,
+            job(hosts, local_merge=local_merge, environment=environment, allow="faulty:Faulty") as running,
         ):
             workers = running.start_all(run_all)
             assert [worker.heard() for worker in workers] == ["ready"] * WORKERS

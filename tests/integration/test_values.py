@@ -270,7 +270,7 @@ def test_a_new_rate_counts_from_the_next_round_on(found):
         ("integers", "TypeError", "not int64"),
         ("unknown optimizer", "ValueError", "did you mean 'adam'"),
         ("option", "TypeError", "has no option 'momentumm'"),
-        ("callable", "TypeError", "--allow-optimizer"),
+        ("callable", "TypeError", "--allow"),
         ("unknown command", "ValueError", "ping"),
         ("unknown type", "ValueError", "did you mean 'dist_sync'"),
     ],

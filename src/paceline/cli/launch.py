@@ -174,7 +174,7 @@ def _settings(options: argparse.Namespace) -> dict[str, str]:
         "staleness": options.staleness,
         "groups": _groups_file(options),
         "weighting": options.weighting,
-        "allow_optimizer": ",".join(options.allow_optimizer) or None,
+        "allow": ",".join(options.allow) or None,
         "on_worker_death": options.on_worker_death,
         "insecure": "1" if options.insecure else None,
         "timeout_s": options.timeout,

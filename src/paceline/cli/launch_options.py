@@ -88,9 +88,9 @@ OPTIONS = (
     ),
     Option(("--weighting",), f"factor of a stale update: {', '.join(weighting_names())}", "NAME", section=_TRAINING),
     Option(
-        ("--allow-optimizer",),
-        "an optimizer that servers may load beside those of torch.optim; repeated",
-        "pkg.mod:Class",
+        ("--allow",),
+        "an optimizer, codec, weighting or command of yours that servers import; repeated",
+        "pkg.mod:Name",
         repeat=True,
         section=_TRAINING,
     ),
@@ -139,7 +139,7 @@ OF_SERVERS = frozenset(
         "--staleness",
         "--groups",
         "--weighting",
-        "--allow-optimizer",
+        "--allow",
         "--insecure",
         "--on-worker-death",
         "--timeout",
@@ -160,7 +160,7 @@ examples:
   paceline launch -n 2 -H hosts -- python train.py --kv-store dist_sync
   paceline launch -n 2 -H hosts --sync-dst-dir /tmp/train -- python train.py
   paceline launch --group "fast: n=2, hosts=h1,h2" --group "old: n=2, hosts=h3, args=--batch-size 16" -- python train.py
-  paceline launch -n 4 -s 1 --allow-optimizer mylib.optim:Lion -- python train.py
+  paceline launch -n 4 -s 1 --allow mylib.optim:Lion -- python train.py
   paceline launch -n 2 --dry-run -- python train.py
 
 exit code:

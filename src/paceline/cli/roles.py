@@ -35,9 +35,9 @@ OPTIONS: Mapping[str, tuple[Option, ...]] = {
         Option(("--rank",), "rank of this server (default: the scheduler chooses)", "RANK"),
         Option(("--server-threads",), "threads for sums and updates (default: its share of the cores)", "N"),
         Option(
-            ("--allow-optimizer",),
-            "an optimizer that workers may ask for beside those of torch.optim; may be repeated",
-            "pkg.mod:Class",
+            ("--allow",),
+            "an optimizer, codec, weighting or command of yours to import; may be repeated",
+            "pkg.mod:Name",
             repeat=True,
         ),
     ),

@@ -17,7 +17,7 @@ from paceline.compression import halves, int8, onebit, powersgd, randomk, topk, 
 from paceline.compression.base import Codec
 from paceline.compression.ddp import DDPState, ddp_hook
 from paceline.compression.legs import Compression, Leg, by_leg
-from paceline.compression.registry import known_codecs, make, register
+from paceline.compression.registry import known_codecs, make
 from paceline.compression.state import State
 
 __all__ = [
@@ -30,5 +30,4 @@ __all__ = [
     "ddp_hook",
     "known_codecs",
     "make",
-    "register",
 ]

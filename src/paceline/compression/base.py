@@ -28,7 +28,7 @@ class Codec(abc.ABC):
 
     A codec of your own sets ``name``, takes its parameters as arguments of ``__init__``, keeps them as attributes of
     the same names, and defines ``encoded_nbytes`` and the methods whose names begin with one underscore, which need
-    not check their arguments again. Make it known with :func:`paceline.compression.register`.
+    not check their arguments again. Make it known with ``@paceline.register("codec")``.
     """
 
     name: ClassVar[str]

@@ -11,8 +11,8 @@ import torch
 
 from paceline.compression.base import Codec
 from paceline.compression.buffers import Bytes
-from paceline.compression.registry import register
 from paceline.compression.state import State
+from paceline.extensions import register
 
 #: Elements that are cast at once; both forms stay in the L2 cache.
 _CHUNK = 1 << 16
@@ -64,7 +64,7 @@ class _Half(Codec):
         return torch.frombuffer(memory, dtype=self.dtype)
 
 
-@register
+@register("codec")
 @dataclass(frozen=True)
 class Float16(_Half):
     """IEEE half precision: 11 bits of mantissa, 6e-8 to 65504."""
@@ -74,7 +74,7 @@ class Float16(_Half):
     infinity: ClassVar[int] = 0x7C00
 
 
-@register
+@register("codec")
 @dataclass(frozen=True)
 class BFloat16(_Half):
     """The upper half of a float32: 8 bits of mantissa, float32's range."""

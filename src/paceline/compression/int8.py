@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from paceline.compression.base import Codec
 from paceline.compression.buffers import Bytes, Floats, float32_parts, floats
 from paceline.compression.parameters import check_integer
-from paceline.compression.registry import register
 from paceline.compression.state import State
+from paceline.extensions import register
 
 
-@register
+@register("codec")
 @dataclass(frozen=True)
 class Int8(Codec):
     """Linear quantisation to -127 ... 127 per chunk, with error feedback. About 4 times smaller.

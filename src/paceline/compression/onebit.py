@@ -11,11 +11,11 @@ import numpy as np
 from paceline.compression.buffers import Floats
 from paceline.compression.packed import PackedCodec
 from paceline.compression.parameters import check_number
-from paceline.compression.registry import register
 from paceline.compression.tables import byte_table
+from paceline.extensions import register
 
 
-@register
+@register("codec")
 @dataclass(frozen=True)
 class OneBit(PackedCodec):
     """Every element becomes +1 or -1; the rest waits in the residual. 32 times smaller.

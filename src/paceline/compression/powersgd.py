@@ -12,8 +12,8 @@ import torch
 from paceline.compression.base import Codec
 from paceline.compression.buffers import Bytes, Floats, floats
 from paceline.compression.parameters import check_integer
-from paceline.compression.registry import register
 from paceline.compression.state import State
+from paceline.extensions import register
 
 
 class _Shape(NamedTuple):
@@ -37,7 +37,7 @@ class _Factors(NamedTuple):
     tail: Floats
 
 
-@register
+@register("codec")
 @dataclass(frozen=True)
 class PowerSGD(Codec):
     """A rank-r approximation by one step of power iteration, with error feedback and a warm start.

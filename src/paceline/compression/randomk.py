@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from paceline.compression.base import Codec
 from paceline.compression.buffers import Bytes, floats
 from paceline.compression.parameters import check_number
-from paceline.compression.registry import register
 from paceline.compression.state import State
 from paceline.compression.topk import DEFAULT_RATIO, kept
+from paceline.extensions import register
 
 _HEADER_BYTES = 16
 
 
-@register
+@register("codec")
 @dataclass(frozen=True)
 class RandomK(Codec):
     """A random fraction of the elements; the rest waits in the residual (Stich et al. 2018).

@@ -3,39 +3,21 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any
 
+from paceline import extensions
 from paceline.compression.base import Codec
-from paceline.naming import suggestion
-
-NONE = "none"
-CodecClass = TypeVar("CodecClass", bound=type[Codec])
-
-_codecs: dict[str, type[Codec]] = {}
 
 
-def register(cls: CodecClass) -> CodecClass:
-    """Make a codec class known to :func:`make` under its ``name`` (a class decorator).
-
-    Servers decode what workers encode: register a codec of your own in both.
-
-    Raises:
-        ValueError: the class has no name, or another class has it.
-    """
-    name = getattr(cls, "name", None)
-    if not isinstance(name, str) or not name or name == NONE:
-        raise ValueError(f"{cls.__qualname__}.name is {name!r}; give the codec a name other than {NONE!r}")
-    known = _codecs.get(name)
-    if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-        raise ValueError(f"a codec named {name!r} is registered already, by {known.__module__}.{known.__qualname__}")
-    _codecs[name] = cls
-    return cls
+@extensions.register("codec", "none")
+def _no_codec() -> None:
+    """No compression."""
 
 
 def known_codecs() -> list[str]:
     """Return the names that :func:`make` accepts, sorted."""
-    return sorted([*_codecs, NONE])
+    return extensions.names("codec")
 
 
 def make(params: Mapping[str, Any] | str | None) -> Codec | None:
@@ -57,21 +39,12 @@ def make(params: Mapping[str, Any] | str | None) -> Codec | None:
     name = options.pop("type", None)
     if name is None:
         raise ValueError(f"compression settings {params!r} have no 'type'; known types are {', '.join(known_codecs())}")
-    if name == NONE:
-        _check_names(NONE, options, [])
-        return None
-    cls = _codecs.get(name) if isinstance(name, str) else None
-    if cls is None:
-        raise ValueError(f"unknown compression type {name!r}{suggestion(str(name).lower(), known_codecs())}")
-    _check_names(name, options, list(inspect.signature(cls).parameters))
-    return _built(cls, options)
-
-
-def _built(cls: type[Codec], options: dict[str, Any]) -> Codec:
+    build: Callable[..., Codec | None] = extensions.find("codec", str(name))
+    _check_names(name, options, list(inspect.signature(build).parameters))
     try:
-        return cls(**options)
+        return build(**options)
     except TypeError as error:
-        raise ValueError(f"codec {cls.name!r} cannot be built from {options}: {error}") from error
+        raise ValueError(f"codec {name!r} cannot be built from {options}: {error}") from error
 
 
 def _check_names(codec: str, options: Mapping[str, Any], known: list[str]) -> None:

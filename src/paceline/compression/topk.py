@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from paceline.compression.base import Codec
 from paceline.compression.buffers import Bytes, Floats, float32_parts, floats
 from paceline.compression.parameters import check_integer, check_number
-from paceline.compression.registry import register
 from paceline.compression.state import State
+from paceline.extensions import register
 
 _MOST_ELEMENTS = 2**32
 DEFAULT_RATIO = 0.01
@@ -25,7 +25,7 @@ def kept(ratio: float, numel: int) -> int:
     return min(numel, math.ceil(ratio * numel))
 
 
-@register
+@register("codec")
 @dataclass(frozen=True)
 class TopK(Codec):
     """The k elements of largest magnitude; the rest waits in the residual (Stich et al. 2018, Lin et al. 2018).

@@ -10,7 +10,7 @@ from paceline.consistency.policy import Policy, policy_of
 from paceline.consistency.rule import Rule
 from paceline.consistency.stats import Stats
 from paceline.consistency.units import Groups, Units
-from paceline.consistency.weighting import register_weighting, weighting_names
+from paceline.consistency.weighting import weighting_names
 
 __all__ = [
     "Action",
@@ -31,7 +31,6 @@ __all__ = [
     "new_rule",
     "parse_groups",
     "policy_of",
-    "register_weighting",
     "resolve_groups",
     "weighting_names",
 ]

@@ -29,21 +29,17 @@ The command line takes every backend through the same steps::
 
 Either way neither key nor user's variables are ever words of a command line, and no log has them.
 
-**Third parties** register a class without arguments as an entry point of the group ``paceline.launchers``.
+**Third parties** register a class without arguments (:mod:`paceline.extensions`).
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
-from importlib.metadata import entry_points
 from typing import Any, Protocol, TypeVar, cast
 
+from paceline import extensions
 from paceline.launch.planner import Machine
 from paceline.launch.spec import JobSpec
-from paceline.naming import suggestion
-
-ENTRY_POINTS = "paceline.launchers"
 
 #: Backend by name: the module and class that implement it, imported when asked for.
 BACKENDS: dict[str, str] = {
@@ -111,7 +107,7 @@ class Backend(Protocol[R]):
 
 def names() -> list[str]:
     """Return the names of all backends, those of third parties included."""
-    return sorted({*BACKENDS, *(point.name for point in entry_points(group=ENTRY_POINTS))})
+    return sorted({*BACKENDS, *extensions.names("launcher")})
 
 
 def backend(name: str) -> Backend[Any]:
@@ -120,9 +116,5 @@ def backend(name: str) -> Backend[Any]:
     Raises:
         ValueError: unknown name; the message suggests one.
     """
-    if name in BACKENDS:
-        module, _, attribute = BACKENDS[name].partition(":")
-        return cast("Backend[Any]", getattr(importlib.import_module(module), attribute)())
-    for point in entry_points(group=ENTRY_POINTS, name=name):
-        return cast("Backend[Any]", point.load()())
-    raise ValueError(f"unknown launcher {name!r}{suggestion(name, names())}")
+    found = extensions.load(BACKENDS[name]) if name in BACKENDS else extensions.find("launcher", name, BACKENDS)
+    return cast("Backend[Any]", found())

@@ -7,7 +7,9 @@ import logging
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
+from paceline import extensions
 from paceline.config import Settings
+from paceline.extensions import register
 from paceline.server.asker import Asker, Handlers, Result
 from paceline.server.hosted import Stores
 from paceline.server.state import get_state, set_state
@@ -22,33 +24,19 @@ class CommandContext(Protocol):
     stores: Stores
 
 
+#: ``command(context, body)``: what it returns is sent back. ``KVStore.send_command_to_servers(name, body)`` runs it.
 CommandFn: TypeAlias = Callable[[CommandContext, str], str]
 
-_COMMANDS: dict[str, CommandFn] = {}
+
+@register("command", "ping")
+def _ping(context: CommandContext, body: str) -> str:
+    return body
 
 
-def register_command(name: str, function: CommandFn) -> None:
-    """Make ``KVStore.send_command_to_servers(name, body)`` possible; runs in the server process.
-
-    Args:
-        name: of the command.
-        function: gets the server's context and the body; what it returns is sent back.
-
-    Raises:
-        ValueError: the name is taken.
-    """
-    if name in _COMMANDS:
-        raise ValueError(f"a server command named {name!r} is registered already")
-    _COMMANDS[name] = function
-
-
+@register("command", "log_level")
 def _set_log_level(context: CommandContext, body: str) -> str:
     logging.getLogger("paceline").setLevel(body.upper())
     return body.upper()
-
-
-register_command("ping", lambda context, body: body)
-register_command("log_level", _set_log_level)
 
 
 class Commands:
@@ -78,6 +66,5 @@ class Commands:
         return m.StatsAre(json.dumps(self._stores[body.store].own.report()))
 
     def _command(self, asker: Asker, body: m.Command, frames: Frames) -> Result:
-        if body.head not in _COMMANDS:
-            raise ValueError(f"unknown server command {body.head!r}; known are {', '.join(sorted(_COMMANDS))}")
-        return m.Answer(_COMMANDS[body.head](self._context, body.body))
+        run: CommandFn = extensions.find("command", body.head)
+        return m.Answer(run(self._context, body.body))

@@ -14,6 +14,7 @@ from paceline.config import Settings
 from paceline.consistency import check_every_rule
 from paceline.errors import PacelineError, PeerDiedError
 from paceline.exitcodes import PEER_FAILED
+from paceline.extensions import load_all
 from paceline.logs import set_up_logging
 from paceline.peer.answerer import Answerer
 from paceline.peer.hosts import server_addresses
@@ -139,6 +140,11 @@ def _load_optimizers() -> None:
 def main(settings: Settings) -> int:
     """Run one server of a job; returns the exit code."""
     set_up_logging(settings)
+    try:
+        load_all(settings.allow)
+    except ValueError as error:
+        logger.error("server %d cannot start, because of its setting allow: %s", settings.rank, error)
+        return 1
     if settings.check_rules:
         check_every_rule()
     security = Security.of(settings)

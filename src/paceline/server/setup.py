@@ -9,6 +9,7 @@ import msgspec
 from paceline.config import Settings
 from paceline.consistency import Policy
 from paceline.errors import ProtocolError
+from paceline.extensions import split
 from paceline.server.admission import check_clipping
 from paceline.server.asker import Asker, Handlers
 from paceline.server.forward.sink import AskFn
@@ -62,7 +63,7 @@ class Setup:
         policy = _policy(body)
         policy.check(num_workers)
         check_clipping(body.clip_norm, policy)
-        allowed = [path for path in self._settings.allow_optimizer.split(",") if path]
+        allowed = split(self._settings.allow)
         share = self._settings.shared_memory and members.has_neighbours
         hosts, clips = members.worker_hosts, body.clip_norm != 0
         own = OwnStore(body.store, policy, body.mean, num_workers, allowed, share, hosts, clips)

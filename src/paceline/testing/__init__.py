@@ -2,6 +2,7 @@
 
 from paceline.consistency import CheckedRule, check_every_rule
 from paceline.testing.channel import listen, tell
+from paceline.testing.codec import check_codec
 from paceline.testing.faults import Faults
 from paceline.testing.hosts import Host, Hosts, why_no_hosts
 from paceline.testing.hosts_job import HostsJob
@@ -18,6 +19,7 @@ __all__ = [
     "Process",
     "Worker",
     "WorkerFailedError",
+    "check_codec",
     "check_every_rule",
     "listen",
     "tell",

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Collection
 
 import torch
 
-from paceline.naming import suggestion
+from paceline import extensions
 from paceline.updaters.lamb import LAMB, LARS
 from paceline.updaters.mxnet import DCASGD, NAG, SGLD, Add, Ftrl, MXNetSGD, SignSGD, Signum
 
@@ -83,7 +82,7 @@ _ELSEWHERE = {
 
 def known_names() -> list[str]:
     """Return every name that can be given without an import path."""
-    return sorted({*_BY_NAME, *SIMPLE})
+    return sorted({*_BY_NAME, *SIMPLE, *extensions.names("updater")})
 
 
 def check_name(name: str) -> str:
@@ -97,15 +96,21 @@ def check_name(name: str) -> str:
     lower = name.lower()
     if lower in _IMPOSSIBLE:
         raise ValueError(f"optimizer {name!r} cannot run where the values are stored: {_IMPOSSIBLE[lower]}")
-    if lower not in known_names():
-        hint = f"; nearest is {_ELSEWHERE[lower]}" if lower in _ELSEWHERE else suggestion(lower, known_names())
-        raise ValueError(f"unknown optimizer {name!r}{hint}")
+    if lower in _BY_NAME or lower in SIMPLE:
+        return lower
+    own = next((one for one in extensions.names("updater") if one.lower() == lower), "")
+    if own:
+        return own
+    if lower in _ELSEWHERE:
+        raise ValueError(f"unknown updater {name!r}; nearest is {_ELSEWHERE[lower]}")
+    extensions.find("updater", lower, others=known_names())
     return lower
 
 
 def name_of_class(cls: type[Optimizer]) -> str:
     """Return the registered name of a class, or its import path ``pkg.mod:Class``."""
-    for name, known in _BY_NAME.items():
+    named: dict[str, type[Optimizer]] = _BY_NAME | extensions.registered("updater")
+    for name, known in named.items():
         if known is cls:
             return name
     if cls.__module__.startswith("torch.optim"):
@@ -114,8 +119,13 @@ def name_of_class(cls: type[Optimizer]) -> str:
 
 
 def is_whole_tensor(name: str) -> bool:
-    """Return whether this optimizer needs whole keys. A user's own class is assumed to need them."""
-    return name in WHOLE_TENSOR or ":" in name
+    """Return whether this optimizer needs whole keys.
+
+    A class of another package is assumed to need them, unless it has a name and its attribute ``elementwise`` is true.
+    """
+    if name in ELEMENTWISE or name in ROWS_ONLY or name in SIMPLE:
+        return False
+    return name in WHOLE_TENSOR or ":" in name or not getattr(find_class(name), "elementwise", False)
 
 
 def find_class(name: str, allowed: Collection[str] = ()) -> type[Optimizer]:
@@ -129,17 +139,15 @@ def find_class(name: str, allowed: Collection[str] = ()) -> type[Optimizer]:
         ValueError: the name is unknown, or the path is not allowed or is not an optimizer class.
     """
     if ":" not in name:
-        return _BY_NAME[check_name(name)]
-    if name not in allowed:
+        known = check_name(name)
+        found = _BY_NAME[known] if known in _BY_NAME else extensions.find("updater", known)
+    elif name in allowed:
+        found = extensions.load(name)
+    else:
         raise ValueError(
-            f"optimizer {name!r} is not allowed on this server; start it with --allow-optimizer {name} "
+            f"optimizer {name!r} is not allowed on this server; start it with --allow {name} "
             "(paceline launch passes the option on)"
         )
-    module, _, attribute = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"optimizer {name!r} cannot be imported: {error}") from error
     if not (isinstance(found, type) and issubclass(found, Optimizer)):
         raise ValueError(f"{name!r} is not a torch.optim.Optimizer class")
     return found

@@ -89,7 +89,7 @@ def make_spec(
 
     Args:
         optimizer: a name (``"adam"``), a class or an instance of ``torch.optim``, or of a user's class that the servers
-            may load (``--allow-optimizer``). The param groups of an instance are used.
+            may load (``--allow``). The param groups of an instance are used.
         keys: param group and multipliers of keys that differ from group 0 and 1.0.
         multi_precision: keep a float32 master of half precision values.
         momentum_form: of ``sgd``: ``"torch"``, v = momentum * v + g; w -= lr * v, or ``"mxnet"``,

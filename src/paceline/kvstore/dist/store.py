@@ -261,7 +261,7 @@ class DistStore(KVStore):
         if not isinstance(updater, str):
             raise TypeError(
                 f"a {self.type} store takes updaters by name, not callables: its servers never run a worker's code. "
-                "Use set_updater('add', rate=...), set_optimizer, or a class that servers may load (--allow-optimizer)"
+                "Use set_updater('add', rate=...), set_optimizer, or a class that servers may load (--allow)"
             )
         self.set_spec(make_spec(updater, **options))
 

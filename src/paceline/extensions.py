@@ -1,0 +1,143 @@
+"""Codecs, weightings, updaters, launchers and server commands by name: ours, a program's own, and those of packages.
+
+| kind | what it is | entry points of packages |
+|---|---|---|
+| ``codec`` | a class derived from :class:`paceline.compression.Codec` | ``paceline.codecs`` |
+| ``weighting`` | a function of staleness and history (:mod:`paceline.consistency`) | ``paceline.weightings`` |
+| ``updater`` | a ``torch.optim.Optimizer`` class | ``paceline.updaters`` |
+| ``launcher`` | a class with the methods of :class:`paceline.launch.Backend` | ``paceline.launchers`` |
+| ``command`` | a function that a server runs (:mod:`paceline.server.commands`) | ``paceline.commands`` |
+
+A name is found where it was registered (:func:`register`), and where a package is installed that has an entry point of
+that name; such a package is imported when the name is asked for. A server runs no script, so it imports what its
+setting ``allow`` lists: ``pkg.mod:Name``, comma separated (``paceline launch --allow pkg.mod:Name``).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Collection
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, TypeVar
+
+from paceline.naming import suggestion
+
+#: Group of the entry points of each kind.
+GROUPS = {
+    "codec": "paceline.codecs",
+    "command": "paceline.commands",
+    "launcher": "paceline.launchers",
+    "updater": "paceline.updaters",
+    "weighting": "paceline.weightings",
+}
+
+T = TypeVar("T")
+
+_registered: dict[str, dict[str, Any]] = {kind: {} for kind in GROUPS}
+
+
+def register(kind: str, name: str = "") -> Callable[[T], T]:
+    """Return a decorator that makes a class or function known in this process.
+
+    Args:
+        kind: one of the module's table.
+        name: under which it is found; by default its attribute ``name``.
+
+    Raises:
+        ValueError: unknown kind, no name, or another class or function has it.
+    """
+    if kind not in GROUPS:
+        raise ValueError(f"nothing of the kind {kind!r} can be registered{suggestion(kind, GROUPS)}")
+
+    def note(thing: T) -> T:
+        own = name or getattr(thing, "name", "")
+        if not isinstance(own, str) or not own:
+            raise ValueError(f"{_origin(thing)} has no name; give the {kind} one")
+        known = _registered[kind].get(own)
+        if known is not None and known is not thing and (_origin(known) != _origin(thing) or "<" in _origin(thing)):
+            raise ValueError(f"a {kind} named {own!r} is registered already, by {_origin(known)}")
+        _registered[kind][own] = thing
+        return thing
+
+    return note
+
+
+def names(kind: str) -> list[str]:
+    """Return the names that :func:`find` knows, sorted. Imports no package."""
+    return sorted({*_registered[kind], *(point.name for point in _points(kind))})
+
+
+def registered(kind: str) -> dict[str, Any]:
+    """Return what this process has registered or found so far, by name."""
+    return dict(_registered[kind])
+
+
+def find(kind: str, name: str, others: Collection[str] = ()) -> Any:
+    """Return what a name stands for.
+
+    Args:
+        kind: one of the module's table.
+        name: as registered, or of an entry point.
+        others: further names that the caller knows, for the error.
+
+    Raises:
+        ValueError: unknown name, or the package of the entry point cannot be imported.
+    """
+    if name in _registered[kind]:
+        return _registered[kind][name]
+    for point in [one for one in _points(kind) if one.name == name]:
+        return register(kind, name)(_load(point, f"{kind} {name!r} of the package {_package(point)}"))
+    known = suggestion(name.lower(), {*names(kind), *others})
+    raise ValueError(
+        f"unknown {kind} {name!r}{known}. Your own is found by paceline.register, by an entry point of the group "
+        f"{GROUPS[kind]}, and on servers by `paceline launch --allow package.module:Name`"
+    )
+
+
+def load(path: str) -> Any:
+    """Import what an import path names, e.g. ``"mylib.optim:Lion"``. Its module may register things.
+
+    Raises:
+        ValueError: the path has another form, or cannot be imported.
+    """
+    if not all(path.partition(":")):
+        raise ValueError(f"{path!r} is no import path; write package.module:Name")
+    return _load(EntryPoint(path, path, ""), repr(path))
+
+
+def load_all(paths: str) -> None:
+    """Import what the setting ``allow`` lists.
+
+    Raises:
+        ValueError: as :func:`load`.
+    """
+    for path in split(paths):
+        load(path)
+
+
+def split(paths: str) -> list[str]:
+    """Return the import paths of the setting ``allow``."""
+    return [path.strip() for path in paths.split(",") if path.strip()]
+
+
+def _points(kind: str) -> list[EntryPoint]:
+    return list(entry_points(group=GROUPS[kind]))
+
+
+def _load(point: EntryPoint, what: str) -> Any:
+    module, _, attribute = point.value.partition(":")
+    try:
+        found = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{what} cannot be imported: {error}") from error
+    return found
+
+
+def _package(point: EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else point.value
+
+
+def _origin(thing: Any) -> str:
+    return f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', repr(thing))}"

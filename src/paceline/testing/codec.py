@@ -1,0 +1,52 @@
+"""What must hold for every codec, for tests of one's own."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from paceline.compression import Codec
+from paceline.errors import ProtocolError
+
+_SIZES = (0, 1, 2, 7, 8, 9, 63, 64, 65, 1000, 65_537)
+
+
+def check_codec(codec: Codec) -> None:
+    """Check sizes, determinism, the residual, scaled sums, and that payloads of another length are refused.
+
+    Raises:
+        AssertionError: the contract of :class:`paceline.compression.Codec` is broken; the text says where.
+    """
+    for numel in _SIZES:
+        grad = torch.randn(numel, generator=torch.Generator().manual_seed(numel))
+        _check_one(codec, grad)
+        if numel:
+            _check_refusal(codec, grad)
+
+
+def _check_one(codec: Codec, grad: torch.Tensor) -> None:
+    numel, before, state = grad.numel(), grad.clone(), codec.new_state(grad.numel())
+    payload = codec.encode(grad, state, round=3, seed=9)
+    what = f"codec {codec.name!r}, {numel} elements"
+    assert payload.dtype == np.uint8, f"{what}: a payload is bytes, not {payload.dtype}"
+    assert len(payload) == codec.encoded_nbytes(numel), f"{what}: encoded_nbytes is not the length of the payload"
+    assert torch.equal(grad, before), f"{what}: encode changes the gradient"
+    again = codec.encode(grad, codec.new_state(numel), round=3, seed=9)
+    assert payload.tobytes() == again.tobytes(), f"{what}: the same gradient, round and seed give another payload"
+    sent = torch.full((numel,), 7.0)
+    codec.decode(payload, sent)
+    if state.residual is not None:
+        total = sent + state.residual
+        assert torch.allclose(total, grad, rtol=1e-5, atol=1e-5), f"{what}: sent and residual are not the gradient"
+    added = torch.ones(numel)
+    codec.decode_add(payload, added, -2.0)
+    assert torch.allclose(added, 1 - 2 * sent, rtol=1e-5, atol=1e-5), f"{what}: decode_add is not decode, scaled"
+
+
+def _check_refusal(codec: Codec, grad: torch.Tensor) -> None:
+    payload = codec.encode(grad, codec.new_state(grad.numel()))
+    try:
+        codec.check(payload[:-1], grad.numel())
+    except ProtocolError:
+        return
+    raise AssertionError(f"codec {codec.name!r} accepts a payload that is one byte short")
