@@ -20,11 +20,14 @@ from rich.table import Table
 from paceline.testing.ssh import SshHosts, why_no_ssh
 from tests.blame.trial import Outcome, Trial, draw
 from tests.blame.trial import run as run_trial
-from tests.busy.jobs import Result, kinds, run
+from tests.busy.jobs import Kind, Result, kinds, run
 from tests.busy.load import Load
 
 #: Faults that are failures: the others end a job with 0, or may.
 _FAULTS = frozenset({"SIGKILL", "SIGSTOP", "raise", "exit3", "os._exit3"})
+
+#: How many times as long as on an idle machine a failure may take.
+PATIENCE = 10.0
 
 
 def main() -> int:
@@ -40,7 +43,7 @@ def main() -> int:
         turns = itertools.cycle(kinds(folder, with_ssh))
         good = [pool.submit(_good, next(turns), folder / f"good-{number}", cluster) for number in range(options.jobs)]
         bad = [pool.submit(_bad, trial, folder / f"bad-{trial.seed}") for trial in _trials(options)]
-        results, outcomes = _all(good), _all(bad)
+        results, outcomes = [one.result() for one in good], [one.result() for one in bad]
     _print_tables(results, outcomes)
     summary = _summary(results, outcomes) | {"load": options.load, "mean_load": round(load.mean, 1)}
     print(json.dumps(summary | {"parallel": options.parallel, "minutes": round((time.monotonic() - began) / 60, 1)}))
@@ -63,7 +66,7 @@ def _trials(options: argparse.Namespace) -> list[Trial]:
     return list(itertools.islice((trial for trial in drawn if trial.fault in _FAULTS), options.faults))
 
 
-def _good(kind, folder: Path, cluster: SshHosts | None) -> Result:  # type: ignore[no-untyped-def]
+def _good(kind: Kind, folder: Path, cluster: SshHosts | None) -> Result:
     result = run(kind, folder, cluster)
     if result.code != 0:
         print(f"{result.kind}: exit code {result.code}\n{result.output[-3000:]}", flush=True)
@@ -71,17 +74,13 @@ def _good(kind, folder: Path, cluster: SshHosts | None) -> Result:  # type: igno
 
 
 def _bad(trial: Trial, folder: Path) -> tuple[Trial, Outcome]:
-    outcome = run_trial(trial, folder, patience=10.0)
+    outcome = run_trial(trial, folder, PATIENCE)
     while outcome.missed:  # the fault came after the end: nobody was to blame
         folder = folder.with_name(f"{folder.name}-again")
-        outcome = run_trial(trial, folder, patience=10.0)
+        outcome = run_trial(trial, folder, PATIENCE)
     if outcome.problem:
         print(f"{trial}: {outcome.problem}\n{outcome.output[-3000:]}", flush=True)
     return trial, outcome
-
-
-def _all(futures):  # type: ignore[no-untyped-def]
-    return [future.result() for future in futures]
 
 
 def _print_tables(results: list[Result], outcomes: list[tuple[Trial, Outcome]]) -> None:

@@ -78,7 +78,7 @@ def run(kind: Kind, folder: Path, cluster: SshHosts | None) -> Result:
     if kind.over_ssh:
         assert cluster is not None
         ssh = f"ssh -F {cluster.client_config} {_PATIENT_SSH}"
-        hostfile = cluster.hostfile(["h0", "h1"])
+        hostfile = cluster.hostfile(["h0", "h1"], folder.name)
         command = cluster.command([*command, "-H", hostfile, "-o", f"ssh={ssh}", *kind.words])
     else:
         command += kind.words

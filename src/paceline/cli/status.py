@@ -21,7 +21,7 @@ OPTIONS = (
     Option(("--watch",), "print the table again every second until the job ends"),
     Option(("--json",), "print one JSON object per table"),
 )
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = 30.0
 
 #: A worker is named as slow if it computes so many times as long as the median of all.
 SLOW = 1.5

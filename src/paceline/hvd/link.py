@@ -25,6 +25,9 @@ from paceline.worker.current import current_session
 #: How long an address may refuse connections before it counts as one of an earlier job.
 _STALE_S = 2.0
 
+#: Part of the start timeout after which one that only does not answer does: its host may be busy.
+_SLOW_SHARE = 4
+
 
 class Link(ABC):
     """Sends to the coordinator and receives from it. Used by one thread, except :meth:`wake`.
@@ -134,8 +137,8 @@ class Connection(Link):
             self.security = meeting.security
             self._hub = SocketHub(meeting.security)
             self._channel = self._hub.connect(meeting.address, identity(place.rank), coordinator_name(place.job))
-            stale_at = time.monotonic() + (_STALE_S if place.on_one_host else settings.start_timeout_s)
-            while time.monotonic() < min(stale_at, deadline):
+            began = time.monotonic()
+            while (now := time.monotonic()) < deadline:
                 if self._hub.is_open(self._channel):
                     self._was_open = True
                     return
@@ -143,6 +146,10 @@ class Connection(Link):
                 if refused and not place.on_one_host:
                     self._hub.close()
                     raise AuthenticationError(f"rank 0 at {meeting.address} refuses rank {place.rank}: {refused}")
+                is_refused = bool(refused) or self._hub.is_deserted(self._channel)
+                limit_s = _STALE_S if is_refused else settings.start_timeout_s / _SLOW_SHARE
+                if place.on_one_host and now - began > limit_s:
+                    break
                 self._hub.receive(0.02)
             self._hub.close()
         raise JoinTimeoutError(f"rank {place.rank} could not connect to rank 0 within {settings.start_timeout_s:g} s")

@@ -40,7 +40,7 @@ _READ_AT_START = (
 #: A task, with the whole environment.
 MAX_MESSAGE_BYTES = 1 << 20
 
-_START_TIMEOUT_S = 60.0
+_START_TIMEOUT_S = 300.0
 _END_TIMEOUT_S = 10.0
 
 
