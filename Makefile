@@ -23,7 +23,7 @@ help:
 	@echo "make test   run the tests, with coverage"
 	@echo "make test-faults   processes that are killed, stopped or cut off, and a short soak (about 10 minutes)"
 	@echo "make test-hvd      every case of the Horovod interface, 1 to 4 processes, and 200 starts and ends (half an hour)"
-	@echo "make test-wheel    build the wheel, install it in an empty venv, run README's scripts (about 3 minutes)"
+	@echo "make test-wheel    build the wheel, install it in an empty venv, run README's scripts (some minutes)"
 	@echo "make test-ssh      launchers ssh, mpi and slurm on hosts with real ssh servers (root; about 5 minutes)"
 	@echo "make test-engines  the same, and MNIST on every cluster manager that is installed (about 20 minutes)"
 	@echo "make test-k8s      launcher k8s on a real Kubernetes, built once from Debian's source package (root; 5 minutes to build, 5 to test)"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, MissingExtraError
 from paceline.hvd import world
 from paceline.hvd.negotiation import Request
 from paceline.hvd.process_sets import ProcessSet, global_process_set, members_of
@@ -23,8 +23,17 @@ except ImportError:
 
 
 def dumps(obj: Any) -> bytes:
-    """Return a pickled object; lambdas and local classes too, if cloudpickle is installed."""
-    raw: bytes = _pickler.dumps(obj)
+    """Return a pickled object; lambdas and local classes too, if cloudpickle is installed.
+
+    Raises:
+        MissingExtraError: the object needs cloudpickle, and that is not installed.
+    """
+    try:
+        raw: bytes = _pickler.dumps(obj)
+    except (pickle.PicklingError, AttributeError) as error:
+        if _pickler is not pickle:
+            raise
+        raise MissingExtraError(f"{error}; cloudpickle could: pip install 'paceline[hvd]'") from None
     return raw
 
 
