@@ -141,7 +141,7 @@ class ForkServer:
             return None
         data = self._socket.recv(4096)
         if not data:
-            raise RuntimeError(f"the forking process has ended with {self._process.wait(10.0)}")
+            raise RuntimeError(f"the forking process has ended with {self._process.wait(_START_TIMEOUT_S)}")
         said = json.loads(data)
         if "code" in said:
             self._codes[said["pid"]] = said["code"]
@@ -181,4 +181,4 @@ class ForkServer:
         """End the forking process; its children go on."""
         if self._owner == os.getpid():
             self._socket.close()
-            self._process.wait(10.0)
+            self._process.wait(_START_TIMEOUT_S)
