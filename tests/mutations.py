@@ -333,11 +333,15 @@ AREAS = (
         "membership/liveness.py",
         ("membership/test_liveness.py",),
         (
-            ("seat.host_silent_s > limit_s:", "seat.host_silent_s > 2 * limit_s:"),
-            ("if silent_s <= limit_s:", "if silent_s <= 1.5 * limit_s:"),
-            ('if not is_complete or state == "t":', 'if state == "t":'),
-            ('if not is_complete or state == "t":', "if not is_complete:"),
-            ("if silent_s > self._settings.stall_timeout_s:", "if silent_s > limit_s:"),
+            ("is_gone = seat.code is not None or self._state(seat, now) in GONE", "is_gone = seat.code is not None"),
+            ("is_gone = seat.code is not None or", "is_gone ="),
+            ("(seat.heard if closed is None else closed) > LAST_WORDS_S", "0.0 > LAST_WORDS_S"),
+            ("and self._is_unknown(seat, now) and now - closed", "and now - closed"),
+            ("return not (self._state(seat, now) or self._is_supervised)", "return not self._state(seat, now)"),
+            ("if min(silent_s, now - seat.held_at) <= self", "if silent_s <= self"),
+            ("<= self._settings.stall_timeout_s:", "<= self._settings.heartbeat_timeout_s:"),
+            ("if is_complete or seat.closed_since is not None:", "if True:"),
+            ("(silent or seat.closed_since is not None)", "silent"),
             ("return seat.state if now - seat.state_at <= valid_s", "return seat.state if True"),
             ("if one.host_id == near.member.host_id]", "]"),
             ("            seat.warned = True\n", "            pass\n"),
@@ -347,9 +351,24 @@ AREAS = (
         ),
     ),
     Area(
+        "membership/starting.py",
+        ("membership/test_starting.py",),
+        (
+            ("passed if used < MOVING_SHARE * passed else min(used, passed)", "min(used, passed)"),
+            ("min(used, passed)", "passed"),
+            ("min(used, passed)", "used"),
+            ("return self._counted if self._is_told else", "return"),
+            ("        self._since += lost_s", "        pass"),
+            ("now + limit_s / 2", "now + 2 * limit_s"),
+        ),
+    ),
+    Area(
         "membership/own_time.py",
         ("membership/test_liveness.py",),
-        (("turn - LONGEST_TURN_S", "turn"), ("turn, self._last = now - self._last, now", "turn = now - self._last")),
+        (
+            ("turn - self._longest_turn_s", "turn"),
+            ("turn, self._last = now - self._last, now", "turn = now - self._last"),
+        ),
     ),
 )
 
