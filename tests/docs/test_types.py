@@ -20,6 +20,7 @@ from paceline.updaters.option_names import OptimizerOptions
 from paceline.updaters.registry import known_names
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.timeout(900)  # mypy reads all of torch's types: 12 s of processor time
 SCRIPTS = Path(__file__).with_name("typed")
 
 

@@ -114,6 +114,7 @@ def loop(net: torch.nn.Module, store: paceline.kvstore.KVStore) -> None:
     with optimizer.no_sync():
         net(torch.ones(2)).sum().backward()
     optimizer.samples = 32
+    optimizer.count(torch.ones(32, 2))
     optimizer.step()
     optimizer.zero_grad()
     schedule.step()
@@ -122,6 +123,8 @@ def loop(net: torch.nn.Module, store: paceline.kvstore.KVStore) -> None:
         act()
     assert_type((optimizer.round, optimizer.skipped_steps), tuple[int, int])
     optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.param_groups = [{**group, "lr": 0.1} for group in optimizer.param_groups]
+    optimizer.state = optimizer.state
     paceline.save("job.ckpt", net, optimizer, step=1, extra={"epoch": 1})
     step, extra = paceline.load("job.ckpt", net, optimizer)
     assert_type(step, int)
