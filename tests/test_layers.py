@@ -21,10 +21,21 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "exitcodes", "context", "naming", "forks"),
     ("extensions",),
     ("config",),
-    ("logs", "interfaces", "ranges", "interval_map", "placement", "consistency", "local_merge", "wire"),
+    (
+        "logs",
+        "interfaces",
+        "ranges",
+        "interval_map",
+        "dealt",
+        "counting",
+        "placement",
+        "consistency",
+        "local_merge",
+        "wire",
+    ),
     ("hetero",),
     ("agreement", "membership"),
-    ("updaters", "tensors", "keys", "compression", "transport"),
+    ("updaters", "tensors", "keys", "wrappers", "compression", "transport"),
     ("arguments",),
     ("peer",),
     ("scheduler", "server", "worker"),
@@ -42,7 +53,7 @@ IMPURE = {
     "socket", "threading", "time", "random", "torch", "cryptography", "secrets", "asyncio", "selectors", "datetime",
 }  # fmt: skip
 #: Folders of tests that belong to no package.
-ACROSS = {"engines", "integration", "oracle", "blame", "soak", "docs", "examples", "benchmarks"}
+ACROSS = {"engines", "integration", "oracle", "blame", "busy", "soak", "docs", "examples", "benchmarks"}
 
 
 def modules() -> dict[str, Path]:

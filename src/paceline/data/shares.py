@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 from paceline.data.deadline import Accumulates, Deadline, accumulate, check_deadline, check_prefetch
-from paceline.data.fetching import fetched_ahead
+from paceline.data.fetching import Dealing, fetched_ahead
 from paceline.data.handed_out import GlobalBatch, HandedOut
 from paceline.data.sampler import State, epoch_order
 from paceline.data.share_choices import fractions_of, lock_step_of
@@ -207,21 +207,23 @@ class SharedBatchSampler(Sampler[list[int]]):
         order, sizes = self._order(), deque[int]()
         round, position = self._round(), self._handed_out.position
         self._handed_out.begin(self._prefetch + _REMEMBERED)
-        while self._has_batch():
-            first, length = self._first, self._handed_out.length
-            columns = self._columns(length - first)
-            start, stop = columns[self._rank]
-            sizes.append(stop - start)
-            begun, waited = self._now(), self._waited()
-            self._row, round = self._row + 1, round + 1
-            self._first = min(first + self._shares.global_batch, length)
-            self._handed_out.add(GlobalBatch(round, first, length, columns))
-            self._begin_step()
-            yield [int(order[position((first + column) % length)]) for column in range(start, stop)]
-            if len(sizes) > self._prefetch:
-                self._measure(sizes.popleft(), self._now() - begun - (self._waited() - waited))
-            # After the last batch too: it may show that somebody is gone, and then it was not the last one.
-            self._follow(self._speeds.end_step(self._shares.samples, is_last=not self._has_batch()))
+        with Dealing(self) as dealing:
+            while self._has_batch():
+                first, length = self._first, self._handed_out.length
+                columns = self._columns(length - first)
+                start, stop = columns[self._rank]
+                sizes.append(stop - start)
+                begun, waited = self._now(), self._waited()
+                self._row, round = self._row + 1, round + 1
+                self._first = min(first + self._shares.global_batch, length)
+                self._handed_out.add(GlobalBatch(round, first, length, columns))
+                self._begin_step()
+                dealing.deal(stop - start)
+                yield [int(order[position((first + column) % length)]) for column in range(start, stop)]
+                if len(sizes) > self._prefetch:
+                    self._measure(sizes.popleft(), self._now() - begun - (self._waited() - waited))
+                # After the last batch too: it may show that somebody is gone, and then it was not the last one.
+                self._follow(self._speeds.end_step(self._shares.samples, is_last=not self._has_batch()))
         self._is_handed_out = True
 
     def _order(self) -> NDArray[np.signedinteger[Any]] | range:

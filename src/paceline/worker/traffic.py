@@ -43,6 +43,10 @@ class Traffic:
         self.codecs: dict[Leg, Codec] = {}
         self.samples = 1.0
         """Samples behind the next pushes: their weight if the store merges to the mean."""
+        self.inputs: str | None = None
+        """None: ``samples`` are certain. Else all workers weigh alike, and these are the shapes of the inputs."""
+        self.rows: float | None = None
+        """How many samples there may be, for speeds; None: ``samples``."""
         self.options = b""
         """Encoded options of the optimizer, sent with every push."""
         self._note = b""
@@ -125,11 +129,12 @@ class Traffic:
         coded = "push" in self.codecs
         note, self._note = self._note, b""
         body = m.Push(
-            self._store, entries, self.samples, self.options, coded, want, shared, absent=gone, skip=skip, note=note
-        )
+            self._store, entries, self.samples, self.options, coded, want, shared, absent=gone, skip=skip, note=note,
+            inputs=self.inputs,
+        )  # fmt: skip
         done = partial(self._answered if want else self._noted, blocks, entries, shared)
         round = max(entry.round for entry in entries)
-        self._session.note_round(round, self.samples)
+        self.note_round(round)
         call = self._session.ask_server(server, body, f"push of round {round}", frames, done)
         self._told = call if note else self._told
         self.note_pushed(route.owner, entries)
@@ -156,6 +161,10 @@ class Traffic:
         if self._told is not None:
             self._session.wait([self._told])
         return dict(self._heard)
+
+    def note_round(self, round: int) -> None:
+        """Note that a round was pushed."""
+        self._session.note_round(round, self.samples if self.rows is None else self.rows)
 
     def note_pushed(self, owner: int, entries: Sequence[m.Entry]) -> None:
         """Record the entries that were pushed to an owner, if rounds are clipped."""

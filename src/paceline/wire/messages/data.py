@@ -64,10 +64,11 @@ class SetValues(Message, tag=54):
 
 
 class SetUpdater(Message, tag=22):
-    """Set what a push does, as an encoded UpdaterSpec."""
+    """Set what a push does, as an encoded UpdaterSpec. ``fresh``: without the state that the same one has."""
 
     store: Name
     spec: Blob
+    fresh: bool = False
 
 
 class SetCompression(Message, tag=23):
@@ -124,6 +125,9 @@ class Push(Message, tag=24):
     """No server may apply this round: there are no frames, and nothing is read."""
     note: Note = b""
     """What the worker tells those whose pushes make one update with this one."""
+    inputs: Text | None = None
+    """None: the number of samples is certain. Else it is 1 on every worker, and these are the shapes of the inputs: if
+    they differ between workers, the server says so."""
 
 
 class Pull(Message, tag=25):

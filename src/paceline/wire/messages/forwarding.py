@@ -34,6 +34,8 @@ class Share(Message):
     """The worker pushed this before it came to the barrier at which it may be waiting."""
     rounds: list[Number]
     """Per entry of the sum."""
+    inputs: Text | None = None
+    """As in :class:`Push`."""
 
 
 class PushSum(Message, tag=43):
