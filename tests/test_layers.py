@@ -48,7 +48,18 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-PURE = {"consistency", "placement", "local_merge", "ranges", "membership", "agreement", "wire", "hetero"}
+PURE = {
+    "consistency",
+    "dealt",
+    "counting",
+    "placement",
+    "local_merge",
+    "ranges",
+    "membership",
+    "agreement",
+    "wire",
+    "hetero",
+}
 IMPURE = {
     "socket", "threading", "time", "random", "torch", "cryptography", "secrets", "asyncio", "selectors", "datetime",
 }  # fmt: skip

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import FunctionType
@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils import _pytree as pytree
 
 #: Inputs that hold at most one sample each. What is of another type, and has no shape, may hold any number.
 _PLAIN = (
@@ -49,7 +48,7 @@ def tally(inputs: Any, batch_dim: int | None) -> Tally:
         inputs: positional and keyword inputs, nested or not.
         batch_dim: dimension that counts samples, if the user has said so.
     """
-    leaves = list(_leaves(inputs))
+    leaves = _leaves(inputs)
     tensors = [one for one in leaves if isinstance(one, torch.Tensor)]
     own = {size for size in map(_own_size, leaves) if size is not None}
     dim = batch_dim or 0
@@ -66,7 +65,7 @@ def tally(inputs: Any, batch_dim: int | None) -> Tally:
 
 def tensors_in(inputs: Any) -> list[torch.Tensor]:
     """Return the tensors in nested lists, tuples, mappings and dataclasses, in order."""
-    leaves = list(_leaves(inputs))
+    leaves = _leaves(inputs)
     return [one.data if isinstance(one, PackedSequence) else one for one in leaves if isinstance(one, _TENSORS)]
 
 
@@ -78,14 +77,27 @@ def hides_tensors(outputs: Any) -> bool:
 _TENSORS = (torch.Tensor, PackedSequence)
 
 
-def _leaves(inputs: Any) -> Iterator[Any]:
-    for leaf in pytree.tree_leaves(inputs, is_leaf=lambda one: isinstance(one, PackedSequence)):
-        if isinstance(leaf, Mapping):
-            yield from _leaves(dict(leaf))
-        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-            yield from _leaves(vars(leaf))
-        else:
-            yield leaf
+def _leaves(inputs: Any) -> list[Any]:
+    """Return what is in nested lists, tuples, mappings and dataclasses, in order."""
+    found: list[Any] = []
+    _collect(inputs, found)
+    return found
+
+
+def _collect(one: Any, found: list[Any]) -> None:
+    if isinstance(one, _TENSORS):
+        found.append(one)
+    elif isinstance(one, list | tuple | deque):
+        for part in one:
+            _collect(part, found)
+    elif isinstance(one, Mapping):
+        for part in one.values():
+            _collect(part, found)
+    elif dataclasses.is_dataclass(one) and not isinstance(one, type):
+        for part in vars(one).values():
+            _collect(part, found)
+    else:
+        found.append(one)
 
 
 def _own_size(leaf: Any) -> int | None:
