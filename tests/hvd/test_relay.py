@@ -79,8 +79,8 @@ def test_code_of_a_relay_without_the_key_does_not_run(way: str, encrypt: bool, t
     keys = {"PACELINE_JOB_KEY": new_job_key(), "PACELINE_ENCRYPT": str(int(encrypt))}
     ranks = Ranks(take, 2, str(go), environment={**names, **keys, "LOCAL_WORLD_SIZE": "1"})
     entry = f"paceline-hvd {find_place({**names, 'RANK': '0', 'WORLD_SIZE': '2'}).job}"
-    target = port_of_rank_0(ranks, store)
     try:
+        target = port_of_rank_0(ranks, store)
         with relaying(target, trace, *([store, entry] if way == "store" else [])) as port:
             part = go.with_suffix(".part")
             part.write_text(str(port if way == "network" else 0))
