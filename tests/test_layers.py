@@ -35,7 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("hetero",),
     ("agreement", "membership"),
-    ("updaters", "tensors", "keys", "compression", "transport"),
+    ("updaters", "tensors", "keys", "wrappers", "compression", "transport"),
     ("arguments",),
     ("peer",),
     ("scheduler", "server", "worker"),
@@ -64,7 +64,7 @@ IMPURE = {
     "socket", "threading", "time", "random", "torch", "cryptography", "secrets", "asyncio", "selectors", "datetime",
 }  # fmt: skip
 #: Folders of tests that belong to no package.
-ACROSS = {"engines", "integration", "oracle", "blame", "soak", "docs", "examples", "benchmarks"}
+ACROSS = {"engines", "integration", "oracle", "blame", "busy", "soak", "docs", "examples", "benchmarks"}
 
 
 def modules() -> dict[str, Path]:

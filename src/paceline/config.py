@@ -8,13 +8,16 @@ scripts are accepted as aliases, weaker than our own name; ``DMLC_*`` only where
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
+import re
 import tomllib
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from paceline.errors import ConfigError
 from paceline.naming import nearest
@@ -35,6 +38,7 @@ PLACEMENTS = ("balanced", "layered", "hash")
 ON_WORKER_DEATH = ("", "stop", "continue")
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
+_IMPORT_PATH = re.compile(r"\s*([\w.]+:[\w.]+\s*)?")
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off", ""})
 
@@ -111,17 +115,20 @@ class Settings:
     allow: str = ""
     """Import paths (``pkg.mod:Name``, comma separated) of optimizers, codecs and the like that a server imports."""
     start_timeout_s: float = 60.0
-    """How long to wait until all members have joined."""
+    """How long to wait until all members have joined. Of a process that the launcher sees start on a busy host, the CPU
+    time that it gets counts, not the time that passes."""
     timeout_s: float = 300.0
     """How long any request may take, including the wait for slower workers."""
     heartbeat_interval_s: float = 0.5
     """Interval of the heartbeats that a member sends to the scheduler."""
     heartbeat_timeout_s: float = 4.0
-    """Silence after which a member counts as dead if its host is silent too, or its process is stopped."""
+    """Silence after which a member is named in the log and in ``paceline status``."""
     stall_timeout_s: float = 30.0
-    """Silence after which a member counts as dead although its host answers; a call may hold Python's lock so long."""
-    disconnect_grace_s: float = 1.5
-    """How long a peer whose connection closed has to come back."""
+    """Silence after which a member counts as dead: for nearly as long a network may fail, a process may be stopped, a
+    call may hold Python's lock. A process that has ended is known at once."""
+    disconnect_grace_s: float = 5.0
+    """How long a peer whose connection closed has to come back where nothing tells whether its process runs; if it
+    runs, ``stall_timeout_s`` counts."""
     on_worker_death: str = ""
     """``stop``: the death of a worker ends the job; ``continue``: the others go on. Empty: ``stop`` if a store of the
     job is ``dist_sync``, else ``continue``."""
@@ -282,6 +289,12 @@ def check(settings: Settings) -> None:
     """
     if settings.role not in ("worker", "server", "scheduler"):
         raise ConfigError(f"role {settings.role!r} is unknown; it is worker, server or scheduler")
+    _check_scheduler(settings)
+    if settings.rank < -1:
+        raise ConfigError(f"rank is {settings.rank}; it counts from 0, and -1 lets the scheduler choose")
+    for path in settings.allow.split(",") if settings.allow else ():
+        if not _IMPORT_PATH.fullmatch(path):
+            raise ConfigError(f"allow {path!r} is not pkg.mod:Name, as in mylib.optim:Lion")
     if settings.server_threads < 0:
         raise ConfigError(
             f"server_threads is {settings.server_threads}; it must be at least 1, or 0 for a share of the cores"
@@ -297,7 +310,7 @@ def check(settings: Settings) -> None:
         "stall_timeout_s",
         "disconnect_grace_s",
     ):
-        if not getattr(settings, name) > 0:
+        if not 0 < getattr(settings, name) < math.inf:
             raise ConfigError(f"{name} is {getattr(settings, name)}; every wait needs a deadline above 0 seconds")
     if settings.heartbeat_timeout_s <= settings.heartbeat_interval_s:
         raise ConfigError("heartbeat_timeout_s must be longer than heartbeat_interval_s")
@@ -326,6 +339,18 @@ def check(settings: Settings) -> None:
             "this process has no job key: set PACELINE_JOB_KEY to the key of the job (paceline launch does), "
             "or PACELINE_INSECURE=1 for all processes on a network that nobody else can reach"
         )
+
+
+def _check_scheduler(settings: Settings) -> None:
+    if not settings.scheduler:
+        return
+    try:
+        address = urlsplit(settings.scheduler)
+        is_right = address.scheme == "tcp" and bool(address.hostname) and address.port is not None and not address.path
+    except ValueError:  # the port is no number, or does not exist
+        is_right = False
+    if not is_right:
+        raise ConfigError(f"scheduler is {settings.scheduler!r}; it is an address of the form tcp://HOST:PORT")
 
 
 def _check_speeds(settings: Settings) -> None:

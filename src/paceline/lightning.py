@@ -9,10 +9,17 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-import lightning.pytorch as pl
 import msgspec
 import safetensors.torch as safetensors
 import torch
+
+from paceline import config
+from paceline.errors import MissingExtraError, PacelineError
+
+try:
+    import lightning.pytorch as pl
+except ImportError:
+    raise MissingExtraError("paceline.lightning needs lightning: pip install 'paceline[lightning]'") from None
 from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -21,8 +28,6 @@ from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.plugins import Precision
 from lightning.pytorch.strategies import ParallelStrategy
 
-from paceline import config
-from paceline.errors import PacelineError
 from paceline.kvstore import create
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore

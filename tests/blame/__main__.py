@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 import threading
@@ -19,9 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.blame.trial import PHASES, Outcome, Trial, draw, run
-
-#: Ends with whoever started it, however that ends.
-_BUSY = [sys.executable, "-c", "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"]
+from tests.busy.load import busy
 
 Done = dict[int, tuple[Trial, Outcome]]
 """By seed."""
@@ -31,13 +28,8 @@ def main() -> int:
     """Run the trials; the exit code is 0 if at least the wanted share went well, and nothing hung or was left."""
     options = _arguments()
     done = _read(options.resume)
-    busy = [subprocess.Popen(_BUSY) for _ in range(options.load)]
-    try:
+    with busy(options.load):
         _run_missing(options, done)
-    finally:
-        for process in busy:
-            process.kill()
-            process.wait()
     wanted = {seed: done[seed] for seed in _seeds(options) if seed in done}
     _print_tables(list(wanted.values()))
     summary = _summary(list(wanted.values()))

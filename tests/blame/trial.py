@@ -26,9 +26,9 @@ SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "SIGSTOP": sign
 #: What a worker does to itself.
 DEEDS = ("raise", "exit3", "SystemExit3", "os._exit3", "os._exit0", "leave")
 
-START_TIMEOUT_S, HEARTBEAT_TIMEOUT_S = 40.0, Settings.heartbeat_timeout_s
+START_TIMEOUT_S, STALL_TIMEOUT_S = 40.0, Settings.stall_timeout_s
 #: From the fault to the end of the launcher: silence (or a start that is given up), survivors, SIGTERM, SIGKILL, slack.
-DEADLINE_S = START_TIMEOUT_S + HEARTBEAT_TIMEOUT_S + 6.0 + 5.0 + 5.0 + 20.0
+DEADLINE_S = START_TIMEOUT_S + STALL_TIMEOUT_S + 6.0 + 5.0 + 5.0 + 20.0
 
 
 @dataclass(frozen=True)
@@ -101,28 +101,34 @@ def draw(seed: int, workers: int = 3, servers: int = 2) -> Trial:
     return Trial(workers, servers, role, rank, fault, phase, chance.random(), slow, catch, seed)
 
 
-def run(trial: Trial, folder: Path) -> Outcome:
-    """Run a job and judge how it ended."""
+def run(trial: Trial, folder: Path, patience: float = 1.0) -> Outcome:
+    """Run a job and judge how it ended.
+
+    Args:
+        trial: what goes wrong.
+        folder: of the job.
+        patience: how many times as long as usual everything may take, on a machine that is busy.
+    """
     folder.mkdir(parents=True)
     (folder / "trial.json").write_text(json.dumps(asdict(trial)))
     mark = f"BLAME_MARK={uuid.uuid4()}"
     env = {name: value for name, value in os.environ.items() if not name.startswith("PACELINE_")}
     env |= dict([mark.split("=")]) | {"PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1"}
-    env |= {"PACELINE_TIMEOUT_S": "60"}
+    env |= {"PACELINE_TIMEOUT_S": f"{60 * patience:g}"}
     sizes = ["-n", str(trial.workers), "-s", str(trial.servers), "--start-timeout", f"{START_TIMEOUT_S}"]
     argv = [sys.executable, "-m", "paceline", "launch", *sizes, "--", sys.executable, SCRIPT, str(folder)]
     with open(folder / "output", "wb") as output:
         launcher = subprocess.Popen(argv, env=env, stdout=output, stderr=subprocess.STDOUT, cwd=folder)
     began, missed, code = time.monotonic(), False, None
     try:
-        reached = _wait_for_phase(trial, folder, launcher)
+        reached = _wait_for_phase(trial, folder, launcher, patience)
         began = time.monotonic()
         if trial.fault in SIGNALS:
             time.sleep(trial.delay_s)
             began = time.monotonic()
             missed = not reached or not _signal(trial, mark)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            code = launcher.wait(DEADLINE_S)
+            code = launcher.wait(DEADLINE_S * patience)
         if trial.fault in DEEDS:  # a busy host may fail the job before: its processes did not start in time
             missed = code is not None and not (folder / "deed").exists()
     finally:
@@ -136,9 +142,9 @@ def run(trial: Trial, folder: Path) -> Outcome:
     return Outcome(_problem(trial, code, text, list(left.values())), seconds, code, text, missed)
 
 
-def _wait_for_phase(trial: Trial, folder: Path, launcher: subprocess.Popen[bytes]) -> bool:
+def _wait_for_phase(trial: Trial, folder: Path, launcher: subprocess.Popen[bytes], patience: float) -> bool:
     rank = trial.rank if trial.role == "worker" else 0
-    until = time.monotonic() + 4 * START_TIMEOUT_S
+    until = time.monotonic() + 4 * START_TIMEOUT_S * patience
     while not (folder / f"{trial.phase}-{rank}").exists():
         if launcher.poll() is not None or time.monotonic() > until:
             return False

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from paceline.config import Settings
+from paceline.launch.remote.lines import SILENCE_S
 from paceline.launch.spec import Graces
 from paceline.membership import LEAVE_TIMEOUT_S
+from paceline.membership.liveness import LAST_WORDS_S
 from paceline.peer import client, connection, lifeline
 from paceline.transport import channel, keepalive
 
@@ -30,6 +32,8 @@ CONSTANTS = {
     "CLIENT_CHECK_INTERVAL_S": client.CHECK_INTERVAL_S,
     "LAST_RETRY_S": channel.LAST_RETRY_S,
     "LEAVE_TIMEOUT_S": LEAVE_TIMEOUT_S,
+    "LAST_WORDS_S": LAST_WORDS_S,
+    "SILENCE_S": SILENCE_S,
     "BYE_TIMEOUT_S": lifeline.BYE_TIMEOUT_S,
     "LAUNCH_SLACK_S": 3.0,
     "survivors_s": Graces().survivors_s,

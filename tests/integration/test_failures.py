@@ -332,7 +332,7 @@ def test_worker_that_the_kernel_kills_for_memory_is_named():
             killed = time.monotonic()
             kind, text, when = workers[0].result(30)
         assert kind == PeerDiedError.__name__
-        assert "worker 1 on 127.0.0.1 died: its connection closed" in text
+        assert "worker 1 on 127.0.0.1 died: its process has ended" in text
         assert when - killed < NOTICED_WITHIN_S
 
 
@@ -484,8 +484,4 @@ def test_a_deadline_names_who_is_missing():
         assert "was not answered within 3 s" in text
         assert "it waits for worker 1 on 127.0.0.1" in text
         assert "PACELINE_TIMEOUT_S" in text
-    story = in_push.partition("\n")[2]
-    assert story.startswith("what happened to 'w':\n")
-    assert "worker 0 pushed round 1" in story
-    assert "waits for worker 1; unanswered: worker 0" in story
-    assert "\n" not in in_barrier, "nothing was pushed for a barrier"
+        assert "\n" not in text, "what happened to the key goes to the log, at level DEBUG"

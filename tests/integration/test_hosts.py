@@ -23,8 +23,10 @@ SOURCES = str(Path(paceline.__file__).parents[1])
 STEPS = 8
 #: At this rate a step takes some 0.2 s, so that what happens to the link happens in the middle of a frame.
 SLOW_BITS_S = 100e6
-#: By settings: an outage that they survive. Lost packets are sent again at most 1 s after it.
-OUTAGES = [(2.0, {}), (12.0, {"heartbeat_timeout_s": 30})]
+#: Seconds that a job survives with default settings: a wink, and the restart of a switch.
+OUTAGES = [2.0, 12.0]
+#: For jobs that give up what is silent as soon as they notice it.
+IMPATIENT = {"timeout_s": 60, "stall_timeout_s": 4}
 #: Slower than anything that is called a network today.
 SLOWEST_BITS_S = 10e6
 NOTICED_WITHIN_S = 5.0
@@ -124,9 +126,9 @@ def tear_connections(hosts):
     hosts[1].run(f"ss --kill --tcp dst {hosts[0].address}")
 
 
-@pytest.mark.parametrize(("outage_s", "settings"), OUTAGES, ids=["default", "raised"])
-def test_outages_within_the_limit_change_no_bit_of_encrypted_training(on_one_host, outage_s, settings):
-    with Hosts(2, rate_bits_s=SLOW_BITS_S) as hosts, HostsJob(hosts, [1, 1], [1, 1], **settings) as job:
+@pytest.mark.parametrize("outage_s", OUTAGES)
+def test_outages_within_the_limit_change_no_bit_of_encrypted_training(on_one_host, outage_s):
+    with Hosts(2, rate_bits_s=SLOW_BITS_S) as hosts, HostsJob(hosts, [1, 1], [1, 1]) as job:
         workers = job.start_all(train_twice)
         assert [worker.heard() for worker in workers] == ["trains"] * 2
         unplug_for(hosts, outage_s)
@@ -136,13 +138,15 @@ def test_outages_within_the_limit_change_no_bit_of_encrypted_training(on_one_hos
             assert [unplugged[0], reset[0]] == [on_one_host[0]] * 2
             assert unplugged[1] > outage_s  # it did disturb
         assert [one.wait(30) for one in (*job.servers, job.scheduler)] == [0, 0, 0]
+        named = f"worker 1 on {hosts[1].address} (pid {workers[1].pid}): its host was not heard for 4."
+        assert (named in job.scheduler.output) == (outage_s > 4)
 
 
 # ---- a host is lost ------------------------------------------------------------------------------------------------
 
 
 def test_survivors_of_a_lost_host_name_it_and_the_lost_name_the_scheduler():
-    with Hosts(3) as hosts, HostsJob(hosts, [1, 1, 1], [0, 1, 1], timeout_s=60) as job:
+    with Hosts(3) as hosts, HostsJob(hosts, [1, 1, 1], [0, 1, 1], **IMPATIENT) as job:
         workers = job.start_all(train_until_failure)
         assert [worker.heard() for worker in workers] == ["trains"] * 3
         unplugged = time.monotonic()
@@ -162,7 +166,7 @@ def test_survivors_of_a_lost_host_name_it_and_the_lost_name_the_scheduler():
 @needs_filter
 @pytest.mark.parametrize(("deaf", "mute"), [(0, 1), (1, 0)], ids=["to the scheduler", "from the scheduler"])
 def test_network_that_carries_one_way_only_is_named_on_both_sides(deaf, mute):
-    with Hosts(2) as hosts, HostsJob(hosts, [1, 1], [1, 0], timeout_s=60) as job:
+    with Hosts(2) as hosts, HostsJob(hosts, [1, 1], [1, 0], **IMPATIENT) as job:
         workers = job.start_all(train_until_failure)
         assert [worker.heard() for worker in workers] == ["trains"] * 2
         cut = time.monotonic()
@@ -178,14 +182,15 @@ def test_network_that_carries_one_way_only_is_named_on_both_sides(deaf, mute):
 
 
 def test_stopped_process_is_named_by_what_others_see_on_its_host():
-    with Hosts(2) as hosts, HostsJob(hosts, [1, 1], [0, 1], timeout_s=60) as job:
+    with Hosts(2) as hosts, HostsJob(hosts, [1, 1], [0, 1], **IMPATIENT) as job:
         workers = job.start_all(train_until_failure)
         assert [worker.heard() for worker in workers] == ["trains"] * 2
         stopped = time.monotonic()
         workers[1].kill(signal.SIGSTOP)
         kind, text, when = workers[0].result(30)
         assert kind == PeerDiedError.__name__
-        assert f"worker 1 on {hosts[1].address} died: its process is stopped and was not heard for 4." in text
+        assert f"worker 1 on {hosts[1].address} died: it was not heard for 4." in text
+        assert ": its process is stopped; " in text
         assert when - stopped < NOTICED_WITHIN_S
 
 
@@ -220,9 +225,9 @@ from paceline.transport import Security, keepalive
 from paceline.transport.sockets import SocketHub, SocketListener
 
 keepalive.BULK_TIMEOUT_S = 2.0
-listener = SocketListener(["tcp://127.0.0.1:*"], Security(""), bulk=True)
+listener = SocketListener(["tcp://127.0.0.1:*"], Security(""), "server 0", bulk=True)
 hub = SocketHub(Security(""))
-channel = hub.connect(listener.addresses[0], b"peer", bulk=True)
+channel = hub.connect(listener.addresses[0], b"peer", "server 0", bulk=True)
 hub.send(channel, [b"first"])
 while not (arrived := listener.receive(1.0)):
     pass

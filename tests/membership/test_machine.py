@@ -12,8 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from paceline.config import Settings
 from paceline.exitcodes import PEER_FAILED
-from paceline.membership import LEAVE_TIMEOUT_S, Action, Answer, Finish, Membership, Warn
+from paceline.membership import FAILED_TIMEOUT_S, LEAVE_TIMEOUT_S, Action, Answer, Finish, Membership, Warn
 from paceline.membership.actions import Waiting
+from paceline.membership.own_time import LONGEST_TURN_S
 from paceline.peer.answerer import Answerer
 from paceline.peer.client import Client
 from paceline.peer.connection import PROBE_AFTER_S
@@ -21,7 +22,9 @@ from paceline.transport.memory import Fault, MemoryHub, MemoryListener, MemoryNe
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_GATHER_BYTES
 
-JOB = Settings(job_id="j", num_workers=2, num_servers=1, start_timeout_s=60.0, heartbeat_timeout_s=15.0)
+JOB = Settings(
+    job_id="j", num_workers=2, num_servers=1, start_timeout_s=60.0, heartbeat_timeout_s=15.0, stall_timeout_s=15.0
+)
 SEATS = [("worker", 0), ("worker", 1), ("server", 0)]
 BLOCK = m.BlockSpec(0, "float32", [m.KeySpec("w", [2], 0), m.KeySpec(7, [2], 0)], [0], [1.0], 100, "balanced", False)
 
@@ -44,7 +47,7 @@ class Steady(Membership):
     def tick(self, now: float) -> list[Action]:
         actions: list[Action] = []
         while self.last < now and not any(isinstance(one, Finish) for one in actions):
-            self.last = min(now, self.last + 0.5)
+            self.last = min(now, self.last + LONGEST_TURN_S)
             actions += super().tick(self.last)
         return actions
 
@@ -152,7 +155,8 @@ def test_start_timeout_names_who_is_missing_and_ends_the_job() -> None:
     members = machine()
     members.handle(b"w", 4, hello("worker", 1), 0.0)
     members.handle(b"w", 5, m.Heartbeat(0), 59.0)
-    assert members.tick(60.0) == []
+    (word,) = answers(members.tick(59.9))
+    assert word == (b"w", 0, m.News([], False)), "it hears that the wait goes on"
     ((peer, seq, body),) = answers(members.tick(60.5))
     assert (peer, seq) == (b"w", 4)
     assert isinstance(body, m.Failed)
@@ -402,7 +406,7 @@ def test_connection_that_stays_closed_is_a_death_that_answers_all_who_wait() -> 
     members.handle(b"worker-1", 2, m.Enter("b"), 1.0)
     members.handle(b"worker-1", 3, m.Lookup("s", ["w"]), 1.0)
     members.lost(b"worker-0", 1.0)
-    told = answers(members.tick(2.6))
+    told = answers(members.tick(6.1))
     assert {(peer, seq) for peer, seq, _ in told} == {
         (b"worker-1", 0), (b"server-0", 0), (b"worker-1", 2), (b"worker-1", 3)
     }  # fmt: skip
@@ -414,7 +418,7 @@ def test_connection_that_stays_closed_is_a_death_that_answers_all_who_wait() -> 
         else:
             assert isinstance(body, m.Failed)
             assert body.kind == "PeerDiedError"
-            assert "worker 0 on h died: its connection closed 1.6 s ago" in body.text
+            assert "worker 0 on h died: its connection closed 5.1 s ago" in body.text
     members.check()
     assert "died" in refusal(members.handle(b"worker-1", 4, m.Enter("c"), 2.7)), "nobody waits for the dead"
     assert "died" in refusal(members.handle(b"worker-1", 5, m.Lookup("s", ["x"]), 2.7))
@@ -428,16 +432,18 @@ def test_silence_is_a_death() -> None:
     for peer in members.lifelines():
         members.note_host(peer, 15.1)
     assert members.tick(15.1)
-    assert [(one.rank, one.reason) for one in members.deaths] == [(0, "its host was not heard for 15.1 s")]
+    ((rank, reason),) = [(one.rank, one.reason) for one in members.deaths]
+    assert rank == 0
+    assert reason.startswith("its host was not heard for 15.1 s; ")
 
 
 def test_who_waits_for_others_to_join_may_be_silent_until_they_have() -> None:
     members = machine()
     members.handle(b"worker-0", 1, hello("worker", 0), 0.0)
     members.handle(b"server-0", 1, hello("server", 0), 0.0)
-    assert members.tick(50.0) == []
+    assert [body for _, _, body in answers(members.tick(50.0))] == [m.News([], False)] * 2
     assert len(answers(members.handle(b"worker-1", 1, hello("worker", 1), 55.0))) == 3
-    assert members.tick(70.0) == []
+    assert not answers(members.tick(70.0))
     members.handle(b"worker-1", 2, m.Heartbeat(0), 70.0)
     for suspect in members.suspects(70.1):
         members.note_state(suspect, "T", 70.1)
@@ -451,7 +457,7 @@ def test_bye_with_a_reason_ends_the_job_for_all() -> None:
     assert told[0] == (b"worker-1", 2, m.Done())
     assert {peer for peer, seq, _ in told if seq == 0} == {b"worker-0", b"server-0"}
     assert members.handle(b"worker-1", 3, m.Bye(""), 1.0) == [Answer(b"worker-1", 3, m.Done())]
-    assert members.tick(1.0 + LEAVE_TIMEOUT_S + 0.1)[-1] == Finish(PEER_FAILED)
+    assert members.tick(1.0 + FAILED_TIMEOUT_S + 0.1)[-1] == Finish(PEER_FAILED)
 
 
 def test_death_before_everybody_came_answers_the_hellos() -> None:
@@ -459,7 +465,7 @@ def test_death_before_everybody_came_answers_the_hellos() -> None:
     members.handle(b"worker-0", 7, hello("worker", 0), 0.0)
     members.handle(b"worker-1", 8, hello("worker", 1), 0.0)
     members.lost(b"worker-0", 1.0)
-    told = answers(members.tick(3.0))
+    told = answers(members.tick(6.1))
     assert [(peer, seq) for peer, seq, _ in told] == [(b"worker-1", 0), (b"worker-1", 8)]
     assert "job was ending" in refusal(members.handle(b"late", 1, hello("server", 0), 3.0))
 
@@ -474,12 +480,46 @@ def test_servers_go_home_when_all_workers_have_left() -> None:
     assert members.tick(3.1) == [Finish(0)]
 
 
-def test_scheduler_does_not_wait_for_ever_for_the_last_to_go() -> None:
+def ended_well() -> Membership:
     members = joined()
     members.handle(b"worker-0", 2, m.Bye(""), 1.0)
+    assert not members.has_succeeded
     members.handle(b"worker-1", 2, m.Bye(""), 1.0)
-    assert members.tick(1.0 + LEAVE_TIMEOUT_S) == []
+    assert members.has_succeeded
+    return members
+
+
+def test_scheduler_waits_for_a_slow_server_but_not_for_ever() -> None:
+    members = ended_well()
+    for second in range(2, int(LEAVE_TIMEOUT_S) + 2):
+        members.handle(b"server-0", second, m.Heartbeat(0), float(second))
+        assert members.tick(float(second)) == []
     assert members.tick(1.1 + LEAVE_TIMEOUT_S) == [Finish(0)]
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_server_that_is_lost_after_the_last_goodbye_is_no_failure(is_closed: bool) -> None:
+    members = ended_well()
+    if is_closed:
+        members.lost(b"server-0", 1.5)
+    assert members.tick(1.0 + LEAVE_TIMEOUT_S) == [Finish(0)]
+    assert members.cause is None
+
+
+def test_server_that_fails_after_the_last_goodbye_fails_the_job() -> None:
+    members = ended_well()
+    members.ended("server", 0, 9, 2.0)
+    assert not members.has_succeeded
+    assert deaths_of(members) == [("server", 0, "its process ended: exit code 9")]
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_server_that_leaves_in_peace_before_the_workers_fails_the_job(is_early: bool) -> None:
+    members = joined() if is_early else ended_well()
+    members.handle(b"server-0", 2, m.Bye(""), 2.0)
+    members.ended("server", 0, 0, 2.1)
+    early = [("server", 0, "it left the job with exit code 0, before the workers did")]
+    assert deaths_of(members) == (early if is_early else [])
 
 
 def test_damage_is_noticed_by_check() -> None:
@@ -671,8 +711,8 @@ def test_goodbye_counts_after_a_moment_without_an_exit_code() -> None:
     members = supervised()
     members.handle(b"worker-1", 2, m.Bye(""), 1.0)
     members.lost(b"worker-1", 1.1)
-    assert members.tick(2.4) == []
-    assert answers(members.tick(2.6)) == [(b"server-0", 0, m.News([], False, [1]))]
+    assert members.tick(5.9) == []
+    assert answers(members.tick(6.1)) == [(b"server-0", 0, m.News([], False, [1]))]
 
 
 @pytest.mark.parametrize("has_left", [False, True])

@@ -4,24 +4,25 @@ import os
 
 import pytest
 
-from paceline.scheduler.launcher import ENDED_VARIABLE, READY_VARIABLE, Ended, Launcher
+from paceline.scheduler.launcher import ENDED_VARIABLE, READY_VARIABLE, Ended, Launcher, Runs
 
 
 def test_scheduler_without_a_launcher_tells_nobody() -> None:
     alone = Launcher.from_environment()
     alone.announce("tcp://127.0.0.1:1")
-    assert alone.ended() == []
+    assert alone.news() == []
     assert not alone.reports_ends
 
 
-def test_address_and_first_failure_are_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_address_failures_and_the_end_are_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     read, write = os.pipe()
     monkeypatch.setenv(READY_VARIABLE, str(write))
     launcher = Launcher.from_environment()
     assert READY_VARIABLE not in os.environ
     launcher.announce("tcp://127.0.0.1:1")
     launcher.report_failure("worker", 1, "it raised")
-    assert os.read(read, 1000) == b'tcp://127.0.0.1:1\n["worker", 1, "it raised", false]\n'
+    launcher.report_over()
+    assert os.read(read, 1000) == b'tcp://127.0.0.1:1\n["lost", "worker", 1, "it raised", false]\n["over"]\n'
     os.close(read)
     launcher.report_failure("worker", 1, "nobody reads")
     os.close(write)
@@ -32,12 +33,22 @@ def test_ends_come_in_pieces_until_the_launcher_goes(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv(ENDED_VARIABLE, str(read))
     launcher = Launcher.from_environment()
     assert launcher.reports_ends
-    assert launcher.ended() == []
+    assert launcher.news() == []
     os.write(write, b'["worker", 0, 0]\n["wor')
-    assert launcher.ended() == [Ended("worker", 0, 0)]
+    assert launcher.news() == [Ended("worker", 0, 0)]
     os.write(write, b'ker", 1, 137]\n')
-    assert launcher.ended() == [Ended("worker", 1, 137)]
+    assert launcher.news() == [Ended("worker", 1, 137)]
     os.close(write)
-    assert launcher.ended() == []
+    assert launcher.news() == []
     assert not launcher.reports_ends
-    assert launcher.ended() == []
+    assert launcher.news() == []
+
+
+def test_cpu_times_and_ends_come_over_one_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    monkeypatch.setenv(ENDED_VARIABLE, str(read))
+    launcher = Launcher.from_environment()
+    os.write(write, b'["worker", 0, null, 2.5]\n["worker", 1, 3]\n')
+    assert launcher.news() == [Runs("worker", 0, 2.5), Ended("worker", 1, 3)]
+    os.close(write)
+    launcher.news()

@@ -21,7 +21,7 @@ OPTIONS = (
     Option(("--watch",), "print the table again every second until the job ends"),
     Option(("--json",), "print one JSON object per table"),
 )
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = 30.0
 
 #: A worker is named as slow if it computes so many times as long as the median of all.
 SLOW = 1.5
@@ -48,9 +48,8 @@ def run(name: str, words: Sequence[str]) -> int:
         UsageError: more than one job is named.
         LaunchError: there is no such job, or its scheduler does not answer.
     """
-    job = [word for word in words if not word.startswith("-")]
-    rest = [word for word in words if word.startswith("-")]
-    options = Parser(name, OPTIONS, "paceline status [JOB] [options]", "Print the state of a running job.").parse(rest)
+    usage = "paceline status [JOB] [options]"
+    job, options = Parser(name, OPTIONS, usage, "Print the state of a running job.").parse_named(words)
     if len(job) > 1:
         raise UsageError(f"one job at a time, not {' and '.join(job)}")
     record = runtime.find(job[0] if job else None)
@@ -89,7 +88,7 @@ def ask(record: runtime.JobRecord) -> m.Status:
     settings = Settings(scheduler=record.scheduler, job_key=record.key, insecure=not record.key)
     client = Client(SocketHub(Security.of(settings)))
     try:
-        channel = client.connect(record.scheduler, "worker", f"scheduler at {record.scheduler}")
+        channel = client.connect(record.scheduler, "worker", "scheduler", f"at {record.scheduler}")
         call = client.ask(channel, m.AskStatus(), "asking for the status")
         if client.wait([call], _TIMEOUT_S) is not None:
             raise LaunchError(f"the scheduler of job {record.id} at {record.scheduler} did not answer")
@@ -124,7 +123,7 @@ def shown(rows: Sequence[dict[str, Any]], auto: Sequence[str] = ()) -> str:
         )
         for row in rows
     ]
-    return "\n".join([table(_HEAD, cells), *_slow(rows), *(f"dist_auto: {text}" for text in auto)])
+    return "\n".join([table(_HEAD, cells), *_slow(rows), *_gone(rows), *(f"dist_auto: {text}" for text in auto)])
 
 
 def _slow(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -138,8 +137,19 @@ def _slow(rows: Sequence[dict[str, Any]]) -> list[str]:
     ]
 
 
+def _gone(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a line for each worker that has left while others train on."""
+    workers = [row for row in rows if row["role"] == "worker"]
+    first = max((row["round"] for row in workers if row["state"] == "live"), default=0)
+    return [
+        f"worker {row['rank']} on {row['host']} left the job after round {row['round']}; others are in round {first}"
+        for row in workers
+        if row["state"] == "left" and row["round"] < first
+    ]
+
+
 def _works(member: m.Member, state: m.State) -> bool:
-    return member.role == "worker" and state.phase == "live"
+    return member.role == "worker" and state.phase in ("live", "silent")
 
 
 def _row(member: m.Member, state: m.State, status: m.Status, slowest: int) -> dict[str, Any]:

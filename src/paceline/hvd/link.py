@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from paceline import config
 from paceline.errors import AuthenticationError, JoinTimeoutError
 from paceline.hvd import rendezvous, wire
-from paceline.hvd.coordinator import Coordinator, identity
+from paceline.hvd.coordinator import Coordinator, coordinator_name, identity
 from paceline.hvd.negotiation import Down
 from paceline.hvd.place import Place
 from paceline.hvd.settings import HvdSettings
@@ -25,9 +25,18 @@ from paceline.worker.current import current_session
 #: How long an address may refuse connections before it counts as one of an earlier job.
 _STALE_S = 2.0
 
+#: Part of the start timeout after which one that only does not answer does: its host may be busy.
+_SLOW_SHARE = 4
+
 
 class Link(ABC):
-    """Sends to the coordinator and receives from it. Used by one thread, except :meth:`wake`."""
+    """Sends to the coordinator and receives from it. Used by one thread, except :meth:`wake`.
+
+    Attributes:
+        security: of the connections of all ranks.
+    """
+
+    security: Security
 
     @abstractmethod
     def send(self, message: wire.ToCoordinator) -> None:
@@ -66,9 +75,11 @@ class OwnCoordinator(Link):
         self._coordinator: Coordinator | None = None
         self._place = place
         self._meeting: rendezvous.Meeting | None = None
-        security = rendezvous.security_of(place, settings) if place.size > 1 else Security("")
+        self.security = security = rendezvous.security_of(place, settings) if place.size > 1 else Security("")
         addresses = _addresses(place, settings) if place.size > 1 else []
-        self._coordinator = Coordinator(place.size, addresses, security, hvd, self._inbox.put, timeline)
+        self._coordinator = Coordinator(
+            place.size, addresses, security, coordinator_name(place.job), hvd, self._inbox.put, timeline
+        )
         if place.size > 1:
             self._meeting = rendezvous.Meeting(self._coordinator.addresses[0], security)
             rendezvous.publish(place, settings, self._meeting)
@@ -123,10 +134,11 @@ class Connection(Link):
     def __init__(self, place: Place, settings: config.Settings) -> None:
         deadline = time.monotonic() + settings.start_timeout_s
         for meeting in rendezvous.candidates(place, settings):
+            self.security = meeting.security
             self._hub = SocketHub(meeting.security)
-            self._channel = self._hub.connect(meeting.address, identity(place.rank))
-            stale_at = time.monotonic() + (_STALE_S if place.on_one_host else settings.start_timeout_s)
-            while time.monotonic() < min(stale_at, deadline):
+            self._channel = self._hub.connect(meeting.address, identity(place.rank), coordinator_name(place.job))
+            began = time.monotonic()
+            while (now := time.monotonic()) < deadline:
                 if self._hub.is_open(self._channel):
                     self._was_open = True
                     return
@@ -134,6 +146,10 @@ class Connection(Link):
                 if refused and not place.on_one_host:
                     self._hub.close()
                     raise AuthenticationError(f"rank 0 at {meeting.address} refuses rank {place.rank}: {refused}")
+                is_refused = bool(refused) or self._hub.is_deserted(self._channel)
+                limit_s = _STALE_S if is_refused else settings.start_timeout_s / _SLOW_SHARE
+                if place.on_one_host and now - began > limit_s:
+                    break
                 self._hub.receive(0.02)
             self._hub.close()
         raise JoinTimeoutError(f"rank {place.rank} could not connect to rank 0 within {settings.start_timeout_s:g} s")

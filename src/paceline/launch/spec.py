@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -21,8 +22,10 @@ class Graces:
     """Until the others have exited by themselves after a failure or an interrupt; then they are terminated."""
     interrupt_s: float = 6.0
     """The same after an interrupt: for workers that save their state when they get SIGTERM."""
+    idle_s: float = 300.0
+    """How long a process may use no CPU time, once all workers have said goodbye."""
     leave_s: float = 10.0
-    """Until servers and scheduler have exited after the last worker, or workers after the first of those."""
+    """How long a process may be stopped (SIGSTOP) then, and the scheduler silent after the last worker's exit."""
     terminate_s: float = 5.0
     """Between SIGTERM and SIGKILL."""
     kill_s: float = 5.0
@@ -30,7 +33,7 @@ class Graces:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not value > 0:
+            if not 0 < value < math.inf:
                 raise ValueError(f"{name} is {value}; every wait needs a deadline above 0 seconds")
 
 

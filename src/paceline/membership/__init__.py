@@ -1,18 +1,24 @@
 """Who is in the job: ranks, barriers, liveness, and where keys are. Pure: the time is an argument."""
 
 from paceline.membership.actions import Action, Answer, Finish, Warn, describe
-from paceline.membership.liveness import Liveness, Suspect
-from paceline.membership.machine import LEAVE_TIMEOUT_S, Membership
+from paceline.membership.liveness import GONE, Liveness, Suspect
+from paceline.membership.machine import FAILED_TIMEOUT_S, LEAVE_TIMEOUT_S, Membership
+from paceline.membership.own_time import OwnTime
 from paceline.membership.seat import Seat
+from paceline.membership.starting import StartClock
 
 __all__ = [
+    "FAILED_TIMEOUT_S",
+    "GONE",
     "LEAVE_TIMEOUT_S",
     "Action",
     "Answer",
     "Finish",
     "Liveness",
     "Membership",
+    "OwnTime",
     "Seat",
+    "StartClock",
     "Suspect",
     "Warn",
     "describe",

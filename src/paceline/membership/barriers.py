@@ -75,6 +75,10 @@ class Barriers:
         self._stores.clear()
         return waiting
 
+    def entered(self) -> set[MemberKey]:
+        """Return who waits at a barrier and not in a gather."""
+        return {key for inside in self._inside.values() for key, one in inside.items() if one.payload is None}
+
     def members(self) -> set[MemberKey]:
         """Return who waits at any barrier."""
         return {key for inside in self._inside.values() for key in inside}

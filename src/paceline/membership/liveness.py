@@ -1,20 +1,25 @@
-"""Tells a dead host, a stopped process and a stalled process apart. Pure.
+"""Tells a dead process, a silent host, a stopped process and a stalled one apart. Pure.
 
-A silent member is one that sends no heartbeats. What becomes of it depends on what else is known of it:
+Noticing is not giving up. A member that sends no heartbeats for ``heartbeat_timeout_s`` is named in the log and in
+``paceline status``. It counts as dead when something proves it, or when it was silent for ``stall_timeout_s``:
 
-| its process is silent for | the kernel of its host | its state in /proc | verdict |
-|---|---|---|---|
-| < ``heartbeat_timeout_s`` | any | any | alive |
-| longer | is silent for as long | any | dead: its host was not heard |
-| longer | is heard, or not known | T | dead: its process is stopped |
-| longer | is heard, or not known | t | alive, with a warning: a debugger holds it |
-| longer | is heard, or not known | other, or not known | alive, with a warning: it is stalled |
-| > ``stall_timeout_s`` | is heard, or not known | other than t, or not known | dead: it is stalled |
+| its connection | what else is known of its process | it is dead |
+|---|---|---|
+| any | it is gone | :data:`LAST_WORDS_S` after it was heard last: what it said before may be still to be read |
+| closed | nothing | ``disconnect_grace_s`` after it closed |
+| closed | it runs | ``stall_timeout_s`` after it was heard last |
+| open | it is stopped, stalled, or its host is silent | ``stall_timeout_s`` after it was heard last |
+| open | a debugger holds it | ``stall_timeout_s`` after the debugger was seen last |
 
-Before all members have joined, nobody sends heartbeats: then only the second line counts.
+A process is *gone* if the launcher has told its exit code, a process of its host finds it no more in /proc, or the
+kernel of its host refuses connections to its port (only a scheduler's port is tried). It *runs* if a process of its
+host sees it in /proc, or if a launcher watches over it, which would have told its exit code.
 
-The kernel is known where the transport knows it (:mod:`paceline.transport.keepalive`). The state is known where a
-process of the same host looks: the scheduler itself, or a member whose heartbeat says what it saw.
+Whether a host is silent its kernel tells, where the transport knows it (:mod:`paceline.transport.keepalive`). Who looks
+at /proc is the scheduler itself, or a member whose heartbeat says what it saw. Before all members have joined, nobody
+sends heartbeats: then a member is as silent as its host.
+
+The time in which the judge itself did not run is no silence of others (:mod:`.own_time`).
 """
 
 from __future__ import annotations
@@ -33,6 +38,12 @@ SUSPECT_SHARE = 0.5
 
 #: How long a sighting of another member counts, beside two of its heartbeats.
 _SIGHTING_SLACK_S = 0.5
+
+#: How long it may take to read what a process said before it ended.
+LAST_WORDS_S = 1.5
+
+#: States of a process that does not exist any more: no entry in /proc, or one that its parent has not removed.
+GONE = ("X", "Z")
 
 _STATES = {
     "T": "its process is stopped",
@@ -64,16 +75,25 @@ class Liveness:
     def __init__(self, settings: Settings, now: float) -> None:
         self._settings = settings
         self._own_time = OwnTime(now)
+        self._is_supervised = False
 
     # ---- what is known -----------------------------------------------------------------------------------------------
 
-    def turn(self, seats: Iterable[Seat], now: float) -> None:
-        """Begin to judge: the time in which this process itself did not run is no silence of others."""
+    def turn(self, seats: Iterable[Seat], now: float, is_supervised: bool = False) -> float:
+        """Begin to judge; returns for how long this process did not run, which is no silence of others.
+
+        Args:
+            seats: of the members.
+            now: seconds on the caller's clock.
+            is_supervised: a launcher tells the exit code of every process.
+        """
+        self._is_supervised = is_supervised
         lost_s = self._own_time.lost_s(now)
         for seat in seats if lost_s else ():
             seat.heard = min(now, seat.heard + lost_s)
             if seat.closed_since is not None:
                 seat.closed_since = min(now, seat.closed_since + lost_s)
+        return lost_s
 
     def suspects(self, seats: Iterable[Seat], now: float) -> list[Suspect]:
         """Return the members of which more should be known."""
@@ -91,6 +111,7 @@ class Liveness:
     def note_state(self, seat: Seat, state: str, now: float) -> None:
         """Note what was seen of a member's process."""
         seat.state, seat.state_at = state, now
+        seat.held_at = now if state == "t" else seat.held_at
 
     def note_heard(self, seat: Seat, now: float) -> list[Action]:
         """Note that a member was heard; returns a line for the log if it was silent for long."""
@@ -101,65 +122,81 @@ class Liveness:
     def _is_suspect(self, seat: Seat, now: float) -> bool:
         """Tell whether more should be known of a member."""
         silent = now - seat.heard > SUSPECT_SHARE * self._settings.heartbeat_timeout_s
-        return seat.live and seat.goodbye_since is None and silent
+        return seat.live and seat.goodbye_since is None and (silent or seat.closed_since is not None)
 
-    # ---- verdicts ----------------------------------------------------------------------------------------------------
-
-    def why_dead(self, seat: Seat, is_complete: bool, now: float) -> str:
-        """Return the reason why a member counts as dead now, or an empty string."""
-        if not seat.live or seat.goodbye_since is not None:
-            return ""
-        if seat.closed_since is not None:
-            return self._why_closed(seat, now)
-        return self._why_silent(seat, is_complete, now)
-
-    def _why_closed(self, seat: Seat, now: float) -> str:
-        assert seat.closed_since is not None
-        closed_s = now - seat.closed_since
-        if closed_s > self._settings.disconnect_grace_s:
-            if seat.code is not None:
-                return f"its process ended with exit code {seat.code} and did not leave the job before"
-            return f"its connection closed {closed_s:.1f} s ago and it did not come back"
-        return ""
-
-    def _why_silent(self, seat: Seat, is_complete: bool, now: float) -> str:
-        silent_s, limit_s = now - seat.heard, self._settings.heartbeat_timeout_s
-        if silent_s <= limit_s:
-            return ""
-        if seat.host_silent_s is not None and seat.host_silent_s > limit_s:
-            return f"its host was not heard for {min(silent_s, seat.host_silent_s):.1f} s"
-        state = self._state(seat, now)
-        if not is_complete or state == "t":
-            return ""
-        if state == "T":
-            return f"{_STATES[state]} and was not heard for {silent_s:.1f} s"
-        if silent_s > self._settings.stall_timeout_s:
-            return (
-                f"it was not heard for {silent_s:.1f} s{_although(seat)}: {_STATES.get(state, _STALLED)}; "
-                f"if that is normal here, raise {variable('stall_timeout_s')}"
-            )
-        return ""
-
-    def warnings(self, seats: Iterable[Seat], now: float) -> list[Action]:
-        """Return a line for each member that is silent and not dead; one for each silence."""
-        silent = [one for one in seats if not one.warned and one.closed_since is None and self._is_late(one, now)]
-        for seat in silent:
-            seat.warned = True
-        return [Warn(self._warning(seat, now)) for seat in silent]
-
-    def _is_late(self, seat: Seat, now: float) -> bool:
-        return self._is_suspect(seat, now) and now - seat.heard > self._settings.heartbeat_timeout_s
-
-    def _warning(self, seat: Seat, now: float) -> str:
-        state, limit = self._state(seat, now), f"{self._settings.stall_timeout_s:g} s ({variable('stall_timeout_s')})"
-        until = "" if state == "t" else f"; the job fails after {limit}"
-        why = _STATES.get(state, _STALLED)
-        return f"{seat} was not heard for {now - seat.heard:.1f} s{_although(seat)}: {why}{until}"
+    def _silent_s(self, seat: Seat, is_complete: bool, now: float) -> float:
+        """Return for how long a member is silent, of those that should not be."""
+        if is_complete or seat.closed_since is not None:
+            return now - seat.heard
+        return min(now - seat.heard, seat.host_silent_s or 0.0)
 
     def _state(self, seat: Seat, now: float) -> str:
         valid_s = 2 * self._settings.heartbeat_interval_s + _SIGHTING_SLACK_S
         return seat.state if now - seat.state_at <= valid_s else ""
 
+    # ---- verdicts ----------------------------------------------------------------------------------------------------
 
-def _although(seat: Seat) -> str:
-    return "" if seat.host_silent_s is None else " although its host answers"
+    def why_dead(self, seat: Seat, is_complete: bool, now: float) -> str:
+        """Return the reason why a member counts as dead now, or an empty string.
+
+        Args:
+            seat: of the member.
+            is_complete: all members have joined.
+            now: seconds on the caller's clock.
+        """
+        if not seat.live or seat.goodbye_since is not None:
+            return ""
+        closed = seat.closed_since
+        is_gone = seat.code is not None or self._state(seat, now) in GONE
+        if is_gone and now - (seat.heard if closed is None else closed) > LAST_WORDS_S:
+            return _how_gone(seat)
+        if closed is not None and self._is_unknown(seat, now) and now - closed > self._settings.disconnect_grace_s:
+            return _closed(seat, now)
+        silent_s = self._silent_s(seat, is_complete, now)
+        if min(silent_s, now - seat.held_at) <= self._settings.stall_timeout_s:
+            return ""
+        why = self._why_silent(seat, silent_s, now)
+        return f"{why}; if that is normal here, raise {variable('stall_timeout_s')}"
+
+    def _is_unknown(self, seat: Seat, now: float) -> bool:
+        """Tell whether nothing says if a member's process runs."""
+        return not (self._state(seat, now) or self._is_supervised)
+
+    def _why_silent(self, seat: Seat, silent_s: float, now: float) -> str:
+        """Return for how long a member is silent, and why as far as that is known."""
+        if seat.closed_since is not None:
+            return _closed(seat, now)
+        if (seat.host_silent_s or 0.0) > SUSPECT_SHARE * self._settings.heartbeat_timeout_s:
+            return f"its host was not heard for {silent_s:.1f} s"
+        although = "" if seat.host_silent_s is None else " although its host answers"
+        return f"it was not heard for {silent_s:.1f} s{although}: {_STATES.get(self._state(seat, now), _STALLED)}"
+
+    def warnings(self, seats: Iterable[Seat], is_complete: bool, now: float) -> list[Action]:
+        """Return a line for each member that is silent and not dead; one for each silence."""
+        silent = [one for one in seats if not one.warned and self._is_late(one, is_complete, now)]
+        for seat in silent:
+            seat.warned = True
+        return [Warn(self._warning(seat, is_complete, now)) for seat in silent]
+
+    def _is_late(self, seat: Seat, is_complete: bool, now: float) -> bool:
+        return self._is_suspect(seat, now) and (
+            self._silent_s(seat, is_complete, now) > self._settings.heartbeat_timeout_s
+        )
+
+    def _warning(self, seat: Seat, is_complete: bool, now: float) -> str:
+        is_given_up_soon = seat.closed_since is not None and self._is_unknown(seat, now)
+        name = "disconnect_grace_s" if is_given_up_soon else "stall_timeout_s"
+        limit = f"{getattr(self._settings, name):g} s ({variable(name)})"
+        until = "" if self._state(seat, now) == "t" else f"; it counts as dead after {limit}"
+        return f"{seat}: {self._why_silent(seat, self._silent_s(seat, is_complete, now), now)}{until}"
+
+
+def _how_gone(seat: Seat) -> str:
+    if seat.code is None:
+        return "its process has ended, and did not leave the job before"
+    return f"its process ended with exit code {seat.code} and did not leave the job before"
+
+
+def _closed(seat: Seat, now: float) -> str:
+    assert seat.closed_since is not None
+    return f"its connection closed {now - seat.closed_since:.1f} s ago and it did not come back"

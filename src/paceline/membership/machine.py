@@ -8,16 +8,15 @@ connections, which it claims with its token. What happens to a member::
     (none)    Hello that is refused                  (none)    RendezvousError
     joining   Hello of the last member               live      Welcome to all; barriers that all workers entered open
     any       Hello again, on its lifeline           (same)    Welcome, once the last member has joined
-    joining   start_timeout_s after the start        (ends)    RendezvousError to all, with those who are missing
+    (none)    start_timeout_s have counted for it    (ends)    JoinTimeoutError to all, with those who are missing
     live      any request                            live      the request's
     live      its lifeline closes                    closed    none
     closed    Heartbeat on the lifeline              live      News
-    closed    disconnect_grace_s later               dead      the job fails
-    live      silence                                live      none; a line in the log if it is long
-    live      silence of a kind that is a death      dead      the job fails
-    joining   its host is silent                     dead      the job fails
+    any       silence                                (same)    none; a line in the log if it is long
+    any       silence or a proof that is a death     dead      the job fails
     live      Bye                                    left      barriers that waited for it open
     live      Bye with a reason                      dead      the job fails
+    left      it is a server, and ends with 0 early  dead      the job fails
 
 A worker's death is no failure of the job where the others go on: then it is *lost* first (:mod:`.losses`), and what it
 still asks is answered with its own death.
@@ -26,29 +25,32 @@ What happens to the job::
 
     state      event                                 becomes    answers
     starting   the last member has joined            complete   Welcome to all
-    starting   start_timeout_s after the start       ending     RendezvousError to all; exit code 1
+    starting   half of start_timeout_s again         starting   News to all members, which then wait as long again
+    starting   start_timeout_s have counted for one  ending     JoinTimeoutError to all; exit code 1
     any        a member dies                         ending     News to all live members, PeerDiedError to all who wait
                                                                 or ask to wait; exit code PEER_FAILED
     complete   a worker dies, and the others go on   complete   News to all live members
     complete   the last worker leaves                ending     News with shutdown to the servers; exit code 0, or
                                                                 WORKER_LOST if one has died
     ending     everybody has left, died or closed    over       Finish
-    ending     LEAVE_TIMEOUT_S later                 over       Finish
+    ending     a server is silent for too long       ending     none: nobody needs it, if the job has succeeded
+    ending     LEAVE_TIMEOUT_S later                 over       Finish; FAILED_TIMEOUT_S if a member has died
 
-Which silence is a death is decided by :mod:`paceline.membership.liveness`.
+What proves a death, and which silence is one, is decided by :mod:`paceline.membership.liveness`; what counts of
+``start_timeout_s`` by :mod:`paceline.membership.starting`.
 
 Which timeout must exceed which:
 
-- ``heartbeat_timeout_s`` > several ``heartbeat_interval_s``, and > the longest outage of a network that a job survives,
-  twice: lost packets are sent again after up to as long, at most 1 s with Linux 6.15 and newer.
-- ``stall_timeout_s`` >= ``heartbeat_timeout_s``, and > the time for which a process may hold Python's lock, since its
-  heartbeats stop for as long.
-- ``heartbeat_timeout_s`` > ``disconnect_grace_s`` > the time to reconnect: a closed connection is the quicker proof of
-  a death, and a network that fails for a moment is none.
-- A member's own deadline for joining > ``start_timeout_s``, so that the scheduler's answer, which names who is missing,
-  comes first. The lifeline adds 5 s.
+- ``heartbeat_timeout_s`` > several ``heartbeat_interval_s``: a late heartbeat is no silence.
+- ``stall_timeout_s`` > ``heartbeat_timeout_s``, so that the log names who is silent before it is dead; > the longest
+  outage of a network that a job survives, twice: lost packets are sent again after up to as long, at most 1 s with
+  Linux 6.15 and newer; > the time for which a process may hold Python's lock, since its heartbeats stop as long.
+- ``stall_timeout_s`` > ``disconnect_grace_s`` > the time to reconnect, from a busy host too.
+- A member's own deadline for joining > half of ``start_timeout_s``, after which it hears from the scheduler again, and
+  > ``start_timeout_s``, so that the scheduler's answer, which names who is missing, comes first. The lifeline adds 5 s.
 - ``timeout_s`` of requests > ``stall_timeout_s``: else a death is reported as a deadline, without the reason.
-- ``LEAVE_TIMEOUT_S`` > the time that a lifeline takes for its Bye (2 s).
+- ``LEAVE_TIMEOUT_S`` > the time that a lifeline takes for its Bye, on a busy machine (``BYE_TIMEOUT_S``): a server that
+  has not heard the end when the scheduler exits takes it for dead.
 - The scheduler calls :meth:`Membership.tick` every 0.2 s; each limit is kept with that precision.
 
 Invariants (:meth:`Membership.check`): no two members share a lifeline; only members wait at barriers; once somebody has
@@ -58,9 +60,11 @@ What breaks the guarantees:
 
 - A clock that jumps: ``now`` must be monotonic.
 - A process of another job that has this job's key and id.
-- A proxy that keeps the lifeline of a dead process open: its death is then noticed by silence only.
+- A proxy that keeps the lifeline of a dead process open, where neither its launcher nor a process of its host tells of
+  its end: its death is then noticed by silence only.
 - A process that holds Python's lock for ``stall_timeout_s``: a live member is taken for dead.
-- A process that is stopped on a host where nobody else can see it: it counts as stalled, which takes longer.
+- A process whose connection closed, of which nothing else is known, and that takes longer than ``disconnect_grace_s``
+  to connect again: it is taken for dead.
 """
 
 from __future__ import annotations
@@ -74,13 +78,15 @@ from paceline.membership.following import Following
 from paceline.membership.liveness import Liveness, Suspect
 from paceline.membership.losses import Losses, obituary
 from paceline.membership.newcomers import free_rank, objection
+from paceline.membership.rounds import Rounds
 from paceline.membership.seat import Seat
 from paceline.membership.seats import Seats
+from paceline.membership.starting import Starting
 from paceline.membership.waits import MAY_WAIT, Waits
 from paceline.wire import messages as m
 
-#: How long the scheduler waits for the others to exit before it does.
-LEAVE_TIMEOUT_S = 5.0
+#: How long the scheduler waits for the others to leave before it exits: after a success, and after a failure.
+LEAVE_TIMEOUT_S, FAILED_TIMEOUT_S = 60.0, 5.0
 
 
 class Membership:
@@ -103,12 +109,13 @@ class Membership:
         self, settings: Settings, now: float, new_token: Callable[[], bytes], pid: int = 0, host_id: str = ""
     ) -> None:
         self._settings, self._pid, self._host_id = settings, pid, host_id
-        self._started = now
+        self._starting = Starting(settings.start_timeout_s, now)
         self._new_token = new_token
         self._seats = Seats(settings)
         self.losses = Losses(settings.on_worker_death)
         self._waits = Waits(settings.num_workers, self._seats, self.losses)
         self._liveness, self._following = Liveness(settings, now), Following(settings)
+        self._rounds = Rounds()
         self._gone: dict[MemberKey, int] = {}
         """Exit codes of those who ended before they joined."""
         self.deaths: list[m.Death] = []
@@ -147,6 +154,8 @@ class Membership:
                 return [Answer(peer, seq, self.status(now))]
             case m.Publish():
                 self._following.note_keys(body)
+            case m.Enter():
+                seat.round = max(seat.round, body.round)
         if self.deaths and isinstance(body, MAY_WAIT):
             return self._failures_for([Waiting(peer, seq)])
         return self._waits.handle(key, peer, seq, body)
@@ -238,23 +247,37 @@ class Membership:
     def tick(self, now: float) -> list[Action]:
         """Note that time has passed."""
         actions: list[Action] = []
-        self._liveness.turn(self._seats.values(), now)
+        self._starting.forgive(self._liveness.turn(self._seats.values(), now, self.is_supervised))
         for key, seat in sorted(self._seats.items(), key=lambda one: one[1].closed_since or one[1].heard):
             reason = self._liveness.why_dead(seat, self.complete, now)
-            if reason:
+            if reason and self.has_succeeded:
+                seat.dead = True
+            elif reason:
                 actions += self._die(key, reason, now)
             elif seat.live and seat.goodbye_since is not None and self._counts_as_left(seat, now):
                 actions += self._left(seat, now)
-        actions += self._liveness.warnings(self._seats.values(), now) if self.complete else []
+        actions += self._warnings(now) if self._ending is None else []
         for seat in self._seats.values():
             seat.host_silent_s = None
-        if not self.complete and not self.deaths and now - self._started > self._settings.start_timeout_s:
-            actions += self._nobody_came(now)
+        if not self.complete and not self.deaths:
+            actions += self._wait_for_missing(now)
         if self._ending is not None:
             all_gone = all(seat.closed_since is not None for seat in self._seats.live())
-            if all_gone or now - self._ending > LEAVE_TIMEOUT_S:
+            if all_gone or now - self._ending > (LEAVE_TIMEOUT_S if self.has_succeeded else FAILED_TIMEOUT_S):
                 actions.append(Finish(self._code or (WORKER_LOST if self.losses.deaths else 0)))
         return actions
+
+    def _warnings(self, now: float) -> list[Action]:
+        """Return lines about members that are silent, and about workers without which others train on."""
+        silent = self._liveness.warnings(self._seats.values(), self.complete, now)
+        if self._waits.hands_out or not self.complete:
+            return silent
+        return [*silent, *self._rounds.check(self._seats.of_role("worker"), self._waits.at_barriers)]
+
+    @property
+    def has_succeeded(self) -> bool:
+        """Whether all workers have left, or died while the others went on, and nothing has failed."""
+        return self._ending is not None and not self.deaths
 
     def _die(self, key: MemberKey, reason: str, now: float) -> list[Action]:
         seat = self._seats[key]
@@ -302,8 +325,10 @@ class Membership:
             self._gone[role, rank] = code
             return self._miss(now) if not self.complete and (code != 0 or self._has_workers()) else []
         seat.code = code
-        if seat.dead or (seat.left and code == 0):
+        if seat.dead or (seat.left and code == 0 and (role == "worker" or self._ending is not None)):
             return []
+        if seat.left and code == 0:
+            return self._die((role, rank), "it left the job with exit code 0, before the workers did", now)
         if code not in (0, PEER_FAILED):
             return self._die((role, rank), f"its process ended: {describe_code(code)}", now)
         if code == PEER_FAILED and not self.deaths:
@@ -340,8 +365,22 @@ class Membership:
         text = "; ".join(describe(death) for death in self.deaths)
         return [Answer(one.peer, one.seq, m.Failed("PeerDiedError", text)) for one in waiting]
 
-    def _nobody_came(self, now: float) -> list[Action]:
+    def note_cpu(self, role: str, rank: int, cpu_s: float, now: float) -> None:
+        """Note that a process runs, and how much CPU time it has used since it started, as its launcher says."""
+        self._starting.note_cpu((role, rank), cpu_s, now)
+
+    def _wait_for_missing(self, now: float) -> list[Action]:
         missing = self._seats.missing()
+        late = self._starting.late(missing, now)
+        if late:
+            return self._nobody_came(late, now)
+        if not self._starting.is_word_due(now):
+            return []
+        text = self._starting.waited_for(missing, now)
+        news = [Answer(seat.peer, 0, self._news()) for seat in self._seats.live()]
+        return [*([Warn(text)] if text else []), *news]
+
+    def _nobody_came(self, missing: Sequence[MemberKey], now: float) -> list[Action]:
         text = (
             f"{', '.join(f'{role} {rank}' for role, rank in missing)} did not join within "
             f"{self._settings.start_timeout_s:g} s; look at their output, or raise PACELINE_START_TIMEOUT_S"
@@ -371,7 +410,7 @@ class Membership:
         workers = self._seats.of_role("worker")
         if self.complete and self._ending is None and not any(one.live for one in workers):
             self._ending = now
-            return self._tell_servers()
+            return [*self._tell_servers(), *([] if self._waits.hands_out else self._rounds.summary(workers))]
         return [*self._tell_servers(), *answers] if self.complete else []
 
     def _tell_servers(self) -> list[Action]:

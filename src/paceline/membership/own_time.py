@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-#: Longest time between two looks at the clock that counts in full: more than a busy host takes to run a thread.
-LONGEST_TURN_S = 1.0
+#: Of a scheduler or a member: twice what a turn takes on a host that is not busy.
+LONGEST_TURN_S = 0.4
 
 
 class OwnTime:
@@ -11,16 +11,17 @@ class OwnTime:
 
     Args:
         now: seconds on the caller's clock.
+        longest_turn_s: longest time between two looks at the clock that counts in full.
     """
 
-    def __init__(self, now: float) -> None:
-        self._last = now
+    def __init__(self, now: float, longest_turn_s: float = LONGEST_TURN_S) -> None:
+        self._last, self._longest_turn_s = now, longest_turn_s
 
     def lost_s(self, now: float) -> float:
         """Return for how long this process did not run since the last call, which is called once in a turn.
 
-        Of a longer time ``LONGEST_TURN_S`` counts as time that it ran, so that silence is noticed by a process that is
+        Of a longer time ``longest_turn_s`` counts as time that it ran, so that silence is noticed by a process that is
         slow all the time, too.
         """
         turn, self._last = now - self._last, now
-        return max(0.0, turn - LONGEST_TURN_S)
+        return max(0.0, turn - self._longest_turn_s)

@@ -42,6 +42,11 @@ class Pools:
         self._left: dict[int, int] = {}
         """Workers that have left or died, and their last rounds."""
 
+    @property
+    def exist(self) -> bool:
+        """Whether there is a pool."""
+        return bool(self._pools)
+
     def take(self, rank: int, waiting: Waiting, body: m.TakeSamples) -> list[Action]:
         """Give a worker samples, or say that it has to wait."""
         start = Start(body.epoch, tuple(body.left), body.limit, body.order)

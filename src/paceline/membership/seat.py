@@ -47,8 +47,10 @@ class Seat:
     """Letter of its process in /proc, as last seen."""
     state_at: float = -math.inf
     """When it was seen."""
+    held_at: float = -math.inf
+    """When a debugger was last seen to hold it."""
     warned: bool = False
-    """The log has a line about its silence."""
+    """The log and the status name it as silent."""
 
     @property
     def live(self) -> bool:
@@ -67,7 +69,7 @@ class Seat:
 
     def report(self, waits_for: str, now: float) -> m.State:
         """Return how this member does."""
-        phase = "dead" if self.dead else "left" if self.left else "live"
+        phase = "dead" if self.dead else "left" if self.left else "silent" if self.warned else "live"
         heard_s = now - self.heard
         return m.State(
             self.round, self.pace, heard_s, self.memory, self.sent, self.received, phase, waits_for, self.step_s

@@ -101,6 +101,16 @@ class Waits:
         """Whether a worker waits for keys that are not published yet."""
         return self._directory.has_lookups
 
+    @property
+    def hands_out(self) -> bool:
+        """Whether the job has a pool, from which workers take unequal parts."""
+        return self._pools.exist
+
+    @property
+    def at_barriers(self) -> set[MemberKey]:
+        """The workers that wait at a barrier, not in a gather."""
+        return self._barriers.entered()
+
     def missing_for(self, key: MemberKey) -> list[int]:
         """Return the ranks of the workers that a member waits for at a barrier."""
         name = self._barriers.where(key)

@@ -115,6 +115,12 @@ class LocalUpdate:
         """Add the parameters of new param groups."""
         self.named += named
 
+    def show_states(self) -> None:
+        """Do nothing: the user's optimizer has its state."""
+
+    def take_states(self) -> None:
+        """Do nothing: the user's optimizer has its state."""
+
     def fetch_states(self) -> dict[str, Any]:
         """Return the states of codecs; the user's optimizer has its own state."""
         return codec_entry(self.store, {})

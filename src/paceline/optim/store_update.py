@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from paceline.optim.local_update import MergingUpdate
 from paceline.optim.samples import Count
 from paceline.optim.strategy import Named, Setup
 from paceline.optim.watch import refuse_renormalising
+from paceline.tensors import real_view
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -52,7 +53,7 @@ class StoreUpdate(MergingUpdate):
         if self._model is not None and not self._alone:
             refuse_renormalising(self._model)
             self._broadcast(untrained(self._model, [param for _, param, _ in setup.named]) | buffers_of(self._model))
-        self._broadcast({name: param.data for name, param, _ in setup.named})
+        self._broadcast(_real((name, param.data) for name, param, _ in setup.named))
 
     def _broadcast(self, tensors: Tensors) -> None:
         values = _floating(tensors)
@@ -70,16 +71,15 @@ class StoreUpdate(MergingUpdate):
         """
         if self._alone:
             self._samples.take(self.has_gradients)
-            self._push({name: param.grad for name, param, _ in self.named if param.grad is not None}, {})
+            self._push(_real((name, param.grad) for name, param, _ in self.named if param.grad is not None), {})
             return
         params = {name: param for name, param, _ in self.named if param.requires_grad or param.grad is not None}
         count = self._samples.take(self.has_gradients)
         weight = self._weight(count.samples)
         present = [weight != 0 and param.grad is not None for param in params.values()]
         for param in params.values():
-            if param.grad is None:
-                param.grad = torch.zeros_like(param)
-        grads = {name: param.grad for name, param in params.items() if param.grad is not None}
+            param.grad = torch.zeros_like(param) if param.grad is None else param.grad.resolve_conj()
+        grads = _real((name, param.grad) for name, param in params.items() if param.grad is not None)
         if weight == 0:
             torch._foreach_zero_(list(grads.values()))  # they may be NaN
         elif weight != 1:
@@ -165,14 +165,18 @@ class StoreUpdate(MergingUpdate):
     def broadcast_weights(self) -> None:
         """Set the weights of all workers to rank 0's. Every worker calls it."""
         if not self._alone:
-            self._push({}, {name: param.data for name, param, _ in self.named})
+            self._push({}, _real((name, param.data) for name, param, _ in self.named))
 
     def add(self, named: Named) -> None:
         """Add the parameters of new param groups."""
         super().add(named)
-        self._broadcast({name: param.data for name, param, _ in named})
+        self._broadcast(_real((name, param.data) for name, param, _ in named))
 
 
 def _floating(tensors: Tensors) -> dict[str, torch.Tensor]:
     """Return the tensors, integers as float64: a third party's store may hold floating-point numbers only."""
     return {name: one if one.is_floating_point() else one.double() for name, one in tensors.items()}
+
+
+def _real(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {name: real_view(one) for name, one in named}

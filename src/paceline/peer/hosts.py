@@ -81,10 +81,10 @@ def bind_address(scheduler: str) -> str:
 def host_id() -> str:
     """Return an id that is the same for processes that can map each other's memory, and for no others.
 
-    They have the same running kernel, process and network namespaces, and user.
+    They have the same running kernel, process, network and user namespaces, and user.
     """
     parts = [str(os.getuid()), socket.gethostname()]
-    for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid", "/proc/self/ns/net"):
+    for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid", "/proc/self/ns/net", "/proc/self/ns/user"):
         try:
             parts.append(os.readlink(path) if "/ns/" in path else open(path).read())  # noqa: SIM115
         except OSError:
@@ -93,9 +93,11 @@ def host_id() -> str:
 
 
 def process_state(pid: int) -> str:
-    """Return the letter for the state of a process of this host, as in /proc; empty where there is no such process."""
+    """Return the letter for the state of a process of this host, as in /proc: X if there is none, "" if not known."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             return stat.read().rpartition(b") ")[2][:1].decode("ascii", "replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return "X" if os.path.exists("/proc/self/stat") else ""  # else this system has no /proc
     except OSError:
         return ""

@@ -3,32 +3,31 @@
 | state | event | next state |
 |---|---|---|
 | joining | the scheduler welcomes it: all members are there | member: the thread runs |
-| joining | the scheduler refuses it, or does not answer in time | :meth:`Lifeline.join` raises |
+| joining | news: the scheduler waits for others | joining: the deadline moves |
+| joining | the scheduler refuses it, or is not heard in time | :meth:`Lifeline.join` raises |
 | member | news of a death | failed: :attr:`Lifeline.failure` is set, heartbeats go on |
 | member | news of a worker that the others go on without | member: it is in :attr:`Lifeline.lost` |
-| member | the connection is closed for ``disconnect_grace_s`` | failed: the scheduler died |
-| member | the scheduler is silent, in a way that is a death | failed: the scheduler died |
+| member | something proves that the scheduler died, or it is silent for too long | failed: the scheduler died |
 | member | news that all workers have left | over: :attr:`Lifeline.shutdown` is set, heartbeats go on |
 | member, failed, over | :meth:`Lifeline.leave` | left: the thread has said :class:`~paceline.wire.messages.Bye` |
 
 ``failure`` and ``shutdown`` are set once and never change. The scheduler answers every heartbeat with its news, so news
 that were lost come with the next answer. The scheduler's side is :mod:`paceline.membership`.
 
-Which silence is a death is decided by :mod:`paceline.membership.liveness`, for the scheduler as for members. Either its
-host is silent for ``heartbeat_timeout_s``; or its process is silent for as long and is stopped, which only members on
-its host see; or its process is silent for ``stall_timeout_s``. The time in which this thread itself did not run,
-because another one held Python's lock or the process was stopped, is not silence of the scheduler.
+What proves a death, and which silence is one, is decided by :mod:`paceline.membership.liveness`, for the scheduler as
+for members. That its process is gone the kernel of its host tells, which refuses connections to its port, or /proc on
+the same host. A closed connection alone proves nothing: a listener is there or not. The time in which this thread
+itself did not run, because another one held Python's lock or the process was stopped, is not silence of the scheduler.
 
 | time | must exceed |
 |---|---|
-| ``heartbeat_timeout_s`` | several ``heartbeat_interval_s``; the outages of a network that a job survives |
-| ``stall_timeout_s`` | ``heartbeat_timeout_s``; the time for which the scheduler may be starved |
-| ``disconnect_grace_s`` | the time to connect again: at most 1 s, and a handshake |
+| ``heartbeat_timeout_s`` | several ``heartbeat_interval_s`` |
+| ``stall_timeout_s`` | ``heartbeat_timeout_s``; the outages that a job survives; a starved scheduler's pauses |
 | ``start_timeout_s`` and 5 s | the scheduler's ``start_timeout_s``: it knows who is missing |
 | ``timeout_s`` of requests | ``stall_timeout_s``: a death is reported as a death, not as a deadline |
 
-What breaks the guarantees: a scheduler that is stopped on a host without members counts as stalled, which takes longer;
-a thread that holds Python's lock for ``stall_timeout_s`` of the scheduler makes this member dead there.
+What breaks the guarantees: a thread that holds Python's lock for ``stall_timeout_s`` of the scheduler makes this member
+dead there.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from dataclasses import dataclass, field
 
 from paceline.config import Settings
 from paceline.errors import JoinTimeoutError, PacelineError, PeerDiedError
-from paceline.membership import Action, Liveness, Seat, Warn, describe
+from paceline.membership import GONE, Action, Liveness, OwnTime, Seat, Warn, describe
 from paceline.peer.client import Client
 from paceline.peer.hosts import host_id, own_address, process_state
 from paceline.transport import Hub, traffic
@@ -60,11 +59,12 @@ _JOIN_GRACE_S = 5.0
 #: Heartbeats without an answer, from which on no further ones are sent: probes go on.
 _MAX_HEARTBEATS = 4
 
-#: How long :meth:`Lifeline.leave` waits for the answer to its goodbye, and how often it checks that there can be one.
-BYE_TIMEOUT_S, _BYE_CHECK_INTERVAL_S = 2.0, 0.1
+#: How long :meth:`Lifeline.leave` waits for the answer to its goodbye: on a busy machine, and after the job has failed.
+BYE_TIMEOUT_S, _FAILED_BYE_TIMEOUT_S = 30.0, 2.0
+_BYE_CHECK_INTERVAL_S = 0.1
 
 #: How long :meth:`Lifeline.leave` waits for the thread; longer than the goodbye may take.
-_LEAVE_TIMEOUT_S = 5.0
+_LEAVE_TIMEOUT_S = BYE_TIMEOUT_S + 5.0
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -122,10 +122,13 @@ class Lifeline:
         )  # fmt: skip
         self._name = f"scheduler at {settings.scheduler}"
         self._client = Client(hub, on_news=self._take_news)
-        self._channel = self._client.connect(settings.scheduler, settings.role, self._name)
+        self._channel = self._client.connect(settings.scheduler, settings.role, "scheduler", f"at {settings.scheduler}")
         self._thread = threading.Thread(target=self._run, name="paceline-lifeline", daemon=True)
         self._bye: str | None = None
-        self._liveness = Liveness(settings, time.monotonic())
+        now = time.monotonic()
+        self._liveness = Liveness(settings, now)
+        self._scheduler = self._seat_of_scheduler(now)
+        self._join_until = 0.0
         self._suspects: list[m.Suspect] = []
         """Members of this host of which the scheduler wants to know more."""
         self.round = 0
@@ -152,19 +155,31 @@ class Lifeline:
             RendezvousError: refused, or not everybody came in time.
         """
         hello = self._client.ask(self._channel, self._hello, "joining", on_answer=self._welcomed)
-        if self._client.wait([hello], self._settings.start_timeout_s + _JOIN_GRACE_S) is not None:
-            raise JoinTimeoutError(
-                f"{self._name} did not answer {self._settings.role} {self._settings.rank} within "
-                f"{self._settings.start_timeout_s:g} s; is it running, and does this machine reach it?"
-            )
+        now = time.monotonic()
+        own_time = OwnTime(now)
+        self._wait_longer(now)
+        while self._client.wait([hello], _CHECK_INTERVAL_S) is not None:
+            now = time.monotonic()
+            self._join_until += own_time.lost_s(now)
+            if now > self._join_until:
+                raise JoinTimeoutError(
+                    f"{self._name} did not answer {self._settings.role} {self._settings.rank} within "
+                    f"{self._settings.start_timeout_s:g} s; is it running, and does this machine reach it?"
+                )
         self._thread.start()
+
+    def _wait_longer(self, now: float) -> None:
+        """Wait as long for the scheduler's answer from now on as it usually takes."""
+        self._join_until = now + self._settings.start_timeout_s + _JOIN_GRACE_S
 
     def _welcomed(self, body: m.Body, frames: Frames) -> None:
         assert isinstance(body, m.Welcome)
         self.rank, self.members = body.rank, body.members
+        self._scheduler = self._seat_of_scheduler(time.monotonic(), body.scheduler_host_id, body.scheduler_pid)
+
+    def _seat_of_scheduler(self, now: float, its_host_id: str = "", pid: int = 0) -> Seat:
         where = self._settings.scheduler.removeprefix("tcp://")
-        scheduler = m.Member("scheduler", 0, 0, where, body.scheduler_host_id, body.scheduler_pid, "", b"")
-        self._scheduler = Seat(scheduler, b"", time.monotonic(), 0)
+        return Seat(m.Member("scheduler", 0, 0, where, its_host_id, pid, "", b""), b"", now, 0)
 
     @property
     def me(self) -> m.Member:
@@ -200,9 +215,11 @@ class Lifeline:
             )
 
     def _take_news(self, body: m.Body) -> None:
-        self._log(self._liveness.note_heard(self._scheduler, time.monotonic()))
+        now = time.monotonic()
+        self._log(self._liveness.note_heard(self._scheduler, now))
         if not isinstance(body, m.News):
             return
+        self._wait_longer(now)
         self._suspects = body.suspects
         if body.generation > self.groups[0]:
             self.groups = (body.generation, body.groups)
@@ -222,7 +239,7 @@ class Lifeline:
 
     def _watch_scheduler(self, now: float) -> None:
         seat, liveness = self._scheduler, self._liveness
-        liveness.turn([seat], now)
+        liveness.turn([seat], now, is_supervised=True)  # its port tells whether it runs
         seat.closed_since = None if self._hub.is_open(self._channel) else seat.closed_since or now
         if self.failure is not None or self.shutdown:
             return
@@ -230,11 +247,13 @@ class Lifeline:
         for suspect in liveness.suspects([seat], now):
             if suspect.host_id == self._hello.host_id:
                 liveness.note_state(seat, process_state(suspect.pid), now)
+        if self._hub.is_deserted(self._channel):
+            liveness.note_state(seat, GONE[0], now)
         reason = liveness.why_dead(seat, True, now)
         if reason:
             self._fail(describe(m.Death("scheduler", 0, seat.member.host, reason)))
             return
-        self._log(liveness.warnings([seat], now))
+        self._log(liveness.warnings([seat], True, now))
 
     def _log(self, actions: Iterable[Action]) -> None:
         for action in actions:
@@ -246,10 +265,15 @@ class Lifeline:
         self._on_change()
 
     def _say_goodbye(self, reason: str) -> None:
-        deadline = time.monotonic() + BYE_TIMEOUT_S
+        began = time.monotonic()
         bye = self._client.ask(self._channel, m.Bye(reason, self.round), "leaving")
-        while not bye.done and time.monotonic() < deadline and self._may_hear():
+        while not bye.done and time.monotonic() < began + self._bye_timeout_s and self._may_hear():
             self._client.poll(_BYE_CHECK_INTERVAL_S)
+            self._watch_scheduler(time.monotonic())
+
+    @property
+    def _bye_timeout_s(self) -> float:
+        return BYE_TIMEOUT_S if self.failure is None else _FAILED_BYE_TIMEOUT_S
 
     def _may_hear(self) -> bool:
         """Whether the scheduler is connected, or a lost connection may come back: it has not ended with the job."""

@@ -2,8 +2,10 @@
 
 | pipe | variable | lines |
 |---|---|---|
-| to the launcher | ``PACELINE_READY_FD`` | the address, then JSON ``[role, rank, reason, goes on]`` of failures |
-| from the launcher | ``PACELINE_ENDED_FD`` | JSON ``[role, rank, exit code]`` of every process that has ended |
+| to the launcher | ``PACELINE_READY_FD`` | the address; JSON ``["complete"]`` when all members have joined; |
+| | | ``["lost", role, rank, reason, goes on]`` of failures; ``["over"]`` when all workers have said goodbye |
+| from the launcher | ``PACELINE_ENDED_FD`` | JSON ``[role, rank, exit code]`` of every process that has ended; |
+| | | ``[role, rank, null, CPU seconds]`` of those that run, again and again until all members have joined |
 
 These failures are the first one, and the deaths of workers without which the others go on.
 
@@ -26,6 +28,14 @@ class Ended(NamedTuple):
     role: str
     rank: int
     code: int
+
+
+class Runs(NamedTuple):
+    """A process of the job that runs, and the CPU time that it has used."""
+
+    role: str
+    rank: int
+    cpu_s: float
 
 
 class Launcher:
@@ -58,15 +68,23 @@ class Launcher:
 
     def report_failure(self, role: str, rank: int, reason: str, goes_on: bool = False) -> None:
         """Say which process failed first, or that a worker has died and the others go on."""
-        self._write(json.dumps([role, rank, reason, goes_on]))
+        self._write(json.dumps(["lost", role, rank, reason, goes_on]))
+
+    def report_complete(self) -> None:
+        """Say that all members have joined."""
+        self._write(json.dumps(["complete"]))
+
+    def report_over(self) -> None:
+        """Say that all workers have said goodbye."""
+        self._write(json.dumps(["over"]))
 
     def _write(self, line: str) -> None:
         if self._ready_fd is not None:
             with contextlib.suppress(OSError):  # the launcher does not read any more
                 os.write(self._ready_fd, line.encode() + b"\n")
 
-    def ended(self) -> list[Ended]:
-        """Return the processes that have ended since the last call, without waiting."""
+    def news(self) -> list[Ended | Runs]:
+        """Return what the launcher has said of processes since the last call, without waiting."""
         if self._ended_fd is None:
             return []
         try:
@@ -77,4 +95,8 @@ class Launcher:
             os.close(self._ended_fd)
             self._ended_fd, self.reports_ends = None, False
         *lines, self._text = (self._text + data).split(b"\n")
-        return [Ended(*json.loads(line)) for line in lines]
+        return [_parsed(*json.loads(line)) for line in lines]
+
+
+def _parsed(role: str, rank: int, code: int | None, cpu_s: float = 0.0) -> Ended | Runs:
+    return Runs(role, rank, cpu_s) if code is None else Ended(role, rank, code)

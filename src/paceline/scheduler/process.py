@@ -14,7 +14,7 @@ from paceline.logs import set_up_logging
 from paceline.membership import Action, Finish, Membership, Warn, describe
 from paceline.peer.answerer import Answerer
 from paceline.peer.hosts import bind_address, host_id, process_state
-from paceline.scheduler.launcher import Launcher
+from paceline.scheduler.launcher import Launcher, Runs
 from paceline.transport import Listener, Security
 from paceline.transport.sockets import SocketListener
 
@@ -34,7 +34,8 @@ class Scheduler:
 
     def __init__(self, settings: Settings, listener: Listener, launcher: Launcher) -> None:
         self._listener, self._launcher = listener, launcher
-        self._reported, self._losses_reported = False, 0
+        self._is_start_reported = self._is_cause_reported = self._is_end_reported = False
+        self._losses_reported = 0
         self._host_id = host_id()
         self._membership = Membership(
             settings, time.monotonic(), lambda: secrets.token_bytes(16), os.getpid(), self._host_id
@@ -44,22 +45,27 @@ class Scheduler:
     def run(self) -> int:
         """Serve until the job has ended; returns the exit code."""
         while True:
+            lost = self._listener.lost()  # what they sent before is among what is received now
             for peer, frames in self._listener.receive(CHECK_INTERVAL_S):
                 request = self._answerer.take(peer, frames)
                 if request is not None:
                     seq, body, _ = request
                     self._perform(self._membership.handle(peer, seq, body, time.monotonic()))
-            for peer in self._listener.lost():
+            for peer in lost:
                 self._membership.lost(peer, time.monotonic())
-            self._take_ends()
+            self._take_news_of_launcher()
             self._look_around(time.monotonic())
             code = self._perform(self._membership.tick(time.monotonic()))
             if code is not None:
                 return code
 
-    def _take_ends(self) -> None:
-        for role, rank, code in self._launcher.ended():
-            self._perform(self._membership.ended(role, rank, code, time.monotonic()))
+    def _take_news_of_launcher(self) -> None:
+        for one in self._launcher.news():
+            now = time.monotonic()
+            if isinstance(one, Runs):
+                self._membership.note_cpu(*one, now)
+            else:
+                self._perform(self._membership.ended(*one, now))
         self._membership.is_supervised = self._launcher.reports_ends
 
     def _look_around(self, now: float) -> None:
@@ -70,17 +76,24 @@ class Scheduler:
             if suspect.host_id == self._host_id:
                 self._membership.note_state(suspect, process_state(suspect.pid), now)
 
-    def _report_cause(self) -> None:
+    def _report(self) -> None:
+        """Tell the launcher how the job goes."""
         for death in self._membership.losses.deaths[self._losses_reported :]:
             self._losses_reported += 1
             self._launcher.report_failure(death.role, death.rank, death.reason, goes_on=True)
+        if self._membership.complete and not self._is_start_reported:
+            self._is_start_reported = True
+            self._launcher.report_complete()
         cause = self._membership.cause
-        if cause is not None and not self._reported:
-            self._reported = True
+        if cause is not None and not self._is_cause_reported:
+            self._is_cause_reported = True
             self._launcher.report_failure(cause.role, cause.rank, cause.reason)
+        if self._membership.has_succeeded and not self._is_end_reported:
+            self._is_end_reported = True
+            self._launcher.report_over()
 
     def _perform(self, actions: Sequence[Action]) -> int | None:
-        self._report_cause()  # before anybody can end because of it
+        self._report()  # before anybody can end because of it
         for action in actions:
             if isinstance(action, Finish):
                 for death in self._membership.deaths:
@@ -102,7 +115,7 @@ def main(settings: Settings) -> int:
         security = Security.of(settings)
         if security.weakness:  # here and nowhere else: one line for the job
             logger.warning("%s", security.weakness)
-        listener = SocketListener([bind_address(settings.scheduler)], security, watch=True)
+        listener = SocketListener([bind_address(settings.scheduler)], security, "scheduler", watch=True)
     except (PacelineError, OSError) as error:
         logger.error("%s", error)
         return 1

@@ -56,6 +56,8 @@ class ApplySink:
         absent = ((0, slot.length),) if accumulator.absent is None else accumulator.absent
         if (absent or slot.absent) and self._policy.merge != "first":
             slot.absent |= dict.fromkeys(action.workers, absent)
+        if self._policy.merge == "all":
+            slot.notes = accumulator.notes
 
     def _update(self, bucket: StoredBucket, slot: Slot, accumulator: Accumulator, action: Apply, factor: float) -> None:
         result, absent = accumulator.result(action.weight * factor), accumulator.absent

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -16,6 +16,9 @@ from paceline.server.scratch import Scratch
 from paceline.server.step_options import difference
 from paceline.updaters import StepOptions
 from paceline.updaters.rows import add_rows
+
+#: (worker, note) of pushes.
+Notes: TypeAlias = Sequence[tuple[int, bytes]]
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,8 @@ class Contribution:
     """The update must not be made; there are no values."""
     problem: str = ""
     """Of a sum: why the pushes behind it cannot make one update."""
+    notes: Notes = ()
+    """What the workers behind it tell each other."""
     inputs: Inputs = field(default_factory=dict)
     """Of the workers behind it that have samples."""
 
@@ -174,11 +179,13 @@ class Accumulator:
         """A worker has said that the update must not be made."""
         self.problem = ""
         """Why the contributions cannot make one update; known when all are merged."""
+        self.notes: list[tuple[int, bytes]] = []
 
     def add(self, worker: int, contribution: Contribution) -> None:
         """Take the contribution of one worker, or of several workers in the name of the first."""
         self._held[worker] = contribution
         self.shares[worker] = self.shares.get(worker, 0.0) + contribution.samples
+        self.notes += contribution.notes
         self.inputs |= contribution.inputs
         for host in self._expected if contribution.others else ():
             host[:] = [one for one in host if one not in contribution.others]
@@ -282,6 +289,7 @@ class Accumulator:
         other._host, other._whole = self._host.part(part), self._whole.part(part)
         other._samples, other.options, other.shares = self._samples, self.options, dict(self.shares)
         other._options_of, other.skip, other.problem = self._options_of, self.skip, self.problem
+        other.notes = list(self.notes)
         other.inputs = dict(self.inputs)
         other._absent = None if self._absent is None else within(self._absent, part.start, part.stop)
         return other

@@ -75,7 +75,9 @@ def push_sum(
     for slot in bucket.cut(entry.start, entry.length):
         part = None if values is None else values[slot.start - entry.start : slot.stop - entry.start]
         absent = within(all_absent, slot.start, slot.stop)
-        one = Contribution(part, samples, options, False, push.unit, others, absent, push.skip, push.problem, inputs)
+        one = Contribution(
+            part, samples, options, False, push.unit, others, absent, push.skip, push.problem, push.notes, inputs
+        )
         store.take(bucket, slot, pushes, one, request)
 
 

@@ -40,7 +40,8 @@ _READ_AT_START = (
 #: A task, with the whole environment.
 MAX_MESSAGE_BYTES = 1 << 20
 
-_START_TIMEOUT_S = 60.0
+_START_TIMEOUT_S = 300.0
+_END_TIMEOUT_S = 10.0
 
 
 def read_at_start(env: Mapping[str, str]) -> dict[str, str]:
@@ -181,4 +182,8 @@ class ForkServer:
         """End the forking process; its children go on."""
         if self._owner == os.getpid():
             self._socket.close()
-            self._process.wait(10.0)
+            try:
+                self._process.wait(_END_TIMEOUT_S)
+            except subprocess.TimeoutExpired:  # a busy host: it may still import
+                self._process.kill()
+                self._process.wait()

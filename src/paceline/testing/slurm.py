@@ -16,7 +16,7 @@ from paceline.testing.cluster import Cluster
 from paceline.testing.hosts import Hosts, why_no_hosts
 
 _PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "sinfo")
-_START_S = 30.0
+_START_S = 120.0
 _CONFIG = """\
 ClusterName=paceline
 SlurmctldHost=h0({controller})

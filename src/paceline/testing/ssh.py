@@ -19,7 +19,7 @@ from paceline.testing.hosts import Host, Hosts, why_no_hosts
 
 _SSHD = "/usr/sbin/sshd"
 PORT = 2222
-_START_S = 20.0
+_START_S = 120.0
 
 _SERVER = """\
 Port {port}

@@ -86,12 +86,13 @@ class Listener(Protocol):
 class Hub(Protocol):
     """The end that connects to listeners. Used by one thread at a time, except :meth:`wake`."""
 
-    def connect(self, address: str, identity: bytes, *, bulk: bool = False) -> int:
+    def connect(self, address: str, identity: bytes, listener: str, *, bulk: bool = False) -> int:
         """Open a channel; returns its index, counted from 0.
 
         Args:
             address: of the listener.
             identity: the listener's name for this peer.
+            listener: who is meant, by role and rank, as in ``server 1``; nobody else is talked to.
             bulk: the channel carries tensors.
         """
 
@@ -106,6 +107,9 @@ class Hub(Protocol):
 
     def host_silent_s(self, channel: int) -> float | None:
         """Return the seconds since the kernel of the listener's host was heard; None where that is not known."""
+
+    def is_deserted(self, channel: int) -> bool:
+        """Return whether the kernel of the listener's host says that nobody listens there any more."""
 
     def reopened(self) -> list[int]:
         """Return channels that have closed and connected again since the last call. Messages may be lost."""

@@ -115,7 +115,7 @@ class MemoryHub:
         self.held: list[tuple[bytes | int, Frames]] = []
         self._woken = False
 
-    def connect(self, address: str, identity: bytes, *, bulk: bool = False) -> int:
+    def connect(self, address: str, identity: bytes, listener: str, *, bulk: bool = False) -> int:
         """Open a channel; returns its index."""
         self._targets.append((address, identity))
         return len(self._targets) - 1
@@ -144,6 +144,10 @@ class MemoryHub:
     def host_silent_s(self, channel: int) -> float | None:
         """Return 0: there is one host."""
         return 0.0
+
+    def is_deserted(self, channel: int) -> bool:
+        """Return False: there is no kernel."""
+        return False
 
     def reopened(self) -> list[int]:
         """Return nothing: connections never close in memory, only messages get lost."""

@@ -39,11 +39,13 @@ class Job:
         ignored: Sequence[int] = (),
         out_fd: int | None = None,
         own_group: bool = False,
+        agents: bool = False,
     ) -> Job:
         """Start the job; every script runs in the job's folder, where ``all-done`` is a fifo.
 
         ``shell`` runs the workers' scripts, ``ignored`` are signals the launcher finds ignored, ``out_fd`` is its
-        stdout, and with ``own_group`` it leads a process group of its own.
+        stdout, and with ``own_group`` it leads a process group of its own. With ``agents`` there are two hosts, one for
+        the workers.
         """
         os.mkfifo(self.folder / "all-done")
         roles = {"scheduler": [] if scheduler is None else [scheduler], "server": servers, "worker": workers}
@@ -53,9 +55,10 @@ class Job:
             for rank, script in enumerate(scripts)
         ]
         name, _, value = self.mark.decode().partition("=")
+        plan = json.dumps({"processes": processes, "graces": self.graces, "agents": agents})
         with open(self.folder / "out", "wb") as out, open(self.folder / "err", "wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, RUN_PLAN, json.dumps({"processes": processes, "graces": self.graces})],
+                [sys.executable, RUN_PLAN, plan],
                 cwd=self.folder,
                 env=os.environ | {name: value, "PYTHONPATH": os.pathsep.join(sys.path)},
                 stdin=subprocess.DEVNULL,

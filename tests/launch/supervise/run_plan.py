@@ -1,4 +1,7 @@
-"""Run the plan that argv[1] describes in JSON and exit with its code: the launcher, with roles of a test's choosing."""
+"""Run the plan that argv[1] describes in JSON and exit with its code: the launcher, with roles of a test's choosing.
+
+With ``agents`` workers and the other roles are behind an agent each, as on two hosts.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,18 @@ import json
 import os
 import sys
 
-from paceline.launch import Graces, Late, Plan, ProcessSpec
+from paceline.launch import Graces, Host, Late, Plan, ProcessSpec
 from paceline.launch.local import located
 from paceline.launch.plan import Value
+from paceline.launch.remote import RemoteJob, RemoteRequest
 from paceline.launch.supervise.supervisor import Supervisor, local_crew
 
 
 def environment(role: str, joined: bool) -> dict[str, Value]:
     """Return the late values that the scripts of a role may use."""
     if role == "scheduler":
-        return {"READY_FD": Late.READY_FD}
+        # A script in the scheduler's place does not say whether the others go on without one that died.
+        return {"READY_FD": Late.READY_FD, "ENDED_FD": Late.ENDED_FD, "PACELINE_ON_WORKER_DEATH": "stop"}
     return {"PORT": Late.MASTER_PORT, **({"ADDRESS": Late.SCHEDULER} if joined else {})}
 
 
@@ -23,9 +28,16 @@ job = json.loads(sys.argv[1])
 roles = [role for role, _, _ in job["processes"]]
 plan = Plan(
     tuple(
-        ProcessSpec(role, rank, tuple(argv), environment(role, "scheduler" in roles))
+        ProcessSpec(
+            role, rank, tuple(argv), environment(role, "scheduler" in roles),
+            **({"host": "h1" if role == "worker" else "h0"} if job["agents"] else {}),
+        )
         for role, rank, argv in job["processes"]
     ),
     graces=Graces(**job["graces"]),
-)
+    **({"hosts": (Host("h0"), Host("h1"))} if job["agents"] else {}),
+)  # fmt: skip
+if job["agents"]:
+    request = RemoteRequest(plan, sys.executable, lambda host: [sys.executable, "-m", "paceline", "agent"])
+    sys.exit(RemoteJob(request, lambda host, link: f"the agent of {host} ended").wait())
 sys.exit(Supervisor(plan, {}, located, local_crew(os.environ)).run())

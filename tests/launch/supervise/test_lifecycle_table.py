@@ -17,7 +17,9 @@ from paceline.launch.supervise.events import (
     Interrupted,
     Lost,
     NotStarted,
+    Over,
     Ready,
+    Runs,
     Start,
     Started,
     Stopped,
@@ -39,12 +41,14 @@ class Recorded(Lifecycle):
         super().__setattr__(name, value)
 
 
-def drawn(chance: random.Random, cycle: Lifecycle) -> Event:
+def drawn(chance: random.Random, cycle: Lifecycle, now: float) -> Event:
     """One event that can happen now."""
     events: list[Event] = [Tick(), Tick(), Interrupted(signal.SIGTERM)]
     events += [Ready()] * 3 if cycle.phase is Phase.STARTING else []
     events += [Exited(one, chance.choice([0, 0, 0, 1, PEER_FAILED])) for one in cycle.alive] * 3
     events += [Lost(chance.choice([W0, W1]), "its connection closed", True)] if cycle.phase is Phase.RUNNING else []
+    events += [Over()] if cycle.phase is Phase.RUNNING and SCHEDULER in cycle.alive else []
+    events += [Runs(one, chance.choice([0.0, now])) for one in cycle.alive] if cycle.phase is Phase.LEAVING else []
     events += [Lost(chance.choice(list(cycle.members)), "its connection closed"), Stopped(frozenset(cycle.alive))]
     return chance.choice(events)
 
@@ -63,7 +67,7 @@ def walk(seed: int) -> list[str]:
 
     start(cycle.begin())
     while cycle.phase is not Phase.OVER:
-        event = drawn(chance, cycle)
+        event = drawn(chance, cycle, now)
         if isinstance(event, Tick) and cycle.deadline is not None:
             now = cycle.deadline
         start(cycle.handle(event, now))

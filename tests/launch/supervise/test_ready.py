@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from paceline.launch import Member
+from paceline.launch.supervise.events import Complete, Lost, Over
 from paceline.launch.supervise.ready import EndedPipe, ReadyPipe
 
 
@@ -40,15 +41,15 @@ def test_line_that_is_no_address_is_refused(line: bytes, pipe: ReadyPipe) -> Non
         pipe.read()
 
 
-def test_failures_follow_the_address(pipe: ReadyPipe) -> None:
-    os.write(pipe.write_fd, b'tcp://127.0.0.1:5555\n["worker", 1, "it rai')
+def test_news_follow_the_address(pipe: ReadyPipe) -> None:
+    os.write(pipe.write_fd, b'tcp://127.0.0.1:5555\n["lost", "worker", 1, "it rai')
     assert pipe.read() == "tcp://127.0.0.1:5555"
-    assert pipe.failures() == []
-    os.write(pipe.write_fd, b'sed", false]\nnonsense\n["worker", 2, "it died", true]\n')
-    assert pipe.failures() == [(Member("worker", 1), "it raised", False), (Member("worker", 2), "it died", True)]
+    assert pipe.news() == []
+    os.write(pipe.write_fd, b'sed", false]\nnonsense\n[]\n["lost", "worker", 2, "it died", true]\n["over"]\n')
+    assert pipe.news() == [Lost(Member("worker", 1), "it raised"), Lost(Member("worker", 2), "it died", True), Over()]
     assert not pipe.ended
     pipe.close_write()
-    assert pipe.failures() == []
+    assert pipe.news() == []
     assert pipe.ended
 
 
@@ -59,3 +60,18 @@ def test_ends_are_written_as_lines_also_when_nobody_reads() -> None:
     pipe.close_read()
     pipe.write(Member("server", 2), 137)
     pipe.close()
+
+
+def test_cpu_times_are_lines_without_a_code() -> None:
+    pipe = EndedPipe()
+    pipe.write_cpu(Member("worker", 2), 0.25)
+    assert os.read(pipe.read_fd, 100) == b'["worker", 2, null, 0.25]\n'
+    pipe.close_read()
+    pipe.close()
+
+
+def test_scheduler_says_when_all_have_joined(pipe: ReadyPipe) -> None:
+    os.write(pipe.write_fd, b'tcp://127.0.0.1:5555\n["complete"]\n')
+    assert pipe.read() == "tcp://127.0.0.1:5555"
+    assert pipe.news() == [Complete()]
+    pipe.close_write()

@@ -96,13 +96,14 @@ def test_scheduler_that_fails_ends_the_job(make_job: MakeJob) -> None:
     assert failure(job)[0].startswith("scheduler failed: exit code 7, ")
 
 
-def test_server_that_leaves_while_the_others_stay_fails_the_job(make_job: MakeJob) -> None:
-    job = make_job(leave_s=0.1, survivors_s=0.1).start("exec sleep 1000", scheduler=STAYS, servers=("exit 0",))
+def test_process_that_the_scheduler_names_fails_the_job(make_job: MakeJob) -> None:
+    named = READY + """echo '["lost", "server", 0, "it left too early", false]' >/dev/fd/$READY_FD; exec sleep 1000"""
+    job = make_job(survivors_s=0.1).start("exec sleep 1000", scheduler=named, servers=("exit 0",))
     assert job.wait() == 1
-    assert failure(job)[0].startswith("server 0 failed: left 0.1 s ago, while worker 0 still ran, ")
+    assert failure(job)[0].startswith("server 0 failed: it left too early, ")
 
 
-def test_worker_may_go_on_after_servers_and_scheduler_have_left(make_job: MakeJob) -> None:
+def test_exit_handlers_may_run_after_servers_and_scheduler_have_left(make_job: MakeJob) -> None:
     job = make_job(leave_s=0.1).start(
         "until grep -q ') Z' /proc/$(cat server.pid)/stat; do sleep 0.02; done 2>/dev/null; sleep 0.5; echo done",
         scheduler=LEAVES_WHEN_TOLD,
@@ -110,6 +111,26 @@ def test_worker_may_go_on_after_servers_and_scheduler_have_left(make_job: MakeJo
     )
     assert job.wait() == 0
     assert job.out() == ["[worker 0] done"]
+
+
+def test_server_that_exits_slowly_is_waited_for(make_job: MakeJob) -> None:
+    over = READY + """echo '["over"]' >/dev/fd/$READY_FD"""
+    slow = "until grep -q ') Z' /proc/$(cat w0.pid)/stat; do sleep 0.02; done 2>/dev/null; sleep 0.5; echo flushed"
+    job = make_job(leave_s=0.1).start("echo $$ >w0.pid", scheduler=over, servers=(slow,))
+    assert job.wait() == 0
+    assert "[server 0] flushed" in job.out()
+    assert job.err() == []
+
+
+@pytest.mark.parametrize("agents", [False, True], ids=["here", "on other hosts"])
+def test_worker_that_hangs_in_its_exit_is_named_and_ended(agents: bool, make_job: MakeJob) -> None:
+    over = READY + """echo '["over"]' >/dev/fd/$READY_FD"""
+    scheduler = over.replace("READY_FD", "PACELINE_READY_FD") if agents else over
+    job = make_job(idle_s=0.1, survivors_s=0.1).start("exec sleep 1000", scheduler=scheduler, agents=agents)
+    assert job.wait() == 1
+    where = " on h1" if agents else ""
+    assert failure(job)[0].startswith(f"worker 0{where} failed: did not exit, and has used no CPU time for ")
+    assert job.left() == []
 
 
 def test_scheduler_that_dies_before_it_is_ready_shows_its_last_words(make_job: MakeJob) -> None:

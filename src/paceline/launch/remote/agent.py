@@ -21,11 +21,23 @@ from paceline.launch.local import free_port
 from paceline.launch.plan import Late, Member, ProcessSpec
 from paceline.launch.preflight import CommandNotFoundError, check_command
 from paceline.launch.remote import checks
-from paceline.launch.remote.lines import MAGIC, SILENCE_S, Lines, encode, members, pairs, text
+from paceline.launch.remote.lines import LONGEST_TURN_S, MAGIC, PING_S, SILENCE_S, Lines, encode, members, pairs, text
 from paceline.launch.supervise.crew import NOT_FOUND_CODE, LocalCrew
-from paceline.launch.supervise.events import Event, Exited, Lost, NotStarted, Ready, Started, Stopped
+from paceline.launch.supervise.events import (
+    Complete,
+    Event,
+    Exited,
+    Lost,
+    NotStarted,
+    Over,
+    Ready,
+    Runs,
+    Started,
+    Stopped,
+)
 from paceline.launch.supervise.guardian import Guardian
 from paceline.launch.supervise.signals import SignalPipe
+from paceline.membership import OwnTime
 
 #: Says at which address this host is reached, where no ssh does.
 ADDRESS_VARIABLE = "PACELINE_AGENT_ADDRESS"
@@ -62,6 +74,7 @@ class Agent:
         self._in_fd, self._out_fd = in_fd, out_fd
         self._environ = dict(environ)
         self._heard_at = time.monotonic()
+        self._own_time = OwnTime(self._heard_at, LONGEST_TURN_S)
         self._lines = Lines()
         self._ended: set[Member] = set()
         self._said_living: list[Member] = []
@@ -94,11 +107,12 @@ class Agent:
         return 0
 
     def _serve(self, selector: selectors.BaseSelector) -> None:
-        silent_until = self._heard_at + SILENCE_S
-        timeout = _LEFTOVERS_CHECK_S if self._said_living else max(0.0, silent_until - time.monotonic())
+        timeout = _LEFTOVERS_CHECK_S if self._said_living else PING_S
         for key, _ in selector.select(timeout):
             key.data()
-        if time.monotonic() > silent_until:
+        now = time.monotonic()
+        self._heard_at += self._own_time.lost_s(now)
+        if now > self._heard_at + SILENCE_S:
             raise LauncherLostError("the launcher is silent")
         if self._said_living:
             self._say_living()
@@ -143,8 +157,12 @@ class Agent:
                 self._say("reached", checks.reach(targets))
             case ["start", str() as role, int() as rank, list() as argv, dict() as env]:
                 self._start(ProcessSpec(role, rank, tuple(argv), env))
+            case ["look", list() as given]:
+                self._crew.look(members(given))
             case ["signal", int() as signum, list() as given]:
                 self._crew.send(signum, members(given))
+            case ["runs", str() as role, int() as rank, float() as cpu_s]:
+                self._crew.tell_cpu(Member(role, rank), cpu_s)
             case ["ended", str() as role, int() as rank, int() as code]:
                 self._crew.tell_ended(Member(role, rank), code)
             case _:
@@ -162,14 +180,20 @@ class Agent:
 
     def _take(self, event: Event) -> None:
         match event:
-            case Started(member):
-                self._say("started", *member)
+            case Started(member, place):
+                self._say("started", *member, place)
             case NotStarted(member, reason, code):
                 self._say("not_started", *member, reason, code)
             case Ready(address):
                 self._say("ready", address)
             case Lost(member, reason, goes_on):
                 self._say("lost", *member, reason, goes_on)
+            case Complete():
+                self._say("complete")
+            case Over():
+                self._say("over")
+            case Runs(member, cpu_s):
+                self._say("runs", *member, cpu_s)
             case Stopped(stopped):
                 self._say("stopped", pairs(stopped))
             case Exited(member, code):

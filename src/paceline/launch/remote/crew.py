@@ -15,7 +15,7 @@ from paceline.launch.local import address_parts
 from paceline.launch.plan import Late, Member, Plan, ProcessSpec
 from paceline.launch.remote.lines import data, members, pairs
 from paceline.launch.remote.link import Link
-from paceline.launch.supervise.events import Exited, Lost, NotStarted, Ready, Started, Stopped
+from paceline.launch.supervise.events import Complete, Exited, Lost, NotStarted, Over, Ready, Runs, Started, Stopped
 from paceline.launch.supervise.supervisor import Surroundings
 
 #: How long agents may take to end what they started, after the job.
@@ -133,13 +133,21 @@ class RemoteCrew:
                 link.drain()
                 self._lose(link)
 
+    def look(self, members: Collection[Member]) -> None:
+        """Ask how much CPU time processes have used."""
+        for link, there in self._by_link(members):
+            link.send("look", pairs(there))
+
     def send(self, signum: int, members: Collection[Member]) -> None:
         """Have processes signalled."""
+        for link, there in self._by_link(members):
+            link.send("signal", signum, pairs(there))
+
+    def _by_link(self, members: Collection[Member]) -> list[tuple[Link, list[Member]]]:
         by_host = defaultdict(list)
         for member in members:
             by_host[self._host_of[member]].append(member)
-        for host, there in by_host.items():
-            self._links[host].send("signal", signum, pairs(there))
+        return [(self._links[host], there) for host, there in by_host.items()]
 
     def living(self) -> list[Member]:
         """Return the processes that run or have left something running, as far as their agents have said."""
@@ -198,24 +206,36 @@ class RemoteCrew:
 
     def _event(self, line: list[Any]) -> None:
         match line:
-            case ["started", str() as role, int() as rank]:
-                self._running[Member(role, rank)] = None
-                self._around.take(Started(Member(role, rank)))
+            case ["started", str() as role, int() as rank, str() as place]:
+                member = Member(role, rank)
+                self._running[member] = None
+                self._around.take(Started(member, f"{place} on {self._host_of[member]}"))
             case ["not_started", str() as role, int() as rank, str() as reason, int() as code]:
                 self._around.take(NotStarted(Member(role, rank), reason, code))
             case ["exited", str() as role, int() as rank, int() as code]:
                 self._ended(Member(role, rank), code)
             case ["ready", str() as address]:
                 self._around.take(Ready(address))
+            case ["complete"]:
+                self._around.take(Complete())
+            case ["over"]:
+                self._around.take(Over())
+            case ["runs", str() as role, int() as rank, float() as cpu_s]:
+                self._tell_scheduler("runs", Member(role, rank), cpu_s)
+                self._around.take(Runs(Member(role, rank), cpu_s))
             case ["lost", str() as role, int() as rank, str() as reason, bool() as goes_on]:
                 member = Member(role, rank)
                 self._around.take(Lost(member, self._why_lost.get(member, reason), goes_on))
 
-    def _ended(self, member: Member, code: int) -> None:
-        self._running.pop(member, None)
+    def _tell_scheduler(self, word: str, member: Member, number: float) -> None:
+        """Tell the scheduler of a process on another host; it knows those on its own."""
         scheduler = self._host_of.get(_SCHEDULER)
         if scheduler is not None and scheduler != self._host_of[member]:
-            self._links[scheduler].send("ended", *member, code)
+            self._links[scheduler].send(word, *member, number)
+
+    def _ended(self, member: Member, code: int) -> None:
+        self._running.pop(member, None)
+        self._tell_scheduler("ended", member, code)
         self._around.take(Exited(member, code))
 
     def _lose(self, link: Link) -> None:

@@ -11,8 +11,11 @@ from paceline.launch.plan import Member
 #: What the agent writes first. Whatever a login shell prints comes before it.
 MAGIC = b"\x01paceline agent 1\n"
 
-PING_S = 2.0
-SILENCE_S = 30.0
+#: Interval of the launcher's pings, and silence after which the other end counts as lost.
+PING_S, SILENCE_S = 2.0, 60.0
+
+#: Longest time between two looks at the clock that counts in full. In the rest the own process did not run.
+LONGEST_TURN_S = 2 * PING_S
 
 
 def encode(*words: Any) -> bytes:

@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from paceline.errors import LaunchError
-from paceline.launch.remote.lines import MAGIC, PING_S, SILENCE_S, Lines, encode
+from paceline.launch.remote.lines import LONGEST_TURN_S, MAGIC, PING_S, SILENCE_S, Lines, encode
 from paceline.launch.supervise import sessions
 from paceline.launch.supervise.child import Child
+from paceline.membership import OwnTime
 
 _READ_BYTES = 256 * 1024
 _ERROR_LINES = 20
@@ -60,7 +61,8 @@ class Link:
         self._lines, self._err_text = Lines(MAGIC), b""
         self._unsent = b""
         self._open = {self._out, self._err}
-        self._heard_at = self._pinged_at = time.monotonic()
+        self._heard_at = self._pinged_at = now = time.monotonic()
+        self._own_time = OwnTime(now, LONGEST_TURN_S)
         selector.register(self._out, selectors.EVENT_READ, self._read)
         selector.register(self._err, selectors.EVENT_READ, self._read_errors)
 
@@ -90,7 +92,8 @@ class Link:
         return self._pinged_at + PING_S
 
     def is_silent(self, now: float) -> bool:
-        """Tell whether the agent has been silent for too long."""
+        """Tell whether the agent has been silent for too long; called in every turn."""
+        self._heard_at += self._own_time.lost_s(now)
         return bool(self.about) and now > self._heard_at + SILENCE_S
 
     def hang_up(self) -> None:

@@ -14,7 +14,7 @@ from paceline.launch.preflight import CommandNotFoundError
 from paceline.launch.supervise import sessions
 from paceline.launch.supervise.child import Child
 from paceline.launch.supervise.console import ERR, OUT
-from paceline.launch.supervise.events import Event, Exited, Lost, NotStarted, Ready, Started, Stopped
+from paceline.launch.supervise.events import Event, Exited, NotStarted, Ready, Runs, Started, Stopped
 from paceline.launch.supervise.ready import EndedPipe, ReadyPipe
 
 _READ_BYTES = 64 * 1024
@@ -56,6 +56,9 @@ class Crew(Protocol):
 
     def check(self) -> None:
         """Look for children of this process that have ended or are stopped."""
+
+    def look(self, members: Collection[Member]) -> None:
+        """Find out how much CPU time some processes have used; an event ``Runs`` for each follows, now or later."""
 
     def send(self, signum: int, members: Collection[Member]) -> None:
         """Signal some processes and everything they started."""
@@ -125,7 +128,7 @@ class LocalCrew:
         except LaunchError as error:
             self._take(NotStarted(process.member, str(error), _code(error)))
         else:
-            self._take(Started(process.member))
+            self._take(Started(process.member, f"pid {self._children[process.member].pid}"))
 
     def check(self) -> None:
         """Notice stopped and ended children.
@@ -149,6 +152,19 @@ class LocalCrew:
         """Tell the scheduler, if it runs here, how a process ended."""
         if self._ended is not None and member.role != "scheduler":
             self._ended.write(member, code)
+
+    def look(self, members: Collection[Member]) -> None:
+        """Tell how much CPU time some processes have used, with everything they started."""
+        found = sessions.cpu_s({self._children[member].pid for member in members})
+        for member in members:
+            cpu_s = found.get(self._children[member].pid, 0.0)
+            self.tell_cpu(member, cpu_s)
+            self._take(Runs(member, cpu_s))
+
+    def tell_cpu(self, member: Member, cpu_s: float) -> None:
+        """Tell the scheduler, if it runs here, that a process runs, and how much CPU time it has used."""
+        if self._ended is not None and member.role != "scheduler":
+            self._ended.write_cpu(member, cpu_s)
 
     def send(self, signum: int, members: Collection[Member]) -> None:
         """Signal some processes and everything they started."""
@@ -195,12 +211,12 @@ class LocalCrew:
             ended.close_read()
 
     def _read_ready(self) -> None:
-        """Take in what the scheduler says: its address first, then the first failure."""
+        """Take in what the scheduler says: its address first, then how the job goes."""
         if self._ready is None:
             return
         if self._ready.has_address:
-            for member, reason, goes_on in self._ready.failures():
-                self._take(Lost(member, reason, goes_on))
+            for event in self._ready.news():
+                self._take(event)
             if self._ready.ended:
                 self._close_ready()
             return

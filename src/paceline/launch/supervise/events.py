@@ -13,6 +13,8 @@ class Started:
     """A process runs."""
 
     member: Member
+    place: str = ""
+    """Its process id, and its host if that is another one, as lines for the user name them."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,24 @@ class Lost:
 
 
 @dataclass(frozen=True)
+class Complete:
+    """The scheduler says that all members have joined: the job has started."""
+
+
+@dataclass(frozen=True)
+class Over:
+    """The scheduler says that all workers have said goodbye: nobody needs servers and scheduler any more."""
+
+
+@dataclass(frozen=True)
+class Runs:
+    """A process runs, and has used so much CPU time, in seconds, with all that it has started."""
+
+    member: Member
+    cpu_s: float
+
+
+@dataclass(frozen=True)
 class Interrupted:
     """The launcher got a signal."""
 
@@ -68,7 +88,7 @@ class Tick:
     """Time has passed."""
 
 
-Event: TypeAlias = Started | NotStarted | Ready | Exited | Stopped | Lost | Interrupted | Tick
+Event: TypeAlias = Started | NotStarted | Ready | Exited | Stopped | Lost | Complete | Over | Runs | Interrupted | Tick
 
 
 @dataclass(frozen=True)
@@ -87,6 +107,13 @@ class Signal:
 
 
 @dataclass(frozen=True)
+class Look:
+    """Find out how much CPU time these processes have used; a :class:`Runs` for each follows, now or later."""
+
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True)
 class Warn:
     """Show a line to the user."""
 
@@ -100,4 +127,4 @@ class Finish:
     code: int
 
 
-Action: TypeAlias = Start | Signal | Warn | Finish
+Action: TypeAlias = Start | Signal | Look | Warn | Finish

@@ -4,7 +4,7 @@
 |---|---|
 | ``STARTING`` | the scheduler alone |
 | ``RUNNING`` | everything |
-| ``LEAVING`` | servers and scheduler, which exit |
+| ``LEAVING`` | what has not exited yet: all workers have left the job |
 | ``FAILING`` | the others, which report what they saw |
 | ``INTERRUPTED`` | everything; the workers got the signal |
 | ``TERMINATING`` | what has not exited yet; all got SIGTERM |
@@ -14,42 +14,49 @@
 | from | to | when |
 |---|---|---|
 | ``STARTING`` | ``RUNNING`` | the scheduler listens, or the job has none |
-| ``RUNNING`` | ``LEAVING`` | all workers have exited with 0, or died and the others went on |
+| ``RUNNING`` | ``LEAVING`` | all workers have said goodbye (``Over``), or exited with 0, or died and others went on |
 | ``STARTING``, ``RUNNING``, ``LEAVING`` | ``FAILING`` | an exit code is not 0, no start, or ``Lost`` |
-| ``STARTING`` | ``FAILING`` | the scheduler exits with 0, or ``start_s`` has passed |
-| ``RUNNING`` | ``FAILING`` | a server or the scheduler left before the others, ``leave_s`` ago, and workers still run |
-| ``RUNNING`` | ``FAILING`` | all workers that still run have been stopped (SIGSTOP) for ``leave_s`` |
+| ``STARTING`` | ``FAILING`` | the scheduler exits with 0, or ``start_s`` has counted for it (``StartClock``) |
+| ``RUNNING`` | ``FAILING`` | all that still runs has been stopped (SIGSTOP) for ``leave_s`` |
+| ``LEAVING`` | ``FAILING`` | a worker hangs in its exit |
 | ``STARTING``, ``RUNNING``, ``LEAVING`` | ``INTERRUPTED`` | a signal |
-| ``LEAVING`` | ``TERMINATING`` | ``leave_s`` has passed |
+| ``LEAVING`` | ``TERMINATING`` | no worker is left, and servers and scheduler hang; or no ``Over`` within ``leave_s`` |
 | ``FAILING`` | ``TERMINATING`` | ``survivors_s`` has passed |
 | ``INTERRUPTED`` | ``TERMINATING`` | ``interrupt_s`` has passed |
-| ``FAILING``, ``INTERRUPTED`` | ``TERMINATING`` | no worker is left, and the cause is known, or ``VERDICT_S`` later |
-| ``FAILING`` | ``TERMINATING`` | a signal, or the scheduler did not start |
+| ``FAILING``, ``INTERRUPTED`` | ``TERMINATING`` | no worker is left, and the cause is known, or ``leave_s`` later |
+| ``FAILING`` | ``TERMINATING`` | a signal, or the scheduler did not start, or the worker hangs |
 | ``INTERRUPTED``, ``TERMINATING`` | ``KILLING`` | a second signal |
 | ``TERMINATING`` | ``KILLING`` | ``terminate_s`` has passed |
 | ``KILLING`` | ``OVER`` | ``kill_s`` has passed |
 | ``LEAVING``, ``FAILING``, ``INTERRUPTED``, ``TERMINATING``, ``KILLING`` | ``OVER`` | no process is left |
 
-The failure that is reported is the first *cause*. A process that fails because of another one may exit before it, so
-the order of exits does not tell. The cause is
+**A good end.** When all workers have said goodbye, the job has succeeded if the exit codes say so, however long the
+exits take. The scheduler knows of the goodbyes (``Over``); its own exit code of 0 says the same. From then on only a
+process that hangs is ended (:mod:`paceline.launch.supervise.exits`): a worker's hang is a failure, one of servers or
+scheduler is not, since nobody needs them. That a server left too early is for the scheduler to say (``Lost``). Where no
+worker has joined, the scheduler says nothing when they exit, and ends nothing: then ``leave_s`` counts.
 
-1. the process that the scheduler names (:class:`~paceline.launch.supervise.events.Lost`): it saw whose goodbye,
-   silence, lost connection or exit code came first;
+**Blame.** The failure that is reported is the first *cause*. A process that fails because of another one may exit
+before it, so the order of exits does not tell. The scheduler gets all exit codes, sees whose goodbye, silence, lost
+connection or exit code came first, and names that process (``Lost``). This machine judges only what the scheduler
+cannot: the scheduler itself. The cause is
+
+1. the process that the scheduler names;
 2. else the first whose exit code is neither 0 nor ``PEER_FAILED``;
-3. else the scheduler, if it runs but names nobody in time: instead of 2, if it is stopped (SIGSTOP);
+3. else the scheduler, if it runs but names nobody: instead of 2, if it is stopped (SIGSTOP);
 4. else the first that exited with ``PEER_FAILED``.
 
 Its exit code is that of the job, or 1 if it has none.
 
 Timeouts (:class:`~paceline.launch.spec.Graces`). Every phase but ``RUNNING`` has one, so no job hangs while it ends.
-``survivors_s`` must exceed the setting ``disconnect_grace_s``, after which survivors learn of a death, plus the time in
-which they report it and exit. ``leave_s`` must exceed the time that servers need to exit after the last worker.
-``survivors_s`` and ``VERDICT_S`` must exceed the time in which the scheduler names a process after it is told its exit
-code: 0.2 s on an idle machine.
+``survivors_s`` must exceed ``LAST_WORDS_S``, after which survivors learn of a death, plus the time in
+which they report it and exit. ``survivors_s`` and ``leave_s`` must exceed the time in which the scheduler names a
+process after it is told its exit code: 0.2 s on an idle machine.
 
 **Deaths that others survive.** A job may go on when a worker dies (``--on-worker-death``); the scheduler decides. A
-worker whose exit code is neither 0 nor ``PEER_FAILED`` then waits for its verdict (``Lost``), at most ``VERDICT_S``. If
-the others go on, the job's exit code is ``WORKER_LOST`` when it ends well.
+worker whose exit code is neither 0 nor ``PEER_FAILED`` then waits for its verdict (``Lost``): as long as other workers
+run, which notice a scheduler that does not respond; ``leave_s`` after that, or if the scheduler is stopped. If the
+others go on, the job's exit code is ``WORKER_LOST`` when it ends well.
 
 A job ends with processes left only if the kernel cannot end them within ``kill_s``.
 """
@@ -57,7 +64,6 @@ A job ends with processes left only if the kernel cannot end them within ``kill_
 from __future__ import annotations
 
 import enum
-import math
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
@@ -67,13 +73,17 @@ from paceline.launch.plan import Member
 from paceline.launch.spec import Graces
 from paceline.launch.supervise.events import (
     Action,
+    Complete,
     Event,
     Exited,
     Finish,
     Interrupted,
+    Look,
     Lost,
     NotStarted,
+    Over,
     Ready,
+    Runs,
     Signal,
     Start,
     Started,
@@ -81,7 +91,9 @@ from paceline.launch.supervise.events import (
     Tick,
     Warn,
 )
+from paceline.launch.supervise.exits import LOOK_S, Exits
 from paceline.launch.supervise.failure import Failure, describe
+from paceline.membership import StartClock
 
 
 class Phase(enum.Enum):
@@ -96,9 +108,6 @@ class Phase(enum.Enum):
     KILLING = enum.auto()
     OVER = enum.auto()
 
-
-#: How long the scheduler may take to name the first failure after all workers have ended.
-VERDICT_S = 3.0
 
 _SCHEDULER = Member("scheduler", 0)
 _GOING_WELL = frozenset({Phase.STARTING, Phase.RUNNING, Phase.LEAVING})
@@ -128,18 +137,18 @@ class Lifecycle:
         self._may_go_on = may_go_on
         self._in_question: dict[Member, int] = {}
         """Workers that have failed, and their exit codes, while the scheduler has not said whether the others go on."""
-        self._question_until = math.inf
+        self._exits: Exits | None = None
+        """Of the processes that are left when all workers have said goodbye."""
+        self._places: dict[Member, str] = {}
         self.alive: dict[Member, None] = {}
         """The processes that run, in the order of starting."""
         self._started: list[Member] = []
         self._unfinished = {member for member in members if member.role == "worker"}
-        self._departed: list[Member] = []
         self._signum = 0
-        self._began = now
+        self._began, self._start_clock = now, StartClock(now)
         self._codes: dict[Member, int] = {}
         self._is_named = False
         """The first cause is known: by the scheduler, or because this machine found it itself."""
-        self._verdict_at = math.inf
         self._stopped: frozenset[Member] = frozenset()
 
     def begin(self) -> list[Action]:
@@ -156,8 +165,8 @@ class Lifecycle:
         if self.phase is Phase.OVER:
             return []
         match event:
-            case Started(member):
-                self.alive[member] = None
+            case Started(member, place):
+                self.alive[member], self._places[member] = None, place
                 self._started.append(member)
                 return []
             case Ready():
@@ -176,6 +185,13 @@ class Lifecycle:
                 return self._lost(member, reason, now)
             case Exited(member, code):
                 return self._exited(member, code, now)
+            case Complete():
+                return []
+            case Over():
+                self._wait_for_exits(now)
+                return []
+            case Runs(member, cpu_s):
+                return self._runs(member, cpu_s, now)
             case Interrupted(signum):
                 return self._interrupted(signum, now)
             case Tick():
@@ -195,7 +211,7 @@ class Lifecycle:
         assert set(self.alive) <= set(self._started) <= set(self.members)
         assert (self.deadline is None) <= (self.phase in (Phase.RUNNING, Phase.OVER))
         assert (self.failure is None) or self.phase not in _GOING_WELL
-        assert self.phase is not Phase.LEAVING or not self._unfinished
+        assert self.phase is not Phase.LEAVING or self._exits is not None or not self._unfinished
 
     def _ready(self) -> list[Action]:
         if self.phase is not Phase.STARTING:
@@ -216,9 +232,14 @@ class Lifecycle:
         return self._finish_if_empty() or self._terminate_idle(now)
 
     def _watch_stopped(self, now: float) -> None:
-        """Set a deadline where all that still runs is stopped: nobody else would notice."""
-        if self.phase is Phase.RUNNING and self.deadline is None and self._stopped.issuperset(self.alive):
+        """Set a deadline where nobody else would notice: all that runs is stopped, or a verdict does not come."""
+        is_still = self._lacks_verdict() or self._stopped.issuperset(self.alive)
+        if self.phase is Phase.RUNNING and self.deadline is None and is_still:
             self.deadline = now + self.graces.leave_s
+
+    def _lacks_verdict(self) -> bool:
+        """Tell whether a verdict is to come, and no worker runs or the scheduler is stopped."""
+        return bool(self._in_question) and (not self._workers() or _SCHEDULER in self._stopped)
 
     def _lost(self, member: Member, reason: str, now: float) -> list[Action]:
         """Take in which process failed first, as the scheduler saw it."""
@@ -242,9 +263,8 @@ class Lifecycle:
             return []
         if self.phase is Phase.INTERRUPTED or self._is_explained():
             return self._terminate(now)
-        if self.failure is not None and self.failure.code != PEER_FAILED:
-            self._verdict_at = min(self._verdict_at, now + VERDICT_S)
-            self.deadline = min(self.deadline or self._verdict_at, self._verdict_at)
+        latest = now + self.graces.leave_s
+        self.deadline = min(self.deadline or latest, latest)
         return []
 
     def _is_explained(self) -> bool:
@@ -267,20 +287,15 @@ class Lifecycle:
             self.lost[member] = replace(self.lost[member], code=code or WORKER_LOST)
             self._finish_worker(member, now)
         elif self._may_be_survived(member) and code not in (0, PEER_FAILED):
-            self._question_until = min(self._question_until, now + VERDICT_S) if self._in_question else now + VERDICT_S
             self._in_question[member] = code
-            self.deadline = min(self.deadline or math.inf, self._question_until)
         elif code != 0 and not (code == WORKER_LOST and member.role == "scheduler" and self.lost):
             self._fail(member, code, describe_code(code), now)
         elif self.phase is Phase.STARTING:
             self._fail(member, 1, "exited before it reported its address", now)
         elif member.role == "worker":
             self._finish_worker(member, now)
-        elif self._unfinished:
-            self._departed.append(member)
-            self.deadline = self._departure_deadline(now)
-            if self._in_question:
-                self.deadline = min(self.deadline or math.inf, self._question_until)
+        elif member == _SCHEDULER:
+            self._wait_for_exits(now)
 
     def _may_be_survived(self, member: Member) -> bool:
         is_running = self.phase is Phase.RUNNING and _SCHEDULER in self.alive
@@ -296,15 +311,32 @@ class Lifecycle:
         if not self._unfinished and self.phase is Phase.RUNNING:
             self.phase, self.deadline = Phase.LEAVING, now + self.graces.leave_s
 
-    def _departure_deadline(self, now: float) -> float | None:
-        """Return until when workers may go on without a server or scheduler that left with exit code 0.
+    def _wait_for_exits(self, now: float) -> None:
+        """Wait for what has not exited: all workers have said goodbye."""
+        if self._exits is None and self.phase in (Phase.RUNNING, Phase.LEAVING):
+            self._exits = Exits(self.graces, now)
+            self.phase, self.deadline = Phase.LEAVING, now
 
-        Servers and scheduler all leave only when every worker has said that it needs them no more; then the workers
-        have no deadline. If one leaves while others stay, it left too early.
+    def _runs(self, member: Member, cpu_s: float, now: float) -> list[Action]:
+        """Wait on for a scheduler that starts on a busy host, and judge what has not exited.
+
+        Workers are judged first, since servers and scheduler matter to nobody then.
         """
-        if len(self.alive) == len(self._workers()):
-            return None
-        return now + self.graces.leave_s if self.deadline is None else self.deadline
+        if self.phase is Phase.STARTING and member == _SCHEDULER:
+            self._start_clock.note(cpu_s, now)
+            self.deadline = now + max(0.0, self.graces.start_s - self._start_clock.counted_s(now))
+        if self._exits is None or self.phase is not Phase.LEAVING:
+            return []
+        self._exits.note(member, cpu_s, member in self._stopped, now)
+        workers = self._workers()
+        why = {member: self._exits.why_overdue(member) for member in workers or self.alive}
+        if not all(why.values()):
+            return []
+        if not workers:
+            warnings = [Warn(f"{member} is terminated: {reason}") for member, reason in why.items()]
+            return [*warnings, *self._terminate(now)]
+        self._fail(workers[0], 1, why[workers[0]], now)
+        return self._terminate(now)
 
     def _fail(self, member: Member, code: int, reason: str, now: float) -> None:
         if self.phase in _GOING_WELL:
@@ -344,27 +376,26 @@ class Lifecycle:
                 self._fail(self._started[0], 1, reason, now)
                 self._is_named = True
                 return self._terminate(now)
-            case Phase.RUNNING if self._in_question and now >= self._question_until:
+            case Phase.RUNNING if self._lacks_verdict():
                 self._decide_question(now)
-                return self._finish_if_empty()
+                return self._terminate_idle(now)
             case Phase.RUNNING if self._workers() and self._stopped.issuperset(self._workers()):
                 reason = f"stopped (SIGSTOP), and the job has waited for it for {self.graces.leave_s:g} s"
                 self._fail(self._workers()[0], 1, reason, now)
                 return self._terminate(now)
-            case Phase.RUNNING if not self._departed or len(self.alive) == len(self._workers()):
+            case Phase.RUNNING:
                 self.deadline = None  # it goes on
                 return []
-            case Phase.RUNNING:
-                waiting = ", ".join(str(member) for member in self._workers())
-                reason = f"left {self.graces.leave_s:g} s ago, while {waiting} still ran"
-                self._fail(self._departed[0], 1, reason, now)
-                return self._finish_if_empty()
+            case Phase.LEAVING if self._exits is not None:
+                self.deadline = now + LOOK_S
+                line = self._exits.waiting({member: self._places[member] for member in self.alive}, now)
+                return [*([Warn(line)] if line else []), Look(tuple(self.alive))]
             case Phase.LEAVING:
                 warning = f"all workers are done but {self._names()} did not leave within {self.graces.leave_s:g} s"
                 return [Warn(warning), *self._terminate(now)]
             case Phase.FAILING | Phase.INTERRUPTED:
                 self._suspect_scheduler()
-                if now >= self._verdict_at:
+                if not self._workers():
                     return self._terminate(now)
                 interrupted = self.phase is Phase.INTERRUPTED
                 grace_s = self.graces.interrupt_s if interrupted else self.graces.survivors_s

@@ -1,9 +1,9 @@
 """The launcher's ends of the pipes to and from the scheduler.
 
 The scheduler binds a port that is free at that moment and says which: nobody has to guess one beforehand, so there is
-no moment in which another program can take it. Later it says which process failed first, as the members saw it, and
-which workers the others go on without. The
-launcher says which processes have ended, because only their parent knows their exit codes.
+no moment in which another program can take it. Later it says that all members have joined, which process failed first,
+as the members saw it, which workers the others go on without, and that all workers have said goodbye. The launcher says
+which processes have ended, because only their parent knows their exit codes, and how much CPU time others have used.
 :mod:`paceline.scheduler.launcher` is the other side.
 """
 
@@ -16,6 +16,7 @@ import re
 
 from paceline import forks
 from paceline.launch.plan import Member
+from paceline.launch.supervise.events import Complete, Lost, Over
 
 _ADDRESS = re.compile(r"tcp://\S+:[1-9]\d{0,4}")
 
@@ -24,7 +25,7 @@ class ReadyPipe:
     """The launcher's end of the pipe; the scheduler inherits :attr:`write_fd`.
 
     Attributes:
-        has_address: the address has been read; failures may follow.
+        has_address: the address has been read; news may follow.
         ended: the scheduler writes no more.
     """
 
@@ -54,15 +55,15 @@ class ReadyPipe:
         self.has_address = True
         return line
 
-    def failures(self) -> list[tuple[Member, str, bool]]:
-        """Return the failures that the scheduler has reported since the last call: who, how, do the others go on."""
+    def news(self) -> list[Complete | Lost | Over]:
+        """Return what the scheduler has reported since the last call."""
         try:
             data = os.read(self.fd, 65536)
             self.ended = not data
         except BlockingIOError:
             data = b""
         *lines, self._text = (self._text + data).split(b"\n")
-        return [failure for failure in map(_failure, lines) if failure is not None]
+        return [event for event in map(_event, lines) if event is not None]
 
     def close(self) -> None:
         """Close the launcher's end."""
@@ -73,16 +74,22 @@ class ReadyPipe:
         os.close(self.write_fd)
 
 
-def _failure(line: bytes) -> tuple[Member, str, bool] | None:
+def _event(line: bytes) -> Complete | Lost | Over | None:
     try:
-        role, rank, reason, goes_on = json.loads(line)
+        match json.loads(line):
+            case ["lost", str() as role, int() as rank, str() as reason, bool() as goes_on]:
+                return Lost(Member(role, rank), reason, goes_on)
+            case ["complete"]:
+                return Complete()
+            case ["over"]:
+                return Over()
     except ValueError:
-        return None
-    return Member(str(role), int(rank)), str(reason), bool(goes_on)
+        pass
+    return None
 
 
 class EndedPipe:
-    """The launcher's end of the pipe on which it says which processes have ended."""
+    """The launcher's end of the pipe on which it says which processes run and which have ended."""
 
     def __init__(self) -> None:
         with forks.held():
@@ -96,9 +103,17 @@ class EndedPipe:
         self._fd = -1
 
     def write(self, member: Member, code: int) -> None:
-        """Say how a process ended. What the scheduler cannot read any more is lost."""
+        """Say how a process ended."""
+        self._write(*member, code)
+
+    def write_cpu(self, member: Member, cpu_s: float) -> None:
+        """Say that a process runs, and how much CPU time it has used."""
+        self._write(*member, None, cpu_s)
+
+    def _write(self, *words: str | float | None) -> None:
+        """Write a line. What the scheduler cannot read any more is lost."""
         with contextlib.suppress(OSError):
-            os.write(self._fd, json.dumps([member.role, member.rank, code]).encode() + b"\n")
+            os.write(self._fd, json.dumps(words).encode() + b"\n")
 
     def close_read(self) -> None:
         """Close the scheduler's end in this process, after the scheduler has it."""

@@ -9,21 +9,44 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections import defaultdict
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 _STOPPED = frozenset({b"T", b"t"})
 _DEAD = frozenset({b"Z", b"X", b"x"})
 
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class _Process(NamedTuple):
+    """A live process; ``cpu_s`` is the time that it and its children that have ended have used."""
+
+    pid: int
+    group: int
+    session: int
+    state: bytes
+    cpu_s: float
+
 
 def living(sessions: Collection[int]) -> set[int]:
     """Return those of the given sessions that have a live process; zombies do not count."""
-    return {session for _, _, session, _ in _scan() if session in sessions}
+    return {one.session for one in _scan() if one.session in sessions}
+
+
+def cpu_s(sessions: Collection[int]) -> dict[int, float]:
+    """Return how much CPU time the processes of each of the given sessions have used; nothing for one that is over."""
+    found: dict[int, float] = defaultdict(float)
+    for one in _scan():
+        if one.session in sessions:
+            found[one.session] += one.cpu_s
+    return found
 
 
 def stopped() -> set[int]:
     """Return the processes that a signal has stopped."""
-    return {process for process, _, _, state in _scan() if state in _STOPPED}
+    return {one.pid for one in _scan() if one.state in _STOPPED}
 
 
 def send(signum: int, sessions: Collection[int]) -> None:
@@ -31,7 +54,7 @@ def send(signum: int, sessions: Collection[int]) -> None:
 
     Whole process groups are signalled, so a process that is forked meanwhile is not missed.
     """
-    for group in {group for _, group, session, _ in _scan() if session in sessions}:
+    for group in {one.group for one in _scan() if one.session in sessions}:
         # ESRCH: its last process exited meanwhile. EPERM: it runs as another user now; only root could end it.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signum)
@@ -39,13 +62,13 @@ def send(signum: int, sessions: Collection[int]) -> None:
                 os.killpg(group, signal.SIGCONT)
 
 
-def _scan() -> Iterator[tuple[int, int, int, bytes]]:
-    """Give the id, the process group, the session and the state of every live process."""
+def _scan() -> Iterator[_Process]:
+    """Give every live process."""
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 # pid (name) state parent group session …, where the name may contain spaces and brackets
                 text = Path("/proc", name, "stat").read_bytes()
-                state, _, group, session = text[text.rindex(b")") + 2 :].split(maxsplit=4)[:4]
+                state, _, group, session, *more = text[text.rindex(b")") + 2 :].split(maxsplit=15)[:15]
                 if state not in _DEAD:
-                    yield int(name), int(group), int(session), state
+                    yield _Process(int(name), int(group), int(session), state, sum(map(int, more[7:])) / _TICKS_PER_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import selectors
 import shlex
@@ -20,9 +21,11 @@ from paceline.launch.supervise.console import Console
 from paceline.launch.supervise.crew import Crew, LocalCrew, Take
 from paceline.launch.supervise.events import (
     Action,
+    Complete,
     Event,
     Finish,
     Interrupted,
+    Look,
     Ready,
     Signal,
     Start,
@@ -37,6 +40,9 @@ from paceline.launch.supervise.signals import SignalPipe
 #: How long what a process left behind may take to exit by itself (Python's resource tracker does); then SIGTERM.
 _LEFTOVERS_S = 1.0
 _LEFTOVERS_CHECK_S = 0.02
+
+#: Interval at which processes are looked at until all have joined: the scheduler waits for those that get CPU time.
+_START_LOOK_S = 1.0
 
 
 def _sentence(env: Mapping[str, object]) -> str:
@@ -90,6 +96,7 @@ class Supervisor:
         self._code: int | None = None
         self._interrupted = self._signalled = False
         self._lifecycle: Lifecycle | None = None
+        self._next_look = math.inf
 
     def run(self) -> int:
         """Run the job and return its exit code. Once only, and in the main thread, because it handles signals.
@@ -131,14 +138,22 @@ class Supervisor:
     def _supervise(self) -> int:
         may_go_on = self._plan.may_go_on(os.environ)
         self._lifecycle = Lifecycle(list(self._processes), self._plan.graces, time.monotonic(), may_go_on)
-        if Member("scheduler", 0) not in self._processes:
+        if Member("scheduler", 0) in self._processes:
+            self._next_look = time.monotonic() + _START_LOOK_S
+        else:
             self._learn(None)
         self._act(self._lifecycle.begin())
         while self._code is None:
-            self._wait(self._lifecycle.deadline)
+            self._wait(min(self._next_look, math.inf if self._lifecycle.deadline is None else self._lifecycle.deadline))
+            self._look_at_start(self._lifecycle, time.monotonic())
             self._take(Tick())
         self._end_leftovers()
         return self._code
+
+    def _look_at_start(self, lifecycle: Lifecycle, now: float) -> None:
+        if now >= self._next_look:
+            self._next_look = now + _START_LOOK_S
+            self._crew.look(tuple(lifecycle.alive))
 
     def _record(self, scheduler: str | None) -> None:
         """Tell ``paceline status`` of this job. A job runs without that if its file cannot be written."""
@@ -182,7 +197,7 @@ class Supervisor:
     def _wait(self, deadline: float | None) -> None:
         """Wait for the next event, until the deadline at most, and handle it."""
         deadlines = [one for one in (deadline, self._crew.deadline()) if one is not None]
-        timeout = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+        timeout = max(0.0, min(deadlines) - time.monotonic()) if min(deadlines, default=math.inf) < math.inf else None
         for key, _ in self._selector.select(timeout):
             key.data()
         if self._crew.deadline() is not None:
@@ -193,6 +208,8 @@ class Supervisor:
     def _take(self, event: Event) -> None:
         if isinstance(event, Ready):
             self._learn(event.address)
+        if isinstance(event, Complete):
+            self._next_look = math.inf
         if self._lifecycle is not None:
             self._act(self._lifecycle.handle(event, time.monotonic()))
 
@@ -203,6 +220,8 @@ class Supervisor:
                     self._start(members)
                 case Signal(signum, members):
                     self._crew.send(signum, members)
+                case Look(members):
+                    self._crew.look(members)
                 case Warn(text):
                     self._console.say(text)
                 case Finish(code):

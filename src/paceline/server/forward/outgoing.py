@@ -82,5 +82,6 @@ def message(store: str, sums: Sequence[Sum]) -> tuple[m.PushSum, Frames]:
     options = b"" if first.options is None else msgspec.msgpack.encode(first.options)
     absent = [m.AbsentRange(*one.bucket.place, one.start + a, b - a) for one in sums for a, b in one.absent]
     entries, problem = [one.entry for one in sums], first.accumulator.problem
-    body = m.PushSum(store, entries, shares, first.unit, options, absent, skip, problem)
+    notes = list(dict.fromkeys(note for one in sums for note in one.accumulator.notes))
+    body = m.PushSum(store, entries, shares, first.unit, options, absent, skip, problem, notes)
     return body, () if skip else [one.frame for one in sums]

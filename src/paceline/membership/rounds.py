@@ -1,0 +1,68 @@
+"""Workers that train fewer rounds than others. Pure.
+
+The servers wait neither for a worker that has left nor for one at a barrier: the others train on without it, in every
+mode. That may be meant, or a loop that ended early, or a batch that raised an error which the script swallowed. So the
+log says it once for each worker when it happens, and at the end how many rounds each has trained. With a pool of
+samples unequal rounds are the purpose; then it says nothing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+
+from paceline.membership.actions import Action, MemberKey, Warn
+from paceline.membership.seat import Seat
+
+
+class Rounds:
+    """What was said of unequal rounds."""
+
+    def __init__(self) -> None:
+        self._said: set[int] = set()
+
+    def check(self, workers: Sequence[Seat], at_barrier: Collection[MemberKey]) -> list[Action]:
+        """Return a line for each worker without which others have begun to train on.
+
+        Args:
+            workers: of the job.
+            at_barrier: those who wait there.
+        """
+        training = [one for one in workers if one.live and _key(one) not in at_barrier]
+        first = max(training, key=lambda one: one.round, default=None)
+        behind = [] if first is None else [one for one in workers if one.round < first.round and not one.dead]
+        found = [one for one in behind if (one.left or _key(one) in at_barrier) and one.member.rank not in self._said]
+        self._said.update(one.member.rank for one in found)
+        return [Warn(f"{one} {_what(one)}; the others train on without it ({_at(first)})") for one in found if first]
+
+    def summary(self, workers: Sequence[Seat]) -> list[Action]:
+        """Return a line about how many rounds each worker has trained, if not all have trained as many."""
+        ranks = defaultdict(list)
+        for one in workers:
+            ranks[one.round].append(one.member.rank)
+        told = [f"{round} by {_workers(sorted(found))}" for round, found in sorted(ranks.items(), reverse=True)]
+        return [Warn(f"not all workers have trained as many rounds: {'; '.join(told)}")] if len(told) > 1 else []
+
+
+def _key(one: Seat) -> MemberKey:
+    return one.member.role, one.member.rank
+
+
+def _what(one: Seat) -> str:
+    return f"left the job after round {one.round}" if one.left else f"waits at a barrier after round {one.round}"
+
+
+def _at(one: Seat) -> str:
+    return f"worker {one.member.rank} is in round {one.round}"
+
+
+def _workers(ranks: Sequence[int]) -> str:
+    """Name workers by their ranks, in ranges where they are many: ``workers 0-6, 8``."""
+    ranges: list[list[int]] = []
+    for rank in ranks:
+        if ranges and ranges[-1][-1] == rank - 1:
+            ranges[-1].append(rank)
+        else:
+            ranges.append([rank])
+    names = [str(one[0]) if len(one) == 1 else f"{one[0]}-{one[-1]}" for one in ranges]
+    return f"worker{'s' if len(ranks) > 1 else ''} {', '.join(names)}"

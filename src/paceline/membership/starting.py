@@ -1,0 +1,100 @@
+"""How long processes may take until they join the job, on a busy host too. Pure.
+
+A process that starts on a busy host is slow, not lost. Where a launcher tells how much CPU time each process has used
+(and all that it has started), this is the time that counts for it:
+
+| since the last report it | counts |
+|---|---|
+| used CPU time, at least :data:`MOVING_SHARE` of the time that passed | the CPU time, at most the time that passed |
+| used less: it sleeps, waits for somebody, or is stopped | the time that passed |
+
+A process that nothing is told of was never started, or no launcher sees it: the time that passed counts. When
+``start_timeout_s`` has counted for a process, the job fails and names it. So a process that computes and never joins is
+named after as much CPU time, which on an idle host is as much time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paceline.config import variable
+from paceline.membership.actions import MemberKey
+
+#: CPU time of a process that starts, as a share of the time that passes: less is no start.
+MOVING_SHARE = 0.005
+
+
+class StartClock:
+    """The time that counts for one process.
+
+    Args:
+        now: seconds on the caller's clock, when the job started.
+    """
+
+    def __init__(self, now: float) -> None:
+        self.cpu_s = 0.0
+        self._counted, self._since = 0.0, now
+        self._is_told = False
+
+    def note(self, cpu_s: float, now: float) -> None:
+        """Note how much CPU time the process has used since it started."""
+        passed, used = now - self._since, cpu_s - self.cpu_s
+        self._counted += passed if used < MOVING_SHARE * passed else min(used, passed)
+        self.cpu_s, self._since, self._is_told = cpu_s, now, True
+
+    def forgive(self, lost_s: float) -> None:
+        """Do not count time in which the judge did not run."""
+        self._since += lost_s
+
+    def counted_s(self, now: float) -> float:
+        """Return the time that counts; after a report, until the next one, no more does."""
+        return self._counted if self._is_told else self._counted + now - self._since
+
+
+class Starting:
+    """The processes that have not joined yet.
+
+    Args:
+        limit_s: ``start_timeout_s``.
+        now: seconds on the caller's clock.
+    """
+
+    def __init__(self, limit_s: float, now: float) -> None:
+        self._limit_s, self._began = limit_s, now
+        self._unknown = StartClock(now)
+        self._clocks: dict[MemberKey, StartClock] = {}
+        self._next_word = now + limit_s / 2
+
+    def note_cpu(self, key: MemberKey, cpu_s: float, now: float) -> None:
+        """Note how much CPU time a process has used since it started."""
+        self._clocks.setdefault(key, StartClock(self._began)).note(cpu_s, now)
+
+    def forgive(self, lost_s: float) -> None:
+        """Do not count time in which the judge did not run."""
+        for clock in (self._unknown, *self._clocks.values()):
+            clock.forgive(lost_s)
+
+    def late(self, missing: Sequence[MemberKey], now: float) -> list[MemberKey]:
+        """Return those of the missing processes whose time is over."""
+        return [key for key in missing if self._clock(key).counted_s(now) >= self._limit_s]
+
+    def is_word_due(self, now: float) -> bool:
+        """Tell, twice in ``start_timeout_s``, that those who wait should hear that the wait goes on."""
+        is_due = now >= self._next_word
+        if is_due:
+            self._next_word = now + self._limit_s / 2
+        return is_due
+
+    def waited_for(self, missing: Sequence[MemberKey], now: float) -> str:
+        """Return a sentence about the missing processes that take longer than usual; empty while none does."""
+        waited_s = now - self._began
+        if waited_s < self._limit_s:
+            return ""
+        names = [f"{role} {rank} ({self._clock((role, rank)).cpu_s:.1f} s of CPU time)" for role, rank in missing]
+        return (
+            f"{', '.join(names)} did not join within {waited_s:.0f} s, and still starts on a busy host; "
+            f"{variable('start_timeout_s')} counts the CPU time that it gets"
+        )
+
+    def _clock(self, key: MemberKey) -> StartClock:
+        return self._clocks.get(key, self._unknown)

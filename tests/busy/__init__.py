@@ -1,0 +1,1 @@
+"""Jobs on a busy machine: `python -m tests.busy`."""
