@@ -15,14 +15,15 @@ SIDE_BY_SIDE = $(filter-out $(ALONE) tests/engines,$(sort $(patsubst %/,%,$(dir 
 FAULTS = tests/soak $(patsubst %,tests/integration/test_%.py,blame damage failures fork fuzz hosts noticing \
   pool_resume saving_after_a_failure strangers tampering worker_death)
 
-.PHONY: help demo test test-faults test-ssh test-hvd test-engines test-k8s check format fuzz mutations oracle blame busy soak \
-  bench bench-unequal bench-auto bench-regimes clean
+.PHONY: help demo test test-faults test-wheel test-ssh test-hvd test-engines test-k8s check format fuzz mutations oracle \
+  blame busy soak bench bench-unequal bench-shares bench-auto bench-regimes clean
 
 help:
 	@echo "make demo   train LeNet on handwritten digits with 2 workers and 2 servers"
 	@echo "make test   run the tests, with coverage"
 	@echo "make test-faults   processes that are killed, stopped or cut off, and a short soak (about 10 minutes)"
 	@echo "make test-hvd      every case of the Horovod interface, 1 to 4 processes, and 200 starts and ends (half an hour)"
+	@echo "make test-wheel    build the wheel, install it in an empty venv, run README's scripts (some minutes)"
 	@echo "make test-ssh      launchers ssh, mpi and slurm on hosts with real ssh servers (root; about 5 minutes)"
 	@echo "make test-engines  the same, and MNIST on every cluster manager that is installed (about 20 minutes)"
 	@echo "make test-k8s      launcher k8s on a real Kubernetes, built once from Debian's source package (root; 5 minutes to build, 5 to test)"
@@ -30,6 +31,7 @@ help:
 	@echo "make bench  run the benchmarks (about 8 minutes) and write docs/benchmarks.md"
 	@echo "make bench-regimes  dist_auto against every fixed mode, on simulated clusters (some minutes for each)"
 	@echo "make bench-unequal  modes on 12 workers of three speeds, beside the simulator (about 25 minutes)"
+	@echo "make bench-shares  samples/s of unlike workers in lock step, against what their own times allow (5 minutes)"
 	@echo "make bench-auto  what dist_auto chooses on three kinds of real machines, beside other modes (about 45 minutes)"
 	@echo "make fuzz   one million mutated messages against a server, and 10,000 half-open connections"
 	@echo "make mutations  change lines of the core, one at a time: a test must fail for each (about 5 minutes)"
@@ -61,7 +63,7 @@ test: $(READY)
 $(ENGINES)/.ready: $(READY)
 	$(PYTHON) -m venv $(ENGINES)
 	$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-	  ray torchx kubernetes-validate kubeflow-trainer-api hatchling editables
+	  ray torchx kubernetes-validate kubeflow-trainer-api hatchling hatch-fancy-pypi-readme editables
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 	  > $$($(ENGINES)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz-paceline.pth
 	$(ENGINES)/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
@@ -69,6 +71,9 @@ $(ENGINES)/.ready: $(READY)
 
 test-faults: $(READY)
 	$(BIN)/python -m pytest $(FAULTS)
+
+test-wheel: $(READY)
+	PACELINE_TEST_WHEEL=1 $(BIN)/python -m pytest --timeout 1200 tests/docs/test_wheel.py
 
 test-ssh: $(READY)
 	$(BIN)/python -m pytest -m "not slow" tests/engines
@@ -122,6 +127,9 @@ bench-regimes: $(READY)
 # Jobs that were run are kept, so that a benchmark that was stopped goes on; make clean forgets them.
 bench-unequal: $(READY)
 	$(BIN)/python -m benchmarks.unequal --runs build/unequal-runs.jsonl --report docs/unequal-measured.md $(UNEQUAL)
+
+bench-shares: $(READY)
+	$(BIN)/python -m benchmarks.unequal.shares $(SHARES)
 
 bench-auto: $(READY)
 	$(BIN)/python -m benchmarks.unequal.auto --runs build/unequal-runs.jsonl $(AUTO)

@@ -5,7 +5,7 @@
     torchrun --nproc-per-node 2 examples/hvd_mnist.py
     mpirun -np 2 python examples/hvd_mnist.py
 
-Without ``--data-dir`` it trains on the 1,797 digits of scikit-learn, so it needs no download.
+Without ``--data-dir`` it trains on the 1,797 digits that come with paceline, so it needs no download.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--fp16-allreduce", action="store_true", help="send gradients as float16")
     parser.add_argument("--use-adasum", action="store_true", help="combine gradients by Adasum")
     parser.add_argument("--gradient-predivide-factor", type=float, default=1.0)
-    parser.add_argument("--data-dir", help="folder with MNIST's four files, instead of scikit-learn's digits")
+    parser.add_argument("--data-dir", help="folder with MNIST's four files, instead of paceline's digits")
     return parser.parse_args()
 
 

@@ -7,7 +7,7 @@
 
 A plain PyTorch loop; the lines that paceline adds are marked ``# paceline:``. With several devices (``--gpus 0,2``, or
 ``--cpus 2`` to try it anywhere) a step is that of ``devices.py``. Without ``--data-dir`` it trains on the 1,797 digits
-of scikit-learn, so it needs no download.
+that come with paceline, so it needs no download.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--num-epochs", type=int, default=15)
     parser.add_argument("--gc-type", choices=["none", "2bit"], default="none", help="gradient compression")
     parser.add_argument("--gc-threshold", type=float, default=0.01, help="size of a 2-bit step (0.01)")
-    parser.add_argument("--data-dir", help="folder with MNIST's four files, instead of scikit-learn's digits")
+    parser.add_argument("--data-dir", help="folder with MNIST's four files, instead of paceline's digits")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--result", type=Path, help="write accuracy, speed and the store's counters to this JSON file")
     return parser.parse_args()

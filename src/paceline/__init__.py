@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from paceline import compression, data, gluon, kvstore
+    from paceline import compression, data, errors, gluon, hvd, kvstore, optim, updaters
+    from paceline import lightning as lightning  # not in __all__: it needs an extra
     from paceline.context import Context, cpu, gpu, num_gpus
     from paceline.extensions import register
     from paceline.gluon.module import Module
     from paceline.optim import DistributedOptimizer
     from paceline.saving import load, save
 
-_MODULES = ("compression", "data", "gluon", "kvstore", "optim", "errors")
+_MODULES = ("compression", "data", "errors", "gluon", "hvd", "kvstore", "lightning", "optim", "updaters")
 
 _NAMES = {
     "Context": "paceline.context",
@@ -40,23 +41,32 @@ __all__ = [
     "compression",
     "cpu",
     "data",
+    "errors",
     "gluon",
     "gpu",
+    "hvd",
     "kvstore",
     "load",
     "num_gpus",
+    "optim",
     "register",
     "save",
+    "updaters",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"paceline.{name}")
-    if name in _NAMES:
-        return getattr(importlib.import_module(_NAMES[name]), name)
-    raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+if not TYPE_CHECKING:  # a checker knows the names above, and no others
+
+    def __getattr__(name: str) -> Any:
+        if name in _MODULES:
+            return importlib.import_module(f"paceline.{name}")
+        if name in _NAMES:
+            return getattr(importlib.import_module(_NAMES[name]), name)
+        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_MODULES, *_NAMES])
+    from importlib.util import find_spec
+
+    # help() reads every name that is here, and paceline.lightning cannot be read without its extra.
+    return sorted([*__all__, *(["lightning"] if find_spec("lightning") else [])])

@@ -8,13 +8,16 @@ scripts are accepted as aliases, weaker than our own name; ``DMLC_*`` only where
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
+import re
 import tomllib
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from paceline.errors import ConfigError
 from paceline.naming import nearest
@@ -35,6 +38,7 @@ PLACEMENTS = ("balanced", "layered", "hash")
 ON_WORKER_DEATH = ("", "stop", "continue")
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
+_IMPORT_PATH = re.compile(r"\s*([\w.]+:[\w.]+\s*)?")
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off", ""})
 
@@ -285,6 +289,12 @@ def check(settings: Settings) -> None:
     """
     if settings.role not in ("worker", "server", "scheduler"):
         raise ConfigError(f"role {settings.role!r} is unknown; it is worker, server or scheduler")
+    _check_scheduler(settings)
+    if settings.rank < -1:
+        raise ConfigError(f"rank is {settings.rank}; it counts from 0, and -1 lets the scheduler choose")
+    for path in settings.allow.split(",") if settings.allow else ():
+        if not _IMPORT_PATH.fullmatch(path):
+            raise ConfigError(f"allow {path!r} is not pkg.mod:Name, as in mylib.optim:Lion")
     if settings.server_threads < 0:
         raise ConfigError(
             f"server_threads is {settings.server_threads}; it must be at least 1, or 0 for a share of the cores"
@@ -300,7 +310,7 @@ def check(settings: Settings) -> None:
         "stall_timeout_s",
         "disconnect_grace_s",
     ):
-        if not getattr(settings, name) > 0:
+        if not 0 < getattr(settings, name) < math.inf:
             raise ConfigError(f"{name} is {getattr(settings, name)}; every wait needs a deadline above 0 seconds")
     if settings.heartbeat_timeout_s <= settings.heartbeat_interval_s:
         raise ConfigError("heartbeat_timeout_s must be longer than heartbeat_interval_s")
@@ -329,6 +339,18 @@ def check(settings: Settings) -> None:
             "this process has no job key: set PACELINE_JOB_KEY to the key of the job (paceline launch does), "
             "or PACELINE_INSECURE=1 for all processes on a network that nobody else can reach"
         )
+
+
+def _check_scheduler(settings: Settings) -> None:
+    if not settings.scheduler:
+        return
+    try:
+        address = urlsplit(settings.scheduler)
+        is_right = address.scheme == "tcp" and bool(address.hostname) and address.port is not None and not address.path
+    except ValueError:  # the port is no number, or does not exist
+        is_right = False
+    if not is_right:
+        raise ConfigError(f"scheduler is {settings.scheduler!r}; it is an address of the form tcp://HOST:PORT")
 
 
 def _check_speeds(settings: Settings) -> None:

@@ -15,6 +15,10 @@ class ConfigError(PacelineError):
     """A setting (argument, environment variable or file) is missing, wrong, or contradicts another one."""
 
 
+class MissingExtraError(PacelineError, ImportError):
+    """An optional dependency is not installed. The text names the extra that installs it."""
+
+
 class AuthenticationError(PacelineError):
     """A peer could not prove that it holds the key of this job."""
 

@@ -9,10 +9,17 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-import lightning.pytorch as pl
 import msgspec
 import safetensors.torch as safetensors
 import torch
+
+from paceline import config
+from paceline.errors import MissingExtraError, PacelineError
+
+try:
+    import lightning.pytorch as pl
+except ImportError:
+    raise MissingExtraError("paceline.lightning needs lightning: pip install 'paceline[lightning]'") from None
 from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -20,10 +27,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.plugins import Precision
 from lightning.pytorch.strategies import ParallelStrategy
-from lightning.pytorch.utilities.data import extract_batch_size
 
-from paceline import config
-from paceline.errors import PacelineError
 from paceline.kvstore import create
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
@@ -205,10 +209,10 @@ class PacelineStrategy(ParallelStrategy):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's training step, and count the samples of its batch."""
-        size = _samples_of(args[0] if args else next(iter(kwargs.values()), None))
+        batch = args[0] if args else next(iter(kwargs.values()), None)
         for one in self.optimizers:
-            if isinstance(one, DistributedOptimizer):
-                one.samples = size
+            if isinstance(one, DistributedOptimizer) and not isinstance(batch, Iterator):  # reading would consume it
+                one.count(batch)
         return super().training_step(*args, **kwargs)
 
     # ---- between workers -------------------------------------------------------------------------------------------
@@ -281,13 +285,3 @@ def _gather(name: str, payload: bytes) -> list[bytes]:
     session = current_session()
     session.stores.pause()
     return session.gather(name, payload)
-
-
-def _samples_of(batch: Any) -> int | None:
-    """Return the size of a batch; None if it is unknown: then the inputs of ``forward`` are counted."""
-    if batch is None or isinstance(batch, Iterator):  # reading an iterator would consume it
-        return None
-    try:
-        return extract_batch_size(batch)
-    except MisconfigurationException:
-        return None

@@ -30,8 +30,16 @@ def dtype_name(dtype: torch.dtype) -> str:
         TypeError: a store does not hold this dtype.
     """
     if dtype not in _NAMES:
-        raise TypeError(f"a distributed store holds {', '.join(_DTYPES)}, not {str(dtype).removeprefix('torch.')}")
+        pairs = "; give a complex value as pairs of real numbers: torch.view_as_real" if dtype.is_complex else ""
+        raise TypeError(
+            f"a distributed store holds {', '.join(_DTYPES)}, not {str(dtype).removeprefix('torch.')}{pairs}"
+        )
     return _NAMES[dtype]
+
+
+def real_view(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a complex tensor as pairs of real numbers, in the same memory; any other tensor as it is."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def check_initialised(named: Iterable[tuple[object, torch.Tensor]]) -> None:

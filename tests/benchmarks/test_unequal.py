@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.unequal import auto, picture
+from benchmarks.unequal import auto, picture, shares
 from benchmarks.unequal.accept import Comparison, checks, compared, measured_service, predicted_ratio
 from benchmarks.unequal.columns import Column, Rates, equal_mass
 from benchmarks.unequal.losing import regimes
@@ -167,3 +167,17 @@ def test_kinds_of_machines() -> None:
     straggler = Machines(kind="straggler")
     assert straggler.groups == (tuple(range(11)), (11,))
     assert straggler.speeds[11].seconds(32) == pytest.approx(8 * 0.15)
+
+
+def test_shares_are_compared_with_what_the_workers_own_times_allow() -> None:
+    usual, slower = shares.SLOWER
+    assert [shares.allowed(usual, False), shares.allowed(slower, False)] == [pytest.approx(933.3, abs=0.1), 800]
+    assert shares.allowed(usual, True) == pytest.approx(400)
+
+
+def test_rate_of_shares_leaves_the_beginning_out_and_tells_computation_from_the_rest() -> None:
+    slow_start = [(at, at + 0.5, 10, 0.1) for at in (0.0, 0.5, 1.0)]
+    steady = [(1.5 + 0.125 * number, 1.625 + 0.125 * number, 10, 0.1) for number in range(20)]
+    found = shares.rate_of([slow_start + steady, slow_start + steady])
+    assert found.samples_per_s == pytest.approx(160)
+    assert (found.longest_ms, found.beyond_ms) == (pytest.approx(100), pytest.approx(25))

@@ -1,4 +1,4 @@
-"""``python -m tests.busy``: on a machine that is kept busy, do good jobs end with 0, and failures name who failed?"""
+"""``python -m tests.busy``: on a busy machine good jobs end with 0, and failures name the right process."""
 
 from __future__ import annotations
 

@@ -60,6 +60,25 @@ def test_failed_role_says_why_without_a_traceback(
     assert capsys.readouterr().err == text
 
 
+def test_ctrl_c_during_imports_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name.startswith("paceline.cli"):
+                raise KeyboardInterrupt
+
+    for name in [one for one in sys.modules if one.startswith("paceline.cli.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr("paceline.cli.app")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    assert main(["launch", "-n", "2", "--", "true"]) == 130
+
+
+def test_help_explains_one_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["help", "launch"])
+    assert "paceline launch -n N" in capsys.readouterr().out
+
+
 def python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
 

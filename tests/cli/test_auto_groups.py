@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import paceline
+from paceline.cli import auto_groups
 from paceline.cli.auto_groups import ROUNDS, with_measured_groups
 from paceline.consistency import Policy
 from paceline.errors import ConfigError, LaunchError
@@ -123,3 +124,9 @@ def test_measured_steps_have_both_sizes(tmp_path: Path) -> None:
     assert 0 < table["update_s"] < 1e-3
     assert [[samples for samples, _, _ in worker] for worker in table["steps"]] == [[8.0] * 5 + [2.0] * 5] * 2
     assert len(parse_speeds(speeds.read_text())) == 2
+
+
+def test_lack_of_scikit_learn_is_said_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto_groups, "find_spec", lambda name: None)
+    with pytest.raises(LaunchError, match=r"pip install 'paceline\[hetero\]'"):
+        with_measured_groups(SPEC, lambda spec: pytest.fail("the job was started"))

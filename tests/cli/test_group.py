@@ -40,11 +40,14 @@ def test_limits_of_the_clusters_are_options(speeds: str, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("words", "code", "why"),
     [
-        ([], 2, "the speeds file is missing"),
-        (["--groups", "x"], 2, "the speeds file is missing"),
-        (["nowhere"], 2, "speeds file nowhere cannot be used"),
+        ([], 2, "give one speeds file, not 0"),
+        (["--groups", "x"], 2, "give one speeds file, not 0"),
+        (["nowhere"], 2, "the speeds file 'nowhere' cannot be read: No such file"),
         (["{}", "--alike", "1"], 2, "a ratio above 1"),
         (["{}", "--groups", "/nowhere/groups"], 2, "cannot be written"),
+        (["{}", "--alike", "nan"], 2, "--alike: 'nan' is not a number"),
+        (["{}", "--max-groups", "0"], 2, "--max-groups: 0 is too small"),
+        (["{}", "--plot", "/nowhere/x.png"], 2, "/nowhere/x.png cannot be written: No such file"),
         (["{}", "--plot", "clusters.nonsense"], 2, "nonsense"),
     ],
 )

@@ -54,6 +54,10 @@ def test_flags_become_variables(capsys: pytest.CaptureFixture[str]) -> None:
         (["-np", "3", "-H", "localhost:2"], "only 2 slots"),
         (["-H", "far.example:2"], "another host"),
         (["-H", "localhost:many"], "not host:slots"),
+        (["-np", "2", "-H", ""], "has an empty name; it takes host:slots"),
+        (["-np", "0"], "number of workers is 0"),
+        (["-np", "2", "--cycle-time-ms", "-1"], "--cycle-time-ms: -1 is too small; it is at least 0"),
+        (["-np", "2", "--lr", "1"], "options of your script come after it"),
     ],
 )
 def test_wrong_command_lines(words: list[str], text: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from paceline.cli import main
 from paceline.cli.launch_options import OPTIONS
+from paceline.exitcodes import PEER_FAILED, WORKER_LOST
 
 
 def paceline(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -40,9 +41,26 @@ def paceline(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
         ("-n 2 --env =1 sh", 2, "'' is not the name of an environment variable"),
         ("-n 2 --env PACELINE_JOB_KEY=x sh", 2, "PACELINE_JOB_KEY is set by the launcher"),
         ("-n 2 --staleness soon sh", 2, "staleness='soon' is not a whole number"),
-        ("-n 2 --timeout 0 sh", 2, "timeout_s is 0.0"),
-        ("-n 2 --grace 0 sh", 2, "survivors_s is 0"),
-        ("-n 2 --groups no-such-file sh", 1, "the groups file 'no-such-file' cannot be read: No such file"),
+        ("-n 2 --timeout 0 sh", 2, "--timeout: '0' is not a number above 0"),
+        ("-n 2 --timeout inf sh", 2, "--timeout: 'inf' is not a number above 0"),
+        ("-n 2 --grace nan sh", 2, "--grace: 'nan' is not a number above 0"),
+        ("-n 2 -o python=/no/python sh", 2, "launcher 'local' has no options: leave out -o python=..."),
+        ("-n 2 --launcher ssh -o pyton=/no/python sh", 2, "has no option 'pyton'; did you mean 'python'?"),
+        ("-n 2 -o =1 sh", 2, "-o '=1' is not NAME=VALUE"),
+        ("-n 2 --sync-dst-dir /tmp/x sh", 2, "copies to other hosts, and this job has none: name them with -H"),
+        ("-n 2 --launcher slurm -H h1,h2 sh", 2, "launcher 'slurm' gets its hosts from its engine"),
+        ("-n 2 --weighting invers sh", 2, "--weighting 'invers' is unknown; did you mean 'inverse'?"),
+        ("-n 2 --on-worker-death go sh", 2, "--on-worker-death: 'go' is unknown; known are continue, stop"),
+        ("-n 2 --allow Lion sh", 2, "allow 'Lion' is not pkg.mod:Name, as in mylib.optim:Lion"),
+        ("-n 2 --env PACELINE_STALENESS=x sh", 2, "PACELINE_STALENESS='x' is not a whole number"),
+        ("-n 2 -s 0 --log-dir /proc/nope sh", 2, "--log-dir '/proc/nope' cannot be made: No such file or directory"),
+        ("-n 2 -H no-such-file sh", 2, "For a list without a file write commas: -H h1,h2, or no-such-file, for one"),
+        ("-n 2 -H /tmp sh", 2, "the hostfile '/tmp' cannot be read: Is a directory"),
+        ("-n 2 --kv-store dist_sync -- python x.py", 2, "'--kv-store': options of your script come after it, as in"),
+        ("--nnodes=2 -n 2 -- python x.py", 2, "'--nnodes=2': -n is the number of all workers and -H names the hosts"),
+        ("--rdzv_backend c10d -n 2 -- python x.py", 2, "leave it out: the launcher starts the processes of all hosts"),
+        ("-n 2 -m mypkg.train", 2, "name the interpreter, as in: paceline launch -n 2 -- python -m mypkg.train"),
+        ("-n 2 --groups no-such-file sh", 2, "the groups file 'no-such-file' cannot be read: No such file"),
         ("-n 2 no-such-command", 127, "the command 'no-such-command' is not on the PATH"),
         ("-n 2 -s 0 --staleness 2 --insecure sh", 2, "--staleness, --insecure changes nothing with -s 0"),
         ("-n 2 -s 0 --start-timeout 5 sh", 2, "--start-timeout changes nothing with -s 0: then there are workers only"),
@@ -57,6 +75,43 @@ def test_mistake_is_explained_and_starts_nothing(
     assert shown.err.startswith("paceline launch: ")
     assert message in shown.err
     assert shown.out == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-n", "2", "-H", ""], "-H is empty; it takes a hostfile, or a list as in: -H h1,h2"),
+        (["--group", "new: n=2, wieght=3"], "group new: unknown 'wieght'; did you mean 'weight'?"),
+        (["--group", "new: n=2, args=--lr 1, wieght=3"], "group new: unknown 'wieght'; did you mean 'weight'?"),
+        (["--group", "new: n=2; weight=3"], "group new: n=2; weight=3 is not a whole number"),
+        (["--group", "new: n=two"], "group new: n=two is not a whole number"),
+        (["--group", "new: n=2, weight=x"], "group new: weight=x is not a number"),
+        (["--group", "new: n=2, args='"], "group new: args: No closing quotation"),
+        (["--group", "new: n=2, n=3"], "group new: n: it is given twice"),
+    ],
+)
+def test_mistake_in_one_word_is_explained(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["launch", *words, "--dry-run", "sh"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_value_in_quotes_may_look_like_a_misspelt_key(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["launch", "--group", "new: n=2, env=A='1, wieght=3'", "--dry-run", "sh"]) == 0
+    assert "A='1, wieght=3'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flag", ["-H", "--groups", "--config"])
+def test_file_that_is_no_text_is_refused(flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_bytes(b"\xff\xfe")
+    assert main(["launch", "-n", "2", flag, str(tmp_path / "file"), "--dry-run", "sh"]) == 2
+    assert "cannot be read: it is not text" in capsys.readouterr().err
+
+
+def test_every_exit_code_stands_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["launch", "--help"])
+    shown = capsys.readouterr().out.partition("exit code:")[2].partition("\n\n")[0]
+    assert {int(code) for code in re.findall(r"\b\d+\b", shown)} >= {0, 2, 127, 130, 143, PEER_FAILED, WORKER_LOST}
 
 
 def test_dry_run_shows_every_process_and_hides_the_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -193,7 +248,7 @@ Y = 1
 def test_job_file_holds_options_and_the_command_line_wins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "hosts").write_text("h1\nh2\n")
     path = tmp_path / "job.toml"
-    path.write_text(JOB.format(hosts=tmp_path / "hosts").replace("n = 3", "num_workers = 3"))
+    path.write_text(JOB.format(hosts=tmp_path / "hosts"))
     assert main(["launch", "--config", str(path), "--env", "X=from the line", "-s", "2", "--dry-run"]) == 0
     shown = capsys.readouterr().out
     assert "1 scheduler, 2 servers, 3 workers" in shown
@@ -217,8 +272,23 @@ def test_job_file_holds_worker_groups(tmp_path: Path, capsys: pytest.CaptureFixt
     [
         ("n = [", "is not TOML"),
         ("num_worker = 2", "'num_worker' is not an option; did you mean 'num-workers'?"),
-        ("num_workers = 'two'", "num_workers = 'two' is not a number"),
-        ("[group.a]\nm = 1", "group a: unknown m"),
+        ("num_workers = 'two'", "num_workers: 'two' is not a whole number"),
+        ("n = 2.5", "n: '2.5' is not a whole number"),
+        ("n = 2\nnum-workers = 2", "'n' and 'num-workers' are the same option; give one"),
+        ("n = 2\ncommand = 3", "command = 3; it is a text, or a list of words"),
+        ('n = 2\ncommand = "sh \'"', "No closing quotation"),
+        ("n = 2\ninsecure = 'false'", "insecure = 'false' is neither true nor false"),
+        ("n = 2\nweighting = 'invers'", "--weighting 'invers' is unknown; did you mean 'inverse'?"),
+        ("n = 2\nhosts = []", "-H is empty"),
+        ("n = 2\n[env]\nA = [1]", "env.A = [1]; it takes one text or number"),
+        ("n = 2\n[launcher]\na = 1", "launcher = {'a': 1}; it takes one text or number"),
+        ("config = 'x'", "'config' is not an option; known are"),
+        ("[group]\na = 3", "group a: 3 is not a table, as in: n = 2"),
+        ("[group.a]\nm = 1", "group a: unknown 'm'"),
+        ("[group.a]\nn = 2.7", "group a: n=2.7 is not a whole number"),
+        ("[group.a]\nn = true", "group a: n=True is not a whole number"),
+        ("[group.a]\nn = 2\nargs = 3", "group a: args=3 is neither text nor a list"),
+        ("[group.a]\nn = 2\nenv = 3", "group a: 3 is not a table of NAME = VALUE"),
     ],
 )
 def test_wrong_job_file_is_explained(

@@ -8,6 +8,9 @@ OPTIONS = (
     Option(("-n", "--number"), "a number", "N", int),
     Option(("--env",), "variables", "NAME=VALUE", repeat=True),
     Option(("--dry-run",), "a switch"),
+    Option(("--count",), "a number of some", "N", int, least=1),
+    Option(("--seconds",), "a time", "SECONDS", float, positive=True),
+    Option(("--kind",), "a word", "KIND", choices=("inverse", "none")),
 )
 
 
@@ -38,6 +41,9 @@ def test_options_are_parsed_by_their_type() -> None:
         "number": 3,
         "env": ["A=1", "B=2"],
         "dry_run": False,
+        "count": None,
+        "seconds": None,
+        "kind": None,
     }
     assert vars(parse("--dry-run"))["env"] == []
 
@@ -50,6 +56,13 @@ def test_options_are_parsed_by_their_type() -> None:
         (["--num", "3"], "unknown option '--num'"),
         (["-n", "two"], "'two' is not a whole number"),
         (["-n"], "-n/--number: needs a value after it"),
+        (["--count", "0"], "--count: 0 is too small; it is at least 1"),
+        (["--count", "x"], "--count: 'x' is not a whole number, as in --count 2"),
+        (["--seconds", "inf"], "--seconds: 'inf' is not a number above 0"),
+        (["--seconds", "-1"], "--seconds: '-1' is not a number above 0"),
+        (["--kind", "invers"], "--kind: 'invers' is unknown; did you mean 'inverse'?"),
+        (["--kind", "x"], "--kind: 'x' is unknown; known are inverse, none"),
+        (["--dry-run=1"], "--dry-run: takes no value, but got '1'"),
         (["word"], "unexpected word 'word'"),
     ],
 )
@@ -57,3 +70,19 @@ def test_wrong_option_is_named(words: list[str], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse(*words)
     assert message in str(caught.value)
+
+
+def test_names_may_stand_anywhere_among_options() -> None:
+    parser = Parser("group", OPTIONS, "usage", "description")
+    names, options = parser.parse_named(["a", "-n", "3", "b", "--dry-run", "c"])
+    assert (names, options.number, options.dry_run) == (["a", "b", "c"], 3, True)
+    with pytest.raises(UsageError, match="unknown option '--foo'"):
+        parser.parse_named(["--foo", "a"])
+
+
+def test_unknown_option_gets_the_advice_for_it_or_for_any() -> None:
+    advice = {"": "it belongs to the script", "--node-rank": "leave it out"}
+    parser = Parser("launch", OPTIONS, "usage", "description", advice=advice)
+    for word, text in (("--node_rank=3", "leave it out"), ("--lr", "it belongs to the script"), ("--numbr", "did you")):
+        with pytest.raises(UsageError, match=text):
+            parser.parse([word])

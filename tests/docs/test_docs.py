@@ -4,6 +4,7 @@ import dataclasses
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,31 @@ def test_every_setting_is_documented_with_its_default(field: str) -> None:
 @pytest.mark.parametrize("alias", sorted(ALIASES))
 def test_every_alias_is_documented(alias: str) -> None:
     assert f"`{alias}`" in (ROOT / "docs/settings.md").read_text()
+
+
+def test_links_of_the_package_index_are_those_of_the_readme_made_absolute() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    source = project["project"]["urls"]["Source"]
+    shown, readme = long_description(), (ROOT / "README.md").read_text()
+    links = re.findall(r"\]\(([^)]+)\)", shown)
+    assert len(links) == len(re.findall(r"\]\(", readme)) > 10
+    ours = [link.removeprefix(f"{source}/blob/main/") for link in links if link.startswith(source)]
+    assert [link for link in links if not link.startswith(("https://", "#"))] == []
+    assert [path for path in ours if not (ROOT / path).exists()] == []
+    assert all(url.startswith(source) for url in project["project"]["urls"].values())
+    files = [url.partition("/main/")[2] for url in project["project"]["urls"].values()]
+    assert [path for path in files if not (ROOT / path).exists()] == []
+
+
+def long_description() -> str:
+    """Return README.md as the build puts it into the package's metadata."""
+    hook = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["metadata"]["hooks"][
+        "fancy-pypi-readme"
+    ]
+    text = "".join((ROOT / fragment["path"]).read_text() for fragment in hook["fragments"])
+    for one in hook["substitutions"]:
+        text = re.sub(one["pattern"], one["replacement"], text)
+    return text
 
 
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/architecture.md"])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.test_weights_of_batches import ROWS as WEIGHED
 from tests.oracle.registry import all_scripts
 
 ROOT = Path(__file__).parents[2]
@@ -15,9 +16,14 @@ SCRIPTS = all_scripts()
 
 def rows() -> list[list[str]]:
     """Return the cells of every line that says something."""
-    lines = [line for line in (ROOT / "docs/pytorch.md").read_text().splitlines() if line.startswith("| ")]
-    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[1:]]
-    return [row for row in cells if not row[0].startswith("**")]
+    return [row for row in cells_below("## The table") if not row[0].startswith("**")]
+
+
+def cells_below(heading: str) -> list[list[str]]:
+    """Return the cells of the last table below a heading, without its head."""
+    section = (ROOT / "docs/pytorch.md").read_text().partition(f"\n{heading}\n")[2].partition("\n## ")[0]
+    lines = section.rpartition("|---|")[2].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("| ")]
 
 
 #: What a cell begins with where a loop is refused.
@@ -52,6 +58,16 @@ def test_every_line_says_what_is_tried(row: list[str]) -> None:
         assert word_of(worker) == EXPECTED[SCRIPTS[name].worker]
         assert word_of(server) == EXPECTED[SCRIPTS[name].server]
         assert word_of(other) == EXPECTED[SCRIPTS[name].other]
+
+
+def test_weights_of_batches_are_shown_by_rows_that_weigh_so() -> None:
+    named = set()
+    for _, weight, shown in cells_below("## How much a batch weighs"):
+        names = names_in(shown)
+        assert names
+        named |= set(names)
+        assert any(WEIGHED[name].says for name in names) == ("a line" in weight and "no line" not in weight)
+    assert named <= WEIGHED.keys()
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

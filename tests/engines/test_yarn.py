@@ -41,17 +41,42 @@ def test_failing_worker_ends_the_job_with_its_code_and_traceback(yarn: Yarn) -> 
     jobs.check_failure(launcher(yarn))
 
 
+def test_key_travels_in_a_file_of_this_user_that_is_gone_at_the_end(yarn: Yarn, tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    folder.mkdir()
+    words = ["-n", "1", "-s", "0", "-o", f"key-folder={folder}"]
+    seen = 'for one in "$1"/*; do stat -c "key file %a" "$one"; cp "$one" "$2"; done'
+    done = jobs.start(launcher(yarn), words, ["sh", "-c", seen, "sh", str(folder), str(tmp_path / "key")]).end()
+    assert done.code == 0, done.text
+    assert "key file 600" in done.out
+    assert list(folder.iterdir()) == []
+    key = (tmp_path / "key").read_text()
+    assert len(key) == 40
+    assert key not in str(yarn.bodies)
+    assert "see the key" not in done.text
+
+
+def test_key_in_the_service_is_said_to_be_readable(yarn: Yarn) -> None:
+    done = jobs.start(launcher(yarn), ["-n", "1", "-s", "0"], ["true"]).end()
+    assert done.code == 0, done.text
+    assert "the network on the way there, and who may read this service, see the key" in done.text
+
+
 def test_ctrl_c_leaves_nothing(yarn: Yarn) -> None:
     jobs.check_end(launcher(yarn), lambda job: job.process.send_signal(signal.SIGINT), 130)
 
 
-def test_kill_of_the_launcher_leaves_nothing(yarn: Yarn) -> None:
-    job = jobs.start(launcher(yarn), ["-n", "2", "-s", "0"], ["sh", "-c", "exec sleep 300"])
+def test_kill_of_the_launcher_leaves_nothing(yarn: Yarn, tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    folder.mkdir()
+    words = ["-n", "2", "-s", "0", "-o", f"key-folder={folder}"]
+    job = jobs.start(launcher(yarn), words, ["sh", "-c", "exec sleep 300"])
     job.wait_until(lambda: sum("sleep 300" in line for line in job.processes().values()) == 2)
     job.process.kill()
     job.end()
     job.check_gone()
     jobs.wait_for(lambda: yarn.services == {})
+    assert list(folder.iterdir()) == []
 
 
 def test_groups_restarts_and_values_with_quotes(yarn: Yarn) -> None:

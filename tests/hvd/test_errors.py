@@ -262,6 +262,10 @@ def objects_without_key() -> list[str]:
     return [*found, str(hvd.allreduce(T(1), op=hvd.Sum).item())]
 
 
-def test_objects_are_not_unpickled_in_a_job_without_a_key() -> None:
-    for found in run(objects_without_key, 2, environment={"PACELINE_INSECURE": "1"}):
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_objects_are_not_unpickled_in_a_job_without_a_key(everywhere: bool) -> None:
+    def of_rank(rank: int) -> dict[str, str]:
+        return {"PACELINE_INSECURE": "1"} if everywhere or rank == 0 else {}  # rank 0 makes the key, or none
+
+    for found in run(objects_without_key, 2, by_rank=of_rank):
         assert [one[:12] for one in found] == ["ConfigError:", "ConfigError:", "2.0"]

@@ -1,4 +1,4 @@
-"""The file by which the ranks of one host meet."""
+"""How ranks find rank 0: the file of those of one host, and the address in a store where anybody can write."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.config import Settings
+from paceline.errors import AuthenticationError
 from paceline.hvd import rendezvous
 from paceline.hvd.place import Place
 from paceline.transport.security import Security, new_job_key
@@ -26,3 +27,24 @@ def test_file_is_removed_unless_another_job_has_written_it(tmp_path: Path, monke
     rendezvous.withdraw(place, second)
     rendezvous.withdraw(place, second)
     assert list(path.parent.iterdir()) == []
+
+
+def test_an_address_in_a_store_counts_if_a_holder_of_the_key_has_put_it_there_for_this_job() -> None:
+    place, other_job = Place(1, 2, 1, "a job"), Place(1, 2, 1, "another job")
+    security = Security(new_job_key())
+    meeting = rendezvous.Meeting("tcp://10.0.0.1:4711", security)
+    sealed = rendezvous._sealed(place, meeting).encode()
+    assert b"10.0.0.1" not in sealed
+    assert rendezvous._opened(place, sealed, security) == meeting
+    changed = sealed[:20] + (b"A" if sealed[20:21] != b"A" else b"B") + sealed[21:]
+    for where, text, key in (
+        (place, b"tcp://10.6.6.6:4711", security),
+        (place, changed, security),
+        (place, b"", security),
+        (place, sealed, Security(new_job_key())),
+        (other_job, sealed, security),
+    ):
+        with pytest.raises(AuthenticationError, match="does not hold this job's key"):
+            rendezvous._opened(where, text, key)
+    open_to_all = rendezvous.Meeting("tcp://10.0.0.1:4711", Security(""))
+    assert rendezvous._opened(place, rendezvous._sealed(place, open_to_all).encode(), Security("")) == open_to_all

@@ -2,7 +2,8 @@
 
 It opens COUNT connections, keeps them open, and opens new ones for those that are closed, until it is killed or the
 time is over. It prints ``open`` and their number when it has made COUNT: the other side's kernel has accepted them.
-What ``replayed`` sends is in the environment as hexadecimal digits: HELLO in RECORDED_HELLO, JOIN in RECORDED_JOIN.
+What ``replayed`` sends is in the environment as hexadecimal digits: RECORDED has HELLO:JOIN of one member for each
+listener, and any of them is sent to any.
 """
 
 import contextlib
@@ -21,7 +22,8 @@ KINDS = ("huge", "cut", "silent", "slow", "garbage", "replayed")
 
 
 def first_bytes(kind: str) -> bytes:
-    hello, join = (bytes.fromhex(os.environ.get(f"RECORDED_{name}", "")) for name in ("HELLO", "JOIN"))
+    recorded = random.choice(os.environ.get("RECORDED", ":").split())
+    hello, join = map(bytes.fromhex, recorded.split(":"))
     return {
         "huge": ZMTP_GREETING + PROMISE_OF_4_GIB,
         "cut": b"PCL1K" + random.randbytes(random.randrange(49)),

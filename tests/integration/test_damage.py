@@ -18,6 +18,7 @@ from paceline.testing import LocalJob
 from paceline.transport import channel
 from paceline.wire import messages as m
 from paceline.worker import answers
+from tests.integration.relays import tcp_pair
 
 SOURCES = str(Path(paceline.__file__).parents[1])
 SOCKETS = {"shared_memory": False, "unix_sockets": False}
@@ -86,7 +87,7 @@ class Damaging:
         far = self._dial(address)
         if address != os.environ["PACELINE_SCHEDULER"]:
             return far
-        ours, theirs = socket.socketpair()
+        ours, theirs = tcp_pair()
         far.settimeout(None)
         for source, target, flips in ((theirs, far, False), (far, theirs, True)):
             threading.Thread(target=self._relay, args=(source, target, flips), daemon=True).start()

@@ -1,7 +1,6 @@
 """What somebody sees who is not of the job: on the network, and as another user of the host."""
 
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ from paceline.testing import LocalJob
 from paceline.transport import Security, channel, new_job_key
 from paceline.transport.shared import SharedTensor
 from paceline.transport.sockets import SocketHub, SocketListener
+from tests.integration.relays import tcp_pair
 
 TENSOR = np.arange(50_000, dtype=np.uint32)
 SMALL = b"what the head of a message says"
@@ -26,7 +26,7 @@ def recorded(security, monkeypatch):
     dial = channel.dial
 
     def relayed(address):
-        ours, theirs = socket.socketpair()
+        ours, theirs = tcp_pair()
         far = dial(address)
         far.settimeout(None)
 
@@ -40,9 +40,9 @@ def recorded(security, monkeypatch):
         return ours
 
     monkeypatch.setattr(channel, "dial", relayed)
-    listener, hub = SocketListener(["tcp://127.0.0.1:*"], security, bulk=True), SocketHub(security)
+    listener, hub = SocketListener(["tcp://127.0.0.1:*"], security, "server 0", bulk=True), SocketHub(security)
     try:
-        hub.send(hub.connect(listener.addresses[0], b"peer", bulk=True), [SMALL, TENSOR])
+        hub.send(hub.connect(listener.addresses[0], b"peer", "server 0", bulk=True), [SMALL, TENSOR])
         while not (arrived := listener.receive(1.0)):
             pass
         assert [bytes(frame) for frame in arrived[0][1]] == [SMALL, TENSOR.tobytes()]
@@ -86,9 +86,12 @@ for path in sys.argv[2:]:
         print("refused")
 with socket.socket(socket.AF_UNIX) as sock:
     sock.settimeout(10)
-    sock.connect(chr(0) + sys.argv[1])
-    sock.sendall(b"PCL1K" + os.urandom(49))
-    print(sock.recv(1000).rstrip(bytes(1)).decode(), len(sock.recv(1000)))
+    try:
+        sock.connect(chr(0) + sys.argv[1])
+        sock.sendall(b"PCL1K" + os.urandom(49))
+        print("answered" if sock.recv(1000) else "closed")
+    except ConnectionError:
+        print("closed")
 """
 
 
@@ -96,12 +99,38 @@ with socket.socket(socket.AF_UNIX) as sock:
 def test_memory_keys_and_unix_sockets_are_closed_to_other_users():
     name = f"paceline-test-{os.getpid()}"
     shared = SharedTensor(1000, torch.float32)
-    listener = SocketListener([f"ipc://@{name}"], Security(new_job_key()))
+    listener = SocketListener([f"ipc://@{name}"], Security(new_job_key()), "server 0")
     of_this_process = [f"/proc/{os.getpid()}/{path}" for path in (f"fd/{shared.fd}", "environ", "mem")]
     command = [sys.executable, "-c", OTHER_USER, name, *of_this_process]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     got = listener.receive(0.1)
     listener.close()
     shared.close()
-    assert done.stdout == "refused\n" * 3 + "PCL1W 0\n", done.stderr
+    assert done.stdout == "refused\n" * 3 + "closed\n", done.stderr
     assert got == []
+
+
+OTHER_LISTENER = """
+import os, socket, sys
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+with socket.socket(socket.AF_UNIX) as sock:
+    sock.bind(chr(0) + sys.argv[1])
+    sock.listen()
+    print("listens", flush=True)
+    print(sock.accept()[0].recv(1000), flush=True)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+def test_unix_socket_of_another_user_hears_nothing():
+    """Somebody who has taken the name of a socket, and could relay to the one that is meant."""
+    name = f"paceline-test-other-{os.getpid()}"
+    hub = SocketHub(Security(new_job_key()))
+    with subprocess.Popen([sys.executable, "-c", OTHER_LISTENER, name], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "listens\n"
+        channel = hub.connect(f"ipc://@{name}", b"worker-1", "server 0")
+        hub.send(channel, [b"push", TENSOR])
+        heard = other.stdout.readline()
+    hub.close()
+    assert heard == "b''\n"
+    assert hub._channels[channel].reason == "a process of another user listens there"

@@ -128,7 +128,7 @@ def train_variant(rank, variant):
 
 def train_unequal(rank, how):
     sizes = (48, 16)
-    model, optimizer = wrapped("adam", rank, sizes, with_model=how == "model")
+    model, optimizer = wrapped("adam", rank, sizes, with_model=how == "model", batch_dim=0)
     train(model, optimizer, range(20), my_part(sizes, rank))
     optimizer.synchronize()
     return compare(model, alone("adam", range(20)))

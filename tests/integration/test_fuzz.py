@@ -214,7 +214,7 @@ class Flood:
 
     def __enter__(self):
         self._hub = SocketHub(self._security)
-        self._channel = self._hub.connect(self._address, identity("fuzz"), bulk=True)
+        self._channel = self._hub.connect(self._address, identity("fuzz"), "server 0", bulk=True)
         self._seq = 0
         if self._member is not None:
             self.send(m.Claim("worker", self._member.rank, self._member.token), [])

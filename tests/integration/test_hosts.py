@@ -225,9 +225,9 @@ from paceline.transport import Security, keepalive
 from paceline.transport.sockets import SocketHub, SocketListener
 
 keepalive.BULK_TIMEOUT_S = 2.0
-listener = SocketListener(["tcp://127.0.0.1:*"], Security(""), bulk=True)
+listener = SocketListener(["tcp://127.0.0.1:*"], Security(""), "server 0", bulk=True)
 hub = SocketHub(Security(""))
-channel = hub.connect(listener.addresses[0], b"peer", bulk=True)
+channel = hub.connect(listener.addresses[0], b"peer", "server 0", bulk=True)
 hub.send(channel, [b"first"])
 while not (arrived := listener.receive(1.0)):
     pass

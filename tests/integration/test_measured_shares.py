@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import time
+from collections import Counter
 
 import torch
 
@@ -30,7 +31,7 @@ def train():
     model = torch.nn.Linear(8, 1)
     optimizer = paceline.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), kvstore=store, model=model)
     sampler = paceline.data.SharedBatchSampler(data, store, global_batch_size=GLOBAL, shares="measured")
-    computed, noise = 0.0, random.Random(store.rank)
+    computed, noise, before = 0.0, random.Random(store.rank), Counter(store.session._gathers)
     sampler._now = lambda: computed + store.session.waited_s
     shares, sizes = [], []
     for round, indices in enumerate(sampler):
@@ -42,8 +43,9 @@ def train():
         optimizer.step()
         shares.append([sampler.shares[rank] for rank in range(6)])
         sizes.append(len(indices))
+    gathers = (store.session._gathers - before).total()
     weights = [one for parameter in model.parameters() for one in parameter.flatten().tolist()]
-    return shares, sizes, weights
+    return shares, sizes, weights, gathers
 
 
 def part_of_limit(shares: list[int], round: int) -> float:
@@ -58,6 +60,7 @@ def test_shares_reach_the_limit_and_follow_a_worker_that_becomes_slower():
     assert all(one[0] == shares for one in results), "all workers agree in every round"
     assert [sum(one) for one in zip(*(result[1] for result in results), strict=True)] == [GLOBAL] * 40
     assert all(one[2] == results[0][2] for one in results)
+    assert [one[3] for one in results] == [1] * 6, "speeds travel with pushes, but for the beginning of the epoch"
     assert part_of_limit([16] * 6, 0) < 0.6
     assert part_of_limit(shares[10], 10) >= 0.95
     assert part_of_limit(shares[HALVED - 1], HALVED) < 0.8

@@ -4,7 +4,6 @@
 """
 
 import os
-import re
 import subprocess
 import sys
 import time
@@ -16,7 +15,8 @@ import torch
 from paceline import kvstore
 from paceline.testing import LocalJob, listen, tell
 from paceline.transport import Security
-from paceline.transport.handshake import Initiator, Responder
+from paceline.transport.handshake import Initiator, Responder, Way
+from tests.integration.relays import listening_ports
 
 CONNECTIONS = int(os.environ.get("PACELINE_FUZZ_CONNECTIONS", "2000"))
 GROWTH_BYTES = 64 * 2**20
@@ -37,8 +37,8 @@ class Strangers:
         script = Path(__file__).with_name("strangers.py")
         places = [address.removeprefix("tcp://") for address in addresses]
         self._command = [sys.executable, str(script), kind, str(count), "160", *places]
-        hello, join = handshake(Security(job_key).psk)
-        self._env = {**os.environ, "RECORDED_HELLO": hello.hex(), "RECORDED_JOIN": join.hex()}
+        recorded = [handshake(Security(job_key).psk, name) for name in ("scheduler", "server 0")]
+        self._env = {**os.environ, "RECORDED": " ".join(f"{hello.hex()}:{join.hex()}" for hello, join in recorded)}
         self._count = count
 
     def __enter__(self):
@@ -54,11 +54,12 @@ class Strangers:
         self._process.stdout.close()
 
 
-def handshake(psk):
-    """Return what a member sends: HELLO and JOIN."""
-    initiator = Initiator(psk, b"worker-1", True)
+def handshake(psk, name):
+    """Return what a member sends to a listener: HELLO and JOIN."""
+    way = Way(False, name)
+    initiator = Initiator(psk, b"worker-1", True, way)
     hello = initiator.hello()
-    join, _ = initiator.take(Responder(psk, True, False).take(hello))
+    join, _ = initiator.take(Responder(psk, True, way).take(hello))
     return hello, join
 
 
@@ -107,15 +108,7 @@ def test_strangers_fill_no_memory_and_stop_nobody(kind, count):
 def server_address(job):
     """Return where the server listens: the port that it has bound, before anybody could tell."""
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        inodes = {
-            link[8:-1]
-            for fd in Path(f"/proc/{job.servers[0].pid}/fd").iterdir()
-            if (link := os.readlink(fd)).startswith("socket:")
-        }
-        for line in Path(f"/proc/{job.servers[0].pid}/net/tcp").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and fields[9] in inodes:
-                return f"127.0.0.1:{int(re.split(':', fields[1])[1], 16)}"
+    while not (ports := listening_ports(job.servers[0].pid)):
+        assert time.monotonic() < deadline, "the server listens nowhere"
         time.sleep(0.1)
-    raise TimeoutError("the server listens nowhere")
+    return f"127.0.0.1:{ports[0]}"

@@ -12,6 +12,7 @@ from paceline import kvstore
 from paceline.errors import PacelineError
 from paceline.testing import LocalJob
 from paceline.transport import channel
+from tests.integration.relays import tcp_pair
 
 NUMEL = 1 << 18
 #: Bytes after which the fault comes: inside the tensor of the first round's push and its answer.
@@ -33,7 +34,7 @@ class Middle:
         self.done = 0
 
     def dial(self, address):
-        ours, theirs = socket.socketpair()
+        ours, theirs = tcp_pair()
         far = self._dial(address)
         far.settimeout(None)
         for name, source, target in (("up", theirs, far), ("down", far, theirs)):

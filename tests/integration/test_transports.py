@@ -87,9 +87,9 @@ def test_worker_that_left_keeps_its_weights_while_the_others_on_its_host_train_o
 
 def test_listener_sends_everything_once_whatever_waits():
     security = Security(new_job_key(), encrypt=False)
-    listener, hub = SocketListener(["tcp://127.0.0.1:*"], security, bulk=True), SocketHub(security)
+    listener, hub = SocketListener(["tcp://127.0.0.1:*"], security, "server 0", bulk=True), SocketHub(security)
     try:
-        channel = hub.connect(listener.addresses[0], b"peer", bulk=True)
+        channel = hub.connect(listener.addresses[0], b"peer", "server 0", bulk=True)
         hub.send(channel, [b"hello"])
         while not (arrived := listener.receive(1.0)):
             pass
@@ -110,15 +110,15 @@ def test_listener_sends_everything_once_whatever_waits():
 
 def test_channel_that_was_lost_and_is_back_says_so_once():
     security = Security(new_job_key())
-    first = SocketListener(["tcp://127.0.0.1:*"], security)
+    first = SocketListener(["tcp://127.0.0.1:*"], security, "server 0")
     hub = SocketHub(security)
     try:
-        channel = hub.connect(first.addresses[0], b"peer")
+        channel = hub.connect(first.addresses[0], b"peer", "server 0")
         wait_until(lambda: hub.is_open(channel))
         assert hub.reopened() == []
         first.close()
         wait_until(lambda: not hub.is_open(channel))
-        second = SocketListener(first.addresses, security)
+        second = SocketListener(first.addresses, security, "server 0")
         wait_until(lambda: hub.is_open(channel))
         assert hub.reopened() == [channel]
         assert hub.reopened() == []
@@ -135,10 +135,10 @@ def wait_until(condition, timeout_s=20.0):
 
 
 def test_channel_that_is_refused_never_blocks_and_says_why():
-    listener = SocketListener(["tcp://127.0.0.1:*"], Security(new_job_key()))
+    listener = SocketListener(["tcp://127.0.0.1:*"], Security(new_job_key()), "server 0")
     hub = SocketHub(Security(""))
     try:
-        channel = hub.connect(listener.addresses[0], b"stranger")
+        channel = hub.connect(listener.addresses[0], b"stranger", "server 0")
         deadline = time.monotonic() + 20
         while not hub.refused(channel):
             assert time.monotonic() < deadline

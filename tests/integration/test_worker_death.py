@@ -54,10 +54,10 @@ def with_pool(kind, options, dies):
     return walk(store, paceline.data.PooledBatchSampler(LENGTH, store, batch_size=4), dies)
 
 
-def with_measured_shares(dies):
+def with_measured_shares(dies, dies_at):
     store = ledger_store("dist_sync")
-    sampler = paceline.data.SharedBatchSampler(LENGTH, store, global_batch_size=12, shares="measured")
-    return walk(store, sampler, dies)
+    sampler = paceline.data.SharedBatchSampler(LENGTH, store, global_batch_size=6, shares="measured")
+    return walk(store, sampler, dies, dies_at)
 
 
 def with_a_loader_that_fetches_ahead():
@@ -105,10 +105,14 @@ def test_pool_trains_on_each_sample_once_when_a_worker_is_killed(kind, options, 
 
 
 @pytest.mark.parametrize("dies", ["before its push", "after its push"])
-def test_measured_shares_train_on_each_sample_once_when_a_worker_is_killed(dies):
-    """With two survivors, a last batch of one sample begins the order again by one."""
+@pytest.mark.parametrize("dies_at", [3, 8, 9])
+def test_measured_shares_train_on_each_sample_once_when_a_worker_is_killed(dies, dies_at):
+    """Speeds are exchanged in each step, or after every second one: the death shows in notes that lack the victim.
+
+    With two survivors, a last batch of one sample begins the order again by one.
+    """
     with LocalJob(num_workers=3, num_servers=2, on_worker_death="continue") as job:
-        first, second = survivors_of(job, with_measured_shares, dies)
+        first, second = survivors_of(job, with_measured_shares, dies, dies_at)
     assert min(first) == 1
     assert sum(first) <= LENGTH + 1
     assert [after - before for before, after in zip(first, second, strict=True)] == [1.0] * LENGTH

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import LaunchError
-from paceline.launch.preflight import CommandNotFoundError, check_command, readable_file
+from paceline.errors import ConfigError
+from paceline.launch.preflight import CommandNotFoundError, check_command, make_folder, read_text
 
 
 def test_command_is_found_on_the_path_or_by_its_own(tmp_path: Path) -> None:
@@ -38,13 +38,18 @@ def test_missing_command_is_named(
     assert message in str(caught.value)
 
 
-def test_path_of_a_readable_file_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("groups").write_text("0 1\n")
-    assert readable_file("groups", "the groups file") == str(tmp_path / "groups")
-
-
-@pytest.mark.parametrize(("path", "why"), [("missing", "No such file"), (".", "Is a directory")])
+@pytest.mark.parametrize(
+    ("path", "why"), [("missing", "No such file"), (".", "Is a directory"), ("", "its name is empty")]
+)
 def test_unreadable_file_is_refused(path: str, why: str) -> None:
-    with pytest.raises(LaunchError, match=f"the groups file '{path}' cannot be read: {why}"):
-        readable_file(path, "the groups file")
+    with pytest.raises(ConfigError, match=f"the groups file '{path}' cannot be read: {why}"):
+        read_text(path, "the groups file")
+
+
+def test_folder_is_made_unless_a_file_is_in_its_place(tmp_path: Path) -> None:
+    make_folder(str(tmp_path / "a" / "b"), "the folder")
+    make_folder(str(tmp_path / "a" / "b"), "the folder")
+    assert (tmp_path / "a" / "b").is_dir()
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"the folder '.*/file' cannot be made: File exists"):
+        make_folder(str(tmp_path / "file"), "the folder")

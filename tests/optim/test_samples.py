@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-from collections import UserDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 
-from paceline.optim.samples import Samples
+from paceline.dealt import Walk
+from paceline.optim.samples import Count, Samples
 
 
 def backward(samples: Samples, inputs: Any, passes: int = 1, reaches: bool = True) -> None:
@@ -23,32 +23,20 @@ def backward(samples: Samples, inputs: Any, passes: int = 1, reaches: bool = Tru
         (outputs["one"] + outputs["other"][0]).backward(retain_graph=True)
 
 
-@pytest.mark.parametrize(
-    ("inputs", "batch_dim", "expected"),
-    [
-        (((torch.zeros(5, 2),), {}), 0, 5),
-        (((), {"x": torch.zeros(4, 2)}), 0, 4),
-        ((({"ids": [torch.zeros(3, 7)]},), {}), 0, 3),
-        (((UserDict(ids=torch.zeros(6, 7)),), {}), 0, 6),
-        (((torch.zeros(9, 2),), {}), 1, 2),
-        (((torch.tensor(1.0), torch.zeros(8)), {}), 0, 8),
-        (((torch.zeros(5), torch.zeros(5, 3)), {}), 1, 3),
-    ],
-)
-def test_samples_are_the_size_of_the_first_tensor_that_has_the_dimension(inputs, batch_dim, expected) -> None:
-    samples = Samples(None, batch_dim)
-    backward(samples, inputs)
-    assert samples.take() == expected
+def certain(samples: Samples) -> float:
+    """Return the weight of the push that begins now, whose samples must be certain."""
+    count = samples.take()
+    assert count.inputs is None, count
+    return count.samples
 
 
-def test_passes_before_a_push_add_up_and_a_push_without_any_counts_as_the_last() -> None:
+def test_passes_before_a_push_add_up() -> None:
     samples = Samples(None, 0)
-    assert samples.take() == 1.0
     backward(samples, ((torch.zeros(2),), {}))
     backward(samples, ((torch.zeros(3),), {}))
-    assert [samples.take(), samples.take()] == [5, 5]
+    assert certain(samples) == 5
     backward(samples, ((torch.zeros(4),), {}))
-    assert samples.take() == 4
+    assert certain(samples) == 4
 
 
 def test_forward_passes_without_a_backward_pass_count_nothing() -> None:
@@ -56,14 +44,14 @@ def test_forward_passes_without_a_backward_pass_count_nothing() -> None:
     samples.see(((torch.zeros(50),), {}), torch.ones(1, requires_grad=True) * 2)
     samples.see(((torch.zeros(50),), {}), torch.ones(1))
     backward(samples, ((torch.zeros(3),), {}))
-    assert samples.take() == 3
+    assert certain(samples) == 3
 
 
 def test_backward_passes_that_reach_no_parameter_count_nothing() -> None:
     samples = Samples(None, 0)
     backward(samples, ((torch.zeros(50),), {}), reaches=False)
     backward(samples, ((torch.zeros(3),), {}))
-    assert samples.take() == 3
+    assert certain(samples) == 3
 
 
 def test_push_within_a_pass_weighs_what_the_pass_has_seen() -> None:
@@ -72,7 +60,7 @@ def test_push_within_a_pass_weighs_what_the_pass_has_seen() -> None:
 
     def push(param: torch.Tensor) -> None:
         samples.touch()
-        taken.append(samples.take())
+        taken.append(certain(samples))
 
     weight.register_post_accumulate_grad_hook(push)
     for number in (3, 4):
@@ -85,22 +73,146 @@ def test_push_within_a_pass_weighs_what_the_pass_has_seen() -> None:
 def test_each_backward_pass_through_one_forward_pass_counts() -> None:
     samples = Samples(None, 0)
     backward(samples, ((torch.zeros(3),), {}), passes=2)
-    assert samples.take() == 6
+    assert certain(samples) == 6
 
 
 def test_given_number_is_stronger_than_what_is_seen() -> None:
     samples = Samples(7, 0)
     backward(samples, ((torch.zeros(2),), {}))
-    assert samples.take() == 7
+    assert certain(samples) == 7
 
 
-def test_inputs_that_cannot_be_counted_are_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_batch_dim_shapes_are_told_and_nothing_is_guessed() -> None:
+    samples = Samples(None, None)
+    backward(samples, ((torch.zeros(5, 2), torch.zeros(5)), {}))
+    assert samples.take() == Count(1.0, 5.0, "[5, 2], [5]")
+    assert samples.last == 1.0
+
+
+def test_inputs_that_disagree_on_the_batch_dim_are_not_counted() -> None:
     samples = Samples(None, 0)
-    with caplog.at_level(logging.WARNING):
-        backward(samples, (("text",), {}))
-        backward(samples, (("text",), {}))
-    assert len(caplog.records) == 1
-    assert "set optimizer.samples" in caplog.text
+    backward(samples, ((torch.zeros(40), torch.zeros(8)), {}))
+    count = samples.take()
+    assert (count.samples, count.inputs) == (1.0, "[40], [8]")
+    assert "do not agree on dimension 0" in count.doubt
+
+
+def test_a_pass_without_a_call_that_was_seen_is_not_counted() -> None:
+    samples = Samples(None, 0)
+    backward(samples, ((torch.zeros(5),), {}))
+    assert certain(samples) == 5
+    param = torch.ones(1, requires_grad=True)
+    param.register_post_accumulate_grad_hook(lambda param: samples.touch())
+    (param * 2).backward()
+    count = samples.take()
+    assert (count.samples, count.inputs, count.doubt) == (1.0, "", "no call of the model was seen")
+
+
+@pytest.mark.parametrize("batch_dim", [None, 0, 1])
+def test_empty_tensors_are_no_samples_whatever_their_shape(batch_dim: int | None) -> None:
+    samples = Samples(None, batch_dim)
+    backward(samples, ((torch.zeros(4, 0), torch.zeros(0)), {}))
+    assert certain(samples) == 0
+
+
+def test_no_backward_pass_and_no_gradient_is_no_sample() -> None:
+    assert Samples(None, None).take(lambda: False) == Count(0.0, 0.0)
+
+
+def test_a_batch_that_is_told_counts_once_per_push_instead_of_calls() -> None:
+    samples = Samples(None, 0)
+    for size in (6, 2):
+        samples.see_batch({"x": torch.zeros(size, 3)})
+        for _ in range(2):
+            backward(samples, ((torch.zeros(50),), {}))
+            samples.ended()
+    assert certain(samples) == 8
+
+
+# ---- batches of a sampler ----------------------------------------------------------------------------------------
+
+
+def a_pass(samples: Samples) -> None:
+    samples.touch()
+    samples.ended()
+
+
+@pytest.fixture
+def walk() -> Iterator[Walk]:
+    walk = Walk(1)
+    yield walk
+    walk.end()
+
+
+def test_a_dealt_batch_counts_once_per_push_however_many_passes_it_takes(walk: Walk) -> None:
+    samples = Samples(None, None)
+    walk.hand_out(7)
+    a_pass(samples)
+    a_pass(samples)
+    assert certain(samples) == 7
+    a_pass(samples)
+    assert certain(samples) == 7
+    for size in (3, 4):
+        walk.hand_out(size)
+        a_pass(samples)
+    assert certain(samples) == 7
+
+
+def test_dealt_batches_that_no_pass_has_used_do_not_count(walk: Walk) -> None:
+    samples = Samples(None, None)
+    for size in (3, 4, 5):
+        walk.hand_out(size)
+    a_pass(samples)
+    assert certain(samples) == 5
+
+
+def test_what_a_running_pass_pushes_is_not_counted_again_when_it_ends(walk: Walk) -> None:
+    samples = Samples(None, None)
+    walk.hand_out(3)
+    samples.touch()
+    assert certain(samples) == 3
+    samples.touch()
+    samples.ended()
+    walk.hand_out(4)
+    a_pass(samples)
+    assert certain(samples) == 4
+
+
+def test_gradients_set_by_hand_are_those_of_the_batch_that_the_loop_has(walk: Walk) -> None:
+    samples = Samples(None, None)
+    walk.hand_out(3)
+    assert certain(samples) == 3
+
+
+def test_batches_of_two_samplers_at_once_are_not_counted(walk: Walk) -> None:
+    samples, other = Samples(None, None), Walk(2)
+    for _ in range(2):
+        walk.hand_out(3)
+        other.hand_out(30)
+        a_pass(samples)
+        assert samples.take().inputs == ""
+    other.end()
+
+
+def test_evaluation_in_between_does_not_count(walk: Walk) -> None:
+    samples, evaluation = Samples(None, None), Walk(2)
+    walk.hand_out(3)
+    a_pass(samples)
+    assert certain(samples) == 3
+    evaluation.hand_out(30)
+    walk.hand_out(4)
+    a_pass(samples)
+    assert certain(samples) == 4
+    evaluation.end()
+
+
+def test_the_number_that_is_set_and_the_batch_dim_are_stronger_than_the_sampler(walk: Walk) -> None:
+    walk.hand_out(3)
+    given, told = Samples(9, None), Samples(None, 0)
+    a_pass(given)
+    backward(told, ((torch.zeros(5),), {}))
+    a_pass(told)
+    assert [certain(given), certain(told)] == [9, 5]
 
 
 @dataclass
@@ -121,4 +233,4 @@ def test_outputs_in_objects_count(wrap: Any) -> None:
     output = wrap(weight * 2)
     samples.see(((torch.zeros(3),), {}), output)
     output.loss.backward()
-    assert samples.take() == 3
+    assert certain(samples) == 3

@@ -6,9 +6,11 @@ import copy
 import gc
 import io
 
+import pytest
 import torch
 
 import paceline
+from paceline.errors import PacelineError
 from paceline.kvstore.weights import Weights
 from paceline.optim.samples import Samples
 from paceline.optim.watch import ModelWatch
@@ -36,7 +38,7 @@ def test_copies_have_no_hooks_that_do_anything() -> None:
     before = waits.count
     twin(torch.ones(5, 3))
     assert waits.count == before
-    assert samples.take() == 1.0
+    assert samples.take(lambda: False).samples == 0
 
 
 def test_saved_models_load_and_run() -> None:
@@ -98,3 +100,29 @@ def test_copied_and_saved_optimizers_are_the_wrapped_ones_with_their_state() -> 
     for one in (twin, torch.load(buffer, weights_only=False)):
         assert type(one) is torch.optim.Adam
         assert [int(state["step"]) for state in one.state.values()] == [1, 1]
+
+
+def test_model_that_was_compiled_and_has_run_is_watched() -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1))
+    compiled = torch.compile(net, backend="eager")
+    compiled(torch.ones(2, 3))
+    samples = Samples(None, 0)
+    watch = ModelWatch(net, samples, None, Waits(), False, Weights("this process"))
+    samples.touch()
+    compiled(torch.ones(5, 3)).sum().backward()
+    assert samples.take() == 5.0
+    watch.close()
+
+
+def test_scripting_a_watched_model_says_how_it_can_be_done() -> None:
+    net, _, _, watch = watched()
+    with pytest.raises(PacelineError, match=r"optimizer\.close\(\).*named_parameters"):
+        torch.jit.script(net)
+    watch.close()
+    assert torch.equal(torch.jit.script(net)(torch.ones(2, 3)), net(torch.ones(2, 3)))
+
+
+def test_scripted_model_is_refused_at_once() -> None:
+    net = torch.jit.script(torch.nn.Linear(3, 1))
+    with pytest.raises(ValueError, match=r"named_parameters=.*optimizer\.samples"):
+        paceline.DistributedOptimizer(torch.optim.SGD(net.parameters(), 0.1), "local", model=net)

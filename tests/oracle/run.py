@@ -64,7 +64,8 @@ class Run:
         self._slow_down(params)
         if model is None:
             options["named_parameters"] = [(f"p{index}", param) for index, param in enumerate(params)]
-        distributed = DistributedOptimizer(optimizer, self.kvstore, model=model, **options | dict(self.options))
+        options = {"batch_dim": 0} | options | dict(self.options)  # shapes alone do not tell what counts samples
+        distributed = DistributedOptimizer(optimizer, self.kvstore, model=model, **options)
         self._slow_down(params)
         return distributed
 

@@ -148,7 +148,7 @@ def test_outbox_tells_what_is_overdue_once_per_interval() -> None:
 def side_and_peer() -> tuple[Side, MemoryHub]:
     network = MemoryNetwork()
     side, hub = Side(network), MemoryHub(network)
-    hub.connect("memory://server", b"peer")
+    hub.connect("memory://server", b"peer", "server 0")
     return side, hub
 
 

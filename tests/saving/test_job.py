@@ -14,7 +14,8 @@ from paceline.context import cpu
 from paceline.errors import CheckpointError, CheckpointNotFoundError
 from paceline.gluon import Trainer, backward, replicate
 from paceline.kvstore.base import KVStoreBase
-from paceline.kvstore.checkpoint import tensor_file
+from paceline.kvstore.checkpoint import collective, tensor_file
+from paceline.saving.job import KIND
 
 TWO_BIT = {"type": "2bit", "threshold": 0.02}
 
@@ -119,6 +120,45 @@ def test_chance_is_left_alone_when_asked(rng, tmp_path):
     torch.manual_seed(7)
     paceline.load(tmp_path / "job", job.model, job.optimizer, rng=rng[1])
     assert torch.equal(torch.rand(3), expected)
+
+
+def leave_behind(folder, rank, digest):
+    """Leave the file of a worker whose save was killed before the common file was written."""
+    left = folder / f"job.rank{rank}.{digest}"
+    left.write_text("")
+    return left
+
+
+def test_what_a_killed_save_left_goes_with_the_next_save(tmp_path):
+    job = Plain()
+    left = leave_behind(tmp_path, 1, "0123abcd")
+    others = [
+        tmp_path / name for name in ("job.rank1", "job.rank1.notes", "other.rank1.0123abcd", "job2.rank1.0123abcd")
+    ]
+    for other in others:
+        other.touch()
+    paceline.save(tmp_path / "job", job.model, job.optimizer, step=0)
+    assert not left.exists()
+    assert all(other.exists() for other in others)
+
+
+def test_what_a_copy_of_a_checkpoint_lists_stays(tmp_path):
+    job = Plain()
+    listed, left = leave_behind(tmp_path, 1, "0123abcd"), leave_behind(tmp_path, 1, "4567abcd")
+    beside = {"1": {"file": listed.name, "digest": "0123abcd"}}
+    tensor_file.write(tmp_path / "best", KIND, {}, {"beside": beside})
+    paceline.save(tmp_path / "job", job.model, job.optimizer, step=0)
+    assert listed.exists()
+    assert not left.exists()
+
+
+def test_each_worker_removes_only_its_own_leftovers(tmp_path):
+    mine, theirs, beyond = (leave_behind(tmp_path, rank, "0123abcd") for rank in (1, 2, 3))
+    current = leave_behind(tmp_path, 1, "4567abcd")
+    collective._remove_leftovers(tmp_path / "job", KIND, 1, 3, {current.name})
+    assert [one.exists() for one in (mine, theirs, beyond, current)] == [False, True, True, True]
+    collective._remove_leftovers(tmp_path / "job", KIND, 0, 3, {current.name})
+    assert [one.exists() for one in (theirs, beyond, current)] == [True, False, True]
 
 
 def test_saving_draws_no_random_number(tmp_path):

@@ -1,15 +1,17 @@
 """Forked processes of a job under test behave like programs that were started."""
 
+import atexit
 import fcntl
 import os
 import signal
+import socket
 import sys
 import time
 
 import pytest
 
 from paceline.launch.supervise.guardian import Guardian
-from paceline.testing import LocalJob, Process, WorkerFailedError
+from paceline.testing import LocalJob, Process, WorkerFailedError, fork_server, fork_server_main
 from paceline.testing.fork_server import Child, ForkServer
 from paceline.testing.readable import readable
 
@@ -159,3 +161,23 @@ def test_files_with_high_numbers_are_waited_for():
     assert readable([high, write], 1.0) == {high}
     for fd in (read, write, high):
         os.close(fd)
+
+
+def test_end_of_a_child_after_that_of_the_client_is_no_error(monkeypatch):
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ends = iter([(4711, 0), (0, 0)])
+    monkeypatch.setattr(os, "waitpid", lambda *_: next(ends))
+    with ours:
+        theirs.close()
+        fork_server_main._report_ends(ours)
+        assert next(ends, None) is None, "all ends were taken"
+
+
+def test_forking_process_that_does_not_end_in_time_is_killed(monkeypatch, capfd):
+    monkeypatch.setattr(fork_server, "_END_TIMEOUT_S", 0.01)
+    server = ForkServer(os.environ)
+    os.kill(server._process.pid, signal.SIGSTOP)
+    server.close()
+    atexit.unregister(server.close)
+    assert server._process.returncode == -signal.SIGKILL
+    assert capfd.readouterr().err == ""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from paceline.transport import Security, admission, handshake, new_job_key
-from paceline.transport.handshake import GREETING_BYTES, Initiator
+from paceline.transport.handshake import GREETING_BYTES, Initiator, Way
 from paceline.transport.sockets import SocketHub, SocketListener
 
 SECURITY = Security(new_job_key())
@@ -20,7 +20,7 @@ SECURITY = Security(new_job_key())
 
 @pytest.fixture
 def listener() -> Iterator[SocketListener]:
-    one = SocketListener(["tcp://127.0.0.1:*"], SECURITY)
+    one = SocketListener(["tcp://127.0.0.1:*"], SECURITY, "server 0")
     yield one
     one.close()
 
@@ -60,7 +60,7 @@ def join(listener: SocketListener, timeout_s: float = 10.0) -> float:
     start = time.monotonic()
     hub = SocketHub(SECURITY)
     try:
-        channel = hub.connect(listener.addresses[0], b"member")
+        channel = hub.connect(listener.addresses[0], b"member", "server 0")
         hub.send(channel, [b"hello"])
         while not listener.receive(0.1):
             assert time.monotonic() < start + timeout_s
@@ -121,7 +121,7 @@ def resident_bytes() -> int:
 
 
 def test_a_replayed_hello_is_never_a_member_and_stops_none(listener: SocketListener) -> None:
-    hello = Initiator(SECURITY.psk, b"member", True).hello()
+    hello = Initiator(SECURITY.psk, b"member", True, Way(False, "server 0")).hello()
     first = stranger(listener, hello)
     assert first.recv(1)  # a WELCOME: nobody has sent it before
     those = [stranger(listener, hello + bytes(rest)) for rest in (0, 80) for _ in range(30)]
@@ -138,7 +138,7 @@ def test_hellos_that_are_too_old_to_be_recognised_are_never_members_and_replace_
 ) -> None:
     monkeypatch.setattr(handshake, "MAX_SEEN", 0)
     monkeypatch.setattr(admission, "MAX_HALF_OPEN", 20)
-    hello = Initiator(SECURITY.psk, b"member", True).hello()
+    hello = Initiator(SECURITY.psk, b"member", True, Way(False, "server 0")).hello()
     those = [stranger(listener, hello) for _ in range(60)]
     wait_until(lambda: sum(map(is_closed, those)) >= 40)
     join(listener)
@@ -150,7 +150,7 @@ def test_hellos_that_are_too_old_to_be_recognised_are_never_members_and_replace_
 
 
 def test_a_stranger_learns_only_that_it_is_refused(listener: SocketListener) -> None:
-    sock = stranger(listener, Initiator(bytes(32), b"w", True).hello())
+    sock = stranger(listener, Initiator(bytes(32), b"w", True, Way(False, "server 0")).hello())
     got = b""
     while chunk := sock.recv(1000):
         got += chunk
@@ -183,7 +183,7 @@ def test_an_impostor_gets_neither_the_key_nor_a_gradient(encrypt: bool) -> None:
     security = Security(new_job_key(), encrypt)
     with socket.create_server(("127.0.0.1", 0)) as server:
         hub = SocketHub(security)
-        channel = hub.connect(f"tcp://127.0.0.1:{server.getsockname()[1]}", b"worker", bulk=True)
+        channel = hub.connect(f"tcp://127.0.0.1:{server.getsockname()[1]}", b"worker", "server 0", bulk=True)
         hub.send(channel, [b"push", b"gradient" * 10_000])
         heard = []
         while not hub.refused(channel):
@@ -218,3 +218,26 @@ def test_without_descriptors_the_gate_rests_and_takes_members_again_when_there_a
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         join(listener)
+
+
+def test_a_listener_that_does_not_know_its_name_yet_has_those_who_connect_wait() -> None:
+    listener, hub = SocketListener(["tcp://127.0.0.1:*"], SECURITY, None), SocketHub(SECURITY)
+    channels = [hub.connect(listener.addresses[0], b"worker-1", name) for name in ("server 3", "server 4")]
+    hub.send(channels[0], [b"hello"])
+    wait_until(lambda: all(one.socket is not None for one in hub._channels))
+    assert not any(map(hub.is_open, channels))
+    listener.serve_as("server 3")
+    while not (arrived := listener.receive(1.0)):
+        pass
+    assert [(peer, [bytes(frame) for frame in frames]) for peer, frames in arrived] == [(b"worker-1", [b"hello"])]
+    wait_until(lambda: bool(hub.refused(channels[1])))
+    hub.close()
+    listener.close()
+
+
+def test_a_listener_that_never_knew_its_name_closes() -> None:
+    listener = SocketListener(["tcp://127.0.0.1:*"], SECURITY, None)
+    stranger(listener).close()
+    listener.close()
+    with pytest.raises(ConnectionRefusedError):
+        stranger(listener)

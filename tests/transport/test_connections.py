@@ -45,7 +45,7 @@ def _trace_no_thread() -> Iterator[None]:
 
 @pytest.fixture(params=["tcp://127.0.0.1:*", "ipc://@paceline-test-connections"])
 def listener(request: pytest.FixtureRequest) -> Iterator[SocketListener]:
-    one = SocketListener([request.param], SECURITY)
+    one = SocketListener([request.param], SECURITY, "server 0")
     yield one
     one.close()
 
@@ -53,7 +53,7 @@ def listener(request: pytest.FixtureRequest) -> Iterator[SocketListener]:
 @pytest.fixture
 def hub(listener: SocketListener) -> Iterator[SocketHub]:
     one = SocketHub(SECURITY)
-    one.connect(listener.addresses[0], b"worker-1")
+    one.connect(listener.addresses[0], b"worker-1", "server 0")
     yield one
     one.close()
 
@@ -105,7 +105,7 @@ def test_1000_connections_of_one_member_leave_nothing(hub: SocketHub, listener: 
 def test_1000_members_that_come_and_go_leave_nothing(listener: SocketListener) -> None:
     def come_and_go(number: int) -> None:
         hub = SocketHub(SECURITY)
-        hub.connect(listener.addresses[0], b"worker-%d" % number)
+        hub.connect(listener.addresses[0], b"worker-%d" % number, "server 0")
         hub.send(0, [b"hello"])
         until(lambda: listener.receive(0.05))
         hub.close()
@@ -188,7 +188,7 @@ def test_closing_waits_for_no_host_that_does_not_answer(monkeypatch: pytest.Monk
     silent = listen("tcp://127.0.0.1:*")
     hub = SocketHub(SECURITY)
     for _ in range(8):
-        hub.connect(silent[1], b"worker-1")
+        hub.connect(silent[1], b"worker-1", "server 0")
     until(lambda: all(one.socket is not None for one in hub._channels))
     began = time.monotonic()
     hub.close()
@@ -201,7 +201,7 @@ def test_a_hub_that_is_closed_connects_no_more(listener: SocketListener) -> None
     """An interpreter may end, and close all hubs, while another thread is about to connect."""
     hub = SocketHub(SECURITY)
     hub.close()
-    hub.connect(listener.addresses[0], b"worker-1")
+    hub.connect(listener.addresses[0], b"worker-1", "server 0")
     assert not [one for one in threading.enumerate() if listener.addresses[0] in one.name]
 
 

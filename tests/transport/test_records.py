@@ -118,6 +118,17 @@ def test_without_protection_of_large_frames_all_else_is_protected() -> None:
     assert read(b"".join(flipped(pieces, 1)), 3, AesGcm(KEY), False) != MESSAGES
 
 
+def test_the_body_of_a_message_is_protected_whatever_its_size() -> None:
+    body, tensor = b"body" * CHUNK_BYTES, filled(2 * CHUNK_BYTES)
+    pieces = wire([[body, tensor]], AesGcm(KEY), False)
+    assert [b"bodybody" in piece for piece in pieces] == [False] * 6
+    assert pieces[-1] == tensor
+    for at in range(5):
+        with pytest.raises((TamperedError, ClosedError)):
+            read(b"".join(flipped(pieces, at)), 1, AesGcm(KEY), False)
+    assert read(b"".join(pieces), 1, AesGcm(KEY), False) == [[body, tensor]]
+
+
 def test_a_frame_of_another_connection_does_not_open() -> None:
     stream = b"".join(wire(MESSAGES, AesGcm(bytes(32)), True))
     with pytest.raises(TamperedError, match="record 0"):

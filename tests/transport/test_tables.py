@@ -27,7 +27,7 @@ from paceline.transport.sockets import SocketHub
 address, key, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 hubs = [SocketHub(Security(key)) for _ in range(count)]
 for number, hub in enumerate(hubs):
-    channel = hub.connect(address, b"member %d" % number)
+    channel = hub.connect(address, b"member %d" % number, "server 0")
     hub.send(channel, [b"hello"])
 time.sleep(600)
 """
@@ -47,7 +47,7 @@ def held() -> tuple[int, int]:
 @pytest.mark.parametrize("watch", [False, True])
 def test_nothing_is_left_of_peers_that_were_killed(watch: bool) -> None:
     key = new_job_key()
-    listener = SocketListener(["tcp://127.0.0.1:*"], Security(key), watch=watch)
+    listener = SocketListener(["tcp://127.0.0.1:*"], Security(key), "server 0", watch=watch)
     before = held()
     try:
         for _ in range(3):
@@ -70,8 +70,8 @@ def test_nothing_is_left_of_peers_that_were_killed(watch: bool) -> None:
 def test_nothing_is_left_of_a_listener_that_a_hub_has_lost() -> None:
     before, security = held(), Security(new_job_key())
     for _ in range(5):
-        listener, hub = SocketListener(["tcp://127.0.0.1:*"], security), SocketHub(security)
-        hub.send(hub.connect(listener.addresses[0], b"member"), [b"hello"])
+        listener, hub = SocketListener(["tcp://127.0.0.1:*"], security, "server 0"), SocketHub(security)
+        hub.send(hub.connect(listener.addresses[0], b"member", "server 0"), [b"hello"])
         assert listener.receive(5.0)
         listener.close()
         hub.close()

@@ -153,6 +153,10 @@ def test_rows_are_rescaled_and_clipped(name: str) -> None:
         ({"rescale_grad": float("nan")}, ValueError, "finite"),
         ({"rescale_grad": None}, TypeError, "not a number"),
         ({"rescale_grad": "half"}, TypeError, "not a number"),
+        ({"lr": float("nan")}, ValueError, "lr is nan"),
+        ({"lr": float("inf")}, ValueError, "lr is inf"),
+        ({"lr": 0.1, "momentum": float("nan")}, ValueError, "momentum is nan"),
+        ({"lr": 0.1, "weight_decay": float("inf")}, ValueError, "weight_decay is inf"),
     ],
 )
 def test_impossible_numbers_are_refused(options: dict[str, Any], error: type[Exception], why: str) -> None:
@@ -160,6 +164,24 @@ def test_impossible_numbers_are_refused(options: dict[str, Any], error: type[Exc
         make_spec("sgd", **options)
     with pytest.raises(error, match=why):
         make_updater(UpdaterSpec("sgd", [options]), start(), pieces())
+
+
+@pytest.mark.parametrize("name", ["t0", "step_sizes"])
+def test_numbers_may_be_infinite_where_that_makes_sense(name: str) -> None:
+    optimizer = {"t0": "asgd", "step_sizes": "rprop"}[name]
+    value: Any = float("inf") if name == "t0" else (1e-6, float("inf"))
+    make_updater(make_spec(optimizer, lr=0.1, **{name: value}), start(), pieces())
+    with pytest.raises(ValueError, match=f"{name} is nan"):
+        make_spec(optimizer, lr=0.1, **{name: float("nan") if name == "t0" else (float("nan"), 1.0)})
+
+
+def test_numbers_of_an_optimizer_of_torch_are_checked() -> None:
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])
+    optimizer.param_groups[0]["lr"] = torch.tensor(float("nan"))
+    with pytest.raises(ValueError, match="lr is nan"):
+        make_spec(optimizer)
+    with pytest.raises(ValueError, match="lr_mult of key 'w' is nan"):
+        make_spec("sgd", keys={"w": KeyOptions(lr_mult=float("nan"))})
 
 
 def test_none_is_no_limit() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -19,13 +18,14 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "hvdrun": ("paceline.cli.hvdrun", "start a job of the Horovod interface, with horovodrun's flags"),
     "jobs": ("paceline.cli.jobs", "list your jobs whose launcher runs on this machine"),
     "status": ("paceline.cli.status", "show the processes of a job: round, pace, whom each waits for"),
-    "kill": ("paceline.cli.jobs", "end a job, or what jobs have left on hosts"),
+    "kill": ("paceline.cli.kill", "end a job, or what jobs have left on hosts"),
     "doctor": ("paceline.cli.doctor", "check hosts: ssh, Python, versions, clock, network, directory"),
     "scheduler": ("paceline.cli.roles", "run the scheduler of a job"),
     "server": ("paceline.cli.roles", "run a server of a job"),
     "group": ("paceline.cli.group", "group workers by measured speed"),
     "profile": ("paceline.cli.profile", "measure how fast each worker is"),
     "simulate": ("paceline.cli.simulate", "say what a cluster would do, before it does it"),
+    "completion": ("paceline.cli.completion", "complete commands and options in bash, zsh or fish"),
     "run": ("paceline.cli.run", "run a job inside an allocation (the launcher submits it)"),
     "agent": ("paceline.cli.agent", "run the processes of one host (the launcher starts it there)"),
 }
@@ -41,6 +41,8 @@ def main(words: Sequence[str] | None = None) -> int:
         words: the arguments without the program's name; those of this process by default.
     """
     words = sys.argv[1:] if words is None else list(words)
+    if words[:1] == ["help"] and len(words) > 1:
+        words = [words[1], "--help"]
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview())
         return 0
@@ -72,8 +74,6 @@ def _run(name: str, words: Sequence[str]) -> int:
         if name not in COMMANDS:
             raise UsageError(f"unknown command {name!r}{suggestion(name, COMMANDS)}")
         return int(importlib.import_module(COMMANDS[name][0]).run(name, words))
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
     except (UsageError, PacelineError) as error:
         known = f" {name}" if name in COMMANDS else ""
         more = f"\ntry: paceline{known} --help" if isinstance(error, UsageError) else ""

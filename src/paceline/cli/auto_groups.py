@@ -10,6 +10,7 @@ import secrets
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from paceline.errors import LaunchError
@@ -32,6 +33,8 @@ def with_measured_groups(spec: JobSpec, run: Callable[[JobSpec], int]) -> JobSpe
     Raises:
         LaunchError: nothing was measured, or scikit-learn is not installed.
     """
+    if find_spec("sklearn") is None:  # said now, not after minutes of measuring
+        raise LaunchError("groups by speed need scikit-learn: pip install 'paceline[hetero]'")
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         path, steps = Path(folder) / "speeds", Path(folder) / "steps"
         settings = {"profile": str(path), "profile_steps": str(steps), "profile_rounds": str(ROUNDS)}

@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from paceline.cli.hosts import read_hosts
+from paceline.cli.hosts import read_hosts, shell_words
 from paceline.cli.options import Option, Parser, UsageError
 from paceline.cli.table import table
 from paceline.launch import Host, with_default_interface
@@ -20,8 +20,8 @@ OPTIONS = (
     Option(("-H", "--hosts"), "hostfile, or a list h1,h2", "HOSTS"),
     Option(("-i", "--interface"), "network interface of the hosts, by name, address or CIDR", "INTERFACE", default=""),
     Option(("--ssh",), "command that reaches a host (default: ssh)", "COMMAND", default="ssh"),
-    Option(("--python",), "interpreter on the hosts (default: this one)", "PATH", default=sys.executable),
-    Option(("--timeout",), "for each step (default: 20)", "SECONDS", float, default=20.0),
+    Option(("--python",), "interpreter on the hosts (default: this one)", "PATH"),
+    Option(("--timeout",), "for each step (default: 20)", "SECONDS", float, default=20.0, positive=True),
 )
 _DESCRIPTION = """\
 Check every host: ssh, Python, versions of packages, clock, network interface, whether it reaches every other host, and
@@ -38,10 +38,12 @@ def run(name: str, words: Sequence[str]) -> int:
     options = Parser(name, OPTIONS, "paceline doctor -H HOSTS [options]", _DESCRIPTION).parse(words)
     if options.hosts is None:
         raise UsageError("the hosts are missing; give -H, as in: paceline doctor -H hosts")
-    ssh = shlex.split(options.ssh)
+    ssh = shell_words("--ssh", options.ssh)
     check_program(ssh[0], "openssh-client")
     hosts = with_default_interface(read_hosts(options.hosts), options.interface)
-    script = shlex.join(agent_script(options.python, os.getcwd(), os.environ.get("PYTHONPATH", "")))
+    script = shlex.join(
+        agent_script(options.python or "", sys.executable, os.getcwd(), os.environ.get("PYTHONPATH", ""))
+    )
 
     def command(host: Host) -> list[str]:
         return [*ssh_command(ssh, host), host.name, script]

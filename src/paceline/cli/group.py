@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from paceline.cli.options import Option, Parser, UsageError
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, MissingExtraError
 from paceline.hetero import Groups, group_by_speed
 from paceline.hetero.files import groups_text, parse_speeds, sharding_text
 from paceline.hetero.groups import ALIKE, MAX_GROUPS
+from paceline.launch.preflight import read_text
 
 OPTIONS = (
     Option(("--groups",), "where to write the groups file, for --groups of paceline launch", "FILE"),
@@ -17,7 +18,9 @@ OPTIONS = (
     Option(
         ("--alike",), f"ratio of times up to which machines are alike (default: {ALIKE:g})", "R", float, default=ALIKE
     ),
-    Option(("--max-groups",), f"largest number of groups (default: {MAX_GROUPS})", "N", int, default=MAX_GROUPS),
+    Option(
+        ("--max-groups",), f"largest number of groups (default: {MAX_GROUPS})", "N", int, default=MAX_GROUPS, least=1
+    ),
     Option(("--plot",), "write a picture of the clusters", "FILE"),
 )
 
@@ -43,17 +46,19 @@ def run(name: str, words: Sequence[str]) -> int:
         UsageError: the command line is wrong, or scikit-learn is not installed.
         paceline.errors.ConfigError: a file cannot be read or written.
     """
-    if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):
-        raise UsageError("the speeds file is missing, as in: paceline group speeds --groups groups")
-    rest = words if words[0].startswith("-") else words[1:]
-    options = Parser(name, OPTIONS, f"paceline {name} SPEEDS [options]", DESCRIPTION, EPILOG).parse(rest)
-    if options.alike <= 1 or options.max_groups < 1:
-        raise UsageError("--alike is a ratio above 1, and --max-groups at least 1")
-    speeds = _read(words[0])
+    usage = f"paceline {name} SPEEDS [options]"
+    files, options = Parser(name, OPTIONS, usage, DESCRIPTION, EPILOG).parse_named(words)
+    if len(files) != 1:
+        raise UsageError(f"give one speeds file, not {len(files)}, as in: paceline group speeds --groups groups")
+    if options.alike <= 1:
+        raise UsageError(f"--alike is {options.alike:g}; it is a ratio above 1")
+    speeds = _read(files[0])
     try:
         groups = group_by_speed(list(speeds.values()), options.alike, options.max_groups)
         if options.plot is not None:
             _draw(speeds, groups, options.plot)
+    except OSError as error:
+        raise ConfigError(f"{options.plot} cannot be written: {error.strerror}") from error
     except (ImportError, ValueError) as error:
         raise UsageError(str(error)) from error
     text = groups_text(groups, speeds)
@@ -64,10 +69,11 @@ def run(name: str, words: Sequence[str]) -> int:
 
 
 def _read(path: str) -> dict[str, float]:
+    text = read_text(path, "the speeds file")
     try:
-        return parse_speeds(Path(path).read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"speeds file {path} cannot be used: {error}") from error
+        return parse_speeds(text)
+    except ValueError as error:
+        raise ConfigError(f"the speeds file {path!r} cannot be used: {error}") from error
 
 
 def _write(path: str | None, text: str) -> None:
@@ -82,8 +88,8 @@ def _write(path: str | None, text: str) -> None:
 def _draw(speeds: Mapping[str, float], groups: Groups, path: str) -> None:
     try:
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("pictures need matplotlib: pip install 'paceline[sim]'") from error
+    except ImportError:
+        raise MissingExtraError("pictures need matplotlib: pip install 'paceline[sim]'") from None
     names, times = list(speeds), list(speeds.values())
     figure = Figure(figsize=(8, 1 + 0.25 * len(names)), layout="constrained")
     axes = figure.subplots()

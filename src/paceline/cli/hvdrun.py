@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 
 from paceline.cli import launch
+from paceline.cli.launch_options import ADVICE
 from paceline.cli.options import Option, Parser, UsageError, split_command
 
 #: Flags that set a variable: flag, variable, factor of a number, summary.
@@ -29,7 +30,7 @@ _SWITCHES: tuple[tuple[str, str, str, str], ...] = (
 OPTIONS = (
     Option(("-n", "-np", "--num-proc"), "number of ranks", "N", int),
     Option(("-H", "--hosts"), "hosts with slots, h:n,h:n; only this host can be used", "HOSTS"),
-    *(Option((flag,), summary, "NUMBER", float) for flag, _, _, summary in _VARIABLES),
+    *(Option((flag,), summary, "NUMBER", float, least=0) for flag, _, _, summary in _VARIABLES),
     *(Option((flag,), summary) for flag, _, _, summary in _SWITCHES),
     Option(("--gloo",), "data go by Gloo and shared memory (always so)"),
     Option(("--dry-run",), "print the processes and their environment, start nothing"),
@@ -56,7 +57,7 @@ def run(name: str, words: Sequence[str]) -> int:
         paceline.errors.PacelineError: the job cannot be started.
     """
     ours, command = split_command(words, OPTIONS)
-    options = Parser(name, OPTIONS, USAGE, DESCRIPTION, EPILOG).parse(ours)
+    options = Parser(name, OPTIONS, USAGE, DESCRIPTION, EPILOG, ADVICE).parse(ours)
     found = ["--num-workers", str(_count(options)), "--num-servers", "0"]
     for variable, text in variables(options).items():
         found += ["--env", f"{variable}={text}"]
@@ -80,15 +81,17 @@ def variables(options: argparse.Namespace) -> dict[str, str]:
 
 def _count(options: argparse.Namespace) -> int:
     slots = 0
-    for part in (options.hosts or "").split(",") if options.hosts else ():
+    for part in [] if options.hosts is None else options.hosts.split(","):
         host, _, count = part.partition(":")
+        if not host:
+            raise UsageError(f"-H {options.hosts!r} has an empty name; it takes host:slots, as in localhost:2")
         if host not in (*_LOCAL_HOSTS, os.uname().nodename):
             raise UsageError(f"{host} is another host; start ranks there by mpirun, torchrun or a cluster manager")
         if count and not count.isdigit():
             raise UsageError(f"-H {part!r} is not host:slots")
         slots += int(count or 1)
     wanted = options.num_proc if options.num_proc is not None else slots
-    if not wanted:
+    if options.num_proc is None and not slots:
         raise UsageError("the number of ranks is missing; give -np, as in: paceline hvdrun -np 2 python train.py")
     if slots and wanted > slots:
         raise UsageError(f"-np {wanted} and only {slots} slots in -H")

@@ -6,11 +6,11 @@ import argparse
 import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from paceline.cli.options import Option, UsageError
 from paceline.launch import Group, group_from_table
+from paceline.launch.preflight import read_text
 from paceline.naming import suggestion
 
 #: Tables of ``NAME = "VALUE"``, which are repeated options on the command line.
@@ -30,49 +30,76 @@ def fill_in(options: argparse.Namespace, command: Sequence[str], table: Sequence
         UsageError: the file cannot be read, or has what no option is called.
     """
     found = _read(options.config)
-    known = {option.name: option for option in table}
+    known = {flag.lstrip("-").replace("-", "_"): option for option in table for flag in option.flags}
+    known.pop("config")
+    seen: dict[str, str] = {}
     for key, value in found.items():
         name = key.replace("-", "_")
+        name = known[name].name if name in known else name
+        if name in seen:
+            raise UsageError(f"{options.config}: {seen[name]!r} and {key!r} are the same option; give one")
+        seen[name] = key
         if name == "command":
-            command = command or _words(value)
+            words = _words(value, options.config)
+            command = command or words
         elif name in ("group", "groups") and isinstance(value, dict):
             options.group = options.group or _groups(value, options.config)
         elif name in _TABLES and isinstance(value, dict):
-            texts = [f"{one}={text}" for one, text in value.items()]
+            texts = [f"{one}={_text(f'{key}.{one}', text, options.config)}" for one, text in value.items()]
             setattr(options, name, [*texts, *getattr(options, name)])
-        elif name in known and name != "config" and not isinstance(value, dict):
-            _set(options, known[name], value)
+        elif name in known:
+            _set(options, known[name], key, value)
         else:
-            names = [one.replace("_", "-") for one in known]
+            names = sorted({option.flags[-1].removeprefix("--") for option in known.values()})
             raise UsageError(f"{options.config}: {key!r} is not an option{suggestion(key, names)}")
     return list(command)
 
 
 def _read(path: str) -> Mapping[str, Any]:
     try:
-        return tomllib.loads(Path(path).read_text())
-    except OSError as error:
-        raise UsageError(f"the job file {path!r} cannot be read: {error.strerror}") from error
+        return tomllib.loads(read_text(path, "the job file"))
     except ValueError as error:
         raise UsageError(f"the job file {path!r} is not TOML: {error}") from error
 
 
-def _set(options: argparse.Namespace, option: Option, value: object) -> None:
+def _set(options: argparse.Namespace, option: Option, key: str, value: object) -> None:
+    before = getattr(options, option.name)
     if option.metavar is None:
-        setattr(options, option.name, getattr(options, option.name) or bool(value))
-    elif option.repeat:
-        given = value if isinstance(value, list) else [value]
-        setattr(options, option.name, [*map(str, given), *getattr(options, option.name)])
-    elif getattr(options, option.name) is None:
-        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-        try:
-            setattr(options, option.name, option.type(text))
-        except ValueError:
-            raise UsageError(f"{options.config}: {option.name} = {text!r} is not a number") from None
+        if not isinstance(value, bool):
+            raise UsageError(f"{options.config}: {key} = {value!r} is neither true nor false")
+        setattr(options, option.name, before or value)
+        return
+    is_list = isinstance(value, list) and (option.repeat or option.metavar == "HOSTS")
+    texts = [_text(key, one, options.config) for one in (value if is_list else [value])]  # type: ignore[attr-defined]
+    if option.repeat:
+        setattr(options, option.name, [*texts, *before])
+    elif before is None:
+        text = ",".join([*texts, ""]) if is_list else texts[0]
+        setattr(options, option.name, _value(options.config, option, key, text))
 
 
-def _words(value: object) -> list[str]:
-    return shlex.split(value) if isinstance(value, str) else list(map(str, value))  # type: ignore[call-overload]
+def _value(source: str, option: Option, key: str, text: str) -> Any:
+    try:
+        return option.value(text)
+    except ValueError as error:
+        raise UsageError(f"{source}: {key}: {error}") from None
+
+
+def _text(key: str, value: object, source: str) -> str:
+    if isinstance(value, str | int | float):
+        return str(value)
+    raise UsageError(f"{source}: {key} = {value!r}; it takes one text or number")
+
+
+def _words(value: object, source: str) -> list[str]:
+    if isinstance(value, list):
+        return [_text("command", one, source) for one in value]
+    if not isinstance(value, str):
+        raise UsageError(f"{source}: command = {value!r}; it is a text, or a list of words")
+    try:
+        return shlex.split(value)
+    except ValueError as error:
+        raise UsageError(f"{source}: command = {value!r}: {error}") from error
 
 
 def _groups(tables: Mapping[str, Any], source: str) -> list[Group]:

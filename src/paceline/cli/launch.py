@@ -8,14 +8,14 @@ import secrets
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import FrameType
 
 from paceline import config
 from paceline.cli.hosts import read_hosts
 from paceline.cli.job_file import fill_in
-from paceline.cli.launch_options import DESCRIPTION, EPILOG, OF_SERVERS, OPTIONS, USAGE
+from paceline.cli.launch_options import ADVICE, DESCRIPTION, EPILOG, OF_SERVERS, OPTIONS, USAGE
 from paceline.cli.options import Parser, UsageError, split_command
+from paceline.consistency import parse_groups, weighting_names
 from paceline.launch import (
     Graces,
     Group,
@@ -26,10 +26,13 @@ from paceline.launch import (
     parse_group,
     with_default_interface,
 )
-from paceline.launch.preflight import readable_file
+from paceline.launch.preflight import make_folder, read_text
+from paceline.naming import suggestion
 
 #: Launchers in whose hosts ``name:4`` means four slots, as MPICH has it, and not port 4.
 _NUMBER_IS_SLOTS = frozenset({"mpi"})
+#: Launchers whose engine chooses the hosts.
+_CHOOSES_HOSTS = frozenset({"k8s", "ray", "sge", "slurm", "yarn"})
 
 
 def run(name: str, words: Sequence[str]) -> int:
@@ -40,7 +43,7 @@ def run(name: str, words: Sequence[str]) -> int:
         paceline.errors.PacelineError: a setting cannot work, or the job cannot be started.
     """
     ours, command = split_command(words, OPTIONS)
-    options = Parser(name, OPTIONS, USAGE, DESCRIPTION, EPILOG).parse(ours)
+    options = Parser(name, OPTIONS, USAGE, DESCRIPTION, EPILOG, ADVICE).parse(ours)
     if options.config is not None:
         command = fill_in(options, command, OPTIONS)
     if options.launcher is None:
@@ -57,7 +60,7 @@ def run(name: str, words: Sequence[str]) -> int:
         return 0
     chosen.check(request)
     if options.log_dir:
-        Path(options.log_dir).mkdir(parents=True, exist_ok=True)
+        make_folder(options.log_dir, "the folder of --log-dir")
     if options.groups == "auto":
         from paceline.cli.auto_groups import with_measured_groups
 
@@ -104,6 +107,7 @@ def job_spec(options: argparse.Namespace, command: Sequence[str]) -> JobSpec:
     if options.num_workers is None and not groups:
         raise UsageError("the number of workers is missing; give -n, as in: paceline launch -n 2 -- python train.py")
     _refuse_unused(options)
+    _check_words(options)
     if options.sync_dst_dir is not None and not os.path.isabs(options.sync_dst_dir):
         raise UsageError(f"--sync-dst-dir {options.sync_dst_dir!r} is not an absolute path, such as /tmp/train")
     named = {host.name: host for host in hosts}
@@ -140,6 +144,20 @@ def _refuse_unused(options: argparse.Namespace) -> None:
         raise UsageError(f"{', '.join(unused)} changes nothing with -s 0: then there are workers only, and no stores")
 
 
+def _check_words(options: argparse.Namespace) -> None:
+    """Refuse what would fail, or change nothing, only after the start."""
+    if options.hosts is not None and options.launcher in _CHOOSES_HOSTS:
+        raise UsageError(f"launcher {options.launcher!r} gets its hosts from its engine, so -H changes nothing")
+    known = weighting_names()
+    if options.weighting not in (None, *known) and not options.allow:
+        raise UsageError(f"--weighting {options.weighting!r} is unknown{suggestion(options.weighting, known)}")
+    for text in (*options.env, *options.env_worker, *options.env_server):
+        name, equals, value = text.partition("=")
+        field = name.removeprefix(config.PREFIX).lower()
+        if equals and name == config.variable(field) and field in config.Settings.__dataclass_fields__:
+            config.parse(field, value, name)
+
+
 def _groups(given: Iterable[str | Group]) -> tuple[Group, ...]:
     return tuple(parse_group(one) if isinstance(one, str) else one for one in given)
 
@@ -164,7 +182,7 @@ def _variable(flag: str, text: str) -> tuple[str, str]:
 
 def _pair(flag: str, text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
-    if not equals:
+    if not equals or (flag == "-o" and not name):
         raise UsageError(f"{flag} {text!r} is not NAME=VALUE")
     return name, value
 
@@ -186,12 +204,15 @@ def _settings(options: argparse.Namespace) -> dict[str, str]:
 
 def _groups_file(options: argparse.Namespace) -> str | None:
     """Return the path of the groups file, or for other hosts, which may not have it, its text."""
-    if options.groups is None or options.groups == "auto":
-        return None if options.groups is None else "auto"
-    path = readable_file(options.groups, "the groups file")
+    if options.groups is None:
+        return None
+    if options.groups == "auto":
+        return "auto"
+    text = read_text(options.groups, "the groups file")
+    parse_groups(text)
     if options.launcher == "local":
-        return path
-    lines = (line.split("#", 1)[0].strip() for line in Path(path).read_text().splitlines())
+        return os.path.abspath(str(options.groups))
+    lines = (line.split("#", 1)[0].strip() for line in text.splitlines())
     return "".join(f"{line};" for line in lines if line)
 
 

@@ -64,6 +64,7 @@ OPTIONS = (
         "set a variable in every process, or pass on this shell's; repeated",
         "NAME[=VALUE]",
         repeat=True,
+        elsewhere=("-x",),
         section=_ENVIRONMENT,
     ),
     Option(("--env-worker",), "the same for workers", "NAME[=VALUE]", repeat=True, section=_ENVIRONMENT),
@@ -86,7 +87,12 @@ OPTIONS = (
         "FILE|auto",
         section=_TRAINING,
     ),
-    Option(("--weighting",), f"factor of a stale update: {', '.join(weighting_names())}", "NAME", section=_TRAINING),
+    Option(
+        ("--weighting",),
+        f"factor of a stale update: {', '.join(weighting_names())}",
+        "NAME",
+        section=_TRAINING,
+    ),
     Option(
         ("--allow",),
         "an optimizer, codec, weighting or command of yours that servers import; repeated",
@@ -110,6 +116,7 @@ OPTIONS = (
         "stop the job, or let the other workers continue (default: stop with dist_sync, else continue)",
         "stop|continue",
         section=_RUNNING,
+        choices=("stop", "continue"),
     ),
     Option(
         ("--timeout",),
@@ -117,6 +124,7 @@ OPTIONS = (
         "SECONDS",
         float,
         section=_RUNNING,
+        positive=True,
     ),
     Option(
         ("--start-timeout",),
@@ -124,9 +132,15 @@ OPTIONS = (
         "SECONDS",
         float,
         section=_RUNNING,
+        positive=True,
     ),
     Option(
-        ("--grace",), "how long the others may go on after a failure (default: 6)", "SECONDS", float, section=_RUNNING
+        ("--grace",),
+        "how long the others may go on after a failure (default: 6)",
+        "SECONDS",
+        float,
+        section=_RUNNING,
+        positive=True,
     ),
     Option(("--log-dir",), "folder for a file per process with all that it prints", "DIR", section=_RUNNING),
     Option(("--insecure",), "no key: only for a network that nobody else can reach", section=_RUNNING),
@@ -147,6 +161,19 @@ OF_SERVERS = frozenset(
     )
 )
 
+#: What to write instead, by options of other launchers; of the empty name: instead of any other.
+ADVICE = {
+    "": "options of your script come after it, as in: paceline launch -n 2 -- python train.py --lr 0.1",
+    "--nnodes": "-n is the number of all workers and -H names the hosts, as in: paceline launch -n 8 -H h1,h2 -- ...",
+    **dict.fromkeys(("-m", "--module"), "name the interpreter, as in: paceline launch -n 2 -- python -m mypkg.train"),
+    **dict.fromkeys(
+        ("--node-rank", "--master-addr", "--master-port", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id",
+         "--rdzv-conf", "--standalone", "--local-addr"),
+        "leave it out: the launcher starts the processes of all hosts and gives each its rank and addresses",
+    ),
+    **dict.fromkeys(("-r", "--redirects", "-t", "--tee"), "--log-dir DIR keeps what each process prints"),
+}  # fmt: skip
+
 USAGE = "paceline launch -n N [options] [--] command ..."
 
 DESCRIPTION = """\
@@ -165,7 +192,8 @@ examples:
 
 exit code:
   0 when all workers are done, otherwise that of the process that failed first (128 + n for signal n);
-  130 after Ctrl-C, 143 after SIGTERM, 2 for a wrong command line, 127 for a command that does not exist.
+  130 after Ctrl-C, 143 after SIGTERM, 2 for a wrong command line or file, 127 for a command that does not exist;
+  77 when the job has ended well but lost a worker on its way. A process that ends because another one failed has 76.
 
 verbosity:
   PACELINE_VERBOSE=1 (or PS_VERBOSE=1) logs connections of servers and scheduler, 2 every message as well.

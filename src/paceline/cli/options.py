@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from paceline.naming import suggestion
+from paceline.naming import nearest, suggestion
 
 
 class UsageError(Exception):
@@ -28,17 +30,72 @@ class Option:
     """Names of the same option in other launchers; an error suggests ours."""
     section: str = "options"
     """Heading in the help."""
+    choices: tuple[str, ...] = ()
+    """All words that it takes; empty: any."""
+    least: int | None = None
+    """Smallest number."""
+    positive: bool = False
+    """Whether a number must be above 0."""
 
     @property
     def name(self) -> str:
         """Attribute of the parsed value."""
         return self.flags[-1].removeprefix("--").replace("-", "_")
 
+    def value(self, text: str) -> Any:
+        """Return what a text means as the value of this option.
+
+        Raises:
+            ValueError: it cannot be its value; the message says what could.
+        """
+        if self.choices and text not in self.choices:
+            raise ValueError(f"{text!r} is unknown{suggestion(text, self.choices)}")
+        if self.type is int:
+            return self._whole_number(text)
+        return self._number(text) if self.type is float else text
+
+    def _whole_number(self, text: str) -> int:
+        if not re.fullmatch(r"[+-]?\d+", text.strip()):
+            raise ValueError(f"{text!r} is not a whole number, as in {self.flags[0]} 2")
+        return int(self._checked(int(text)))
+
+    def _number(self, text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number) or (self.positive and not number > 0):
+            raise ValueError(f"{text!r} is not a number{' above 0' if self.positive else ''}")
+        return self._checked(number)
+
+    def _checked(self, number: float) -> float:
+        if self.least is not None and number < self.least:
+            raise ValueError(f"{number:g} is too small; it is at least {self.least}")
+        return number
+
 
 class Parser(argparse.ArgumentParser):
-    """A parser that raises :class:`UsageError` and suggests an option for an unknown one."""
+    """A parser that raises :class:`UsageError` and suggests an option for an unknown one.
 
-    def __init__(self, name: str, options: Sequence[Option], usage: str, description: str, epilog: str = "") -> None:
+    Args:
+        name: the subcommand.
+        options: all that it takes.
+        usage: its form.
+        description: what it does.
+        epilog: end of the help.
+        advice: what to do instead, by unknown option; that of ``""`` is for every other one. By default the error lists
+            all options.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        options: Sequence[Option],
+        usage: str,
+        description: str,
+        epilog: str = "",
+        advice: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(
             prog=f"paceline {name}",
             usage=usage,
@@ -47,6 +104,7 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        self._options, self._advice = options, advice or {}
         self._flags = [flag for option in options for flag in option.flags]
         self._elsewhere = {flag: option.flags[0] for option in options for flag in option.elsewhere}
         sections = {option.section: self.add_argument_group(option.section) for option in options}
@@ -68,11 +126,38 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise :class:`UsageError` instead of leaving the process."""
-        raise UsageError(message.removeprefix("argument ").replace("expected one argument", "needs a value after it"))
+        text = message.removeprefix("argument ").replace("expected one argument", "needs a value after it")
+        raise UsageError(text.replace("ignored explicit argument", "takes no value, but got"))
+
+    def parse_named(self, words: Sequence[str]) -> tuple[list[str], argparse.Namespace]:
+        """Parse words among which are names, such as that of a job or a file; return the names and the options.
+
+        Raises:
+            UsageError: see :meth:`parse`.
+        """
+        takes_value = _valued(self._options)
+        names: list[str] = []
+        rest: list[str] = []
+        index = 0
+        while index < len(words):
+            if words[index].startswith("-"):
+                count = 2 if words[index] in takes_value else 1
+                rest += words[index : index + count]
+                index += count
+            else:
+                names.append(words[index])
+                index += 1
+        return names, self.parse(rest)
 
     def _hint(self, flag: str) -> str:
-        ours = self._elsewhere.get(flag.replace("_", "-"))
-        return f"; did you mean {ours!r}?" if ours else suggestion(flag, self._flags)
+        plain = flag.replace("_", "-")
+        meant = self._elsewhere.get(plain) or nearest(plain, self._flags)
+        if meant:
+            return f"; did you mean {meant!r}?"
+        advice = self._advice.get(plain) or self._advice.get("")
+        if advice:
+            return f": {advice}"
+        return f"; known are {', '.join(sorted(self._flags))}" if self._flags else "; there are no options here"
 
     def _add(self, section: argparse._ArgumentGroup, option: Option) -> None:
         if option.metavar is None:
@@ -84,32 +169,29 @@ class Parser(argparse.ArgumentParser):
                 dest=option.name,
                 help=option.help,
                 metavar=option.metavar,
-                type=_NUMBERS.get(option.type, option.type),
+                type=_argument(option),
                 action=action,
                 default=[] if option.repeat else option.default,
             )
 
 
-def _whole_number(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, as in -n 2") from None
+def _argument(option: Option) -> Callable[[str], Any]:
+    def value(text: str) -> Any:
+        try:
+            return option.value(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return value
 
 
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-
-
-_NUMBERS: dict[type, Callable[[str], Any]] = {int: _whole_number, float: _number}
+def _valued(options: Sequence[Option]) -> set[str]:
+    return {flag for option in options if option.metavar is not None for flag in option.flags}
 
 
 def split_command(words: Sequence[str], options: Sequence[Option]) -> tuple[list[str], list[str]]:
     """Split words into our options and the user's command, which follows ``--`` or begins with the first other word."""
-    takes_value = {flag for option in options if option.metavar is not None for flag in option.flags}
+    takes_value = _valued(options)
     index = 0
     while index < len(words):
         word = words[index]

@@ -10,7 +10,7 @@ from paceline.cli.options import Option, Parser, UsageError, split_command
 
 OPTIONS = (
     Option(("--speeds",), "file to write, on worker 0's machine (default: speeds)", "FILE"),
-    Option(("--rounds",), "rounds to measure (default: 20)", "ROUNDS", int),
+    Option(("--rounds",), "rounds to measure (default: 20)", "ROUNDS", int, least=1),
 )
 
 DESCRIPTION = """\
@@ -36,11 +36,13 @@ def run(name: str, words: Sequence[str]) -> int:
     every = (*OPTIONS, *launch_options.OPTIONS)
     ours, command = split_command(words, every)
     usage = f"paceline {name} -n N [options] [--] command ..."
-    options = Parser(name, every, usage, DESCRIPTION, EPILOG).parse(ours)
+    options = Parser(name, every, usage, DESCRIPTION, EPILOG, launch_options.ADVICE).parse(ours)
     rounds = 20 if options.rounds is None else options.rounds
-    if rounds < 1:
-        raise UsageError(f"--rounds is {rounds}; it must be at least 1")
+    if options.num_servers == 0:
+        raise UsageError("with -s 0 nothing is measured: workers are timed between their pushes to servers")
     path = os.path.abspath(options.speeds or "speeds")
+    if os.path.isdir(path) or not os.access(os.path.dirname(path), os.W_OK):
+        raise UsageError(f"--speeds {path} cannot be written: it names a folder, or its folder cannot be used")
     before = _written(path)
     settings = ["--env", f"PACELINE_PROFILE={path}", "--env", f"PACELINE_PROFILE_ROUNDS={rounds}"]
     code = launch.run(name, [*settings, *_without_own(ours), "--", *command])

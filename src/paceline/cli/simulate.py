@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, get_args
 
 from paceline.cli.options import Option, Parser, UsageError
-from paceline.consistency import Policy, parse_groups, policy_of, resolve_groups
+from paceline.consistency import Policy, parse_groups, policy_of, resolve_groups, weighting_names
+from paceline.errors import ConfigError
 from paceline.hetero import choose
-from paceline.launch.preflight import readable_file
+from paceline.launch.preflight import read_text
+from paceline.naming import suggestion
 from paceline.sim import Cluster, Plan, Result, read_cluster, simulate
 from paceline.sim.job import ShareKind
 from paceline.sim.measuring import measure
@@ -27,21 +29,42 @@ OPTIONS = (
         "TYPE",
         repeat=True,
     ),
-    Option(("--learn",), "what the workers learn: digits, or nothing (default: digits)", "NAME", default="digits"),
-    Option(("--batch-size",), "samples per round and worker (default: 32)", "SAMPLES", int, default=32),
-    Option(("--lr",), "learning rate (default: 0.1)", "RATE", float, default=0.1),
-    Option(("--target",), "accuracy at which to stop", "ACCURACY", float),
-    Option(("--rounds",), "rounds of every worker", "ROUNDS", int),
-    Option(("--seconds",), "simulated time (default: 1000, without --rounds)", "SECONDS", float),
+    Option(
+        ("--learn",),
+        "what the workers learn: digits, or nothing (default: digits)",
+        "NAME",
+        default="digits",
+        choices=("digits", "nothing"),
+    ),
+    Option(("--batch-size",), "samples per round and worker (default: 32)", "SAMPLES", int, default=32, least=1),
+    Option(("--lr",), "learning rate (default: 0.1)", "RATE", float, default=0.1, positive=True),
+    Option(("--target",), "accuracy at which to stop, up to 1", "ACCURACY", float, positive=True),
+    Option(("--rounds",), "rounds of every worker", "ROUNDS", int, least=1),
+    Option(("--seconds",), "simulated time (default: 1000, without --rounds)", "SECONDS", float, positive=True),
     Option(("--groups",), "groups file of dist_gsync (default: clusters of the workers' speeds)", "FILE"),
-    Option(("--staleness",), "rounds a worker may be ahead of the slowest", "ROUNDS", int),
-    Option(("--weighting",), "factor of a stale update", "NAME"),
-    Option(("--lr-scale",), "learning rate of an update, or of a sample (default: update)", "update|sample"),
-    Option(("--age",), "missed updates beyond which a push is dropped", "UPDATES", int),
-    Option(("--first",), "pushes that make an update of dist_ksync (default: half of the workers)", "K", int),
-    Option(("--seed",), "of noise and data (default: 0)", "SEED", int, default=0),
+    Option(("--staleness",), "rounds a worker may be ahead of the slowest", "ROUNDS", int, least=0),
+    Option(("--weighting",), "factor of a stale update", "NAME", choices=tuple(weighting_names())),
+    Option(
+        ("--lr-scale",),
+        "learning rate of an update, or of a sample (default: update)",
+        "update|sample",
+        choices=("update", "sample"),
+    ),
+    Option(("--age",), "missed updates beyond which a push is dropped", "UPDATES", int, least=0),
+    Option(("--first",), "pushes that make an update of dist_ksync (default: half of the workers)", "K", int, least=1),
+    Option(("--seed",), "of noise and data (default: 0)", "SEED", int, default=0, least=0),
     Option(("--plot",), "write a picture", "FILE"),
 )
+
+#: Types of store that an option is for; the others would leave it unread.
+_ONLY_FOR = {
+    "groups": ("dist_gsync",),
+    "staleness": ("dist_ssync", "dist_gsync", "dist_ksync"),
+    "weighting": ("dist_async", "dist_ssync", "dist_gsync", "dist_ksync"),
+    "lr_scale": ("dist_async", "dist_ssync", "dist_gsync", "dist_ksync"),
+    "age": ("dist_async", "dist_ssync", "dist_ksync"),
+    "first": ("dist_ksync",),
+}
 
 DESCRIPTION = """\
 Run jobs under a simulated clock on a cluster that a file describes: workers with speeds and noise, links, servers. The
@@ -76,26 +99,38 @@ def run(name: str, words: Sequence[str]) -> int:
         UsageError: the command line is wrong.
         paceline.errors.PacelineError: the cluster file cannot be used.
     """
-    if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):
-        raise UsageError("the cluster file is missing, as in: paceline simulate cluster.toml")
-    is_help = words[0].startswith("-")
-    rest = words if is_help else words[1:]
-    options = Parser(name, OPTIONS, f"paceline {name} CLUSTER [options]", DESCRIPTION, EPILOG).parse(rest)
-    cluster = read_cluster(words[0])
+    usage = f"paceline {name} CLUSTER [options]"
+    files, options = Parser(name, OPTIONS, usage, DESCRIPTION, EPILOG).parse_named(words)
+    if len(files) != 1:
+        raise UsageError(f"give one cluster file, not {len(files)}, as in: paceline simulate cluster.toml")
+    kinds = options.kv_store or ["dist_sync"]
+    _refuse_unused(options, {kind.partition(":")[0] for kind in kinds})
+    cluster = read_cluster(files[0])
     results: dict[str, Result] = {}
     told: list[str] = []
     try:
         problem = _problem(options.learn)
-        for kind in options.kv_store or ["dist_sync"]:
+        for kind in kinds:
             plan, sentence = _plan(kind, cluster, options)
             told += [sentence] if sentence else []
             results[kind] = simulate(cluster, plan, problem)
         if options.plot is not None:
             draw(results, options.plot)
+    except OSError as error:
+        raise ConfigError(f"{options.plot} cannot be written: {error.strerror}") from error
     except (ValueError, ImportError) as error:
         raise UsageError(str(error)) from error
     print("\n".join([*told, table(results)]))
     return 0
+
+
+def _refuse_unused(options: argparse.Namespace, types: set[str]) -> None:
+    if options.target is not None and options.target > 1:
+        raise UsageError(f"--target is {options.target:g}; an accuracy is at most 1")
+    for field, wanted in _ONLY_FOR.items():
+        if getattr(options, field) is not None and not types & set(wanted):
+            flag = "--" + field.replace("_", "-")
+            raise UsageError(f"{flag} changes nothing for {', '.join(sorted(types))}; it is for {', '.join(wanted)}")
 
 
 def table(results: dict[str, Result]) -> str:
@@ -126,8 +161,6 @@ def _cells(result: Result) -> list[str]:
 def _problem(name: str) -> Problem | None:
     if name == "nothing":
         return None
-    if name != "digits":
-        raise UsageError(f"--learn {name!r} is unknown; known are digits, nothing")
     from paceline.sim.problem import Digits
 
     return Digits()
@@ -141,7 +174,7 @@ def _plan(kind: str, cluster: Cluster, options: argparse.Namespace) -> tuple[Pla
         choice = choose(measure(cluster, options.batch_size, seed=options.seed)[0])
         policy, shares, sentence = choice.policy, choice.shares, f"dist_auto: {choice.sentence}"
     elif shares not in ("", *get_args(ShareKind)):
-        raise UsageError(f"--kv-store {kind!r}: shares {shares!r} are unknown; known are {_SHARES}")
+        raise UsageError(f"--kv-store {kind!r}: shares {shares!r} are unknown{suggestion(shares, get_args(ShareKind))}")
     else:
         policy = _policy(store_type, cluster, options)
     seconds = 1000.0 if options.seconds is None and options.rounds is None else options.seconds
@@ -180,5 +213,5 @@ def _groups(cluster: Cluster, options: argparse.Namespace) -> tuple[tuple[int, .
         from paceline.hetero import group_by_speed
 
         return group_by_speed([machine.speed.seconds(options.batch_size) for machine in cluster.workers])
-    with open(readable_file(options.groups, "the groups file")) as file:
-        return resolve_groups(parse_groups(file.read()), [("", rank) for rank in range(len(cluster.workers))])
+    found = parse_groups(read_text(options.groups, "the groups file"))
+    return resolve_groups(found, [("", rank) for rank in range(len(cluster.workers))])

@@ -48,9 +48,8 @@ def run(name: str, words: Sequence[str]) -> int:
         UsageError: more than one job is named.
         LaunchError: there is no such job, or its scheduler does not answer.
     """
-    job = [word for word in words if not word.startswith("-")]
-    rest = [word for word in words if word.startswith("-")]
-    options = Parser(name, OPTIONS, "paceline status [JOB] [options]", "Print the state of a running job.").parse(rest)
+    usage = "paceline status [JOB] [options]"
+    job, options = Parser(name, OPTIONS, usage, "Print the state of a running job.").parse_named(words)
     if len(job) > 1:
         raise UsageError(f"one job at a time, not {' and '.join(job)}")
     record = runtime.find(job[0] if job else None)
@@ -89,7 +88,7 @@ def ask(record: runtime.JobRecord) -> m.Status:
     settings = Settings(scheduler=record.scheduler, job_key=record.key, insecure=not record.key)
     client = Client(SocketHub(Security.of(settings)))
     try:
-        channel = client.connect(record.scheduler, "worker", f"scheduler at {record.scheduler}")
+        channel = client.connect(record.scheduler, "worker", "scheduler", f"at {record.scheduler}")
         call = client.ask(channel, m.AskStatus(), "asking for the status")
         if client.wait([call], _TIMEOUT_S) is not None:
             raise LaunchError(f"the scheduler of job {record.id} at {record.scheduler} did not answer")

@@ -29,5 +29,18 @@ def quantity(size: float) -> str:
     return f"{size:.1f} GiB"
 
 
+def duration(seconds: float) -> str:
+    """Return a time in a unit that fits: ``12 s``, ``3 min``, ``5 h``, ``2 d``."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def plural(count: int, one: str, many: str) -> str:
+    """Return a count with its noun."""
+    return f"{count} {one if count == 1 else many}"
+
+
 def _is_number(cell: str) -> bool:
     return cell == "" or cell[0].isdigit()

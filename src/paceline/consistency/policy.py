@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from paceline.consistency.weighting import find_weighting
+from paceline.naming import suggestion
 
 MergeKind = Literal["all", "each", "groups", "first"]
 LrScale = Literal["update", "sample"]
@@ -131,7 +132,7 @@ def policy_of(
         ValueError: unknown type, or a setting that the type does not have or that does not fit.
     """
     if store_type not in _TYPES:
-        raise ValueError(f"{store_type!r} is not a distributed store type; known are {', '.join(_TYPES)}")
+        raise ValueError(f"{store_type!r} is not a distributed store type{suggestion(store_type, _TYPES)}")
     policy = _TYPES[store_type]
     if policy.merge == "all" and weighting not in (None, "none"):
         raise ValueError(f"{store_type} has no stale updates; weighting {weighting!r} makes no sense there")

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 from torch.utils.data import Sampler
 
+from paceline.data.fetching import Dealing
 from paceline.data.pool import PooledBatchSampler
 from paceline.data.sampler import State, epoch_order
 from paceline.data.shares import SharedBatchSampler
@@ -96,10 +97,12 @@ class TwoSizes(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         """Hand out batches without an end: the job ends when enough rounds are measured."""
         begin, number = 0, 0
-        while True:
-            size = self._sizes[min(number, len(self._sizes) - 1)]
-            yield [int(self._order[(begin + one) % self._length]) for one in range(size)]
-            begin, number = begin + size, number + 1
+        with Dealing(self) as dealing:
+            while True:
+                size = self._sizes[min(number, len(self._sizes) - 1)]
+                dealing.deal(size)
+                yield [int(self._order[(begin + one) % self._length]) for one in range(size)]
+                begin, number = begin + size, number + 1
 
     def set_epoch(self, epoch: int) -> None:
         """Do nothing: there is no epoch."""

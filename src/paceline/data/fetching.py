@@ -1,14 +1,25 @@
-"""Whether a ``DataLoader`` fetches batches ahead of the loop that trains on them."""
+"""What a ``DataLoader`` does with the batches of a sampler: it fetches them ahead, and hands them to the loop."""
 
 from __future__ import annotations
 
 import sys
-from types import FrameType
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from types import FrameType, TracebackType
+from typing import Any, TypeVar
 
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, Sampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from paceline.dealt import Walk
 
 #: Calls of torch between a sampler and the loader that begins to walk it; there are five.
 _DEPTH = 10
+
+_OWN = "_paceline_dealing"
+
+T = TypeVar("T")
 
 
 def fetched_ahead() -> int:
@@ -17,12 +28,107 @@ def fetched_ahead() -> int:
     A loader with workers takes its first batches before its loop begins, so the loader is among the callers of the
     sampler's first batch. Any other caller takes a batch when it needs one.
     """
+    loader = _caller(DataLoader)
+    return 0 if loader is None else loader.num_workers * (loader.prefetch_factor or 0)
+
+
+class Dealing:
+    """Tells :mod:`paceline.dealt` which batch of a walk the loop has. Entered in the ``__iter__`` of a sampler.
+
+    Batches that a ``DataLoader`` fetches ahead count when the loop gets them. If something else than torch's own
+    classes takes the indices, nobody knows which of them make a batch, and nothing is told.
+
+    Args:
+        sampler: deals single indices, or batches of them.
+        singles: of a sampler of single indices: how many it deals in this walk.
+    """
+
+    def __init__(self, sampler: Sampler[Any], singles: int | None = None) -> None:
+        self._walk: Walk | None = None
+        self._sizes: Iterator[int] | deque[int] = deque()
+        """Of batches that the loop does not have yet."""
+        self._is_direct = self._is_first = False
+        iterator = _caller(_BaseDataLoaderIter)
+        if iterator is None and singles is None:
+            self._walk, self._is_direct = Walk(id(sampler)), True
+        elif iterator is not None and getattr(iterator, "_in_order", True):
+            taker = iterator._index_sampler
+            if singles is None and taker is sampler:
+                self._follow(iterator, sampler)
+            elif singles is not None and type(taker) is BatchSampler and taker.sampler is sampler:
+                self._sizes = _cut(singles, taker.batch_size, taker.drop_last)
+                self._follow(iterator, sampler)
+
+    def _follow(self, iterator: Any, sampler: Sampler[Any]) -> None:
+        """Be told when a loader hands a batch to the loop. The loader's iterator is not kept alive."""
+        leave_former = getattr(iterator, _OWN, None)
+        if leave_former is not None:  # a loader with persistent workers uses its iterator again
+            leave_former()
+        walk = self._walk = Walk(id(sampler))
+        leave = weakref.finalize(iterator, walk.leave)
+        leave.atexit = False
+        setattr(iterator, _OWN, leave)
+        sizes, itself = self._sizes, weakref.ref(iterator)
+
+        def next_data() -> Any:
+            one = itself()
+            assert one is not None
+            try:
+                data = type(one)._next_data(one)
+            except StopIteration:
+                walk.end()
+                raise
+            except BaseException:
+                _pop(sizes)
+                raise
+            walk.hand_out(_pop(sizes))
+            return data
+
+        iterator._next_data = next_data
+        self._is_first = iterator._num_workers == 0
+        """The loader is about to get the first batch: it calls ``next_data`` only for those after it."""
+        if self._is_first and not isinstance(sizes, deque):
+            walk.hand_out(_pop(sizes))
+
+    def deal(self, samples: int) -> None:
+        """Note that the next batch was dealt."""
+        if self._walk is None:
+            return
+        if self._is_direct or self._is_first:
+            self._is_first = False
+            self._walk.hand_out(samples)
+        else:
+            assert isinstance(self._sizes, deque)
+            self._sizes.append(samples)
+
+    def __enter__(self) -> Dealing:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._walk is not None and self._is_direct:
+            self._walk.end() if kind is None else self._walk.leave()
+
+
+def _pop(sizes: Iterator[int] | deque[int]) -> int:
+    return sizes.popleft() if isinstance(sizes, deque) else next(sizes)
+
+
+def _cut(samples: int, batch_size: int, drop_last: bool) -> Iterator[int]:
+    """Yield the sizes of the batches that torch makes of so many samples."""
+    for first in range(0, samples - (samples % batch_size if drop_last else 0), batch_size):
+        yield min(batch_size, samples - first)
+
+
+def _caller(kind: type[T]) -> T | None:
+    """Return the object of a class whose method is among the callers; None: there is none close by."""
     frame: FrameType | None = sys._getframe(1)
     for _ in range(_DEPTH):
         if frame is None:
             break
-        loader = frame.f_locals.get("self")
-        if isinstance(loader, DataLoader):
-            return loader.num_workers * (loader.prefetch_factor or 0)
+        found = frame.f_locals.get("self")
+        if isinstance(found, kind):
+            return found
         frame = frame.f_back
-    return 0
+    return None

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch.utils.data import Sampler, TensorDataset
 
+from paceline.data.fetching import Dealing
 from paceline.data.sampler import ShardedSampler
 
 
@@ -28,8 +29,10 @@ class Batches:
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
         """Yield one epoch: a tuple with a batch of every tensor of the data set."""
-        for indices in self._index_batches():
-            yield tuple(tensor.index_select(0, indices) for tensor in self._tensors)
+        with Dealing(self.sampler) as dealing:
+            for indices in self._index_batches():
+                dealing.deal(len(indices))
+                yield tuple(tensor.index_select(0, indices) for tensor in self._tensors)
 
     def _index_batches(self) -> Iterator[torch.Tensor]:
         if isinstance(self.sampler, ShardedSampler):

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import Sampler
 
 from paceline.data.deadline import Accumulates, Deadline, accumulate, check_deadline
-from paceline.data.fetching import fetched_ahead
+from paceline.data.fetching import Dealing, fetched_ahead
 from paceline.data.sampler import State, epoch_order
 from paceline.data.states import left_of
 from paceline.data.walker import walker_of
@@ -148,14 +148,17 @@ class PooledBatchSampler(Sampler[list[int]]):
             )
         walk = self._walker.begin()
         order = epoch_order(self._length, self._seed, self.epoch) if self._shuffle else range(self._length)
-        try:
-            while (held := self._walker.take(walk, self._batch_size)) is not None:
-                if self._deadline is not None:
-                    self._deadline.begin_step()
-                yield [int(order[position]) for position in positions(held)]
-        except GeneratorExit:
-            self._walker.stop(walk)
-            raise
+        with Dealing(self) as dealing:
+            try:
+                while (held := self._walker.take(walk, self._batch_size)) is not None:
+                    if self._deadline is not None:
+                        self._deadline.begin_step()
+                    batch = [int(order[position]) for position in positions(held)]
+                    dealing.deal(len(batch))
+                    yield batch
+            except GeneratorExit:
+                self._walker.stop(walk)
+                raise
 
     def parts_in_time(self, optimizer: Accumulates, *batch: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
         """Cut a batch into parts of at most ``max_batch``; with ``deadline_s`` only as many as there is time for.

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
+from paceline.data.fetching import Dealing
 from paceline.data.partition import Slots, check_part, check_span, column_slots, part_bounds, span_bounds, window_slots
 
 State = dict[str, Any]
@@ -102,6 +103,7 @@ class ShardedSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         """Hand out the indices of the next epoch one by one."""
         indices = self._begin()
+        Dealing(self, len(self) - self._position)
         for position in range(self._position, len(self)):
             self._position = position + 1
             yield int(indices[position])

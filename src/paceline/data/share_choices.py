@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from paceline.data.spans import read_spans
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
-from paceline.worker.session import Session
 
 
-def session_of(store: KVStoreBase, measures: bool, deadline_s: float | None) -> Session | None:
-    """Return the session of a store, if it has one.
+def lock_step_of(store: KVStoreBase, measures: bool, deadline_s: float | None) -> DistStore | None:
+    """Return the store whose workers agree on shares; None: there is one worker.
 
     Raises:
         ValueError: workers have to agree in every round, and the store is not in lock step.
@@ -25,7 +24,7 @@ def session_of(store: KVStoreBase, measures: bool, deadline_s: float | None) -> 
             f"{what} needs dist_sync: the workers of a {store.type} store go on at their own speed, and "
             f"would have to wait for each other to agree. {instead} instead"
         )
-    return store.session
+    return store
 
 
 def fractions_of(shares: str | os.PathLike[str] | Sequence[float], num_workers: int) -> list[float]:

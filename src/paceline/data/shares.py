@@ -8,7 +8,7 @@ import os
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -17,31 +17,22 @@ from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 from paceline.data.deadline import Accumulates, Deadline, accumulate, check_deadline, check_prefetch
-from paceline.data.fetching import fetched_ahead
+from paceline.data.fetching import Dealing, fetched_ahead
 from paceline.data.handed_out import GlobalBatch, HandedOut
 from paceline.data.sampler import State, epoch_order
-from paceline.data.share_choices import fractions_of, session_of
+from paceline.data.share_choices import fractions_of, lock_step_of
+from paceline.data.speeds import MOST_STEPS, Speeds
 from paceline.data.states import place_of
-from paceline.hetero import Shares, Speed, SpeedMeter, split_evenly
+from paceline.hetero import Shares, Speed, split_evenly
 from paceline.kvstore.base import KVStoreBase
 
 _log = logging.getLogger(__name__)
 
-#: A worker that has not measured itself yet; a worker that has left brings nothing at all.
-_UNKNOWN = b"?"
-
-#: Fixed seconds, seconds per sample, and the largest batch that fits into memory (0: no limit).
-_SPEED = struct.Struct("<ddq")
-
 #: Samples that a worker has done of its part of a global batch.
 _DONE = struct.Struct("<q")
 
-#: Shares are revised in each of the first rounds, then in every second one: so a change of speed, which three steps
-#: show, is followed in five rounds.
-_FIRST_REVISIONS, _REVISION_INTERVAL = 5, 2
-
-#: Global batches that are remembered, beside those fetched ahead: more than may be handed out between two revisions.
-_REMEMBERED = _REVISION_INTERVAL + 4
+#: Global batches that are remembered, beside those fetched ahead: more than may be handed out between two exchanges.
+_REMEMBERED = MOST_STEPS + 4
 
 
 class SharedBatchSampler(Sampler[list[int]]):
@@ -125,17 +116,15 @@ class SharedBatchSampler(Sampler[list[int]]):
         self._settings: State = {"length": self._length, "seed": seed, "shuffle": shuffle}
         self._check(global_batch_size, deadline_s)
         self._measures = shares == "measured"
-        self._session = session_of(store, self._measures, deadline_s)
-        self._caps: list[int | None] = [None] * self._num_workers
-        self._caps[self._rank] = max_batch
-        self._shares = Shares(global_batch_size, fractions_of(shares, self._num_workers), self._caps)
-        self._meter = SpeedMeter()
+        dist = lock_step_of(store, self._measures, deadline_s)
+        self._session = None if dist is None else dist.session
+        exchanges = self._measures or deadline_s is not None
+        self._speeds = Speeds(dist if exchanges else None, self._rank, self._num_workers, max_batch)
+        self._shares = Shares(global_batch_size, fractions_of(shares, self._num_workers), self._speeds.caps)
         self._now: Callable[[], float] = time.monotonic
         self._deadline = None if deadline_s is None else Deadline(deadline_s, self._now)
         self._done: tuple[int, int] | None = None
         """Samples and parts of the step under way that were done, where that is known."""
-        self._speeds: dict[int, Speed] = {}
-        self._rounds = self._measured = 0
         self._epoch, self._row, self._first, self._pending = 0, 0, 0, True
         self._handed_out = HandedOut(self._length)
         self._is_handed_out = False
@@ -155,8 +144,8 @@ class SharedBatchSampler(Sampler[list[int]]):
 
     @property
     def speeds(self) -> dict[int, Speed]:
-        """What is known of the workers' speeds; with ``measured``, the same on all workers."""
-        return dict(self._speeds)
+        """What is known of the workers' speeds; with ``measured``, those of all workers."""
+        return self._speeds.known
 
     def __len__(self) -> int:
         """Number of batches in an epoch in which no worker leaves, dies or runs out of time."""
@@ -211,28 +200,30 @@ class SharedBatchSampler(Sampler[list[int]]):
         self._note_prefetch(fetched_ahead())
         if self._is_handed_out and not self._prefetch:
             self._handed_out.begin(0)  # all workers have asked for more after the last batch: it was trained on
-        self._revise(is_due=True)
+        self._follow(self._speeds.gather())
         if not self._pending:
             self._next_epoch()
         self._pending = self._is_handed_out = False
         order, sizes = self._order(), deque[int]()
         round, position = self._round(), self._handed_out.position
         self._handed_out.begin(self._prefetch + _REMEMBERED)
-        while self._has_batch():
-            first, length = self._first, self._handed_out.length
-            columns = self._columns(length - first)
-            start, stop = columns[self._rank]
-            sizes.append(stop - start)
-            begun, waited = self._now(), self._waited()
-            self._row, round = self._row + 1, round + 1
-            self._first = min(first + self._shares.global_batch, length)
-            self._handed_out.add(GlobalBatch(round, first, length, columns))
-            self._begin_step()
-            yield [int(order[position((first + column) % length)]) for column in range(start, stop)]
-            if len(sizes) > self._prefetch:
-                self._measure(sizes.popleft(), self._now() - begun - (self._waited() - waited))
-            # After the last batch too: it may show that somebody is gone, and then it was not the last one.
-            self._revise(is_due=not self._has_batch())
+        with Dealing(self) as dealing:
+            while self._has_batch():
+                first, length = self._first, self._handed_out.length
+                columns = self._columns(length - first)
+                start, stop = columns[self._rank]
+                sizes.append(stop - start)
+                begun, waited = self._now(), self._waited()
+                self._row, round = self._row + 1, round + 1
+                self._first = min(first + self._shares.global_batch, length)
+                self._handed_out.add(GlobalBatch(round, first, length, columns))
+                self._begin_step()
+                dealing.deal(stop - start)
+                yield [int(order[position((first + column) % length)]) for column in range(start, stop)]
+                if len(sizes) > self._prefetch:
+                    self._measure(sizes.popleft(), self._now() - begun - (self._waited() - waited))
+                # After the last batch too: it may show that somebody is gone, and then it was not the last one.
+                self._follow(self._speeds.end_step(self._shares.samples, is_last=not self._has_batch()))
         self._is_handed_out = True
 
     def _order(self) -> NDArray[np.signedinteger[Any]] | range:
@@ -259,6 +250,7 @@ class SharedBatchSampler(Sampler[list[int]]):
 
     def _begin_step(self) -> None:
         self._done = None
+        self._speeds.begin_step()
         if self._deadline is not None:
             self._deadline.begin_step()
 
@@ -281,38 +273,21 @@ class SharedBatchSampler(Sampler[list[int]]):
         return 0.0 if self._session is None else self._session.waited_s
 
     def _measure(self, samples: int, seconds: float) -> None:
-        self._measured += 1
-        if seconds > 0 and self._measured > 1:  # the first step loads libraries and makes memory
-            samples, passes = self._done or (samples, self._passes(samples))
-            self._meter.add(samples / passes, seconds / passes)
-        speed = self._meter.speed()
-        if speed is not None:
-            self._speeds[self._rank] = speed
+        done, passes = self._done or (samples, self._passes(samples))
+        self._speeds.measure(done, passes, seconds)
 
     def _round(self) -> int:
         return 0 if self._session is None else self._session.round
 
-    def _revise(self, is_due: bool) -> None:
-        """Exchange speeds with all workers, and follow them. All workers do this in the same rounds.
-
-        Args:
-            is_due: also in a round in which it is not done otherwise.
-        """
-        self._rounds += 1
-        due = is_due or self._rounds <= _FIRST_REVISIONS or self._rounds % _REVISION_INTERVAL == 0
-        if not ((self._measures or self._deadline) and due) or self._session is None:
+    def _follow(self, gone: Collection[int] | None) -> None:
+        """Follow the speeds of an exchange, without the workers that are gone; None: there was no exchange."""
+        if gone is None:
             return
-        own = self._meter.speed()
-        payload = _UNKNOWN if own is None else _SPEED.pack(own.fixed_s, own.per_sample_s, self._max_batch or 0)
-        for worker, said in enumerate(self._session.gather("paceline/speeds", payload)):
-            if not said:
-                self._lose(worker)
-            elif said != _UNKNOWN:
-                fixed_s, per_sample_s, cap = _SPEED.unpack(said)
-                self._speeds[worker], self._caps[worker] = Speed(fixed_s, per_sample_s), cap or None
+        for worker in gone:
+            self._lose(worker)
         if self._measures:
             present = self._shares.samples
-            self._shares.revise({worker: speed for worker, speed in self._speeds.items() if worker in present})
+            self._shares.revise({worker: speed for worker, speed in self._speeds.told.items() if worker in present})
 
     def _leave_for_later(self, done: int) -> None:
         """Say how much of this worker's part is done, and note what the workers have not done of theirs. Collective."""
@@ -328,7 +303,7 @@ class SharedBatchSampler(Sampler[list[int]]):
     def _lose(self, worker: int) -> None:
         """Share the global batches without a worker that has left or died."""
         assert self._session is not None
-        self._speeds.pop(worker, None)
+        self._speeds.forget(worker)
         if worker in self._shares.samples:
             self._handed_out.take_over(worker, self._session.gone.get(worker, 0))
             self._shares.leave(worker)
@@ -381,7 +356,7 @@ class SharedBatchSampler(Sampler[list[int]]):
         self._handed_out.again, shares = place.again, place.shares
         fits = len(shares) == self._num_workers and sum(shares) == self._shares.global_batch and min(shares) > 0
         if self._measures and fits:
-            self._shares = Shares(self._shares.global_batch, shares, self._caps)
+            self._shares = Shares(self._shares.global_batch, shares, self._speeds.caps)
 
     def _missing(self, stop: int) -> list[int]:
         """Return the positions before an index that workers had that are gone, which no revision has noticed yet."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
+from paceline.errors import MissingExtraError
 from paceline.gluon.metrics import MetricSet
 from paceline.gluon.replicate import ReplicatedModule
 from paceline.gluon.trainer import Trainer
@@ -172,14 +173,14 @@ class TensorBoard:
         prefix: first part of the names of the curves.
 
     Raises:
-        ImportError: tensorboard is not installed.
+        MissingExtraError: tensorboard is not installed.
     """
 
     def __init__(self, logging_dir: str | os.PathLike[str], prefix: str = "") -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ImportError("TensorBoard needs tensorboard: pip install 'paceline[tensorboard]'") from error
+        except ImportError:
+            raise MissingExtraError("TensorBoard needs tensorboard: pip install 'paceline[tensorboard]'") from None
         self._writer: Any = SummaryWriter(os.fspath(logging_dir))
         self._prefix = f"{prefix}/" if prefix else ""
 

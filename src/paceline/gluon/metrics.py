@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from paceline.errors import MissingExtraError
 from paceline.naming import suggestion
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class MetricSet:
     Raises:
         ValueError: unknown name.
         TypeError: neither a name nor a metric.
-        ImportError: torchmetrics is not installed.
+        MissingExtraError: torchmetrics is not installed.
     """
 
     def __init__(self, metrics: MetricLike) -> None:
@@ -84,8 +85,8 @@ def _name(metric: Any) -> str:
 def _import() -> Any:
     try:
         import torchmetrics
-    except ImportError as error:
-        raise ImportError("metrics need torchmetrics: pip install 'paceline[module]'") from error
+    except ImportError:
+        raise MissingExtraError("metrics need torchmetrics: pip install 'paceline[module]'") from None
     return torchmetrics
 
 

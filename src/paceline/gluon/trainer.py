@@ -23,6 +23,7 @@ from paceline.gluon.updates import Updates
 from paceline.kvstore.agreement import agree_on_store, option_facts, tensor_facts
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.weights import Weights
+from paceline.wrappers import refuse_wrapped
 
 if TYPE_CHECKING:
     from paceline.compression import Compression
@@ -259,8 +260,16 @@ class Trainer:
         if not 0 < batch_size < float("inf"):
             raise ValueError(f"batch_size is {batch_size}; it is the number of samples in the whole batch, above 0")
         self._started()
+        if self._steps == 0:
+            self._refuse_wrapped()
         if not ignore_stale_grad:
             gradients.check_fresh(self._trained())
+
+    def _refuse_wrapped(self) -> None:
+        """Raise if DDP or the like merges the gradients, too: before the start, and at the first step."""
+        if self._store is not None and self._store.num_workers > 1:
+            params = [copy for one in self._trained().values() for copy in one.on_devices()]
+            refuse_wrapped(params, None, self._store.rank)
 
     def _step(self, batch_size: float) -> None:
         updates = self._started()
@@ -296,6 +305,7 @@ class Trainer:
         """Set everything up; shapes must be known."""
         if self._updates is None:
             on_store = update_on_store(self._wanted, self._store, self._traits())
+            self._refuse_wrapped()
             self._updates = choose_updates(on_store, self._plan, self._store, self._contexts, self._clip, self._prefix)
             if self._store is not None:
                 agree_on_store(self._store, "the trainer", self._facts(on_store))

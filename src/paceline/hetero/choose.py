@@ -46,7 +46,7 @@ def choose(measured: Measured, groups: Groups | None = None) -> Choice:
         groups: workers of like speed; by default found by :func:`~paceline.hetero.groups.group_by_speed`.
 
     Raises:
-        ImportError: scikit-learn is not installed, and no groups are given.
+        MissingExtraError: scikit-learn is not installed, and no groups are given.
     """
     found = group_by_speed(measured.seconds) if groups is None else groups
     ways = candidates(measured, found)

@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.errors import MissingExtraError
+
 Groups = tuple[tuple[int, ...], ...]
 
 #: Machines whose speeds differ by less than this factor are alike: waiting for each other costs less than staleness.
@@ -41,7 +43,7 @@ def group_by_speed(seconds: Sequence[float], alike: float = ALIKE, max_groups: i
 
     Raises:
         ValueError: no workers, or a time that is not positive and finite.
-        ImportError: scikit-learn is not installed.
+        MissingExtraError: scikit-learn is not installed.
     """
     if not seconds or not all(0 < one < math.inf for one in seconds):
         raise ValueError(f"step times {list(seconds)} cannot be grouped; they must be positive, one per worker")
@@ -90,5 +92,5 @@ def _import(module: str) -> Any:
     """Return a module of scikit-learn, or of what that needs."""
     try:
         return importlib.import_module(module)
-    except ImportError as error:
-        raise ImportError("groups by speed need scikit-learn: pip install 'paceline[hetero]'") from error
+    except ImportError:
+        raise MissingExtraError("groups by speed need scikit-learn: pip install 'paceline[hetero]'") from None

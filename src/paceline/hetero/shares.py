@@ -12,6 +12,9 @@ from collections.abc import Mapping, Sequence
 
 from paceline.hetero.speed import Speed
 
+#: Samples per worker that may be left to give one by one, after the first guess; otherwise a search comes before that.
+_FEW = 4
+
 #: New shares are taken when they shorten a step by more than this part. A change of batch sizes costs little, but one
 #: in every round would make runs hard to compare.
 HYSTERESIS = 0.02
@@ -47,6 +50,23 @@ def fastest_split(total: int, speeds: Sequence[Speed], max_batch: Sequence[int |
     caps = list(max_batch) or [None] * len(speeds)
     if total < len(speeds):
         raise ValueError(f"a global batch of {total} samples is too small for {len(speeds)} workers")
+    parts = _parts(_least_seconds(total, speeds), speeds, caps)
+    if not 0 <= total - sum(parts) <= _FEW * len(speeds):
+        parts = _parts(_most_seconds(total, speeds, caps), speeds, caps)
+    while sum(parts) > total:  # the single samples that nobody goes without
+        parts[parts.index(max(parts))] -= 1
+    _give_rest(parts, total - sum(parts), speeds, caps)
+    return parts
+
+
+def _least_seconds(total: int, speeds: Sequence[Speed]) -> float:
+    """Return when all would finish together, if samples could be cut and one pass were enough for each."""
+    rate = sum(1 / speed.per_sample_s for speed in speeds)
+    return (total + sum(speed.fixed_s / speed.per_sample_s for speed in speeds)) / rate
+
+
+def _most_seconds(total: int, speeds: Sequence[Speed], caps: Sequence[int | None]) -> float:
+    """Return the longest time in which the workers do at most so many samples, by bisection."""
     low, high = 0.0, max(speed.seconds(total, cap) for speed, cap in zip(speeds, caps, strict=True))
     for _ in range(50):
         middle = (low + high) / 2
@@ -54,11 +74,7 @@ def fastest_split(total: int, speeds: Sequence[Speed], max_batch: Sequence[int |
             low = middle
         else:
             high = middle
-    parts = _parts(low, speeds, caps)
-    while sum(parts) > total:  # the single samples that nobody goes without
-        parts[parts.index(max(parts))] -= 1
-    _give_rest(parts, total - sum(parts), speeds, caps)
-    return parts
+    return low
 
 
 def _parts(seconds: float, speeds: Sequence[Speed], caps: Sequence[int | None]) -> list[int]:

@@ -85,12 +85,15 @@ class SpeedMeter:
     """
 
     def __init__(self, window: int = 25) -> None:
+        self._window = window
         self._steps: deque[tuple[float, float]] = deque(maxlen=window)
+        self._new: list[tuple[float, float]] = []
+        """Steps that are looked at when the speed is asked for: a step waits for nothing."""
         self._fit: Speed | None = None
 
     def __len__(self) -> int:
         """Number of steps that are looked at."""
-        return len(self._steps)
+        return min(self._window, len(self._steps) + len(self._new))
 
     def add(self, samples: float, seconds: float) -> None:
         """Note a step: the time of its computation alone, without waits for others.
@@ -100,16 +103,24 @@ class SpeedMeter:
         """
         if samples <= 0 or seconds <= 0:
             raise ValueError(f"a step of {samples} samples in {seconds} s is not a measurement; both must be positive")
-        self._steps.append((samples, seconds))
-        self._follow_change()
-        self._fit = None
+        self._new.append((samples, seconds))
+        if len(self._new) == self._window:
+            self._look()
 
     def speed(self) -> Speed | None:
         """Return the fit, or None before the first step."""
+        self._look()
         if self._fit is None and self._steps:
             samples, seconds = np.array(self._steps, dtype=np.float64).T
             self._fit = _fit(samples, seconds)
         return self._fit
+
+    def _look(self) -> None:
+        for step in self._new:
+            self._steps.append(step)
+            self._follow_change()
+            self._fit = None
+        self._new.clear()
 
     def _follow_change(self) -> None:
         """When the last steps agree on a change of speed, multiply what was measured before them by it."""

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from paceline.hvd import world
 from paceline.hvd.process_sets import ProcessSet, register
+from paceline.worker import guard
 
 
 def init(comm: Any = None, process_sets: str | Iterable[Any] | None = None) -> None:
@@ -27,6 +28,7 @@ def init(comm: Any = None, process_sets: str | Iterable[Any] | None = None) -> N
     """
     if world.is_initialized():
         return
+    guard.end_child()
     dynamic = isinstance(process_sets, str)
     if isinstance(process_sets, str):
         if process_sets.lower() != "dynamic":

@@ -40,6 +40,11 @@ def identity(rank: int) -> bytes:
     return f"hvd-{rank}".encode()
 
 
+def coordinator_name(job: str) -> str:
+    """Return the name by which ranks mean the coordinator of their job, and no other one with the same key."""
+    return f"hvd rank 0 of {job}"
+
+
 class Coordinator:
     """Answers all ranks. Its machine is used under a lock, by its thread and by that of rank 0.
 
@@ -47,6 +52,7 @@ class Coordinator:
         size: number of ranks.
         addresses: where to listen.
         security: the key of the connections.
+        name: of the coordinator, that all ranks know: :func:`coordinator_name`.
         settings: rank 0's.
         deliver: takes messages for rank 0.
         timeline: notes when ranks are ready.
@@ -57,6 +63,7 @@ class Coordinator:
         size: int,
         addresses: list[str],
         security: Security,
+        name: str,
         settings: HvdSettings,
         deliver: Callable[[wire.ToRank], None],
         timeline: Timeline,
@@ -70,7 +77,7 @@ class Coordinator:
         self._machine: Machine | None = None
         self._is_ended = False
         self._closed = False
-        self._listener = SocketListener(addresses, security, watch=True)
+        self._listener = SocketListener(addresses, security, name, watch=True)
         self.addresses = self._listener.addresses
         self._thread = threading.Thread(target=self._run, name="paceline-hvd-coordinator", daemon=True)
         self._thread.start()

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from paceline import config
 from paceline.errors import AuthenticationError, JoinTimeoutError
 from paceline.hvd import rendezvous, wire
-from paceline.hvd.coordinator import Coordinator, identity
+from paceline.hvd.coordinator import Coordinator, coordinator_name, identity
 from paceline.hvd.negotiation import Down
 from paceline.hvd.place import Place
 from paceline.hvd.settings import HvdSettings
@@ -30,7 +30,13 @@ _SLOW_SHARE = 4
 
 
 class Link(ABC):
-    """Sends to the coordinator and receives from it. Used by one thread, except :meth:`wake`."""
+    """Sends to the coordinator and receives from it. Used by one thread, except :meth:`wake`.
+
+    Attributes:
+        security: of the connections of all ranks.
+    """
+
+    security: Security
 
     @abstractmethod
     def send(self, message: wire.ToCoordinator) -> None:
@@ -69,9 +75,11 @@ class OwnCoordinator(Link):
         self._coordinator: Coordinator | None = None
         self._place = place
         self._meeting: rendezvous.Meeting | None = None
-        security = rendezvous.security_of(place, settings) if place.size > 1 else Security("")
+        self.security = security = rendezvous.security_of(place, settings) if place.size > 1 else Security("")
         addresses = _addresses(place, settings) if place.size > 1 else []
-        self._coordinator = Coordinator(place.size, addresses, security, hvd, self._inbox.put, timeline)
+        self._coordinator = Coordinator(
+            place.size, addresses, security, coordinator_name(place.job), hvd, self._inbox.put, timeline
+        )
         if place.size > 1:
             self._meeting = rendezvous.Meeting(self._coordinator.addresses[0], security)
             rendezvous.publish(place, settings, self._meeting)
@@ -126,8 +134,9 @@ class Connection(Link):
     def __init__(self, place: Place, settings: config.Settings) -> None:
         deadline = time.monotonic() + settings.start_timeout_s
         for meeting in rendezvous.candidates(place, settings):
+            self.security = meeting.security
             self._hub = SocketHub(meeting.security)
-            self._channel = self._hub.connect(meeting.address, identity(place.rank))
+            self._channel = self._hub.connect(meeting.address, identity(place.rank), coordinator_name(place.job))
             began = time.monotonic()
             while (now := time.monotonic()) < deadline:
                 if self._hub.is_open(self._channel):

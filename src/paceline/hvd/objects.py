@@ -1,8 +1,9 @@
 """Python objects between ranks.
 
 Their contract is that of pickle: whoever can send an object can run code in the receiver. So objects travel only in
-messages of the job's authenticated connections, never in tensors. Apart from these functions only ``hvd.run`` and its
-processes (``run.py``, ``task.py``) unpickle, what they find in a folder of this user.
+bodies of messages of the job's connections, which are authenticated and encrypted whatever ``PACELINE_ENCRYPT`` is, and
+never in tensors. Apart from these functions only ``hvd.run`` and its processes (``run.py``, ``task.py``) unpickle: what
+they find in a folder of this user.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, MissingExtraError
 from paceline.hvd import world
 from paceline.hvd.negotiation import Request
 from paceline.hvd.process_sets import ProcessSet, global_process_set, members_of
@@ -22,16 +23,25 @@ except ImportError:
 
 
 def dumps(obj: Any) -> bytes:
-    """Return a pickled object; lambdas and local classes too, if cloudpickle is installed."""
-    raw: bytes = _pickler.dumps(obj)
+    """Return a pickled object; lambdas and local classes too, if cloudpickle is installed.
+
+    Raises:
+        MissingExtraError: the object needs cloudpickle, and that is not installed.
+    """
+    try:
+        raw: bytes = _pickler.dumps(obj)
+    except (pickle.PicklingError, AttributeError) as error:
+        if _pickler is not pickle:
+            raise
+        raise MissingExtraError(f"{error}; cloudpickle could: pip install 'paceline[hvd]'") from None
     return raw
 
 
 def _check_key(running: world.World) -> None:
-    if running.size > 1 and running.base.settings.insecure:
+    if running.size > 1 and not running.base.link.security.job_key:
         raise ConfigError(
             "objects are pickled: whoever sends one can run code in all ranks. This job has no key "
-            "(PACELINE_INSECURE=1), so anybody could; start it with a key, or send tensors"
+            "(PACELINE_INSECURE=1, here or in rank 0), so anybody could; start it with a key, or send tensors"
         )
 
 

@@ -18,6 +18,7 @@ from paceline.hvd.groups import checked_names, make_groups
 from paceline.hvd.process_sets import ProcessSet, global_process_set
 from paceline.hvd.reducer import Choices, Reducer
 from paceline.hvd.starting import Adasum, Average
+from paceline.wrappers import refuse_wrapped
 
 _EARLY_ZERO = (
     "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
@@ -174,6 +175,8 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
         warnings.warn("Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
     params = [param for group in optimizer.param_groups for param in group["params"]]
+    if world.is_initialized() and world.current().size > 1:
+        refuse_wrapped(params, None, world.current().rank)
     named = checked_names(optimizer, list(named_parameters) if named_parameters is not None else None)
     if op == Adasum and world.current().size > 1:
         wrapped = _wrapped(optimizer, AdasumMethods)

@@ -4,13 +4,17 @@
 |---|---|---|
 | ``paceline launch`` with a scheduler | gathered through the scheduler | the job's key |
 | anything, all ranks on one host | a file that only this user can read | the job's key, or a new one in that file |
-| anything, several hosts | a ``TCPStore`` at MASTER_ADDR and MASTER_PORT | PACELINE_JOB_KEY in all processes |
+| anything, several hosts | a ``TCPStore`` at MASTER_ADDR and MASTER_PORT, sealed | PACELINE_JOB_KEY in all processes |
+
+Whoever reaches a ``TCPStore`` can write there, so an address that no holder of the key has sealed is refused. One of an
+earlier job of the same name and key, written there again, leads to somebody who must prove to hold the key.
 
 A file of an earlier job with the same name is noticed by its address, which nobody listens at.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import json
@@ -26,8 +30,9 @@ from pathlib import Path
 from torch._C._distributed_c10d import TCPStore
 
 from paceline.config import Settings
-from paceline.errors import ConfigError, JoinTimeoutError
+from paceline.errors import AuthenticationError, ConfigError, JoinTimeoutError
 from paceline.hvd.place import Place
+from paceline.transport.aead import TamperedError, open_value, seal_value
 from paceline.transport.security import Security, new_job_key
 from paceline.worker.current import current_session
 
@@ -89,7 +94,7 @@ def publish(place: Place, settings: Settings, meeting: Meeting) -> None:
             file.write(text)
         os.replace(file.name, path)
     else:
-        _store(place, settings).set(f"paceline-hvd {place.job}", meeting.address)
+        _store(place, settings).set(_entry(place), _sealed(place, meeting))
 
 
 def withdraw(place: Place, meeting: Meeting) -> None:
@@ -105,6 +110,7 @@ def candidates(place: Place, settings: Settings) -> Iterator[Meeting]:
 
     Raises:
         JoinTimeoutError: rank 0 did not publish an address within ``start_timeout_s``.
+        AuthenticationError: who published it does not hold the job's key.
     """
     if settings.scheduler and place.is_whole:
         addresses = current_session().gather(f"hvd {place.job}", b"")
@@ -113,8 +119,7 @@ def candidates(place: Place, settings: Settings) -> Iterator[Meeting]:
         yield from _from_file(place, settings)
     else:
         security = security_of(place, settings)
-        raw = _store(place, settings).get(f"paceline-hvd {place.job}")
-        yield Meeting(raw.decode(), security)
+        yield _opened(place, _store(place, settings).get(_entry(place)), security)
     raise JoinTimeoutError(
         f"rank {place.rank} did not find rank 0 of {place.size} within {settings.start_timeout_s:g} s; "
         "do all ranks call hvd.init()?"
@@ -134,6 +139,30 @@ def _from_file(place: Place, settings: Settings) -> Iterator[Meeting]:
             last, content = text, json.loads(text)
             yield Meeting(content["address"], Security(content["key"], settings.encrypt))
         time.sleep(_POLL_S)
+
+
+def _entry(place: Place) -> str:
+    return f"paceline-hvd {place.job}"
+
+
+def _sealed(place: Place, meeting: Meeting) -> str:
+    key = meeting.security.value_key
+    if not key:
+        return meeting.address
+    return base64.b64encode(seal_value(key, meeting.address.encode(), _entry(place).encode())).decode()
+
+
+def _opened(place: Place, text: bytes, security: Security) -> Meeting:
+    key = security.value_key
+    try:
+        address = open_value(key, base64.b64decode(text), _entry(place).encode()) if key else text
+    except (TamperedError, ValueError):
+        raise AuthenticationError(
+            f"rank {place.rank} does not trust the address of rank 0 in the store at MASTER_ADDR and MASTER_PORT: "
+            "who wrote it does not hold this job's key. Give all processes the same PACELINE_JOB_KEY, and "
+            "PACELINE_INSECURE equal everywhere. If they have that, somebody else has written there"
+        ) from None
+    return Meeting(address.decode(), security)
 
 
 def _store(place: Place, settings: Settings) -> TCPStore:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, Unpack, overload
 
 import torch
 
@@ -12,6 +12,7 @@ from paceline.keys import Key, Keys, Values
 if TYPE_CHECKING:
     from paceline.compression import Compression
     from paceline.updaters import KeyOptions, Options
+    from paceline.updaters.option_names import OptimizerOptions
 
 #: A registered name, an instance or a class.
 OptimizerLike: TypeAlias = str | torch.optim.Optimizer | type[torch.optim.Optimizer]
@@ -57,6 +58,12 @@ class KVStoreBase:
     def pushpull(self, key: Keys, value: Values, out: Values | None = None, priority: int = 0) -> None:
         """Push ``value`` and pull the result into ``out`` (into ``value`` itself when ``out`` is None)."""
         raise self._lacks("pushpull")
+
+    @overload
+    def set_optimizer(self, optimizer: str | torch.optim.Optimizer, **options: Unpack[OptimizerOptions]) -> None: ...
+
+    @overload
+    def set_optimizer(self, optimizer: type[torch.optim.Optimizer], **options: Any) -> None: ...
 
     def set_optimizer(self, optimizer: OptimizerLike, **options: Any) -> None:
         """Set the optimizer that runs in the store.
@@ -176,6 +183,12 @@ class KVStore(KVStoreBase):
         gets all rows that are not 0.
         """
         raise self._lacks("pull")
+
+    @overload
+    def set_updater(self, updater: str, **options: Unpack[OptimizerOptions]) -> None: ...
+
+    @overload
+    def set_updater(self, updater: Updater) -> None: ...
 
     def set_updater(self, updater: str | Updater, **options: Any) -> None:
         """Set what a push does to the stored value: a registered name (``assign``, ``add``, ``test``) or a callable

@@ -3,10 +3,28 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
-from paceline.kvstore.base import KVStoreBase
+from paceline.kvstore.base import KVStore, KVStoreBase
 from paceline.naming import suggestion
+
+if TYPE_CHECKING:
+    from paceline.kvstore.allreduce import AllReduceStore
+
+_OneProcess: TypeAlias = Literal["local", "local_update_cpu", "local_allreduce_cpu", "device", "local_allreduce_device"]
+_LockStep: TypeAlias = Literal[
+    "dist", "dist_device", "dist_sync", "dist_sync_device", "dist_device_sync",
+    "dist_auto", "dist_auto_device", "dist_device_auto",
+]  # fmt: skip
+_Async: TypeAlias = Literal["dist_async", "dist_async_device", "dist_device_async"]
+_Bounded: TypeAlias = Literal["dist_ssync", "dist_ssync_device", "dist_device_ssync"]
+_Grouped: TypeAlias = Literal["dist_gsync", "dist_gsync_device", "dist_device_gsync"]
+_FirstK: TypeAlias = Literal["dist_ksync", "dist_ksync_device", "dist_device_ksync"]
+_AllReduce: TypeAlias = Literal["horovod", "allreduce"]
+_Groups: TypeAlias = str | Path | Sequence[Sequence[int | str]]
+_LrScale: TypeAlias = Literal["update", "sample"]
 
 _ALIASES = {
     "local": "local",
@@ -39,6 +57,61 @@ def is_in_process(name: str) -> bool:
     return name.lower() in _ALIASES
 
 
+# A checker must see the name in the call: another string gets no options, because a misspelt one would pass.
+@overload
+def create(name: _OneProcess = "local") -> KVStore: ...
+@overload
+def create(name: _LockStep, *, mean: bool = False, namespace: str | None = None) -> KVStore: ...
+@overload
+def create(
+    name: _Async,
+    *,
+    weighting: str | None = None,
+    lr_scale: _LrScale | None = None,
+    age: int | None = None,
+    mean: bool = False,
+    namespace: str | None = None,
+) -> KVStore: ...
+@overload
+def create(
+    name: _Bounded,
+    *,
+    staleness: int | None = None,
+    weighting: str | None = None,
+    lr_scale: _LrScale | None = None,
+    age: int | None = None,
+    mean: bool = False,
+    namespace: str | None = None,
+) -> KVStore: ...
+@overload
+def create(
+    name: _Grouped,
+    *,
+    groups: _Groups | None = None,
+    staleness: int | None = None,
+    weighting: str | None = None,
+    lr_scale: _LrScale | None = None,
+    mean: bool = False,
+    namespace: str | None = None,
+) -> KVStore: ...
+@overload
+def create(
+    name: _FirstK,
+    *,
+    k: int | None = None,
+    staleness: int | None = None,
+    weighting: str | None = None,
+    lr_scale: _LrScale | None = None,
+    age: int | None = None,
+    mean: bool = False,
+    namespace: str | None = None,
+) -> KVStore: ...
+@overload
+def create(name: _AllReduce) -> AllReduceStore: ...  # type: ignore[overload-overlap]  # it is no KVStore
+@overload
+def create(name: str) -> KVStore: ...
+
+
 def create(name: str = "local", **options: Any) -> KVStoreBase:
     """Create a store.
 
@@ -54,8 +127,12 @@ def create(name: str = "local", **options: Any) -> KVStoreBase:
             stores of different workers match by the order in which they are created; a namespace that was closed
             starts anew).
 
+    Returns:
+        The store. A type checker takes a name that it cannot read for a type with the whole interface of ``KVStore``;
+        ``horovod``, ``allreduce`` and registered classes have less.
+
     Raises:
-        TypeError: the name is not a string, or the type does not have an option.
+        TypeError: the name is not a string, or the type does not have an option; the nearest is suggested.
         ValueError: unknown type; the nearest is suggested. Or the namespace contains ``#``.
         ConfigError: a distributed type outside of a job.
     """
@@ -73,32 +150,39 @@ def create(name: str = "local", **options: Any) -> KVStoreBase:
     raise ValueError(f"unknown store type {name!r}{suggestion(kind, store_types())}")
 
 
-def _create_allreduce(kind: str, options: dict[str, Any]) -> KVStoreBase:
+def _check_options(kind: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Raise if a type of store does not have an option.
+
+    Raises:
+        TypeError: naming the first such option and the nearest that the type has.
+    """
+    for option in sorted(set(given) - set(known)):
+        raise TypeError(
+            f"a {kind} store has no option {option!r}{suggestion(option, known) if known else '; it has none'}"
+        )
+
+
+def _create_allreduce(kind: str, options: Mapping[str, Any]) -> KVStoreBase:
     from paceline.kvstore.allreduce import AllReduceStore
 
-    if options:
-        raise TypeError(f"a {kind} store has no option {', '.join(sorted(options))}")
+    _check_options(kind, options, ())
     return AllReduceStore(kind)
 
 
-def _create_local(kind: str, options: dict[str, Any]) -> KVStoreBase:
+def _create_local(kind: str, options: Mapping[str, Any]) -> KVStoreBase:
     from paceline.kvstore.inprocess.device import DeviceStore
     from paceline.kvstore.inprocess.local import LocalStore
 
-    if options:
-        raise TypeError(f"a {kind} store has no option {', '.join(sorted(options))}")
+    _check_options(kind, options, ())
     return LocalStore(kind) if _ALIASES[kind] == "local" else DeviceStore(kind)
 
 
-def _create_dist(store_type: str, alias: str, options: dict[str, Any]) -> KVStoreBase:
+def _create_dist(store_type: str, alias: str, options: Mapping[str, Any]) -> KVStoreBase:
     from paceline.kvstore.dist import DistStore
     from paceline.kvstore.dist.policy import OPTIONS, resolve_policy
     from paceline.worker.current import current_session
 
-    known = OPTIONS[store_type]
-    unknown = sorted(set(options) - known)
-    if unknown:
-        raise TypeError(f"a {alias} store has no option {', '.join(unknown)}; it has {', '.join(sorted(known))}")
+    _check_options(alias, options, OPTIONS[store_type])
     session = current_session()
     policy = resolve_policy(store_type, session, options)
     namespace = options.get("namespace")

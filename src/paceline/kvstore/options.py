@@ -21,6 +21,20 @@ def plain_keys(options: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
+def no_optimizer(store: str, verb: str) -> ValueError:
+    """Return the error about a store that runs no optimizer.
+
+    Args:
+        store: its type.
+        verb: what was to be done with the optimizer's state or options.
+    """
+    return ValueError(
+        f"the {store} store has no optimizer, so it has no state or options to {verb}; call set_optimizer. If a "
+        'DistributedOptimizer or a Trainer steps in the workers (update="worker"), the state is theirs: '
+        "paceline.save and paceline.load"
+    )
+
+
 def refuse_changes(spec: UpdaterSpec, groups: Sequence[Options]) -> None:
     """Raise if an updater has no options.
 

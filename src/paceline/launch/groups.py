@@ -6,9 +6,12 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from paceline.launch.hosts import Host, parse_host_list
+from paceline.naming import nearest, suggestion
+
+N = TypeVar("N", int, float)
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _KEYS = {
@@ -16,7 +19,9 @@ _KEYS = {
     "weight": "weight", "iface": "interface", "interface": "interface", "cpus": "cpus", "gpus": "gpus",
     "memory": "memory",
 }  # fmt: skip
+_ANY = re.compile(r",\s*([A-Za-z]+)\s*=")
 _NEXT = re.compile(rf",\s*(?=(?:{'|'.join(_KEYS)})\s*=)")
+_QUOTED = re.compile(r"\"(?:[^\"\\]|\\.)*\"|'[^']*'")
 _RESOURCES = ("cpus", "gpus", "memory")
 
 
@@ -78,9 +83,21 @@ def parse_group(text: str) -> Group:
         key, equals, value = part.partition("=")
         key = key.strip()
         if not equals or key not in _KEYS:
-            raise ValueError(f"--group {name.strip()}: {part.strip()!r} is not one of {', '.join(_KEYS)} with a value")
-        _add(table, _KEYS[key], _unquoted(value.strip()))
+            raise ValueError(f"group {name.strip()}: {part.strip()!r} is not one of {', '.join(_KEYS)} with a value")
+        _refuse_misspelt(name.strip(), part)
+        try:
+            _add(table, _KEYS[key], _unquoted(value.strip()))
+        except ValueError as error:
+            raise ValueError(f"group {name.strip()}: {key}: {error}") from None
     return group_from_table(name.strip(), table)
+
+
+def _refuse_misspelt(name: str, part: str) -> None:
+    """Refuse a word that stands where a key would, and is nearly one."""
+    for word in _ANY.findall(re.sub(_QUOTED, "", part)):
+        meant = nearest(word, _KEYS)
+        if meant:
+            raise ValueError(f"group {name}: unknown {word!r}; did you mean {meant!r}? If not, put its value in quotes")
 
 
 def group_from_table(name: str, table: Mapping[str, Any]) -> Group:
@@ -89,22 +106,24 @@ def group_from_table(name: str, table: Mapping[str, Any]) -> Group:
     Raises:
         ValueError: an unknown key, or a value of the wrong type.
     """
+    if not isinstance(table, Mapping):
+        raise ValueError(f"group {name}: {table!r} is not a table, as in: n = 2")
     unknown = sorted(set(table) - set(_KEYS))
     if unknown:
-        raise ValueError(f"group {name}: unknown {', '.join(unknown)}; known are {', '.join(_KEYS)}")
+        raise ValueError(f"group {name}: unknown {unknown[0]!r}{suggestion(unknown[0], _KEYS)}")
     values = {_KEYS[key]: value for key, value in table.items()}
     if "n" not in values:
         raise ValueError(f"group {name}: the number of workers is missing, as in: n=2")
     try:
         return Group(
             name,
-            int(values["n"]),
+            _number("n", values["n"], int),
             hosts=_hosts(values.get("hosts", "")),
             select=_mapping(values.get("select", {})),
-            slots=int(values["slots"]) if "slots" in values else None,
+            slots=_number("slots", values["slots"], int) if "slots" in values else None,
             env=_mapping(values.get("env", {})),
             args=_words(values.get("args", ())),
-            weight=float(values["weight"]) if "weight" in values else None,
+            weight=_number("weight", values["weight"], float) if "weight" in values else None,
             interface=str(values.get("interface", "")),
             resources={key: str(values[key]) for key in _RESOURCES if key in values},
         )
@@ -121,7 +140,7 @@ def _split(text: str) -> list[str]:
         hidden.append(match.group())
         return f"\0{len(hidden) - 1}\0"
 
-    masked = re.sub(r"\"(?:[^\"\\]|\\.)*\"|'[^']*'", hide, text)
+    masked = re.sub(_QUOTED, hide, text)
     return [re.sub("\0(\\d+)\0", lambda m: hidden[int(m[1])], part) for part in _NEXT.split(masked) if part.strip()]
 
 
@@ -142,9 +161,20 @@ def _add(table: dict[str, Any], key: str, value: str) -> None:
     elif key == "args":
         table[key] = (*table.get(key, ()), *shlex.split(value))
     elif key in table:
-        raise ValueError(f"{key} is given twice")
+        raise ValueError("it is given twice")
     else:
         table[key] = value
+
+
+def _number(key: str, value: Any, kind: type[N]) -> N:
+    """Return a number, given as one in a job file, or as text."""
+    try:
+        number = kind(value)
+        if isinstance(value, str) or (number == value and not isinstance(value, bool)):
+            return number
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise ValueError(f"{key}={value} is not a {'whole ' if kind is int else ''}number")
 
 
 def _hosts(value: object) -> tuple[Host, ...]:
@@ -153,15 +183,20 @@ def _hosts(value: object) -> tuple[Host, ...]:
 
 
 def _words(value: object) -> tuple[str, ...]:
-    return tuple(shlex.split(value)) if isinstance(value, str) else tuple(map(str, value))  # type: ignore[call-overload]
+    if isinstance(value, str):
+        return tuple(shlex.split(value))
+    if isinstance(value, list | tuple):
+        return tuple(map(str, value))
+    raise ValueError(f"args={value!r} is neither text nor a list")
 
 
 def _mapping(value: object) -> dict[str, str]:
     if isinstance(value, Mapping):
         return {str(key): str(one) for key, one in value.items()}
-    pairs = [value] if isinstance(value, str) else value
+    if not isinstance(value, str | list):
+        raise ValueError(f"{value!r} is not a table of NAME = VALUE")
     result = {}
-    for pair in pairs:  # type: ignore[attr-defined]
+    for pair in [value] if isinstance(value, str) else value:
         name, equals, text = str(pair).partition("=")
         if not name or not equals:
             raise ValueError(f"{pair!r} is not NAME=VALUE")

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from paceline.errors import LaunchError
 from paceline.launch.environment import OWNED
 from paceline.launch.hosts import LOCALHOST
+from paceline.launch.options import backend_options
 from paceline.launch.plan import Late, Plan
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.preflight import check_command
@@ -58,8 +59,11 @@ class LocalBackend:
         """Place everything on this machine.
 
         Raises:
-            ValueError: see :func:`~paceline.launch.make_plan`.
+            ValueError: see :func:`~paceline.launch.make_plan`; or there is an option, or a copy of a directory.
         """
+        backend_options("local", {}, spec.options)
+        if spec.sync:
+            raise ValueError("--sync-dst-dir copies to other hosts, and this job has none: name them with -H")
         return make_plan(spec, machine)
 
     def render(self, request: Plan) -> str:

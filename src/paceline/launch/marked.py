@@ -1,4 +1,4 @@
-"""End the processes of jobs on this host by their environment: what a lost launcher or agent has left behind."""
+"""The processes of jobs on this host, known by their environment: what a lost launcher or agent has left behind."""
 
 from __future__ import annotations
 
@@ -6,49 +6,83 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
-_MARK = b"PACELINE_JOB_ID="
+from paceline import config
+from paceline.errors import LaunchError
+from paceline.launch.runtime import birth
+
+_PROC = Path("/proc")
 _TRIES, _PAUSE_S = 100, 0.05
 
 
-def marked(job_id: str = "") -> dict[int, str]:
-    """Return this user's processes that belong to a job (of this id), by process id: their job."""
-    found = {}
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit() and int(process.name) != os.getpid():
-            with contextlib.suppress(OSError):  # it has ended, or belongs to somebody else
-                job = _job_of((process / "environ").read_bytes())
-                if job and job_id in ("", job):
-                    found[int(process.name)] = job
+@dataclass(frozen=True)
+class Process:
+    """A process whose environment names a job."""
+
+    pid: int
+    uid: int
+    job: str
+    role: str
+    rank: str
+    born: int
+    """When it began, in the kernel's clock ticks: process ids come again."""
+    age_s: float
+    command: str
+
+
+def marked(job_id: str = "", proc: Path = _PROC) -> list[Process]:
+    """Return the processes of a job, or of all jobs, as far as this user may see them; not this process.
+
+    Args:
+        job_id: of the job; empty: of every job.
+        proc: the kernel's view of the processes.
+    """
+    found = []
+    for path in sorted((one for one in proc.iterdir() if one.name.isdigit()), key=lambda one: int(one.name)):
+        with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended, or belongs to somebody else
+            process = _read(path, float((proc / "uptime").read_text().split()[0]))
+            if process.job and job_id in ("", process.job) and process.pid != os.getpid():
+                found.append(process)
     return found
 
 
-def kill_marked(job_id: str = "") -> int:
-    """Kill this user's processes of a job, or of all jobs; return how many there were."""
-    first = marked(job_id)
-    left = first
+def kill(processes: Iterable[Process]) -> None:
+    """Kill processes, and what they start meanwhile.
+
+    Raises:
+        LaunchError: some are left.
+    """
+    left = list(processes)
+    meant = {(one.job, one.uid) for one in left}
     for _ in range(_TRIES):
-        if not left:
-            break
-        for pid in left:
+        for one in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+                if birth(one.pid) == str(one.born):
+                    os.kill(one.pid, signal.SIGKILL)
+        left = [one for one in marked() if (one.job, one.uid) in meant]
+        if not left:
+            return
         time.sleep(_PAUSE_S)
-        left = {pid: job for pid, job in marked(job_id).items() if not _is_zombie(pid)}
-    return len(first)
+    raise LaunchError(f"processes {', '.join(str(one.pid) for one in left)} cannot be killed")
 
 
-def _job_of(environ: bytes) -> str:
-    for variable in environ.split(b"\0"):
-        if variable.startswith(_MARK):
-            return variable.removeprefix(_MARK).decode(errors="replace")
-    return ""
-
-
-def _is_zombie(pid: int) -> bool:
-    try:
-        text = Path("/proc", str(pid), "stat").read_bytes()
-    except OSError:
-        return True
-    return text[text.rindex(b")") + 2 :][:1] in b"ZX"
+def _read(path: Path, uptime_s: float) -> Process:
+    """Return a process; its job is empty if it belongs to none, or has ended and waits for its parent."""
+    pairs = (one.partition("=") for one in (path / "environ").read_bytes().decode(errors="replace").split("\0"))
+    environ = {name: value for name, _, value in pairs}
+    stat = (path / "stat").read_text(errors="replace")
+    uids = next(line for line in (path / "status").read_text(errors="replace").splitlines() if line.startswith("Uid:"))
+    born = int(stat[stat.rindex(")") + 2 :].split()[19])
+    return Process(
+        pid=int(path.name),
+        uid=int(uids.split()[2]),
+        job=environ.get(config.variable("job_id"), ""),
+        role=environ.get(config.variable("role"), ""),
+        rank=environ.get(config.variable("rank"), ""),
+        born=born,
+        age_s=uptime_s - born / os.sysconf("SC_CLK_TCK"),
+        command=(path / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ").strip(),
+    )

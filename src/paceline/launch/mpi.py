@@ -51,7 +51,7 @@ class MpiBackend:
         if kind not in _SIGNS:
             raise ValueError(f"-o mpi={kind}: it is openmpi or mpich")
         environ = forwarded(machine.environ, OWNED)
-        script = agent_script(options.get("python", machine.python), plan.directory, environ.get("PYTHONPATH", ""))
+        script = agent_script(options.get("python", ""), machine.python, plan.directory, environ.get("PYTHONPATH", ""))
 
         def command(host: Host) -> list[str]:
             return [*mpirun_command(mpirun, kind, host), *script]

@@ -6,7 +6,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-from paceline.naming import suggestion
+from paceline.naming import nearest
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ def backend_options(backend: str, known: Mapping[str, str], given: Mapping[str, 
     """
     for name in given:
         if name not in known:
-            _refuse(backend, name, known, "; ".join(f"{one}: {text}" for one, text in known.items()) or "none")
+            _refuse(backend, name, known, "; ".join(f"{one}: {text}" for one, text in known.items()))
     return given
 
 
@@ -60,4 +60,9 @@ def _value(name: str, kind: Any, text: str) -> Any:
 
 
 def _refuse(backend: str, name: str, known: Iterable[str], there: str) -> None:
-    raise ValueError(f"launcher {backend!r} has no option {name!r}{suggestion(name, known)}; it has: {there}")
+    if not there:
+        raise ValueError(f"launcher {backend!r} has no options: leave out -o {name}=...")
+    meant = nearest(name, known)
+    if meant:
+        raise ValueError(f"launcher {backend!r} has no option {name!r}; did you mean {meant!r}?")
+    raise ValueError(f"launcher {backend!r} has no option {name!r}; it has {there}")

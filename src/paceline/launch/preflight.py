@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from paceline.errors import LaunchError
+from paceline.errors import ConfigError, LaunchError
 
 
 class CommandNotFoundError(LaunchError):
@@ -64,15 +64,33 @@ def _hint(argv: Sequence[str]) -> str:
     return ""
 
 
-def readable_file(path: str, what: str) -> str:
-    """Return the absolute path of a file that this process can read.
+def read_text(path: str, what: str, more: str = "") -> str:
+    """Return the text of a file that the user names.
+
+    Args:
+        path: of the file.
+        what: it is, for messages.
+        more: what the message adds.
 
     Raises:
-        LaunchError: it cannot be read; the message says why.
+        ConfigError: it cannot be read; the message says why.
     """
     try:
-        with open(path, "rb") as file:
-            file.read(1)
+        return Path(path or "\0").read_text()
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not text" if path else "its name is empty"
+        raise ConfigError(f"{what} {path!r} cannot be read: {why}{more}") from error
+
+
+def make_folder(path: str, what: str) -> None:
+    """Make a folder, unless there is one, in which this process can write.
+
+    Raises:
+        ConfigError: it cannot; the message says why.
+    """
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise LaunchError(f"{what} {path!r} cannot be read: {error.strerror}") from error
-    return str(Path(path).absolute())
+        raise ConfigError(f"{what} {path!r} cannot be made: {error.strerror}") from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise ConfigError(f"{what} {path!r} cannot be written to")

@@ -83,8 +83,8 @@ class SlurmBackend:
         spec, components = place_on_nodes(spec, machine.environ)
         plan = make_plan(spec, machine)
         environ = forwarded(machine.environ, OWNED | {SPEC_VARIABLE})
-        python = options.get("python", machine.python)
-        script = agent_script(python, plan.directory, environ.get("PYTHONPATH", ""))
+        python = options.get("python", "")
+        script = agent_script(python, machine.python, plan.directory, environ.get("PYTHONPATH", ""))
 
         def command(host: Host) -> list[str]:
             return [*srun_command(host, components[host.name]), *script]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -32,7 +33,7 @@ class Graces:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not value > 0:
+            if not 0 < value < math.inf:
                 raise ValueError(f"{name} is {value}; every wait needs a deadline above 0 seconds")
 
 

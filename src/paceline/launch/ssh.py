@@ -42,7 +42,7 @@ class SshBackend:
         environ = forwarded(machine.environ, OWNED)
         if spec.sync:
             environ["PYTHONPATH"] = _path_of_copy(environ.get("PYTHONPATH", ""), machine.directory, plan.directory)
-        script = agent_script(options.get("python", machine.python), plan.directory, environ.get("PYTHONPATH", ""))
+        script = agent_script(options.get("python", ""), machine.python, plan.directory, environ.get("PYTHONPATH", ""))
 
         def command(host: Host) -> list[str]:
             return [*ssh_command(ssh, host), host.name, shlex.join(script)]

@@ -17,6 +17,7 @@ import torch
 from paceline.errors import PacelineError
 from paceline.kvstore.dist import DistStore
 from paceline.optim.device import SideStream, side_streams
+from paceline.tensors import real_view
 from paceline.worker.block import BucketRange, WorkerBlock
 
 
@@ -46,23 +47,30 @@ class Bound:
         Returns:
             Event at the end of an asynchronous copy; None if the copy is complete.
         """
-        self._check_kind()
+        self.check_kind()
         grad = self.param.grad
         self.put, self.absent = grad, grad is None
         if grad is None:
             return None
         self.put_version = grad._version
-        dense = grad.to_dense() if grad.is_sparse else grad
+        dense = real_view(grad.to_dense() if grad.is_sparse else grad)
         if self.side is not None:
             return self.side.fetch(dense, self.grad)
         self.grad.copy_(dense)
         return None
 
-    def _check_kind(self) -> None:
-        if self.param.dtype != self.value.dtype or self.param.shape != self.value.shape:
+    def check_kind(self) -> None:
+        """Raise if the parameter was converted.
+
+        Raises:
+            PacelineError: it has another dtype or shape than when it was bound.
+        """
+        now = real_view(self.param.data)
+        if now.dtype != self.value.dtype or now.shape != self.value.shape:
             raise PacelineError(
                 f"parameter {self.name!r} was {self.value.dtype} {tuple(self.value.shape)} when it was given to "
-                f"DistributedOptimizer and is {self.param.dtype} {tuple(self.param.shape)} now; convert the model first"
+                f"DistributedOptimizer and is {now.dtype} {tuple(now.shape)} now: convert the model (half, double, to) "
+                "before that, or close that optimizer and make a new one after it, on every worker"
             )
 
     def grad_changed(self) -> bool:
@@ -89,9 +97,9 @@ class Bound:
 
     def _copy_out(self, target: torch.Tensor) -> None:
         if self.side is None:
-            target.copy_(self.value)
+            real_view(target).copy_(self.value)
         else:
-            self.side.bring(self.value, target)
+            self.side.bring(self.value, real_view(target))
 
     @property
     def missing(self) -> bool:
@@ -106,7 +114,7 @@ def take_all(bound: Iterable[Bound], weights: bool) -> None:
     for one in bound:
         target = one.param.data if weights else one.param.grad
         if one.side is None and target is not None and _takes_values(target):
-            targets.append(target)
+            targets.append(real_view(target))
             values.append(one.value)
         elif weights:
             one.take_weight()
@@ -118,7 +126,7 @@ def take_all(bound: Iterable[Bound], weights: bool) -> None:
 
 def _takes_values(target: torch.Tensor) -> bool:
     """Return whether values can be copied there: it is dense, needs no gradient, and has no shared elements."""
-    if target.layout is not torch.strided or target.requires_grad:
+    if target.layout is not torch.strided or target.requires_grad or target.is_conj():
         return False
     return not any(step == 0 and size > 1 for step, size in zip(target.stride(), target.shape, strict=True))
 
@@ -145,7 +153,7 @@ def bind_keys(
         params: the parameters, in the same order.
         tags: tags of the keys, in the same order; keys of unlike tags share no bucket.
     """
-    blocks = store.add_keys(names, [param.data for param in params], tags)
+    blocks = store.add_keys(names, [real_view(param.data) for param in params], tags)
     store.traffic.refresh(store.table.plan(tuple(names)))
     bound = _bind(names, params, blocks)
     take_all(bound, weights=True)

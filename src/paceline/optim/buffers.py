@@ -12,17 +12,19 @@ import torch
 
 from paceline.kvstore.dist import DistStore
 from paceline.optim.binding import same_bits
+from paceline.tensors import real_view
 
 
 def buffers_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the current buffers of a model that have elements, by names that no parameter has."""
-    return {f"buffer {name}": one for name, one in model.named_buffers() if one.numel()}
+    """Return the current buffers of a model that have elements, complex ones as pairs, by names of no parameter."""
+    return {f"buffer {name}": real_view(one) for name, one in model.named_buffers() if one.numel()}
 
 
 def untrained(model: torch.nn.Module, trained: Sequence[torch.nn.Parameter]) -> dict[str, torch.Tensor]:
     """Return the parameters of a model that have elements and that no optimizer has."""
     known = {id(param) for param in trained}
-    return {name: one.data for name, one in model.named_parameters() if one.numel() and id(one) not in known}
+    rest = {name: one.data for name, one in model.named_parameters() if one.numel() and id(one) not in known}
+    return {name: real_view(one) for name, one in rest.items()}
 
 
 class Buffers:

@@ -110,7 +110,9 @@ def _agree(setup: Setup, store: DistStore, update: Update) -> None:
     """Compare the model and all options with the other workers, before anything is sent."""
     by_leg = codecs.by_leg(setup.compression or ())
     legs = sorted((leg, sorted(codec.params().items())) for leg, codec in by_leg.items())
-    options = dataclasses.asdict(setup.choices) | {"update": update, "compression": str(legs)}
+    options = dataclasses.asdict(setup.choices) | {
+        "update": update, "compression": str(legs), "batch_dim": str(setup.samples.batch_dim),
+    }  # fmt: skip
     facts = [*optimizer_facts(setup.inner, setup.named), *option_facts("DistributedOptimizer", options)]
     if setup.model is not None:
         facts += tensor_facts(setup.model.named_buffers(), "buffer")

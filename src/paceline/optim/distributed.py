@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Literal, overload
@@ -10,15 +11,17 @@ from typing import Any, Literal, overload
 import torch
 
 from paceline import compression as codecs
+from paceline.errors import PacelineError
 from paceline.kvstore import create
 from paceline.kvstore.base import KVStoreBase
 from paceline.optim.choices import Choices, OnNan, Update
 from paceline.optim.choosing import choose_strategy
-from paceline.optim.names import name_parameters
+from paceline.optim.names import name_added, name_parameters
 from paceline.optim.samples import Samples
 from paceline.optim.server_update import ServerUpdate
 from paceline.optim.strategy import Setup
-from paceline.optim.watch import ModelWatch
+from paceline.optim.watch import ModelWatch, refuse_scripted
+from paceline.wrappers import refuse_wrapped
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -37,7 +40,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         optimizer: the optimizer. Its state is kept.
         kvstore: a store, or the type of one to create.
         model: the network. With it, keys have the parameters' names, frozen parameters and buffers are broadcast too,
-            buffers follow rank 0's, and samples are counted from the inputs.
+            buffers follow rank 0's, and samples can be counted from the inputs.
         named_parameters: names for the keys, when there is no ``model``.
         update: who steps: ``worker`` or ``server``.
         compression: ``{"type": "2bit", "threshold": 0.5}`` and the like; with ``"leg": "both"`` for pulls too, or a
@@ -47,9 +50,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         lr_scale: what the learning rate is that of, when ``kvstore`` is a type: an ``update``, or a ``sample``.
         age: missed updates beyond which a push is dropped, when ``kvstore`` is a type.
         reduction: ``mean`` over all samples, or ``sum`` over workers.
-        samples: samples in a local batch; can be set at any time. Default: counted with ``model``; without it all
-            workers have the same weight.
-        batch_dim: dimension of the model's inputs that counts samples; 1 for ``[T, B]``.
+        samples: samples in a local batch; can be set at any time. Default: counted where their number is certain
+            (``docs/pytorch.md`` says where), else all workers weigh alike, and a line says so.
+        batch_dim: dimension of the model's inputs that counts samples: 0 for ``[B, ...]``, 1 for ``[T, B]``.
         backward_passes_per_step: backward passes that are summed before a push. Gradient accumulation is correct
             without it; with it less is sent.
         overlap: push while backward runs. Default: True in ``dist_sync``; the other modes push ``param.grad`` at
@@ -82,7 +85,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         age: int | None = None,
         reduction: Literal["mean", "sum"] = "mean",
         samples: float | None = None,
-        batch_dim: int = 0,
+        batch_dim: int | None = None,
         backward_passes_per_step: int = 1,
         overlap: bool | None = None,
         lazy: bool = False,
@@ -96,17 +99,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise ValueError("this optimizer is wrapped already")
         if lazy and model is None:
             raise ValueError("lazy=True needs model=: its forward pass waits for the weights")
+        refuse_scripted(model)
         choices = Choices(
             reduction, backward_passes_per_step, overlap, lazy, clip_grad_norm, clip_grad_value, on_nan
         )  # fmt: skip
         codecs.by_leg(compression)  # raises for wrong settings before anything is changed
         self.inner = optimizer
         super().__init__(optimizer.param_groups, optimizer.defaults)
-        self.state = optimizer.state
+        self.__dict__ |= {name: one for name, one in vars(optimizer).items() if name in _STATE_HOOKS}
         self._named_model, self._samples = model, Samples(samples, batch_dim)
         named = model.named_parameters() if model is not None and named_parameters is None else named_parameters
         self._names = name_parameters(self.param_groups, named)
+        self._layout = _layout(self.param_groups)
         store = _store(kvstore, staleness=staleness, weighting=weighting, lr_scale=lr_scale, age=age)
+        self._refuse_wrapped(store)
         setup = Setup(optimizer, self._names, choices, model, self._samples, compression)
         self._strategy = choose_strategy(setup, store, update)
         self.kvstore = self._strategy.store
@@ -117,35 +123,79 @@ class DistributedOptimizer(torch.optim.Optimizer):
             weights = self._strategy.weights
             self._strategy.model_watch = ModelWatch(model, self._samples, buffers, synchronize, lazy, weights)
 
+    # ---- param groups ----------------------------------------------------------------------------------------------
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The param groups of the wrapped optimizer. With new parameters every worker sets them.
+
+        Raises:
+            PacelineError: parameters come, go or change their group, and the servers step.
+        """
+        return self.inner.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        if "_strategy" in self.__dict__:  # else torch's constructor sets an empty list
+            if _layout(groups) != self._layout:
+                self._strategy.check_extendable()
+            self.inner.param_groups = groups
+            self._add_new()
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a param group. After wrapping every worker must add it, and ``update`` must be ``worker``.
 
         Raises:
             PacelineError: the servers step.
         """
-        if "_strategy" not in self.__dict__:
-            super().add_param_group(param_group)
+        if "_strategy" in self.__dict__:  # else torch's constructor adds the groups that are there
+            self._strategy.check_extendable()
+            self.inner.add_param_group(param_group)
+            self._add_new()
+
+    def _add_new(self) -> None:
+        """Share the parameters that are new in the param groups; every worker does."""
+        named = () if self._named_model is None else self._named_model.named_parameters()
+        added = name_added(self.param_groups, named, self._names)
+        self._names, self._layout = self._names + added, _layout(self.param_groups)
+        if added:
+            self._strategy.add(added)
+
+    def _check_groups(self) -> None:
+        """Raise if a list of parameters was changed in place: backward has not merged the gradients of new ones."""
+        layout = _layout(self.param_groups)
+        if layout == self._layout:
             return
         self._strategy.check_extendable()
-        self.inner.add_param_group(param_group)
-        if self.inner.param_groups is not self.param_groups:
-            self.param_groups.append(self.inner.param_groups[-1])
-        names = None if self._named_model is None else self._named_model.named_parameters()
-        known = {name for name, _, _ in self._names}
-        added = [one for one in name_parameters(self.param_groups, names) if one[0] not in known]
-        self._names += added
-        self._strategy.add(added)
+        known = {id(param) for _, param, _ in self._names}
+        if any(one not in known for group in layout for one in group):
+            raise PacelineError(
+                f"worker {self.kvstore.rank}: param_groups has parameters that were put into it in place, so that the "
+                "other workers do not share them: before the forward pass, call optimizer.add_param_group(...) or set "
+                "optimizer.param_groups = [...] on every worker"
+            )
+        self._layout = layout
 
     # ---- a step ----------------------------------------------------------------------------------------------------
 
     @property
     def samples(self) -> float | None:
-        """Samples in a local batch; None: counted with ``model``."""
+        """Samples in a local batch; None: counted where their number is certain."""
         return self._samples.given
 
     @samples.setter
     def samples(self, samples: float | None) -> None:
         self._samples.given = samples
+
+    def count(self, batch: Any) -> None:
+        """Count the samples of this batch in the next pushes, instead of those of the model's calls.
+
+        For trainers that get batches from elsewhere, and do not call ``model`` itself.
+
+        Args:
+            batch: tensors, nested or not. What makes their number certain is the same as for the model's inputs.
+        """
+        self._samples.see_batch(batch)
 
     @property
     def round(self) -> int:
@@ -179,8 +229,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
             PacelineError: with ``update="server"``, a gradient, an option or a weight was changed in this process
                 alone, so the servers do not have the change.
         """
+        if self.round == 0:
+            self._refuse_wrapped(self.kvstore)
+        self._check_groups()
         scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         return self._strategy.step(closure, scale, found_inf)  # type: ignore[no-any-return]
+
+    def _refuse_wrapped(self, store: KVStoreBase) -> None:
+        """Raise if DDP or the like merges the gradients, too: before the start, and at the first step."""
+        if store.num_workers > 1:
+            refuse_wrapped((param for _, param, _ in self._names), self._named_model, store.rank)
 
     def synchronize(self) -> None:
         """Wait until the weights of the last step have arrived. Only ``lazy`` makes this necessary."""
@@ -232,6 +290,24 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     # ---- state -----------------------------------------------------------------------------------------------------
 
+    @property
+    def state(self) -> defaultdict[torch.Tensor, Any]:
+        """The state of the wrapped optimizer. With ``update="server"`` it is pulled from the servers.
+
+        With ``update="server"`` every worker sets it, and the servers get rank 0's.
+        """
+        if "_strategy" in self.__dict__:
+            self._strategy.weights.read(self.synchronize)
+            self._strategy.show_states()
+        return self.inner.state
+
+    @state.setter
+    def state(self, state: defaultdict[torch.Tensor, Any]) -> None:
+        if "_strategy" in self.__dict__:  # else torch's constructor sets an empty one
+            self.synchronize()
+            self.inner.state = state
+            self._strategy.take_states()
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state as any torch optimizer does; with ``update="server"`` it is pulled from the servers.
 
@@ -243,7 +319,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         self._strategy.weights.read(self.synchronize)
         saved_besides = self._strategy.fetch_states()  # before the user's optimizer is read
-        return super().state_dict() | saved_besides
+        return self.inner.state_dict() | saved_besides
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state. With a distributed store every worker calls it; where servers step, rank 0's state is used.
@@ -251,8 +327,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Residuals of pushes belong to one worker: if the state is another worker's, they start at 0.
         """
         self.synchronize()
-        super().load_state_dict(state_dict)
-        self.inner.param_groups, self.inner.state = self.param_groups, self.state
+        self.inner.load_state_dict(state_dict)
         self._strategy.give_states(state_dict)
 
     def __getattr__(self, name: str) -> Any:
@@ -270,6 +345,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Pickle the wrapped optimizer with its state."""
         self.state_dict()
         return _the_same, (self.inner,)
+
+
+#: Hooks of the wrapped optimizer, which is what saves and loads its state.
+_STATE_HOOKS = frozenset(
+    f"_optimizer_{what}_{when}_hooks" for what in ("state_dict", "load_state_dict") for when in ("pre", "post")
+)
+
+
+def _layout(groups: Iterable[dict[str, Any]]) -> list[list[int]]:
+    """Return which parameter is where in the param groups."""
+    return [[id(param) for param in group["params"]] for group in groups]
 
 
 def _the_same(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

@@ -23,6 +23,7 @@ from paceline.kvstore.dist import DistStore
 from paceline.optim.binding import Bound, take_all
 from paceline.optim.device import Pusher
 from paceline.peer.call import Call
+from paceline.tensors import real_view
 from paceline.worker.block import BucketRange, WorkerBlock
 
 BucketKey = tuple[int, int]
@@ -136,8 +137,13 @@ class Exchange:
     def _send(self, key: BucketKey) -> None:
         block, bucket = self._blocks[key[0]], key[1]
         skip = self._before_push(self._members[key])
+        none = self._store.traffic.samples == 0  # gradients of no samples count nothing, and may be NaN
         absent = [
-            (block, part) for one in self._members[key] if one.absent for part in one.ranges if part.bucket == bucket
+            (block, part)
+            for one in self._members[key]
+            if one.absent or none
+            for part in one.ranges
+            if part.bucket == bucket
         ]
         whole = BucketRange(bucket, 0, block.layout.buckets[bucket].length)
         self._calls[key] = self._store.traffic.push_ranges(
@@ -157,7 +163,7 @@ class Exchange:
         names = [one.name for one in self.bound]
         self._store.barrier()  # the arena may be written only after all workers have read the last round's values
         if self._store.rank == 0:
-            self._store.set_values(names, [one.param.data for one in self.bound])
+            self._store.set_values(names, [real_view(one.param.data) for one in self.bound])
         self._store.barrier()
         self._store.traffic.refresh(self._store.table.plan(tuple(names)))
         take_all(self.bound, weights=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 from collections.abc import Sequence
 
 import torch
@@ -18,7 +19,7 @@ def is_finite(tensor: torch.Tensor) -> bool:
 def sums_up(tensor: torch.Tensor) -> bool:
     """Return whether the sum is finite: one quick pass. False proves nothing: the sum may be too large."""
     values = tensor._values() if tensor.is_sparse else tensor
-    return bool(values.sum(dtype=torch.float32 if values.itemsize < 4 else None).isfinite())
+    return cmath.isfinite(values.sum(dtype=torch.float32 if values.itemsize < 4 else None).item())
 
 
 def listed(names: Sequence[str]) -> str:

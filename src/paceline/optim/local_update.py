@@ -115,6 +115,12 @@ class LocalUpdate:
         """Add the parameters of new param groups."""
         self.named += named
 
+    def show_states(self) -> None:
+        """Do nothing: the user's optimizer has its state."""
+
+    def take_states(self) -> None:
+        """Do nothing: the user's optimizer has its state."""
+
     def fetch_states(self) -> dict[str, Any]:
         """Return the states of codecs; the user's optimizer has its own state."""
         return codec_entry(self.store, {})
@@ -137,6 +143,7 @@ class MergingUpdate(LocalUpdate):
 
     def __init__(self, setup: Setup, store: KVStoreBase) -> None:
         super().__init__(setup, store)
+        self._samples = setup.samples
         adds_up = self.choices.reduction == "sum"
         self._watch = BackwardWatch(self._on_gradient, self._on_end, self._refuse_merged if adds_up else None)
         self._watch.watch(param for _, param, _ in self.named)
@@ -151,17 +158,23 @@ class MergingUpdate(LocalUpdate):
         return self._syncs and self._passes + 1 >= self.choices.passes
 
     def _on_gradient(self, param: torch.nn.Parameter) -> None:
+        self._samples.touch()
         self._is_merged = False
         if self._merges_now():
             with torch.no_grad():
                 self.complete(param)
 
     def _on_end(self) -> None:
-        if not self._merges_now():
+        if self._merges_now():
+            with torch.no_grad():
+                self._merge()
+        else:
             self._passes += 1
-            return
-        with torch.no_grad():
-            self._merge()
+        self._samples.ended()
+
+    def has_gradients(self) -> bool:
+        """Return whether any parameter has a gradient."""
+        return any(param.grad is not None for _, param, _ in self.named)
 
     def finish(self) -> None:
         """Merge gradients that no backward pass merged: set by hand, or accumulated in :meth:`no_sync`."""

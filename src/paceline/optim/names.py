@@ -1,17 +1,21 @@
-"""Names of parameters. Workers match keys by them. Pure."""
+"""Names of an optimizer's parameters. Workers match keys by them. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Container, Iterable, Sequence
+from itertools import chain, count
+from typing import Any, TypeAlias
 
 import torch
+
+NamedParameter: TypeAlias = tuple[str, torch.nn.Parameter, int]
+"""Name, parameter and index of its param group."""
 
 
 def name_parameters(
     groups: Sequence[dict[str, Any]], named: Iterable[tuple[str, torch.Tensor]] | None
-) -> list[tuple[str, torch.nn.Parameter, int]]:
+) -> list[NamedParameter]:
     """Return (name, parameter, group) of every parameter of an optimizer, in forward order if it is known.
 
     Frozen parameters are included: they may be trained later.
@@ -39,6 +43,39 @@ def name_parameters(
         found = [(name, params[id(param)], group_of[id(param)]) for name, param in table if id(param) in params]
         if len(found) < len(params):
             raise ValueError(f"{len(params) - len(found)} parameters of the optimizer have no name; name all of them")
+    return _with_shapes(found)
+
+
+def name_added(
+    groups: Sequence[dict[str, Any]], named: Iterable[tuple[str, torch.Tensor]], known: Sequence[NamedParameter]
+) -> list[NamedParameter]:
+    """Return (name, parameter, group) of the parameters that are not known yet; no name is used twice.
+
+    A layer that replaces another one has its name in the model, while the optimizer still has the other one's
+    parameters. So a name that is taken gets a number.
+
+    Args:
+        groups: the optimizer's ``param_groups``.
+        named: names of parameters in the model; what has none is named by its position.
+        known: what has a name already.
+    """
+    names = {id(param): name for name, param in named}
+    taken, old = {name for name, _, _ in known}, {id(param) for _, param, _ in known}
+    found = []
+    for index, group in enumerate(groups):
+        for position, param in enumerate(group["params"]):
+            if id(param) not in old:
+                name = _free(names.get(id(param), f"group{index}.{position}"), taken)
+                taken.add(name)
+                found.append((name, param, index))
+    return _with_shapes(found)
+
+
+def _free(name: str, taken: Container[str]) -> str:
+    return next(one for one in chain([name], (f"{name} ({number})" for number in count(2))) if one not in taken)
+
+
+def _with_shapes(found: list[NamedParameter]) -> list[NamedParameter]:
     for name, param, _ in found:
         if torch.nn.parameter.is_lazy(param):
             raise ValueError(f"parameter {name!r} has no shape yet (a lazy layer); run one forward pass first")

@@ -1,108 +1,199 @@
-"""Counts the samples behind a push."""
+"""Counts the samples behind a push: the weight of a worker's gradients in the mean over all samples.
+
+A count is used where it is certain. The first row that applies decides:
+
+| how the samples of a push are known                                    | weight of the worker                  |
+|------------------------------------------------------------------------|---------------------------------------|
+| ``optimizer.samples`` is set                                           | that number                           |
+| the model was called with empty tensors only                           | 0                                     |
+| ``batch_dim`` is given, and all inputs that have it agree on its size  | that size, summed over calls          |
+| a sampler or loader of :mod:`paceline.data` has dealt the batch        | as many indices as it dealt           |
+| inputs are a ``PackedSequence`` or a nested tensor                     | its own batch size, summed over calls |
+| no backward pass has reached a parameter, and no parameter has a grad  | 0                                     |
+| in any other way                                                       | 1 on every worker, as in DDP          |
+
+Shapes alone never make a count certain: ``[8, 32]`` may be 8 sequences of 32 tokens, 32 sequences of 8, or 8 nodes of
+one graph, and no rule tells them apart. But where all workers have inputs of the *same* shapes, they have equally many
+samples, whatever dimension counts them. So in the last row the shapes travel with the push. If they differ between two
+workers, their batches may differ, too: one line names both shapes, says that all weigh alike, and how to give the
+count. If there are no shapes to compare (no call of the model was seen, or its inputs are objects), worker 0 says so.
+
+Calls of the model count if a backward pass goes through their outputs and reaches a parameter of the optimizer. A batch
+of a sampler counts once per push, however many calls and backward passes it takes.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
+from paceline import dealt
+from paceline.counting import ALIKE
 from paceline.optim.backward import engine
+from paceline.optim.tally import Tally, hides_tensors, tally, tensors_in, text_of
 
 logger = logging.getLogger(__name__)
 
 
-class Samples:
-    """Counts the samples of forward passes that had a backward pass since the last push.
+@dataclass(frozen=True)
+class Count:
+    """The samples behind a push.
 
-    Forward passes without a backward pass are not counted (outputs that are logged, or detached). Backward passes that
-    reach none of the optimizer's parameters are not counted either (a frozen critic that only passes gradients on).
+    Attributes:
+        samples: how many if that is certain, else 1.
+        rows: how many there may be; for speeds, and where nothing is weighed.
+        inputs: None: the number is certain. Else the shapes of the inputs, empty if they are not known.
+        doubt: why it is not certain, where that cannot be seen in the shapes.
+    """
+
+    samples: float
+    rows: float
+    inputs: str | None = None
+    doubt: str = ""
+
+
+class Samples:
+    """Counts the samples behind each push of one worker.
 
     Args:
         given: samples of every local batch, or None to count.
-        batch_dim: dimension of the inputs that counts samples.
+        batch_dim: dimension of the inputs that counts samples, if the user has said so.
     """
 
-    def __init__(self, given: float | None, batch_dim: int) -> None:
-        self.given, self._batch_dim = given, batch_dim
-        self._seen = self._pending = 0.0
-        self._touched = False
+    def __init__(self, given: float | None, batch_dim: int | None) -> None:
+        self.given, self.batch_dim = given, batch_dim
         self.last = 1.0
-        """Samples of the last push."""
+        """Weight of the last push."""
+        self._rows = 1.0
+        self._seen: list[Tally] = []
+        """Calls of passes that have ended."""
+        self._pending: list[Tally] = []
+        """Calls of the running pass."""
+        self._touched = False
+        self._reached = self._reaching = False
+        """Whether a pass since the last push, or the running one, has reached a parameter."""
+        self._is_pushed = False
+        """Whether a push has counted the running pass."""
+        self._told: Tally | None = None
+        """The batch under way, if somebody tells."""
+        self._batches: list[dealt.Batch] = []
+        self._is_dealt = True
+        """Whether the batches of all passes since the last push are known."""
+        self._newest = 0
+        self._batch: dealt.Batch | None = None
         self._warned = False
 
+    # ---- calls of the model ----------------------------------------------------------------------------------------
+
     def see(self, inputs: Any, outputs: Any) -> None:
-        """Register one forward pass: its samples are counted in each backward pass through its outputs.
+        """Register one call: it counts in each backward pass through its outputs.
 
         Args:
-            inputs: positional and keyword inputs, nested or not. The first tensor that has the dimension is used.
-            outputs: likewise. If they are objects whose tensors cannot be found, the forward pass is counted at once.
+            inputs: positional and keyword inputs, nested or not.
+            outputs: likewise. If they are objects whose tensors cannot be found, the call counts at once.
         """
+        if self.given is not None or self._told is not None:
+            return
         nodes = {one.grad_fn for one in tensors_in(outputs) if one.grad_fn is not None}
-        number = self._number(inputs) if nodes else 0
-        last_pass = -1
+        if not nodes and not (torch.is_grad_enabled() and hides_tensors(outputs)):
+            return
+        one, last_pass = tally(inputs, self.batch_dim), -1
 
         def count(*_: Any) -> None:
             nonlocal last_pass
             this_pass = torch._C._current_graph_task_id()
             if this_pass != last_pass:
                 last_pass = this_pass
-                self._pending += number
+                self._pending.append(one)
                 engine.queue_callback(self._end_pass)
 
-        for node in nodes if number else ():
+        for node in nodes:
             node.register_prehook(count)
-        if not nodes and torch.is_grad_enabled() and _hides_tensors(outputs):
-            self._seen += self._number(inputs)
+        if not nodes:
+            self._seen.append(one)
+
+    def _end_pass(self) -> None:
+        if self._touched:
+            self._seen += self._pending
+        self._pending, self._touched = [], False
+
+    def see_batch(self, batch: Any) -> None:
+        """Register the batch of the next backward passes, which counts instead of calls of the model."""
+        if self.given is None:
+            self._told = tally(batch, self.batch_dim)
+
+    # ---- backward passes -------------------------------------------------------------------------------------------
 
     def touch(self) -> None:
         """Note that the running backward pass has reached a parameter of the optimizer."""
-        self._touched = True
+        self._touched = self._reaching = True
 
-    def _end_pass(self) -> None:
-        self._seen += self._pending if self._touched else 0.0
-        self._pending, self._touched = 0.0, False
+    def ended(self) -> None:
+        """Note that an outermost backward pass has ended."""
+        if self._reaching and not self._is_pushed:
+            self._note_batch()
+            self._reached = True
+        self._reaching = self._is_pushed = False
 
-    def _number(self, inputs: Any) -> int:
-        for tensor in tensors_in(inputs):
-            if tensor.dim() > self._batch_dim:
-                return tensor.shape[self._batch_dim]
-        if self.given is None and not self._warned:
-            self._warned = True
-            logger.warning(
-                "the inputs of the model hold no tensor with dimension %d, so samples cannot be counted and all "
-                "workers weigh alike; set optimizer.samples to the size of each batch if they differ", self._batch_dim,
-            )  # fmt: skip
-        return 0
+    def _note_batch(self) -> None:
+        """Note the batch that the loop has now."""
+        if self._told is not None and self._told not in self._seen:
+            self._seen.append(self._told)
+        batch = dealt.newest(self._newest, self._batch)
+        if batch is None:
+            self._is_dealt = False
+        elif batch not in self._batches:
+            self._batches.append(batch)
+            self._batch = batch
 
-    def take(self) -> float:
-        """Return the samples of the push that begins now; without a forward pass, those of the last push."""
+    # ---- a push ----------------------------------------------------------------------------------------------------
+
+    def take(self, has_gradients: Callable[[], bool] = lambda: True) -> Count:
+        """Return the samples of the push that begins now.
+
+        Args:
+            has_gradients: whether any parameter has a gradient; asked if no backward pass has reached one.
+        """
         if self.given is not None:
-            self.last = float(self.given)
-        elif self._seen + self._pending:
-            self.last = self._seen + self._pending
-        self._seen = self._pending = 0.0
-        return self.last
+            count = Count(float(self.given), float(self.given))
+        else:
+            reached = self._reached or self._reaching
+            if reached or has_gradients():
+                if self._reaching or not reached:
+                    self._note_batch()
+                count = self._count([*self._seen, *self._pending])
+            else:
+                count = Count(0.0, 0.0)
+        self._is_pushed, self._reached = self._reaching, False
+        self._seen, self._pending = [], []
+        self._newest, self._batches, self._is_dealt = dealt.count(), [], True
+        self.last, self._rows = count.samples, count.rows or self._rows
+        return count
 
+    def _count(self, calls: list[Tally]) -> Count:
+        counts = [one.samples for one in calls if one.samples is not None]
+        certain = float(sum(counts)) if calls and len(counts) == len(calls) else None
+        is_empty = certain == 0
+        if self._batches and self._is_dealt and not is_empty and (certain is None or self.batch_dim is None):
+            certain = float(sum(one.samples for one in self._batches))
+        if certain is not None:
+            return Count(certain, certain)
+        rows = float(sum(one.rows for one in calls)) or self._rows
+        opaque = next((one.opaque for one in calls if one.opaque), "")
+        if not calls:
+            return Count(1.0, rows, "", "no call of the model was seen")
+        if opaque:
+            return Count(1.0, rows, "", f"the size of a {opaque} among the inputs of the model is not known")
+        text = text_of(calls)
+        doubt = "" if self.batch_dim is None else f"inputs {text} do not agree on dimension {self.batch_dim}"
+        return Count(1.0, rows, text, doubt)
 
-def tensors_in(inputs: Any) -> list[torch.Tensor]:
-    """Return the tensors in nested lists, tuples, mappings and dataclasses, in order."""
-    found: list[torch.Tensor] = []
-    for leaf in pytree.tree_leaves(inputs):
-        if isinstance(leaf, torch.Tensor):
-            found.append(leaf)
-        elif isinstance(leaf, Mapping):
-            found += tensors_in(dict(leaf))
-        elif dataclasses.is_dataclass(leaf):
-            found += tensors_in(vars(leaf))
-    return found
-
-
-def _hides_tensors(outputs: Any) -> bool:
-    """Return whether there is an object that is not searched for tensors."""
-    plain = (torch.Tensor, Mapping, str, bytes, int, float, type(None))
-    leaves = pytree.tree_leaves(outputs)
-    return any(not isinstance(leaf, plain) and not dataclasses.is_dataclass(leaf) for leaf in leaves)
+    def say(self, doubt: str) -> None:
+        """Say once why all workers weigh alike."""
+        if doubt and not self._warned:
+            self._warned = True
+            logger.warning("%s, %s", doubt, ALIKE)

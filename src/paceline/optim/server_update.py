@@ -65,11 +65,13 @@ class ServerUpdate:
             if self.choices.overlap:
                 raise ValueError("on_nan='skip' needs overlap=False: a push that was sent cannot be undone")
             self._overlap = False
-        self._round = Round(store, setup.samples, buffers, self._options)
+        self._round = Round(store, setup.samples, buffers, self._options, self._has_gradients)
         self._exchange = Exchange(store, self._round.open, self._before_push, self._again, self._check_weight)
         self._arrived: dict[torch.nn.Parameter, int] = {}
         self.skipped_steps = 0
         self._skip = self._pending = False
+        self._shown: dict[tuple[str, str], tuple[Any, int]] | None = None
+        """The state in the user's optimizer, while it is that of the servers."""
         try:
             store.set_spec(spec)
         except ValueError as error:
@@ -79,7 +81,7 @@ class ServerUpdate:
             raise ValueError(f"clip_grad_norm in groups needs dense gradients, but {sparse[0][0]!r} has sparse ones")
         self._sparse = SparseExchange(store, sparse, "server")
         self._bind()
-        self._watch = BackwardWatch(self._on_gradient, lambda: None)
+        self._watch = BackwardWatch(self._on_gradient, setup.samples.ended)
         self._watch.watch(param for _, param, _ in self.named)
 
     def _bind(self) -> None:
@@ -113,6 +115,9 @@ class ServerUpdate:
             "twice, call torch.utils.checkpoint with use_reentrant=False"
         )
 
+    def _has_gradients(self) -> bool:
+        return any(param.grad is not None for _, param, _ in self.named)
+
     def _options(self) -> list[Options]:
         groups = option_groups(self.inner)
         if self.choices.clip_value is not None:
@@ -120,6 +125,7 @@ class ServerUpdate:
         return groups
 
     def _check_weight(self, one: Bound) -> None:
+        one.check_kind()
         if one.weight_changed():
             raise PacelineError(
                 f"worker {self.store.rank}: parameter {one.name!r} was changed after the last step, where the "
@@ -133,12 +139,12 @@ class ServerUpdate:
         return self._skip
 
     def _refuse_nan(self, members: Iterable[Bound]) -> None:
-        for one in members:
+        for one in members if self.store.samples else ():
             if not one.absent and not sums_up(one.grad) and not is_finite(one.grad):
                 raise self._nan_error(one.name)
 
     def _refuse_sparse_nan(self) -> None:
-        if self.choices.on_nan != "error" or self._skip:
+        if self.choices.on_nan != "error" or self._skip or not self.store.samples:
             return
         for name, param, _ in self.named:
             if param in self._sparse and param.grad is not None and not is_finite(param.grad):
@@ -163,6 +169,7 @@ class ServerUpdate:
                 loss = closure()
         with torch.no_grad():
             self.synchronize()
+            self._check_state()
             self._check_unchanged(scaled=scale is not None or found_inf is not None)
             self._skip = self._must_skip(scale, found_inf)
             self._clip_own()
@@ -257,8 +264,8 @@ class ServerUpdate:
             PacelineError: always.
         """
         raise PacelineError(
-            "the servers step, and they need all param groups from the start: add them to the optimizer before it is "
-            f"given to DistributedOptimizer{self._or_worker()}"
+            "the servers step, and they need all param groups from the start: give the optimizer its parameters before "
+            f"it is given to DistributedOptimizer{self._or_worker()}"
         )
 
     def add(self, named: Named) -> None:
@@ -294,29 +301,75 @@ class ServerUpdate:
                 f"worker {self.store.rank}: the optimizer's state was on the servers and is lost; the weights of round "
                 f"{self.weights.round} are here, and the model's state_dict has them ({error})"
             ) from error
+        self._shown = None
         unsent = {name: {UNSENT: state.pop(UNSENT)} for name, state in states.items() if UNSENT in state}
         for name, param, _ in self.named:
             for key, value in states.get(name, {}).items():
                 shaped = value.view_as(param) if value.dim() == 1 and value.numel() == param.numel() else value
                 self.inner.state[param][key] = shaped.to(param.device) if value.dim() else value
+        self._shown = self._own_versions()
         return codec_entry(self.store, unsent)
+
+    def show_states(self) -> None:
+        """Put the servers' state into the user's optimizer, unless it is there."""
+        if self._shown is None:
+            self.fetch_states()
+
+    def _own_versions(self) -> dict[tuple[str, str], tuple[Any, int]]:
+        """Return the state in this process, with torch's counts of in-place changes."""
+        return {
+            (name, key): (one, getattr(one, "_version", 0))
+            for name, param, _ in self.named
+            for key, one in self.inner.state.get(param, {}).items()
+        }
+
+    def _check_state(self) -> None:
+        """Raise if the state was changed here: the servers would not see it."""
+        shown, self._shown = self._shown, None
+        now = self._own_versions()
+        if shown is not None and (
+            shown.keys() != now.keys() or any(_differ(one, now[key]) for key, one in shown.items())
+        ):
+            raise PacelineError(
+                f"worker {self.store.rank}: optimizer.state was changed in this process, where the servers do not see "
+                "it; they hold the state. To change theirs, set all of it on every worker (optimizer.state = ...) or "
+                f"call load_state_dict{self._or_worker()}"
+            )
+
+    def take_states(self) -> None:
+        """Replace the servers' state by that of the user's optimizer. Every worker calls it; rank 0's is used."""
+        self.store.set_spec(self.store.spec, fresh=True)
+        if self.store.rank == 0:
+            self.store.set_optimizer_states(self._own_states())
+        self.store.barrier()
+        self._shown = self._own_versions()
 
     def give_states(self, saved: Mapping[str, Any]) -> None:
         """Send the state of the user's optimizer to the servers. Every worker calls it; rank 0's state is used."""
         set_residuals(self.store, saved)
+        self.take_states()
         if self.store.rank == 0:
-            self.store.set_optimizer_states(self._own_states())
             self.store.set_optimizer_states(unsent_in(saved))
         self.store.barrier()
+
+
+def _differ(one: tuple[Any, int], other: tuple[Any, int]) -> bool:
+    return one[0] is not other[0] or one[1] != other[1]
 
 
 def _spec_of(inner: torch.optim.Optimizer, named: Named) -> UpdaterSpec:
     """Describe an optimizer for the servers.
 
     Raises:
-        ValueError: servers cannot run it; the text says what to do instead.
+        ValueError: servers cannot run it, or not on these parameters; the text says what to do instead.
         TypeError: an option is not plain data.
     """
+    pairs = next((name for name, param, _ in named if param.is_complex()), None)
+    if pairs is not None:
+        raise ValueError(
+            f"parameter {pairs!r} is complex, and servers step on real numbers: make it a real one of pairs, and use "
+            f"torch.view_as_complex of it{_OR_WORKER}"
+        )
     keys: dict[str | int, KeyOptions] = {name: KeyOptions(group) for name, _, group in named if group}
     try:
         return make_spec(inner, keys=keys)

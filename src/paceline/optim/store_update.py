@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from paceline.counting import ALIKE, difference_of, mixture_of
+from paceline.errors import ConfigError
 from paceline.kvstore.base import KVStoreBase
 from paceline.optim.buffers import buffers_of, untrained
 from paceline.optim.local_update import MergingUpdate
+from paceline.optim.samples import Count
 from paceline.optim.strategy import Named, Setup
 from paceline.optim.watch import refuse_renormalising
+from paceline.tensors import real_view
 
 Tensors = Mapping[str, torch.Tensor]
 
 #: Keys besides the names of the model: of weights and of who has which gradient, and of numbers.
 _COUNTS, _SUMS = "counts", "sums"
+
+#: Says that a worker knows the number of its samples.
+_CERTAIN = 1.0
+
+#: Bytes of the shapes of a worker's inputs, for a line about them.
+_LONGEST = 240
+
+logger = logging.getLogger(__name__)
 
 
 class StoreUpdate(MergingUpdate):
@@ -32,13 +46,14 @@ class StoreUpdate(MergingUpdate):
 
     def __init__(self, setup: Setup, store: KVStoreBase) -> None:
         super().__init__(setup, store)
-        self._samples, self._model = setup.samples, setup.model
+        self._model = setup.model
         self._alone = store.num_workers == 1
         self._mean_samples = 0.0
+        self._has_said = False
         if self._model is not None and not self._alone:
             refuse_renormalising(self._model)
             self._broadcast(untrained(self._model, [param for _, param, _ in setup.named]) | buffers_of(self._model))
-        self._broadcast({name: param.data for name, param, _ in setup.named})
+        self._broadcast(_real((name, param.data) for name, param, _ in setup.named))
 
     def _broadcast(self, tensors: Tensors) -> None:
         values = _floating(tensors)
@@ -48,10 +63,6 @@ class StoreUpdate(MergingUpdate):
             if one is not values[name]:
                 one.copy_(values[name])
 
-    def _on_gradient(self, param: torch.nn.Parameter) -> None:
-        self._samples.touch()
-        super()._on_gradient(param)
-
     def merge(self) -> None:
         """Push gradients and pull their sum or mean.
 
@@ -59,37 +70,72 @@ class StoreUpdate(MergingUpdate):
         optimizer leaves the parameter alone, as in one process.
         """
         if self._alone:
-            self._push({name: param.grad for name, param, _ in self.named if param.grad is not None}, {})
+            self._samples.take(self.has_gradients)
+            self._push(_real((name, param.grad) for name, param, _ in self.named if param.grad is not None), {})
             return
         params = {name: param for name, param, _ in self.named if param.requires_grad or param.grad is not None}
-        present = [param.grad is not None for param in params.values()]
+        count = self._samples.take(self.has_gradients)
+        weight = self._weight(count.samples)
+        present = [weight != 0 and param.grad is not None for param in params.values()]
         for param in params.values():
-            if param.grad is None:
-                param.grad = torch.zeros_like(param)
-        grads = {name: param.grad for name, param in params.items() if param.grad is not None}
-        weight = self._weight()
-        if weight != 1:
+            param.grad = torch.zeros_like(param) if param.grad is None else param.grad.resolve_conj()
+        grads = _real((name, param.grad) for name, param in params.items() if param.grad is not None)
+        if weight == 0:
+            torch._foreach_zero_(list(grads.values()))  # they may be NaN
+        elif weight != 1:
             torch._foreach_mul_(list(grads.values()), weight)
-        counts = torch.tensor([weight, *present], dtype=torch.float64)
+        counts = torch.tensor([weight, *self._code(count), *present], dtype=torch.float64)
         buffers = {} if self._model is None else buffers_of(self._model)
         self._push({**grads, f"{_COUNTS} of {len(present)}": counts}, buffers)
-        weights, *owners = counts.tolist()
-        for param, count in zip(params.values(), owners, strict=True):
-            if not count:
+        weights, *rest = counts.tolist()
+        codes, owners = rest[: self.store.num_workers], rest[self.store.num_workers :]
+        for param, number in zip(params.values(), owners, strict=True):
+            if not number:
                 param.grad = None
+        if self.choices.reduction == "mean":
+            self._compare(codes, count)
         if self.choices.reduction == "mean" and weights:
             torch._foreach_div_(list(grads.values()), weights)
             self._mean_samples *= weights / self.store.num_workers
 
-    def _weight(self) -> float:
+    def _weight(self, samples: float) -> float:
         """Return what this worker's gradients are multiplied by before they are summed."""
         if self.choices.reduction == "sum":
             return 1.0
-        samples = self._samples.take()
         if not self._mean_samples:
             [total] = self._totals(samples)
             self._mean_samples = total / self.store.num_workers or 1.0
         return samples / self._mean_samples
+
+    def _code(self, count: Count) -> list[float]:
+        """Return a number per worker; the own one tells how this worker counts, and the others are 0."""
+        codes = [0.0] * self.store.num_workers
+        if count.samples:
+            codes[self.store.rank] = _CERTAIN if count.inputs is None else 2.0 + zlib.crc32(count.inputs.encode())
+        return codes
+
+    def _compare(self, codes: Sequence[float], count: Count) -> None:
+        """Compare how the workers count; all of them come to the same result.
+
+        Raises:
+            ConfigError: some workers weigh by samples, and others weigh alike.
+        """
+        inputs = {worker: None if code == _CERTAIN else str(code) for worker, code in enumerate(codes) if code}
+        mixture = mixture_of(inputs)
+        if mixture:
+            raise ConfigError(f"the workers do not weigh alike: {mixture}; set optimizer.samples on every worker")
+        if self.store.rank == 0:
+            self._samples.say(count.doubt)
+        if self._has_said or not difference_of(inputs):
+            return
+        self._has_said = True
+        texts = torch.zeros(self.store.num_workers, _LONGEST, dtype=torch.float64)
+        own = torch.tensor(list((count.inputs or "").encode()[:_LONGEST]), dtype=torch.float64)
+        texts[self.store.rank, : len(own)] = own
+        self.store.pushpull("inputs", texts, texts)
+        said = {worker: bytes(int(one) for one in texts[worker] if one).decode() for worker in inputs}
+        if self.store.rank == 0:
+            logger.warning("%s, %s", difference_of(said), ALIKE)
 
     def _push(self, summed: Tensors, first: Tensors) -> None:
         """Replace tensors by their sums over the workers, and others by rank 0's."""
@@ -119,14 +165,18 @@ class StoreUpdate(MergingUpdate):
     def broadcast_weights(self) -> None:
         """Set the weights of all workers to rank 0's. Every worker calls it."""
         if not self._alone:
-            self._push({}, {name: param.data for name, param, _ in self.named})
+            self._push({}, _real((name, param.data) for name, param, _ in self.named))
 
     def add(self, named: Named) -> None:
         """Add the parameters of new param groups."""
         super().add(named)
-        self._broadcast({name: param.data for name, param, _ in named})
+        self._broadcast(_real((name, param.data) for name, param, _ in named))
 
 
 def _floating(tensors: Tensors) -> dict[str, torch.Tensor]:
     """Return the tensors, integers as float64: a third party's store may hold floating-point numbers only."""
     return {name: one if one.is_floating_point() else one.double() for name, one in tensors.items()}
+
+
+def _real(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {name: real_view(one) for name, one in named}

@@ -14,11 +14,11 @@ from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.weights import Weights
 from paceline.optim.buffers import Buffers
 from paceline.optim.choices import Choices
+from paceline.optim.names import NamedParameter
 from paceline.optim.samples import Samples
 from paceline.optim.watch import ModelWatch
 
-Named: TypeAlias = Sequence[tuple[str, torch.nn.Parameter, int]]
-"""Name, parameter and index of the param group of each parameter."""
+Named: TypeAlias = Sequence[NamedParameter]
 Closure: TypeAlias = Callable[[], Any]
 
 
@@ -88,10 +88,16 @@ class Strategy(Protocol):
         """Set the weights of all workers and servers to rank 0's. Every worker calls it."""
 
     def check_extendable(self) -> None:
-        """Raise an error where param groups cannot be added."""
+        """Raise an error where param groups cannot get or lose parameters."""
 
     def add(self, named: Named) -> None:
         """Add the parameters of new param groups. Every worker calls it."""
+
+    def show_states(self) -> None:
+        """Put the state into the user's optimizer, where it is somewhere else and was not put there since the step."""
+
+    def take_states(self) -> None:
+        """Use the state of the user's optimizer, which was replaced. Every worker calls it."""
 
     def fetch_states(self) -> dict[str, Any]:
         """Put the state into the user's optimizer; returns further entries of the ``state_dict``."""

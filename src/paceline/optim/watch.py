@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from paceline.errors import PacelineError
 from paceline.kvstore.weights import Weights
 from paceline.optim.buffers import Buffers
 from paceline.optim.samples import Samples
+
+_UNWATCHED = (
+    "give that named_parameters=model.named_parameters() instead of model=, and set optimizer.samples to the size of "
+    "each batch"
+)
+
+
+class _NotCompiledError(PacelineError, AttributeError):
+    """A hook of paceline cannot be compiled. To other code a hook has no name."""
 
 
 class ModelHook:
@@ -33,6 +44,15 @@ class ModelHook:
     def is_dead(self) -> bool:
         """Whether this hook does nothing any more."""
         return self._call is None or self._call() is None
+
+    @property
+    def __name__(self) -> str:
+        """Raise an error: only torch.jit.script, which compiles hooks, asks a hook for its name."""
+        raise _NotCompiledError(
+            "torch.jit.script compiles the hooks of a model, and those of paceline are Python. After training, call "
+            "optimizer.close() first. To train a scripted model, script it before the DistributedOptimizer is made, "
+            f"and {_UNWATCHED}"
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModelHook:
         return type(self)()
@@ -100,6 +120,8 @@ class ModelWatch:
             CopyHook(self._before_read).put_first(module)
             if module is not model:
                 hooks.append(module.register_forward_pre_hook(ModelHook(self._before_part)))
+        if "torch._dynamo" in sys.modules:
+            torch.compiler.reset()  # what torch.compile has made of the model runs without hooks, also new ones
 
     def close(self) -> None:
         """Watch no more."""
@@ -137,6 +159,16 @@ def _remove_dead_hooks(module: torch.nn.Module) -> None:
         for key in [key for key, hook in hooks.items() if isinstance(hook, ModelHook) and hook.is_dead]:
             del hooks[key]
             module._forward_hooks_with_kwargs.pop(key, None)
+
+
+def refuse_scripted(model: torch.nn.Module | None) -> None:
+    """Raise for a model of TorchScript: it takes no hooks.
+
+    Raises:
+        ValueError: says what to do instead.
+    """
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ValueError(f"model is a {type(model).__name__} of TorchScript, which takes no hooks: {_UNWATCHED}")
 
 
 def refuse_renormalising(model: torch.nn.Module) -> None:

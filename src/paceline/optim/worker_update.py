@@ -50,10 +50,10 @@ class WorkerUpdate(MergingUpdate):
 
     def __init__(self, setup: Setup, store: DistStore, buffers: Buffers | None) -> None:
         super().__init__(dataclasses.replace(setup, named=[]), store)
-        self._model, self._samples = setup.model, setup.samples
+        self._model = setup.model
         self.buffers = buffers
         # The servers compare the options between workers.
-        self._round = Round(store, setup.samples, buffers, lambda: plain_groups(self.inner))
+        self._round = Round(store, setup.samples, buffers, lambda: plain_groups(self.inner), self.has_gradients)
         self._exchange = Exchange(store, self._round.open, self._before_push, _AGAIN)
         self._overlap = self.choices.overlap is not False
         self._suspect = False
@@ -77,10 +77,6 @@ class WorkerUpdate(MergingUpdate):
         self._exchange.add(bind_keys(self.store, names, params, tags))
         self._by_param = {one.param: one for one in self._exchange.bound}
 
-    def _on_gradient(self, param: torch.nn.Parameter) -> None:
-        self._samples.touch()
-        super()._on_gradient(param)
-
     def complete(self, param: torch.nn.Parameter) -> None:
         """Copy a gradient into the arena, and push its bucket if that is complete."""
         if self._overlap and param not in self._sparse:
@@ -103,7 +99,7 @@ class WorkerUpdate(MergingUpdate):
     def _before_push(self, members: Sequence[Bound]) -> bool:
         """Return whether to skip the update: a gradient is not finite, and a codec would hide that from others."""
         encoded = "push" in self.store.traffic.codecs and self.choices.on_nan != "pass"
-        return encoded and not all(sums_up(one.grad) for one in members)
+        return encoded and self.store.samples != 0 and not all(sums_up(one.grad) for one in members)
 
     def suspicious(self) -> bool:
         """Return whether the last merged gradients may be NaN or Inf."""

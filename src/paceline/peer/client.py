@@ -86,17 +86,19 @@ class Client:
         with self._shared.mutex:
             return sum(map(len, self._connections))
 
-    def connect(self, address: str, role: str, name: str, *, bulk: bool = False) -> int:
+    def connect(self, address: str, role: str, peer: str, where: str = "", *, bulk: bool = False) -> int:
         """Open a connection; returns its channel. No other thread may use the client meanwhile.
 
         Args:
             address: where the peer listens.
             role: of this process.
-            name: the peer, for messages: ``server 1 on 10.0.0.2``.
+            peer: role and rank of the peer, as in ``server 1``; nobody else is talked to.
+            where: it is, for messages: ``on 10.0.0.2``.
             bulk: it carries tensors.
         """
+        name = f"{peer} {where}".strip()
         logger.info("connecting to %s at %s", name, address)
-        channel = self._hub.connect(address, identity(role), bulk=bulk)
+        channel = self._hub.connect(address, identity(role), peer, bulk=bulk)
         self._connections.append(Connection(channel, name))
         return channel
 

@@ -81,10 +81,10 @@ def bind_address(scheduler: str) -> str:
 def host_id() -> str:
     """Return an id that is the same for processes that can map each other's memory, and for no others.
 
-    They have the same running kernel, process and network namespaces, and user.
+    They have the same running kernel, process, network and user namespaces, and user.
     """
     parts = [str(os.getuid()), socket.gethostname()]
-    for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid", "/proc/self/ns/net"):
+    for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid", "/proc/self/ns/net", "/proc/self/ns/user"):
         try:
             parts.append(os.readlink(path) if "/ns/" in path else open(path).read())  # noqa: SIM115
         except OSError:

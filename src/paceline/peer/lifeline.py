@@ -122,7 +122,7 @@ class Lifeline:
         )  # fmt: skip
         self._name = f"scheduler at {settings.scheduler}"
         self._client = Client(hub, on_news=self._take_news)
-        self._channel = self._client.connect(settings.scheduler, settings.role, self._name)
+        self._channel = self._client.connect(settings.scheduler, settings.role, "scheduler", f"at {settings.scheduler}")
         self._thread = threading.Thread(target=self._run, name="paceline-lifeline", daemon=True)
         self._bye: str | None = None
         now = time.monotonic()

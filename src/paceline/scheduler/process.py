@@ -115,7 +115,7 @@ def main(settings: Settings) -> int:
         security = Security.of(settings)
         if security.weakness:  # here and nowhere else: one line for the job
             logger.warning("%s", security.weakness)
-        listener = SocketListener([bind_address(settings.scheduler)], security, watch=True)
+        listener = SocketListener([bind_address(settings.scheduler)], security, "scheduler", watch=True)
     except (PacelineError, OSError) as error:
         logger.error("%s", error)
         return 1

@@ -18,6 +18,7 @@ from typing import Any
 
 from paceline.server import rows
 from paceline.server.asker import Asker
+from paceline.server.merge import Notes
 from paceline.server.push_request import Known, Place, PushRequest
 from paceline.server.store import BucketStore
 from paceline.tensors import to_frame
@@ -29,20 +30,25 @@ def answer_push(asker: Asker, store: BucketStore, push: m.Push, request: PushReq
     if push.want and push.rows:
         send_rows(asker, store, push.entries[0])
     elif request.known:
-        send_known(asker, store, [], request.known, request.absent)
+        send_known(asker, store, [], request.known, request.absent, request.notes or ())
     elif push.want and not push.shared:
-        send_values(asker, store, request.worker, push.entries, request.absent)
+        send_values(asker, store, request.worker, push.entries, request.absent, request.notes or ())
     else:
-        asker.reply(m.Values([], absent=_ranges(request.absent)))
+        asker.reply(m.Values([], absent=_ranges(request.absent), notes=list(request.notes or ())))
 
 
 def answer_sum(asker: Asker, store: BucketStore, push: m.PushSum, request: PushRequest) -> None:
     """Answer a sum of pushes that all slots have released."""
-    send_values(asker, store, request.worker, push.entries, request.absent)
+    send_values(asker, store, request.worker, push.entries, request.absent, request.notes or ())
 
 
 def send_values(
-    asker: Asker, store: BucketStore, worker: int, entries: Sequence[m.Entry], absent: Collection[Place] = ()
+    asker: Asker,
+    store: BucketStore,
+    worker: int,
+    entries: Sequence[m.Entry],
+    absent: Collection[Place] = (),
+    notes: Notes = (),
 ) -> None:
     """Answer with values, as they are at the moment of sending, also when the answer is given again."""
 
@@ -57,7 +63,7 @@ def send_values(
     first = [frames]
     # The next forward pass needs the first layers first.
     urgency = entries[0].bucket if entries else None
-    body = m.Values(versions, absent=_ranges(absent))
+    body = m.Values(versions, absent=_ranges(absent), notes=list(notes))
     asker.answer(body, lambda: first.pop() if first else read()[1], urgency)
 
 
@@ -67,12 +73,14 @@ def send_known(
     versions: list[int],
     known: Sequence[Known],
     absent: Collection[Place] = (),
+    notes: Notes = (),
 ) -> None:
     """Answer with what a worker knows now; given again, the answer is the same bytes."""
     frames = [frame for _, frame in known if frame is not None]
     store.sent_bytes += asker.network_bytes(frames)
     urgency = known[0][0].bucket if frames else None
-    asker.answer(m.Values(versions, [one for one, _ in known], _ranges(absent)), lambda: frames, urgency)
+    body = m.Values(versions, [one for one, _ in known], _ranges(absent), list(notes))
+    asker.answer(body, lambda: frames, urgency)
 
 
 def send_rows(asker: Asker, store: BucketStore, entry: m.Entry) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from paceline.compression.buffers import Bytes
 from paceline.consistency import Apply, Policy, Release
+from paceline.counting import ALIKE, difference_of, mixture_of
 from paceline.errors import ConfigError, RemoteError
 from paceline.ranges import is_all
 from paceline.server.bucket import Slot, StoredBucket
@@ -35,6 +36,7 @@ class ApplySink:
     def __init__(self, store: str, policy: Policy, codecs: Codecs) -> None:
         self.spec = UpdaterSpec()
         self._store, self._policy, self._codecs = store, policy, codecs
+        self._has_said = False
 
     # ---- updates ---------------------------------------------------------------------------------------------------
 
@@ -54,13 +56,17 @@ class ApplySink:
         absent = ((0, slot.length),) if accumulator.absent is None else accumulator.absent
         if (absent or slot.absent) and self._policy.merge != "first":
             slot.absent |= dict.fromkeys(action.workers, absent)
+        if self._policy.merge == "all":
+            slot.notes = accumulator.notes
 
     def _update(self, bucket: StoredBucket, slot: Slot, accumulator: Accumulator, action: Apply, factor: float) -> None:
         result, absent = accumulator.result(action.weight * factor), accumulator.absent
         if bucket.answers is not None:
             bucket.answers.note_nothing()
-        if accumulator.problem and self._policy.merges_rounds:
-            self.refuse(slot, action.workers, accumulator.problem)
+        objection = accumulator.objection
+        self._say_what_differs(bucket, accumulator, objection)
+        if objection and self._policy.merges_rounds:
+            self.refuse(slot, action.workers, objection)
         elif accumulator.skip:
             slot.rule.stats.skipped += 1
             slot.updater.skip()
@@ -86,12 +92,24 @@ class ApplySink:
         rate = groups[0].get("lr", 1.0) if groups else 1.0
         slot.rule.stats.step_mass += weight * float(rate if isinstance(rate, int | float) else 1.0)
 
-    def refuse(self, slot: Slot, workers: Sequence[int], problem: str) -> Exception:
+    def _say_what_differs(self, bucket: StoredBucket, accumulator: Accumulator, objection: object) -> None:
+        """Say once per store that workers weigh alike, or not, whose numbers of samples may differ."""
+        if self._has_said or bucket.place != (0, 0):  # one server has the first bucket, and says it for all
+            return
+        unlike = difference_of(accumulator.inputs)
+        if objection and not self._policy.merges_rounds:
+            unlike = mixture_of(accumulator.inputs)
+        if unlike:
+            self._has_said = True
+            logger.warning("%s, %s", unlike, ALIKE)
+
+    def refuse(self, slot: Slot, workers: Sequence[int], objection: tuple[str, str]) -> Exception:
         """Answer workers with the reason why their pushes cannot make one update; the round counts without it."""
         key, round = slot.updater.pieces[0].key, slot.rule.pushed[workers[0]]
+        problem, way_out = objection
         error = ConfigError(
-            f"the workers of store {self._store!r} do not have the same optimizer: {problem}, round {round} "
-            f"(key {key!r}); set the same options on every worker before the same step"
+            f"the workers of store {self._store!r} {problem}, round {round} (key {key!r}); {way_out} before the same "
+            "step"
         )
         for worker in workers:
             request = slot.pending.pop(worker, None)

@@ -56,8 +56,8 @@ class ClipSink:
         squares = {(*bucket.place, slot.start, slot.stop): square_sum(accumulator)}
         rounds = {worker: slot.rule.pushed[worker] for worker in action.workers}
         norm = clipping.norms[unit] = Norm(rounds, squares, accumulator.skip)
-        if accumulator.problem:
-            norm.error = self._sink.refuse(slot, action.workers, accumulator.problem)
+        if accumulator.objection:
+            norm.error = self._sink.refuse(slot, action.workers, accumulator.objection)
             accumulator.close()
         else:
             clipping.held[unit] = Held(action, accumulator, norm)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
 import torch
 
 from paceline.compression import Codec
+from paceline.counting import Inputs, mixture_of
 from paceline.ranges import Ranges, common, within
 from paceline.server.scratch import Scratch
 from paceline.server.step_options import difference
 from paceline.updaters import StepOptions
 from paceline.updaters.rows import add_rows
+
+#: (worker, note) of pushes.
+Notes: TypeAlias = Sequence[tuple[int, bytes]]
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,10 @@ class Contribution:
     """The update must not be made; there are no values."""
     problem: str = ""
     """Of a sum: why the pushes behind it cannot make one update."""
+    notes: Notes = ()
+    """What the workers behind it tell each other."""
+    inputs: Inputs = field(default_factory=dict)
+    """Of the workers behind it that have samples."""
 
 
 class _Sum:
@@ -163,17 +171,22 @@ class Accumulator:
         self._absent: Ranges | None = None
         self.shares: dict[int, float] = {}
         """Samples per worker that has pushed by itself."""
+        self.inputs: dict[int, str | None] = {}
+        """Of the workers that have samples."""
         self.options: StepOptions | None = None
         self._options_of = 0
         self.skip = False
         """A worker has said that the update must not be made."""
         self.problem = ""
         """Why the contributions cannot make one update; known when all are merged."""
+        self.notes: list[tuple[int, bytes]] = []
 
     def add(self, worker: int, contribution: Contribution) -> None:
         """Take the contribution of one worker, or of several workers in the name of the first."""
         self._held[worker] = contribution
         self.shares[worker] = self.shares.get(worker, 0.0) + contribution.samples
+        self.notes += contribution.notes
+        self.inputs |= contribution.inputs
         for host in self._expected if contribution.others else ():
             host[:] = [one for one in host if one not in contribution.others]
         while self._expected:
@@ -222,6 +235,14 @@ class Accumulator:
         self._expected = []
 
     @property
+    def objection(self) -> tuple[str, str] | None:
+        """Why the contributions cannot make one update, and what to do; None: they can. Known when all are merged."""
+        if self.problem:
+            return f"do not have the same optimizer: {self.problem}", "set the same options on every worker"
+        mixture = mixture_of(self.inputs)
+        return (f"do not weigh alike: {mixture}", "set optimizer.samples on every worker") if mixture else None
+
+    @property
     def absent(self) -> Ranges | None:
         """Where no worker with samples had a gradient, known when all are merged; None: no worker had samples."""
         return self._absent
@@ -268,6 +289,8 @@ class Accumulator:
         other._host, other._whole = self._host.part(part), self._whole.part(part)
         other._samples, other.options, other.shares = self._samples, self.options, dict(self.shares)
         other._options_of, other.skip, other.problem = self._options_of, self.skip, self.problem
+        other.notes = list(self.notes)
+        other.inputs = dict(self.inputs)
         other._absent = None if self._absent is None else within(self._absent, part.start, part.stop)
         return other
 

@@ -97,13 +97,13 @@ class OwnStore:
     def _updater(self, values: torch.Tensor, pieces: Sequence[Piece]) -> FlatUpdater:
         return make_updater(self._apply.spec, values, pieces, self._allowed)
 
-    def set_updater(self, spec: UpdaterSpec) -> None:
-        """Set what a push does. Saying the same again keeps the optimizer's state.
+    def set_updater(self, spec: UpdaterSpec, fresh: bool = False) -> None:
+        """Set what a push does. Saying the same again keeps the optimizer's state, unless it is to be ``fresh``.
 
         Raises:
             ValueError: the optimizer is unknown, refuses its options, or needs whole tensors where keys are split.
         """
-        if spec == self._apply.spec and self.has_updater:
+        if spec == self._apply.spec and self.has_updater and not fresh:
             return
         slots = [(bucket, slot) for bucket in self.store.buckets for slot in bucket.slots]
         if not slots:

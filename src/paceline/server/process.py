@@ -149,7 +149,8 @@ def main(settings: Settings) -> int:
         check_every_rule()
     security = Security.of(settings)
     try:
-        listener = SocketListener(server_addresses(settings), security, bulk=True)
+        name = f"server {settings.rank}" if settings.rank >= 0 else None
+        listener = SocketListener(server_addresses(settings), security, name, bulk=True)
     except (PacelineError, OSError) as error:
         logger.error("server %d cannot start: %s", settings.rank, error)
         return 1
@@ -160,6 +161,8 @@ def main(settings: Settings) -> int:
     loading.start()
     try:
         lifeline.join()
+        if name is None:
+            listener.serve_as(f"server {lifeline.rank}")
         loading.join()
         neighbours = sum(one.host_id == lifeline.me.host_id for one in lifeline.members)
         torch.set_num_threads(settings.server_threads or share_of(len(os.sched_getaffinity(0)), neighbours))

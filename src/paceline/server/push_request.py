@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from paceline.server.merge import Notes
 from paceline.wire import messages as m
 
 Place: TypeAlias = tuple[int, int, int, int]
@@ -44,6 +45,7 @@ class PushRequest:
     Attributes:
         known: what the answer says that the worker knows; None where it says nothing of that.
         absent: ranges of which the answer says that nobody had a gradient.
+        notes: those that all slots have; None before the first slot is released.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class PushRequest:
         self.worker, self.want, self.shared = worker, want, shared
         self.known: list[Known] | None = [] if knows else None
         self.absent: set[Place] = set()
+        self.notes: Notes | None = None
         self._answer, self._fail = answer, fail
         self._unreleased = 1  # the request itself, until all its entries are taken
         self._is_answered = False
@@ -65,6 +68,10 @@ class PushRequest:
     def waits(self, releases: int = 1) -> None:
         """Wait for more releases."""
         self._unreleased += releases
+
+    def hear(self, notes: Notes) -> None:
+        """Keep the notes of a slot, as far as the slots before have them too."""
+        self.notes = notes if self.notes is None else [note for note in self.notes if note in notes]
 
     def release(self) -> None:
         """Note that one slot has done its part; answer after the last."""

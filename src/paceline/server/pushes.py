@@ -17,7 +17,7 @@ from paceline.server.push_request import PushRequest
 from paceline.server.pushed_values import values_of, values_of_sum
 from paceline.server.sums import check_sum, push_sum
 from paceline.transport.base import Frames
-from paceline.updaters import StepOptions
+from paceline.updaters import StepOptions, check_numbers
 from paceline.wire import messages as m
 
 _options_decoder = msgspec.msgpack.Decoder(StepOptions)
@@ -26,7 +26,11 @@ _options_decoder = msgspec.msgpack.Decoder(StepOptions)
 @lru_cache(maxsize=1024)
 def _options(encoded: bytes) -> StepOptions | None:
     """Decode options; the same bytes give the same object, so that a change is seen by identity."""
-    return _options_decoder.decode(encoded) if encoded else None
+    if not encoded:
+        return None
+    options = _options_decoder.decode(encoded)
+    check_numbers(options.groups, options.keys)
+    return options
 
 
 class Pushes:

@@ -24,6 +24,7 @@ def release_slot(bucket: StoredBucket, slot: Slot, request: PushRequest, payload
     if slot.absent:
         absent = slot.absent.get(worker, ())
         request.absent |= {(*bucket.place, slot.start + start, stop - start) for start, stop in absent}
+    request.hear(slot.notes)
     request.release()
 
 

@@ -84,7 +84,7 @@ class Setup:
 
     def _set_updater(self, asker: Asker, body: m.SetUpdater, frames: Frames) -> m.Reply:
         hosted, spec = self._stores[body.store], _spec_decoder.decode(body.spec)
-        hosted.own.set_updater(spec)
+        hosted.own.set_updater(spec, body.fresh)
         if hosted.forward is not None:
             hosted.forward.set_updater(spec)
         return m.Done()

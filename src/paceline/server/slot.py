@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from paceline.consistency import Rule
 from paceline.ranges import Ranges, joined, within
 from paceline.server.clip_state import Clipping
-from paceline.server.merge import Accumulator
+from paceline.server.merge import Accumulator, Notes
 from paceline.server.parts import Parts
 from paceline.server.push_request import PushRequest
 from paceline.server.readers import Readers
@@ -38,6 +38,8 @@ class Slot:
     """Used in a store that clips."""
     absent: dict[int, Ranges] = field(default_factory=dict)
     """By worker: for what, in the last update with its push, nobody had a gradient; empty: never yet."""
+    notes: Notes = ()
+    """Of the pushes that made the last update, where each update is made of a push of every worker."""
     parts_read: Parts = field(default_factory=Parts)
     """What workers have read of the current version, where that is not all."""
 
@@ -98,6 +100,7 @@ class Slot:
             half.readers = self.readers.within(start, stop)
             half.parts_read = self.parts_read.within(start, stop)
             half.absent = {worker: within(absent, start, stop) for worker, absent in self.absent.items()}
+            half.notes = self.notes
         return left, right
 
     def stands_like(self, right: Slot) -> bool:
@@ -134,5 +137,6 @@ class Slot:
             readers=self.readers.beside(right.readers, at),
             clipping=self.clipping.beside(right.clipping),
             absent=absent,
+            notes=[note for note in self.notes if note in right.notes],
             parts_read=self.parts_read.beside(right.parts_read, at),
         )

@@ -174,7 +174,11 @@ class BucketStore:
             if absent and push.coded and part is not None:
                 part = _with_zeros(part, absent)
             borrowed = push.shared and not push.coded and part is not None
-            one = Contribution(part, push.samples, options, borrowed, absent=absent, skip=push.skip)
+            notes = [(request.worker, push.note)] if push.note else ()
+            inputs = {request.worker: push.inputs} if push.samples else {}
+            one = Contribution(
+                part, push.samples, options, borrowed, absent=absent, skip=push.skip, notes=notes, inputs=inputs
+            )
             self.take(bucket, slot, [Pushed(request.worker, entry.round, push.samples)], one, request)
 
     def take(

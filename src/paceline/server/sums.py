@@ -71,10 +71,13 @@ def push_sum(
     entry, pushes = push.entries[index], pushes_of(push, index)
     all_absent = absent_in(push.absent, entry) if push.absent else ()
     samples, others = sum(one.samples for one in pushes), tuple(one.worker for one in pushes[1:])
+    inputs = {share.worker: share.inputs for share in push.shares if share.samples}
     for slot in bucket.cut(entry.start, entry.length):
         part = None if values is None else values[slot.start - entry.start : slot.stop - entry.start]
         absent = within(all_absent, slot.start, slot.stop)
-        one = Contribution(part, samples, options, False, push.unit, others, absent, push.skip, push.problem)
+        one = Contribution(
+            part, samples, options, False, push.unit, others, absent, push.skip, push.problem, push.notes, inputs
+        )
         store.take(bucket, slot, pushes, one, request)
 
 

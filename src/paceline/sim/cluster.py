@@ -101,7 +101,8 @@ def read_cluster(path: str | os.PathLike[str]) -> Cluster:
     try:
         tables = tomllib.loads(Path(path).read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"cluster file {path} cannot be read: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"cluster file {path} cannot be read: {why}") from error
     _check_names(path, tables, {"workers", *_SECTIONS}, "table")
     machines = [machine for one in tables.get("workers", []) for machine in _machines(path, one)]
     fields: dict[str, Any] = {}

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.consistency import Action, Apply, Drop, Merge, Policy, Release, Rule, Stats, new_rule
+from paceline.errors import MissingExtraError
 from paceline.hetero import Shares, SpeedMeter, Step
 from paceline.sim.cluster import Cluster
 from paceline.sim.problem import Nothing, Problem
@@ -110,14 +111,14 @@ def simulate(cluster: Cluster, plan: Plan, problem: Problem | None = None, obser
 
     Raises:
         ValueError: the plan has no end, or its policy does not fit the number of workers.
-        ImportError: simpy is not installed.
+        MissingExtraError: simpy is not installed.
     """
     if plan.rounds is None and plan.seconds is None:
         raise ValueError("a simulated job needs an end: rounds or seconds")
     try:
         import simpy
-    except ImportError as error:
-        raise ImportError("the simulator needs simpy: pip install 'paceline[sim]'") from error
+    except ImportError:
+        raise MissingExtraError("the simulator needs simpy: pip install 'paceline[sim]'") from None
     return _Job(simpy.Environment(), cluster, plan, problem or Nothing(), observer).run()
 
 

@@ -24,7 +24,7 @@ def measure(cluster: Cluster, batch: int = 32, rounds: int = ROUNDS, seed: int =
         seed: of the noise.
 
     Raises:
-        ImportError: simpy is not installed.
+        MissingExtraError: simpy is not installed.
     """
     steps: list[list[Step]] = [[] for _ in cluster.workers]
     seconds = 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from paceline.errors import MissingExtraError
 from paceline.sim.job import Result
 
 
@@ -16,13 +17,13 @@ def draw(results: Mapping[str, Result], path: str | Path) -> None:
         path: of the file.
 
     Raises:
-        ImportError: matplotlib is not installed.
+        MissingExtraError: matplotlib is not installed.
         ValueError: the format is unknown.
     """
     try:
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("pictures need matplotlib: pip install 'paceline[sim]'") from error
+    except ImportError:
+        raise MissingExtraError("pictures need matplotlib: pip install 'paceline[sim]'") from None
     figure = Figure(figsize=(10, 4), layout="constrained")
     curves, ages = figure.subplots(1, 2)
     for name, result in results.items():

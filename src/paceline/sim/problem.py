@@ -31,7 +31,7 @@ class Problem(Protocol):
 
 
 class Digits:
-    """1,797 handwritten digits of 8 x 8 pixels (scikit-learn) and a network with one hidden layer.
+    """1,797 handwritten digits of 8 x 8 pixels and a network with one hidden layer.
 
     Args:
         hidden: units of the hidden layer.
@@ -42,20 +42,15 @@ class Digits:
         labels: of the training samples, [1437] int64.
         test_images: [360, 64] float64.
         test_labels: [360] int64.
-
-    Raises:
-        ImportError: scikit-learn is not installed.
     """
 
     def __init__(self, hidden: int = 32, seed: int = 0) -> None:
-        try:
-            from sklearn.datasets import load_digits
-        except ImportError as error:
-            raise ImportError("the digits come with scikit-learn: pip install 'paceline[sim]'") from error
-        images, labels = load_digits(return_X_y=True)
+        from paceline.data.digits import read_digits  # imports torch, which other problems do without
+
+        pixels, classes = read_digits()
         rng = np.random.default_rng(seed)
-        order = rng.permutation(len(labels))
-        images, labels = images[order] / 16.0, labels[order]
+        order = rng.permutation(len(classes))
+        images, labels = pixels.reshape(-1, 64)[order] / 16.0, classes[order].astype(np.int64)
         self.test_images, self.test_labels = images[:360], labels[:360]
         self.images, self.labels = images[360:], labels[360:]
         self.length = len(self.labels)

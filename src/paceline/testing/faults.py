@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from paceline.transport.base import Frames, Hub, Listener
+from paceline.transport.sockets import SocketListener
 
 #: Environment variable with the faults of a process, as JSON.
 VARIABLE = "PACELINE_TESTING_FAULTS"
@@ -143,9 +144,9 @@ class FaultyHub:
         self._chance = chance
         self._bulk: set[int] = set()
 
-    def connect(self, address: str, identity: bytes, *, bulk: bool = False) -> int:
+    def connect(self, address: str, identity: bytes, listener: str, *, bulk: bool = False) -> int:
         """Open a channel; returns its index. Only what carries tensors loses messages."""
-        channel = self.inner.connect(address, identity, bulk=bulk)
+        channel = self.inner.connect(address, identity, listener, bulk=bulk)
         if bulk:
             self._bulk.add(channel)
         return channel
@@ -210,6 +211,11 @@ class FaultyListener:
     def addresses(self) -> tuple[str, ...]:
         """Where peers can connect."""
         return self.inner.addresses
+
+    def serve_as(self, name: str) -> None:
+        """Let peers in that mean this process."""
+        assert isinstance(self.inner, SocketListener)
+        self.inner.serve_as(name)
 
     def receive(self, timeout_s: float) -> list[tuple[bytes, Frames]]:
         """Return what has arrived and is due, perhaps after a pause."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import runpy
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 from paceline import config
@@ -32,8 +31,8 @@ def install(who: str) -> None:
     def faulty_hub(security: Security) -> FaultyHub:
         return FaultyHub(SocketHub(security), chance)
 
-    def faulty_listener(addresses: Sequence[str], security: Security, **options: Any) -> FaultyListener:
-        return FaultyListener(SocketListener(addresses, security, **options), chance)
+    def faulty_listener(*arguments: Any, **options: Any) -> FaultyListener:
+        return FaultyListener(SocketListener(*arguments, **options), chance)
 
     def result_after_pause(self: accumulate.Accumulator, *arguments: Any) -> Any:
         chance.pause()

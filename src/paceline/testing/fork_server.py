@@ -41,6 +41,7 @@ _READ_AT_START = (
 MAX_MESSAGE_BYTES = 1 << 20
 
 _START_TIMEOUT_S = 300.0
+_END_TIMEOUT_S = 10.0
 
 
 def read_at_start(env: Mapping[str, str]) -> dict[str, str]:
@@ -141,7 +142,7 @@ class ForkServer:
             return None
         data = self._socket.recv(4096)
         if not data:
-            raise RuntimeError(f"the forking process has ended with {self._process.wait(_START_TIMEOUT_S)}")
+            raise RuntimeError(f"the forking process has ended with {self._process.wait(10.0)}")
         said = json.loads(data)
         if "code" in said:
             self._codes[said["pid"]] = said["code"]
@@ -181,4 +182,8 @@ class ForkServer:
         """End the forking process; its children go on."""
         if self._owner == os.getpid():
             self._socket.close()
-            self._process.wait(_START_TIMEOUT_S)
+            try:
+                self._process.wait(_END_TIMEOUT_S)
+            except subprocess.TimeoutExpired:  # a busy host: it may still import
+                self._process.kill()
+                self._process.wait()

@@ -32,7 +32,7 @@ _MAX_FDS = 32
 
 
 def _serve(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Fork a child per task; returns its task and files in a child, None in the forking process."""
+    """Fork a child per task; returns its task and files in a child, None in the forking process at its client's end."""
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda signum, frame: None)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
@@ -54,7 +54,7 @@ def _serve(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
                 os.close(fd)
             channel.close()
             return json.loads(data), fds
-        channel.send(json.dumps({"pid": pid}).encode())
+        _say(channel, pid=pid)
         for fd in fds:
             os.close(fd)
 
@@ -62,7 +62,13 @@ def _serve(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
 def _report_ends(channel: socket.socket) -> None:
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            channel.send(json.dumps({"pid": ended[0], "code": os.waitstatus_to_exitcode(ended[1])}).encode())
+            _say(channel, pid=ended[0], code=os.waitstatus_to_exitcode(ended[1]))
+
+
+def _say(channel: socket.socket, **said: int) -> None:
+    """Tell the client, unless it has ended: then nobody waits for the word, and the next read says so."""
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        channel.send(json.dumps(said).encode())
 
 
 def _become(task: dict[str, Any], fds: Sequence[int]) -> None:

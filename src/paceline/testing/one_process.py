@@ -54,6 +54,9 @@ class _Session:
     def check(self) -> None:
         """Nothing: nobody dies here."""
 
+    def check_process(self) -> None:
+        """Nothing: nobody forks here."""
+
     @property
     def is_own(self) -> bool:
         return True

@@ -26,6 +26,7 @@ from typing import Any
 
 from paceline import forks
 from paceline.transport.handshake import Agreed, HandshakeError, Responder
+from paceline.transport.security import is_of_another_user
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ class Gate:
 
     Args:
         sockets: that listen; closed by :meth:`close`.
-        respond: makes a responder; told whether the connection stays on this host.
+        respond: makes a responder; told whether the connection is a unix socket.
         admit: called on the gate's thread with each member's connection, in blocking mode, and what was agreed.
     """
 
@@ -148,8 +149,13 @@ class Gate:
                     self._without_descriptors(error)
                 return  # else that connection has failed, and the next one may not
             sock.setblocking(False)
-            local = sock.family == socket.AF_UNIX
-            half = _HalfOpen(sock, "this host" if local else f"{address[0]}:{address[1]}", self._respond(local))
+            is_unix = sock.family == socket.AF_UNIX
+            name = "this host" if is_unix else f"{address[0]}:{address[1]}"
+            if is_of_another_user(sock):
+                self._note_refusal(name, "it is another user's process")
+                sock.close()
+                continue
+            half = _HalfOpen(sock, name, self._respond(is_unix))
             self._selector.register(sock, selectors.EVENT_READ, half)
             self._strangers[half] = None
             self._advance(half)

@@ -7,6 +7,7 @@ keys.
 
 from __future__ import annotations
 
+import os
 from typing import Any, Protocol
 
 from cryptography.exceptions import InvalidTag
@@ -102,6 +103,30 @@ class AesGcm:
 
     def _tampered(self) -> TamperedError:
         return TamperedError(f"record {self._count - 1} was changed, repeated, moved or cut on the way")
+
+
+def seal_value(key: bytes, value: bytes, purpose: bytes) -> bytes:
+    """Return a value as only holders of a key can make and read it, for a place where others can write.
+
+    Args:
+        key: 32 bytes, for values alone.
+        value: not to be read by others.
+        purpose: what it is. A value that was sealed for another purpose does not open.
+    """
+    nonce = os.urandom(12)
+    return nonce + AESGCM(key).encrypt(nonce, value, purpose)
+
+
+def open_value(key: bytes, sealed: bytes, purpose: bytes) -> bytes:
+    """Return a value that :func:`seal_value` has sealed.
+
+    Raises:
+        TamperedError: nobody who holds the key has made it for this purpose.
+    """
+    try:
+        return AESGCM(key).decrypt(sealed[:12], sealed[12:], purpose)
+    except (InvalidTag, ValueError):
+        raise TamperedError("nobody who holds the key has made this value") from None
 
 
 class NoCipher:

@@ -86,12 +86,13 @@ class Listener(Protocol):
 class Hub(Protocol):
     """The end that connects to listeners. Used by one thread at a time, except :meth:`wake`."""
 
-    def connect(self, address: str, identity: bytes, *, bulk: bool = False) -> int:
+    def connect(self, address: str, identity: bytes, listener: str, *, bulk: bool = False) -> int:
         """Open a channel; returns its index, counted from 0.
 
         Args:
             address: of the listener.
             identity: the listener's name for this peer.
+            listener: who is meant, by role and rank, as in ``server 1``; nobody else is talked to.
             bulk: the channel carries tensors.
         """
 

@@ -19,11 +19,11 @@ from typing import Any
 from paceline.transport.admission import HANDSHAKE_S
 from paceline.transport.connection import Connection, Room, read
 from paceline.transport.endpoints import dial, end
-from paceline.transport.handshake import GREETING_BYTES, Agreed, HandshakeError, Initiator
+from paceline.transport.handshake import GREETING_BYTES, Agreed, HandshakeError, Initiator, Way
 from paceline.transport.inbox import Inbox
 from paceline.transport.keepalive import HostWatch, tune
 from paceline.transport.records import RecordWriter
-from paceline.transport.security import Security
+from paceline.transport.security import Security, is_of_another_user
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +38,7 @@ class Channel(Connection):
         index: of this channel, for the inbox.
         address: of the listener.
         identity: what the listener calls this side.
+        listener: its role and rank: nobody else is talked to.
         security: the job's key.
         bulk: carries tensors.
         inbox: takes what arrives.
@@ -52,10 +53,19 @@ class Channel(Connection):
         reason: of the last refusal.
     """
 
-    def __init__(self, index: int, address: str, identity: bytes, security: Security, bulk: bool, inbox: Inbox[int]):
+    def __init__(
+        self,
+        index: int,
+        address: str,
+        identity: bytes,
+        listener: str,
+        security: Security,
+        bulk: bool,
+        inbox: Inbox[int],
+    ) -> None:
         super().__init__(identity.decode("ascii", "replace"), keeps=True)
-        self._index, self._address, self._identity, self._security = index, address, identity, security
-        self._bulk = bulk
+        self._index, self._address, self._identity, self._listener = index, address, identity, listener
+        self._security, self._bulk = security, bulk
         self._inbox = inbox
         self._closed = threading.Event()
         self.host: HostWatch | None = None
@@ -114,7 +124,10 @@ class Channel(Connection):
             return True
 
     def _greet(self, sock: socket.socket) -> Agreed:
-        initiator = Initiator(self._security.psk, self._identity, self._security.encrypt)
+        if is_of_another_user(sock):
+            raise HandshakeError("a process of another user listens there")
+        way = Way(sock.family == socket.AF_UNIX, self._listener)
+        initiator = Initiator(self._security.psk, self._identity, self._security.encrypt, way)
         sock.settimeout(HANDSHAKE_S)
         sock.sendall(initiator.hello())
         welcome = b""

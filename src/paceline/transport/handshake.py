@@ -8,6 +8,10 @@
 
 All three have a fixed size, so that a connection of a stranger holds less than 100 bytes. In a job without a key the
 messages have the same form, and prove nothing.
+
+Both sides must see the same :class:`Way`, which is Noise's prologue: who joins one connection with another, such as TCP
+with a unix socket of the listener's host, or with another listener of the job, ends the handshake. A unix socket leaves
+large frames to the kernel; only a side whose own socket is one accepts that.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from paceline.transport.aead import AesGcm, Cipher, NoCipher, TamperedError
 
 _MAGIC = b"PCL1"
 _KEYED, _KEYLESS, _WRONG_KEY, _WRONG_MODE = b"K", b"N", b"W", b"M"
-_PROLOGUE = b"paceline connection 1"
+_PROTOCOL = b"paceline connection 1"
 
 #: Size of HELLO and WELCOME: who speaks, one byte of wishes, and what Noise adds.
 GREETING_BYTES = len(_MAGIC) + 1 + 1 + noise.OVERHEAD
@@ -32,6 +36,7 @@ _ENCRYPT = 1
 #: HELLOs that a listener recognises when they come again. More connections than members make in a long time.
 MAX_SEEN = 4096
 _REPEATED = "it repeats what somebody else once said"
+_WRONG = "the keys differ, or something between both has joined two connections"
 
 
 class HandshakeError(Exception):
@@ -45,6 +50,24 @@ class HandshakeError(Exception):
     def __init__(self, reason: str, reply: bytes = b"") -> None:
         super().__init__(reason)
         self.reason, self.reply = reason, reply
+
+
+@dataclass(frozen=True)
+class Way:
+    """What both sides must know of their connection.
+
+    Attributes:
+        is_unix: this side's socket is a unix socket, which does not leave the host; else TCP.
+        listener: role and rank of the listening side, as in ``server 1``.
+    """
+
+    is_unix: bool
+    listener: str
+
+    @property
+    def prologue(self) -> bytes:
+        """What the handshake binds."""
+        return b"\0".join([_PROTOCOL, b"unix" if self.is_unix else b"tcp", self.listener.encode()])
 
 
 @dataclass(frozen=True)
@@ -74,15 +97,17 @@ class Initiator:
     Args:
         psk: 32 bytes; empty for a job without a key.
         identity: what the other side calls this one.
-        encrypt: whether large frames must be protected.
+        encrypt: whether large frames must be protected, unless the way is a unix socket.
+        way: the connection, and who is meant.
     """
 
-    def __init__(self, psk: bytes, identity: bytes, encrypt: bool) -> None:
+    def __init__(self, psk: bytes, identity: bytes, encrypt: bool, way: Way) -> None:
         if len(identity) > MAX_IDENTITY_BYTES:
             raise ValueError(f"an identity of {len(identity)} bytes; at most {MAX_IDENTITY_BYTES} are possible")
         self._identity = identity
         self._wishes = bytes([_ENCRYPT * encrypt])
-        self._noise = noise.Noise(psk, _PROLOGUE) if psk else None
+        self._needs = encrypt and not way.is_unix
+        self._noise = noise.Noise(psk, way.prologue) if psk else None
 
     def hello(self) -> bytes:
         """Return the first message."""
@@ -94,18 +119,18 @@ class Initiator:
         """Take WELCOME; returns JOIN and what was agreed.
 
         Raises:
-            HandshakeError: the other side does not hold the key, or refuses this one.
+            HandshakeError: the other side does not hold the key, refuses this one, or would protect less.
         """
         kind, body = welcome[len(_MAGIC) : len(_MAGIC) + 1], welcome[len(_MAGIC) + 1 :]
         if not welcome.startswith(_MAGIC):
             raise HandshakeError("it does not speak this version of paceline's protocol")
         if kind == _WRONG_KEY:
-            raise HandshakeError("the keys differ")
+            raise HandshakeError(_WRONG)
         if kind != (_KEYLESS if self._noise is None else _KEYED):
             raise HandshakeError("one side uses a key and the other does not")
         agreed = self._agree(body)
         join = bytes([len(self._identity)]) + self._identity.ljust(MAX_IDENTITY_BYTES, b"\0")
-        return agreed.sending.seal(join, _PROLOGUE), agreed
+        return agreed.sending.seal(join, _PROTOCOL), agreed
 
     def _agree(self, body: bytes) -> Agreed:
         if self._noise is None:
@@ -114,8 +139,11 @@ class Initiator:
             wishes = self._noise.read_second(body)
         except noise.WrongKeyError:
             raise HandshakeError("it does not hold this job's key") from None
+        encrypts = bool(wishes[0] & _ENCRYPT)
+        if self._needs and not encrypts:
+            raise HandshakeError("it would send tensors in the clear over a network")
         sending, receiving = self._noise.split()
-        return Agreed(self._identity, AesGcm(sending), AesGcm(receiving), bool(wishes[0] & _ENCRYPT))
+        return Agreed(self._identity, AesGcm(sending), AesGcm(receiving), encrypts)
 
 
 class Seen:
@@ -140,8 +168,9 @@ class Responder:
 
     Args:
         psk: 32 bytes; empty for a job without a key.
-        encrypt: whether large frames must be protected, even if the initiator does not ask for it.
-        local: the connection does not leave this host: large frames need no protection.
+        encrypt: whether large frames must be protected, even if the initiator does not ask for it. Those of a unix
+            socket never are.
+        way: the connection, and who this is.
         seen: of the listener.
 
     Attributes:
@@ -149,10 +178,10 @@ class Responder:
         agreed: what came out, when the handshake is complete.
     """
 
-    def __init__(self, psk: bytes, encrypt: bool, local: bool, seen: Seen | None = None) -> None:
+    def __init__(self, psk: bytes, encrypt: bool, way: Way, seen: Seen | None = None) -> None:
         self._seen = Seen() if seen is None else seen
-        self._noise = noise.Noise(psk, _PROLOGUE) if psk else None
-        self._encrypt, self._local = encrypt, local
+        self._noise = noise.Noise(psk, way.prologue) if psk else None
+        self._encrypt, self._is_unix = encrypt, way.is_unix
         self._ciphers: tuple[Cipher, Cipher] | None = None
         self.wanted = GREETING_BYTES
         self.agreed: Agreed | None = None
@@ -172,7 +201,7 @@ class Responder:
             return self._take_hello(message)
         sending, receiving = self._ciphers
         try:
-            join = receiving.open(message, _PROLOGUE)
+            join = receiving.open(message, _PROTOCOL)
         except TamperedError:
             raise HandshakeError(_REPEATED) from None
         self.agreed = Agreed(join[1 : 1 + join[0]], sending, receiving, self._encrypt)
@@ -200,7 +229,7 @@ class Responder:
     def _answer(self, one: noise.Noise, body: bytes) -> bytes:
         try:
             wishes = one.read_first(body)
-            self._encrypt = not self._local and (self._encrypt or bool(wishes[0] & _ENCRYPT))
+            self._encrypt = not self._is_unix and (self._encrypt or bool(wishes[0] & _ENCRYPT))
             return _MAGIC + _KEYED + one.write_second(bytes([_ENCRYPT * self._encrypt]))
         except noise.WrongKeyError:
-            raise HandshakeError("the keys differ", _refusal(_WRONG_KEY)) from None
+            raise HandshakeError(_WRONG, _refusal(_WRONG_KEY)) from None

@@ -115,7 +115,7 @@ class MemoryHub:
         self.held: list[tuple[bytes | int, Frames]] = []
         self._woken = False
 
-    def connect(self, address: str, identity: bytes, *, bulk: bool = False) -> int:
+    def connect(self, address: str, identity: bytes, listener: str, *, bulk: bool = False) -> int:
         """Open a channel; returns its index."""
         self._targets.append((address, identity))
         return len(self._targets) - 1

@@ -4,10 +4,12 @@ A message is a list of frames. On the wire it is
 
 1. a prefix of fixed size: bytes of the head, number of frames;
 2. the head: the size of each frame, then all small frames;
-3. each large frame: in chunks that are records of their own where large frames are protected, else as it is.
+3. each large frame: in chunks that are records of their own where it is protected, else as it is.
 
-Prefix and head are always records. The associated data of a record are the number of its message, the part, and the
-chunk. Nothing is read on the strength of a length that was not authenticated, so a changed length is noticed at once.
+Prefix and head are always records. The first frame is the message's body, which says what is to be done: it is always
+protected, whatever its size. Only those after it, which are tensors, may travel as they are. The associated data of a
+record are the number of its message, the part, and the chunk. Nothing is read on the strength of a length that was not
+authenticated, so a changed length is noticed at once.
 
 Copies of a large frame outside of the kernel: none without protection. With it a chunk is encrypted into one warm
 buffer, from which the kernel copies; at the receiver it comes to one warm buffer and is decrypted to its place. A frame
@@ -47,6 +49,7 @@ _READ_AHEAD_BYTES = 64 * 1024
 _PREFIX = struct.Struct("<II")
 _POSITION = struct.Struct("<QII")
 _PREFIX_PART, _HEAD_PART, _FIRST_FRAME = 0, 1, 2
+_BODY = 0
 
 
 class ClosedError(Exception):
@@ -78,7 +81,7 @@ class RecordWriter:
 
     Args:
         cipher: of this direction.
-        encrypts: large frames are protected too.
+        encrypts: tensors are protected too.
     """
 
     def __init__(self, cipher: Cipher, encrypts: bool) -> None:
@@ -102,7 +105,7 @@ class RecordWriter:
                 yield from self._large(number, index, memoryview(frame).cast("B"))
 
     def _large(self, number: int, index: int, frame: memoryview) -> Iterator[Any]:
-        if not self._encrypts:
+        if not (self._encrypts or index == _BODY):
             yield frame
             return
         if self._buffer is None:
@@ -184,7 +187,7 @@ class RecordReader:
 
     Args:
         cipher: of this direction.
-        encrypts: large frames are protected too.
+        encrypts: tensors are protected too.
         intake: where bytes come from.
     """
 
@@ -239,24 +242,25 @@ class RecordReader:
         return self._cipher.open(self._intake.exactly(size + self._cipher.overhead), position)
 
     def _large(self, number: int, index: int, size: int) -> memoryview | LostFrame:
+        sealed = self._encrypts or index == _BODY
         try:
             frame = np.empty(size, np.uint8).data
         except MemoryError:
-            self._read_chunks(number, index, size, None)
+            self._read_chunks(number, index, size, None, sealed)
             return LostFrame.of(size)
-        if self._encrypts:
-            self._read_chunks(number, index, size, frame)
+        if sealed:
+            self._read_chunks(number, index, size, frame, sealed)
         else:
             self._intake.fill(frame)
         return frame
 
-    def _read_chunks(self, number: int, index: int, size: int, frame: memoryview | None) -> None:
+    def _read_chunks(self, number: int, index: int, size: int, frame: memoryview | None, sealed: bool) -> None:
         """Read a frame chunk by chunk; without a place for it, each chunk replaces the one before."""
-        overhead = self._cipher.overhead if self._encrypts else 0
+        overhead = self._cipher.overhead if sealed else 0
         for chunk, start in enumerate(range(0, size, CHUNK_BYTES)):
             length = min(CHUNK_BYTES, size - start)
             plain = self._scratch[:length] if frame is None else frame[start : start + length]
             record = self._buffer[: length + overhead]
             self._intake.fill(record)
-            if self._encrypts:
+            if sealed:
                 self._cipher.open_into(record, _POSITION.pack(number, _FIRST_FRAME + index, chunk), plain)

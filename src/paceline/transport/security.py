@@ -2,17 +2,22 @@
 
 | frames | with a job key | with a job key, ``encrypt`` off | without a job key (``insecure``) |
 |---|---|---|---|
-| heads of messages, and small frames | AES-GCM | AES-GCM | no protection |
+| heads and bodies of messages, and small frames | AES-GCM | AES-GCM | no protection |
 | large frames (tensors) over TCP | AES-GCM | no protection | no protection |
 | large frames over unix sockets | the kernel | the kernel | the kernel |
+
+A unix socket joins processes of one user only, so that nobody else stands between them.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import secrets
+import socket
 import string
+import struct
 from dataclasses import dataclass, field
 
 from paceline.config import Settings
@@ -21,6 +26,20 @@ from paceline.errors import ConfigError
 _BASE85 = string.digits + string.ascii_uppercase + string.ascii_lowercase + "!#$%&()*+-;<=>?@^_`{|}~"
 _Z85 = string.digits + string.ascii_lowercase + string.ascii_uppercase + ".-:+=^!/*?&<>()[]{}@%$#"
 _TO_Z85, _FROM_Z85 = str.maketrans(_BASE85, _Z85), str.maketrans(_Z85, _BASE85)
+
+
+_UCRED = struct.Struct("=iII")
+
+
+def is_of_another_user(sock: socket.socket) -> bool:
+    """Tell whether a process of another user is at the other end of a connected unix socket.
+
+    It is the one that listened, or that connected. False for other sockets, and where the kernel does not tell.
+    """
+    if sock.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED"):
+        return False
+    _, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return bool(uid != os.geteuid())
 
 
 def new_job_key() -> str:
@@ -44,7 +63,7 @@ class Security:
     job_key: str = field(repr=False)
     """32 random bytes as 40 characters of Z85. Empty: no authentication."""
     encrypt: bool = True
-    """Protect large frames, too. They are protected as soon as one of the two sides of a connection asks for it."""
+    """Protect tensors, too. They are protected as soon as one of the two sides of a connection asks for it."""
 
     def __post_init__(self) -> None:
         if self.job_key and len(self.job_key) != 40:
@@ -75,6 +94,12 @@ class Security:
     @property
     def psk(self) -> bytes:
         """The secret of connections, 32 bytes; empty without a key."""
-        if not self.job_key:
-            return b""
-        return hashlib.sha256(b"paceline connections " + self.job_key.encode()).digest()
+        return self._derived(b"paceline connections ")
+
+    @property
+    def value_key(self) -> bytes:
+        """The key of values that are left where others can write, 32 bytes; empty without a key."""
+        return self._derived(b"paceline values ")
+
+    def _derived(self, purpose: bytes) -> bytes:
+        return hashlib.sha256(purpose + self.job_key.encode()).digest() if self.job_key else b""

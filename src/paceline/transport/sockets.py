@@ -26,7 +26,7 @@ from paceline.transport.base import Frames
 from paceline.transport.channel import Channel
 from paceline.transport.connection import Connection, close_connections, read
 from paceline.transport.endpoints import end, listen
-from paceline.transport.handshake import Agreed, Responder, Seen
+from paceline.transport.handshake import Agreed, Responder, Seen, Way
 from paceline.transport.inbox import Inbox
 from paceline.transport.keepalive import HostWatch, tune
 from paceline.transport.records import RecordWriter
@@ -64,6 +64,8 @@ class SocketListener:
     Args:
         addresses: where to listen: ``tcp://10.0.0.1:*``, ``ipc://@name``.
         security: the job's key.
+        name: role and rank of this process, as in ``server 1``. None: not known yet; who connects waits until
+            :meth:`serve_as` tells it.
         bulk: carries tensors.
         watch: notice closed connections (:meth:`lost`).
 
@@ -72,17 +74,24 @@ class SocketListener:
     """
 
     def __init__(
-        self, addresses: Sequence[str], security: Security, *, bulk: bool = False, watch: bool = False
+        self,
+        addresses: Sequence[str],
+        security: Security,
+        name: str | None,
+        *,
+        bulk: bool = False,
+        watch: bool = False,
     ) -> None:
         if bulk:
             keep_freed_frames()
-        self._watch, self._bulk = watch, bulk
+        self._security, self._watch, self._bulk = security, watch, bulk
         self._pid = os.getpid()
         self._inbox: Inbox[bytes] = Inbox()
         self._peers: dict[bytes, _Peer] = {}
         self._lost: list[bytes] = []
         self._lock = threading.Lock()
         self._closed = False
+        self._gate: Gate | None = None
         sockets: list[socket.socket] = []
         found: list[str] = []
         try:
@@ -95,9 +104,15 @@ class SocketListener:
                 sock.close()
             raise
         self.addresses = tuple(found)
+        self._sockets = sockets
         _open.add(self)
-        psk, seen = security.psk, Seen()
-        self._gate = Gate(sockets, lambda local: Responder(psk, security.encrypt, local, seen), self._admit)
+        if name is not None:
+            self.serve_as(name)
+
+    def serve_as(self, name: str) -> None:
+        """Let peers in that mean this process: its role and rank."""
+        psk, encrypt, seen = self._security.psk, self._security.encrypt, Seen()
+        self._gate = Gate(self._sockets, lambda is_unix: Responder(psk, encrypt, Way(is_unix, name), seen), self._admit)
 
     def _admit(self, sock: socket.socket, agreed: Agreed) -> None:
         tune(sock, self._bulk)
@@ -165,7 +180,11 @@ class SocketListener:
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
-        self._gate.close()
+        if self._gate is not None:
+            self._gate.close()
+        else:
+            for sock in self._sockets:
+                sock.close()
         with self._lock:
             peers = list(self._peers.values())
         close_connections(peers, linger_s)
@@ -187,13 +206,13 @@ class SocketHub:
         self._lock = threading.Lock()
         _open.add(self)
 
-    def connect(self, address: str, identity: bytes, *, bulk: bool = False) -> int:
-        """Open a channel; returns its index."""
+    def connect(self, address: str, identity: bytes, listener: str, *, bulk: bool = False) -> int:
+        """Open a channel to a listener of this role and rank; returns its index."""
         if bulk:
             keep_freed_frames()
         with self._lock:  # a hub that is closed meanwhile closes this channel, too
             index = len(self._channels)
-            channel = Channel(index, address, identity, self._security, bulk, self._inbox)
+            channel = Channel(index, address, identity, listener, self._security, bulk, self._inbox)
             self._channels.append(channel)
             if not self._closed:
                 channel.start()

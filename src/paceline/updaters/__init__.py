@@ -5,7 +5,16 @@ from paceline.updaters.lamb import LAMB, LARS
 from paceline.updaters.mxnet import DCASGD, NAG, SGLD, Add, Ftrl, MXNetSGD, SignSGD, Signum
 from paceline.updaters.registry import is_whole_tensor, known_names
 from paceline.updaters.simple import AssignUpdater
-from paceline.updaters.spec import KeyOptions, Option, Options, StepOptions, UpdaterSpec, make_spec, option_groups
+from paceline.updaters.spec import (
+    KeyOptions,
+    Option,
+    Options,
+    StepOptions,
+    UpdaterSpec,
+    check_numbers,
+    make_spec,
+    option_groups,
+)
 from paceline.updaters.torch_updater import TorchUpdater, make_updater
 
 __all__ = [
@@ -28,6 +37,7 @@ __all__ = [
     "StepOptions",
     "TorchUpdater",
     "UpdaterSpec",
+    "check_numbers",
     "is_whole_tensor",
     "known_names",
     "make_spec",

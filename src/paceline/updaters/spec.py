@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -15,6 +16,15 @@ from paceline.updaters.registry import check_name, find_class, name_of_class
 
 Option: TypeAlias = bool | int | float | str | list[float | None] | None
 Options: TypeAlias = dict[str, Option]
+
+#: Options that are never infinite. Others may be: the first step of ASGD's average, the largest step of Rprop, limits
+#: of a user's own class.
+_FINITE = frozenset(
+    {
+        "lr", "momentum", "dampening", "weight_decay", "betas", "eps", "lr_decay", "momentum_decay", "alpha", "rho",
+        "lambd", "etas", "beta", "initial_accumulator_value", "trust_coefficient", "lamda", "lamda1", "wd_lh", "rate",
+    }
+)  # fmt: skip
 
 #: Options of how torch computes. They do not change the result, and the store sets them itself.
 _IMPLEMENTATION = frozenset({"params", "foreach", "fused", "capturable", "differentiable", "initial_lr"})
@@ -46,6 +56,32 @@ class UpdaterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Keys that are not in group 0 with multipliers 1."""
     multi_precision: bool = False
     """Keep a float32 master of float16 and bfloat16 values."""
+
+
+def check_numbers(groups: Sequence[Options], keys: Mapping[Any, KeyOptions] | None = None) -> None:
+    """Check all numbers of an optimizer: torch accepts a NaN, and all weights become NaN.
+
+    Args:
+        groups: options per param group.
+        keys: multipliers of keys.
+
+    Raises:
+        TypeError: an option of the gradient is not a number.
+        ValueError: a number is NaN, is infinite where that makes no sense, or is out of range.
+    """
+    gradient.check(groups)
+    for group in groups:
+        for name, value in group.items():
+            _check_finite(name, value if isinstance(value, list) else [value], name in _FINITE)
+    for key, one in (keys or {}).items():
+        for name in ("lr_mult", "wd_mult"):
+            _check_finite(f"{name} of key {key!r}", [getattr(one, name)], True)
+
+
+def _check_finite(what: str, values: Iterable[Any], bounded: bool) -> None:
+    for value in values:
+        if isinstance(value, float) and (math.isnan(value) or (bounded and math.isinf(value))):
+            raise ValueError(f"{what} is {value}, not a finite number")
 
 
 def plain(name: str, value: Any) -> Option:
@@ -104,7 +140,7 @@ def make_spec(
         TypeError: not an optimizer, an option that it does not have, or one that is not plain data.
     """
     renamed = {_RENAMED.get(key, key): plain(key, value) for key, value in options.items()}
-    gradient.check([renamed])
+    check_numbers([renamed], keys)
     own = gradient.without(renamed)
     if isinstance(optimizer, torch.optim.Optimizer):
         if own or momentum_form != "torch":
@@ -112,6 +148,7 @@ def make_spec(
                 "options are given by the optimizer instance itself; pass a name or a class to set them here"
             )
         groups = [group | renamed for group in option_groups(optimizer)]
+        check_numbers(groups)
         return UpdaterSpec(name_of_class(type(optimizer)), groups, dict(keys or {}), multi_precision)
     name = _with_form(_name_of(optimizer), momentum_form)
     _check_options(name, own)

@@ -15,7 +15,7 @@ from paceline.updaters.registry import check_name, find_class, is_whole_tensor
 from paceline.updaters.rows import LAZY, step_rows
 from paceline.updaters.runs import Run, completed, group_of, runs_of, tuples
 from paceline.updaters.simple import AssignUpdater
-from paceline.updaters.spec import KeyOptions, Options, StepOptions, UpdaterSpec
+from paceline.updaters.spec import KeyOptions, Options, StepOptions, UpdaterSpec, check_numbers
 
 
 class TorchUpdater(FlatUpdater):
@@ -342,7 +342,7 @@ def make_updater(
         TypeError: the optimizer does not have an option.
     """
     name = check_name(spec.name)
-    gradient.check(spec.groups)
+    check_numbers(spec.groups, spec.keys)
     if name == "assign":
         return AssignUpdater(value, pieces, spec)
     cls = find_class(name, allowed)

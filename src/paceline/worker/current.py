@@ -10,6 +10,7 @@ from paceline.config import from_environment
 from paceline.errors import ConfigError, PacelineError
 from paceline.transport import Security
 from paceline.transport.sockets import SocketHub
+from paceline.worker import guard
 from paceline.worker.leaving import Exit
 from paceline.worker.session import Session, forked_from
 
@@ -49,6 +50,7 @@ class _Current:
                         "a distributed store needs a job: start the script with `paceline launch -n 2 -- python "
                         "script.py` or set PACELINE_SCHEDULER, PACELINE_JOB_KEY and the other PACELINE_* variables"
                     )
+                guard.end_child()
                 security = Security.of(settings)
                 self._exit.install()
                 self._session = self._exit.session = Session(settings, lambda: SocketHub(security))

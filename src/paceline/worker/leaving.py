@@ -24,6 +24,7 @@ from typing import Protocol
 from paceline.errors import PacelineError, PeerDiedError
 from paceline.exitcodes import PEER_FAILED
 from paceline.transport.sockets import close_all
+from paceline.worker import guard
 
 _PACKAGE = str(Path(__file__).parents[1])
 
@@ -48,13 +49,14 @@ class Exit:
 
     def __init__(self) -> None:
         self.session: Leaver | None = None
-        self._is_installed = False
+        self._is_installed = self._has_no_guard = False
 
     def install(self) -> None:
         """Watch for the end of the process. Idempotent."""
         if self._is_installed:
             return
         self._is_installed = True
+        guard.ended_a_child()  # of an earlier process with this id
         self._previous_hook, sys.excepthook = sys.excepthook, self._on_exception
         atexit.register(close_all)  # runs after the next one: a thread may still be joining, without a session
         atexit.register(self._at_exit)
@@ -63,18 +65,24 @@ class Exit:
         if isinstance(error, KeyboardInterrupt):
             trace = _of_script(trace)
             error = error.with_traceback(trace)
-        self._previous_hook(kind, error, trace)
+        self._has_no_guard = guard.ended_a_child()
+        if self._has_no_guard:
+            print(f"{kind.__name__}: {error}: {guard.SENTENCE}", file=sys.stderr)
+        else:
+            self._previous_hook(kind, error, trace)
         self._leave(error)  # at once, because running threads may delay the exit
         if not isinstance(error, KeyboardInterrupt) and self._is_caused_by_others(error):
             raise SystemExit(PEER_FAILED)
 
     def _at_exit(self) -> None:
+        guard.ended_a_child()
         self._leave(getattr(sys, "last_value", None))
 
     def _leave(self, error: BaseException | None) -> None:
         if self.session is not None:
             is_own = error is not None and not self._is_caused_by_others(error)
-            self.session.close(f"it raised {type(error).__name__}: {error}" if is_own else "")
+            why = f": {guard.SENTENCE}" if self._has_no_guard else ""
+            self.session.close(f"it raised {type(error).__name__}: {error}{why}" if is_own else "")
 
     def _is_caused_by_others(self, error: BaseException) -> bool:
         if self.session is not None and self.session.failure is not None:

@@ -123,14 +123,17 @@ class RowTraffic:
         one = self._free(place)
         [(start, length, round)] = block.buckets[one.bucket].rounds.next(one.start, one.length)
         entry = m.Entry(block.spec.block, one.bucket, start, length, round)
-        weight, options, want = self._traffic.samples, self._traffic.options, keep is not None
+        traffic, want = self._traffic, keep is not None
         absent = [m.AbsentRange(block.spec.block, one.bucket, start, length)] if total is None and not skip else []
-        body = m.Push(self._store, [entry], weight, options, False, want, False, rows=True, absent=absent, skip=skip)
+        body = m.Push(
+            self._store, [entry], traffic.samples, traffic.options, False, want, False, rows=True, absent=absent,
+            skip=skip, inputs=traffic.inputs,
+        )  # fmt: skip
         parts = (
             [torch.empty(0)] * 2 if total is None else [total.indices()[0].contiguous(), total.values().contiguous()]
         )
         frames = [] if skip else [to_frame(part) for part in parts]
-        self._session.note_round(round, weight)
+        traffic.note_round(round)
         what = f"push of round {round} of rows of {block.spec.keys[place[1]].name!r}"
         call = self._session.ask_server(self._server(block, one), body, what, frames, keep)
         self._traffic.note_pushed(self._server(block, one), [entry])

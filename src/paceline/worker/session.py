@@ -93,10 +93,10 @@ class Session:
 
     def _connect(self) -> None:
         scheduler, client = self.settings.scheduler, self._client
-        channels = [client.connect(scheduler, "worker", f"scheduler at {scheduler}")]
+        channels = [client.connect(scheduler, "worker", "scheduler", f"at {scheduler}")]
         for server in self.servers:
             address = address_for(server, self.host_id, self.settings.unix_sockets)
-            channels.append(client.connect(address, "worker", f"server {server.rank} on {server.host}", bulk=True))
+            channels.append(client.connect(address, "worker", f"server {server.rank}", f"on {server.host}", bulk=True))
         claim = m.Claim("worker", self.rank, self._lifeline.me.token)
         self.wait([client.claim(channel, claim) for channel in channels])
 
@@ -169,7 +169,9 @@ class Session:
         counted = pace.counted if self.settings.measured else Counted()  # only the choice of dist_auto needs it
         spread = m.Spread(counted.steps, counted.spikes, counted.spike_factor, counted.jitter)
         now = pace.step_seconds(None if self._is_waiting else self.waited_s)
-        return ReportedPace(now, pace.seconds or 0.0, pace.samples, spread)
+        # It takes a millisecond, and only groups and dist_auto follow it.
+        usual = pace.seconds if self.auto or self.grouped_store else None
+        return ReportedPace(now, usual or 0.0, pace.samples, spread)
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
@@ -266,16 +268,16 @@ class Session:
             self.waited_s += time.monotonic() - begun
             self._is_waiting = False
         if late is not None:
-            waits_for, story = self._whom_it_waits_for(late)
+            waits_for = self._whom_it_waits_for(late)
             raise DeadlineError(
                 f"worker {self.rank}: {late.what} at {late.whom} was not answered within {timeout_s:g} s"
-                f"{waits_for}; if that is normal here, raise PACELINE_TIMEOUT_S{story}"
+                f"{waits_for}; if that is normal here, raise PACELINE_TIMEOUT_S"
             )
 
-    def _whom_it_waits_for(self, late: Call) -> tuple[str, str]:
-        """Ask who holds up a push, a norm, a barrier or a gather; returns two texts for the error.
+    def _whom_it_waits_for(self, late: Call) -> str:
+        """Ask who holds up a push, a norm, a barrier or a gather; returns a text for the error.
 
-        The second one has lines of its own: what happened to what was pushed.
+        What happened to what was pushed goes to the log, at level DEBUG.
         """
         request = self._client.request(late)
         questions: list[m.Request] = []
@@ -286,18 +288,19 @@ class Session:
         elif isinstance(request, m.Enter | m.Gather):
             questions = [m.AskAbsent(request.barrier)]
         else:
-            return "", ""
+            return ""
         try:
             asked = [self._ask(late.channel, one, "asking who is missing") for one in questions]
             status = self.ask_scheduler(m.AskStatus(), "asking for the status")
             self.wait([*asked, status], _MISSING_TIMEOUT_S)
         except PacelineError as error:
-            return f" ({error})", ""
+            return f" ({error})"
         assert isinstance(status.body, m.Status)
         answers = [one.body for one in asked if isinstance(one.body, m.Missing)]
         missing = sorted({rank for answer in answers for rank in answer.workers})
-        story = next((f"\n{answer.story}" for answer in answers if answer.story), "")
-        return "; it waits for " + (", ".join(_workers_of(status.body, missing)) or "nobody"), story
+        for story in (answer.story for answer in answers if answer.story):
+            logger.debug("worker %d: %s", self.rank, story)
+        return "; it waits for " + (", ".join(_workers_of(status.body, missing)) or "nobody")
 
     # ---- together ----------------------------------------------------------------------------------------------------
 

@@ -43,8 +43,15 @@ class Traffic:
         self.codecs: dict[Leg, Codec] = {}
         self.samples = 1.0
         """Samples behind the next pushes: their weight if the store merges to the mean."""
+        self.inputs: str | None = None
+        """None: ``samples`` are certain. Else all workers weigh alike, and these are the shapes of the inputs."""
+        self.rows: float | None = None
+        """How many samples there may be, for speeds; None: ``samples``."""
         self.options = b""
         """Encoded options of the optimizer, sent with every push."""
+        self._note = b""
+        self._told: Call | None = None
+        self._heard: list[tuple[int, bytes]] = []
 
     @property
     def _answers_bring_values(self) -> bool:
@@ -120,15 +127,44 @@ class Traffic:
         gone = absence.cut(entries, absent) if absent and not skip else []
         frames = () if skip else self._payload(blocks, entries, shared, gone)
         coded = "push" in self.codecs
-        body = m.Push(self._store, entries, self.samples, self.options, coded, want, shared, absent=gone, skip=skip)
+        note, self._note = self._note, b""
+        body = m.Push(
+            self._store, entries, self.samples, self.options, coded, want, shared, absent=gone, skip=skip, note=note,
+            inputs=self.inputs,
+        )  # fmt: skip
         done = partial(self._answered if want else self._noted, blocks, entries, shared)
         round = max(entry.round for entry in entries)
-        self._session.note_round(round, self.samples)
+        self.note_round(round)
         call = self._session.ask_server(server, body, f"push of round {round}", frames, done)
+        self._told = call if note else self._told
         self.note_pushed(route.owner, entries)
         for block, one in located:
             block.note_sent(one, call)
         return call
+
+    # ---- notes -----------------------------------------------------------------------------------------------------
+
+    def tell(self, note: bytes) -> None:
+        """Give the next push a note for the workers whose pushes make one update with it: ``merge`` is ``all``.
+
+        Args:
+            note: at most 64 bytes.
+        """
+        self._note, self._told, self._heard = note, None, []
+
+    def heard(self) -> dict[int, bytes]:
+        """Return the notes of the update that was made with this worker's last note, after waiting for it.
+
+        They are the same for all workers behind that update. Nothing, if there was no push since :meth:`tell`.
+        """
+        self._note = b""
+        if self._told is not None:
+            self._session.wait([self._told])
+        return dict(self._heard)
+
+    def note_round(self, round: int) -> None:
+        """Note that a round was pushed."""
+        self._session.note_round(round, self.samples if self.rows is None else self.rows)
 
     def note_pushed(self, owner: int, entries: Sequence[m.Entry]) -> None:
         """Record the entries that were pushed to an owner, if rounds are clipped."""
@@ -206,6 +242,7 @@ class Traffic:
     ) -> None:
         assert isinstance(body, m.Values)
         absence.note(blocks, entries, body.absent)
+        self._heard = body.notes or self._heard
 
     def _store_values(
         self, blocks: dict[int, WorkerBlock], entries: Sequence[m.Entry], shared: bool, body: m.Body, frames: Frames

@@ -131,3 +131,33 @@ def test_reader_that_went_away_is_noticed_and_the_other_stream_still_works(files
     console.say("still here")
     assert written(files[ERR]) == b"[launch] still here\n"
     os.close(write_fd)
+
+
+def test_traceback_of_all_workers_is_shown_once(files: dict[int, int]) -> None:
+    one = b'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n    f()\nValueError: %s\n'
+    link = b"\nDuring handling of the above exception, another exception occurred:\n\n"
+    console = Console(files)
+    for member in (W0, W1):
+        console.feed(member, ERR, b"before\n" + one % b"x" + link + one % b"y" + b"after\n")
+    console.feed(W1, ERR, one % b"of worker 1")
+    shown = written(files[ERR])
+    assert shown.count(b"ValueError: x\n") == shown.count(b"ValueError: y\n") == 1
+    assert b"[worker 1] before\n[worker 1] (the same traceback as worker 0)\n[worker 1] after\n" in shown
+    assert shown.endswith(b"[worker 1]     f()\n[worker 1] ValueError: of worker 1\n")
+    assert console.tail(W1)[-2:] == [b"    f()", b"ValueError: of worker 1"]
+
+
+def test_process_may_repeat_its_own_traceback_and_end_inside_of_one(files: dict[int, int]) -> None:
+    console = Console(files)
+    console.feed(
+        W0, ERR, 2 * b"Traceback (most recent call last):\n  x\nError\n" + b"Traceback (most recent call last):\n  y\n"
+    )
+    console.close(W0, ERR)
+    assert written(files[ERR]).count(b"\n") == 8
+    assert written(files[ERR]).endswith(b"[worker 0]   y\n")
+
+
+def test_endless_traceback_is_not_held_for_ever(files: dict[int, int]) -> None:
+    console = Console(files)
+    console.feed(W0, ERR, b"Traceback (most recent call last):\n" + 10_000 * b"  x\n")
+    assert written(files[ERR]).count(b"\n") == 10_001

@@ -137,7 +137,7 @@ def test_a_listener_returns_when_something_arrives_at_a_hub_that_it_watches() ->
     here, hub = MemoryListener(network, "here"), MemoryHub(network)
     here.watch_hub(hub)
     there = MemoryListener(network, "there")
-    hub.send(hub.connect("there", b"me"), [b"question"])
+    hub.send(hub.connect("there", b"me", "server 0"), [b"question"])
     [(peer, _)] = there.receive(1.0)
     frames: Frames = [b"answer"]
     there.send(peer, frames)

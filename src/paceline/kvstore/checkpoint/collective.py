@@ -5,7 +5,8 @@
 2. All workers exchange their results. If one has failed, all raise, and the previous checkpoint is unchanged.
 3. Worker 0 writes ``<path>``, with its own state. The manifest lists the other files with their digests, so files of
    different saves are never mixed. This file makes the checkpoint valid.
-4. All workers exchange their results again, and remove the files of the previous checkpoint.
+4. All workers exchange their results again, and remove the files of the previous checkpoint, and those of saves that
+   were killed between 1 and 3: files of this path that no checkpoint in the folder lists.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import contextlib
 import json
 import os
 import re
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +26,6 @@ from paceline.errors import CheckpointError, CheckpointNotFoundError
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.checkpoint import tensor_file
 from paceline.kvstore.checkpoint.tensor_file import TensorFile
-from paceline.kvstore.checkpoint.whole_file import STALE_S
 
 #: Longest wait for another worker's disk, in seconds. A dead worker is noticed at once.
 DISK_TIMEOUT_S = 3600.0
@@ -110,7 +109,7 @@ def save(
         raise
     names = {one["file"] for one in listed.values()}
     _remove(path, before - names)
-    _remove_leftovers(path, rank, names)
+    _remove_leftovers(path, kind, rank, 1 if store is None else store.num_workers, names)
 
 
 def save_alone(store: KVStoreBase | None, path: str | os.PathLike[str], kind: str, content: Content) -> None:
@@ -272,10 +271,16 @@ def _remove(path: str | os.PathLike[str], names: set[str]) -> None:
             Path(os.path.realpath(path)).with_name(name).unlink()
 
 
-def _remove_leftovers(path: str | os.PathLike[str], rank: int, names: set[str]) -> None:
-    """Remove this worker's files of saves that were interrupted a day ago or more."""
+def _remove_leftovers(path: str | os.PathLike[str], kind: str, rank: int, workers: int, names: set[str]) -> None:
+    """Remove files that a killed save of this path has left: those of this rank, or of ranks beyond the last worker's.
+
+    Nobody else writes files of this rank and path meanwhile. A copy of the common file may list such files too.
+    """
     common = Path(os.path.realpath(path))
-    ours = re.compile(re.escape(f"{common.name}.rank{rank}.") + "[0-9a-f]{8}")
-    for entry in os.scandir(common.parent):
-        if ours.fullmatch(entry.name) and entry.name not in names and time.time() - entry.stat().st_mtime > STALE_S:
-            _remove(path, {entry.name})
+    form = re.compile(re.escape(f"{common.name}.rank") + r"(\d+)\.[0-9a-f]{8}")
+    found = {entry.name: match for entry in os.scandir(common.parent) if (match := form.fullmatch(entry.name))}
+    mine = {name for name, match in found.items() if int(match[1]) == rank or (rank == 0 and int(match[1]) >= workers)}
+    left = mine - names
+    if left:
+        others = [entry.path for entry in os.scandir(common.parent) if entry.name not in found and entry.is_file()]
+        _remove(path, left - {one["file"] for other in others for one in _listed(other, kind).values()})

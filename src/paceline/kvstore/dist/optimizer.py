@@ -12,7 +12,15 @@ from paceline.kvstore.base import OptimizerLike
 from paceline.kvstore.dist.lifecycle import Lifecycle
 from paceline.kvstore.options import class_of, in_force, plain_keys
 from paceline.kvstore.schedule import Schedule, schedule_of
-from paceline.updaters import KeyOptions, Options, StepOptions, UpdaterSpec, gradient, is_whole_tensor, make_spec
+from paceline.updaters import (
+    KeyOptions,
+    Options,
+    StepOptions,
+    UpdaterSpec,
+    check_numbers,
+    is_whole_tensor,
+    make_spec,
+)
 from paceline.wire import messages as m
 from paceline.worker.block import WorkerBlock
 from paceline.worker.key_table import KeyTable
@@ -57,8 +65,12 @@ class ServerOptimizer:
         if before is not None:
             self.set_options()  # resets the rate of the previous schedule
 
-    def set_spec(self, spec: UpdaterSpec) -> None:
+    def set_spec(self, spec: UpdaterSpec, fresh: bool = False) -> None:
         """Set the updater; collective. Rank 0's updater is used.
+
+        Args:
+            spec: the updater.
+            fresh: whether the state of the same updater is forgotten.
 
         Raises:
             ValueError: the servers reject it; on every worker, with the same text.
@@ -71,7 +83,7 @@ class ServerOptimizer:
             self._lifecycle.barrier()
         refused = b""
         if self._session.rank == 0:
-            body = m.SetUpdater(self._name, msgspec.msgpack.encode(spec))
+            body = m.SetUpdater(self._name, msgspec.msgpack.encode(spec), fresh)
             try:
                 self._lifecycle.ask_all_servers(body, f"setting optimizer {spec.name!r}")
             except (ValueError, TypeError) as error:
@@ -85,7 +97,7 @@ class ServerOptimizer:
 
     def set_options(self, groups: Sequence[Options] = (), keys: Mapping[Key, KeyOptions] | None = None) -> None:
         """Set options of param groups and keys; they are sent with every push from now on."""
-        gradient.check(groups)
+        check_numbers(groups, keys)
         self._groups = list(groups) or self._groups
         self._keys = self._keys if keys is None else checked_table(keys)
         table = None if self._keys in (None, self.spec.keys) else dict(self._keys or {})

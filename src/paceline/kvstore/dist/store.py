@@ -19,6 +19,7 @@ from paceline.kvstore.dist.compression import set_compression
 from paceline.kvstore.dist.lifecycle import Lifecycle
 from paceline.kvstore.dist.optimizer import ServerOptimizer
 from paceline.kvstore.dist.row_pulls import pull_as_rows, pull_some_rows
+from paceline.kvstore.options import no_optimizer
 from paceline.tensors import check_initialised
 from paceline.updaters import KeyOptions, Options, UpdaterSpec, is_whole_tensor, make_spec
 from paceline.wire import messages as m
@@ -265,15 +266,15 @@ class DistStore(KVStore):
             )
         self.set_spec(make_spec(updater, **options))
 
-    def set_spec(self, spec: UpdaterSpec) -> None:
-        """Set the updater as a spec; collective.
+    def set_spec(self, spec: UpdaterSpec, fresh: bool = False) -> None:
+        """Set the updater as a spec; collective. The same one keeps its state, unless it is to be ``fresh``.
 
         Raises:
             ValueError: the servers reject it; on every worker, with the same text.
         """
         if spec.name == "assign" and self.policy.merge != "all":
             raise ValueError(f"a {self.type} store needs an optimizer; replacing values only makes sense in dist_sync")
-        self._optimizer.set_spec(spec)
+        self._optimizer.set_spec(spec, fresh)
 
     def set_options(self, groups: Sequence[Options] = (), keys: Mapping[Key, KeyOptions] | None = None) -> None:
         """See :meth:`KVStore.set_options`. The options are sent with every push from now on."""
@@ -281,9 +282,12 @@ class DistStore(KVStore):
 
     def options(self) -> list[Options]:
         """See :meth:`KVStore.options`."""
-        if self._optimizer.replaces:
-            raise ValueError(f"the {self.type} store has no optimizer, so it has no options to read; call set_optimizer")
+        self._need_optimizer("read")
         return self._optimizer.options()
+
+    def _need_optimizer(self, verb: str) -> None:
+        if self._optimizer.replaces:
+            raise no_optimizer(self.type, verb)
 
     @property
     def samples(self) -> float:
@@ -319,7 +323,12 @@ class DistStore(KVStore):
     # ---- state -----------------------------------------------------------------------------------------------------
 
     def optimizer_states(self) -> dict[Key, dict[str, torch.Tensor]]:
-        """Return the optimizer's state of every key, whole, after this worker's own pushes are applied."""
+        """Return the optimizer's state of every key, whole, after this worker's own pushes are applied.
+
+        Raises:
+            ValueError: the servers run no optimizer.
+        """
+        self._need_optimizer("read")
         self.lifecycle.wait_for_own_requests()
         return get_states(self.session, self.name, self.table)
 
@@ -352,7 +361,9 @@ class DistStore(KVStore):
 
         Raises:
             CheckpointError: the file cannot be written; an old file is unchanged.
+            ValueError: the servers run no optimizer: where workers step, :func:`paceline.save` saves its state.
         """
+        self._need_optimizer("save")
         groups = self.spec.groups if dump_optimizer else None
         state_files.save(self, fname, self.optimizer_states, optimizer=self.spec.name, groups=groups)
 
@@ -364,7 +375,9 @@ class DistStore(KVStore):
 
         Raises:
             CheckpointError: on all workers: a file is missing or damaged, or is of another save. Nothing is changed.
+            ValueError: the servers run no optimizer.
         """
+        self._need_optimizer("load")
         states, own = state_files.load(self, fname, everywhere=False)
         state_files.set_residuals(self, own)
         if states is not None:

@@ -16,10 +16,10 @@ from paceline.kvstore.checkpoint import optimizer_states as state_files
 from paceline.kvstore.inprocess.apply import Applier, CallableApplier, SimpleApplier, State
 from paceline.kvstore.inprocess.merge import Merger
 from paceline.kvstore.inprocess.optimizer import KeyedOptimizer, check_options, check_state
-from paceline.kvstore.options import in_force, plain_keys, refuse_changes
+from paceline.kvstore.options import in_force, no_optimizer, plain_keys, refuse_changes
 from paceline.kvstore.schedule import Schedule, schedule_of
 from paceline.tensors import check_initialised
-from paceline.updaters import KeyOptions, Options, UpdaterSpec, make_spec
+from paceline.updaters import KeyOptions, Options, UpdaterSpec, check_numbers, make_spec
 from paceline.updaters.registry import find_class
 from paceline.updaters.rows import copy_rows, to_rows
 
@@ -187,6 +187,7 @@ class InProcessStore(KVStore):
     def set_options(self, groups: Sequence[Options] = (), keys: Mapping[Key, KeyOptions] | None = None) -> None:
         """See :meth:`KVStore.set_options`."""
         refuse_changes(self._need_optimizer("change"), groups)
+        check_numbers(groups, keys)
         self._groups = list(groups) or self._groups
         self._keys = self._keys if keys is None else checked_table(keys)
 
@@ -376,9 +377,7 @@ class InProcessStore(KVStore):
 
     def _need_optimizer(self, verb: str) -> UpdaterSpec:
         if self._spec is None:
-            raise ValueError(
-                f"the {self.type} store has no optimizer, so it has no state or options to {verb}; call set_optimizer"
-            )
+            raise no_optimizer(self.type, verb)
         return self._spec
 
 

@@ -46,7 +46,7 @@ class RayBackend:
         plan = make_plan(spec, replace(machine, cores={}), alone=True)
         plan = replace(plan, hosts=tuple(Host(process.host) for process in plan))
         environ = forwarded(machine.environ, OWNED)
-        script = agent_script(options.python or machine.python, plan.directory, environ.get("PYTHONPATH", ""))
+        script = agent_script(options.python, machine.python, plan.directory, environ.get("PYTHONPATH", ""))
         indices = {host.name: str(index) for index, host in enumerate(plan.hosts)}
 
         def command(host: Host) -> list[str]:

@@ -43,7 +43,7 @@ def explain(host: Host, link: Link) -> str:
             "--sync-dst-dir DIR"
         )
     if link.code == NO_PYTHON:
-        return f"host {host.name} has no Python: install python3 there, or give it with -o python=PATH"
+        return f"host {host.name} has no such Python ({_last(link)}): install it there, or name one: -o python=PATH"
     return f"host {host.name} did not start an agent (exit code {link.code}): {_last(link) or link.noise or 'no word'}"
 
 

@@ -17,9 +17,11 @@ NO_DIRECTORY, NO_PYTHON = 91, 92
 
 _SCRIPT = f"""cd "$1" || exit {NO_DIRECTORY}
 test -z "$2" || export PYTHONPATH="$2"
-for python in "$3" python3 python; do
+shift 2
+for python in "$@"; do
   if command -v "$python" >/dev/null 2>&1; then exec "$python" -m paceline agent; fi
 done
+echo "not found: $*" >&2
 exit {NO_PYTHON}"""
 
 #: Variables of the launcher's shell that processes on other hosts get as well: these, and those with the prefixes.
@@ -30,12 +32,16 @@ _PREFIXES = (
 )  # fmt: skip
 
 
-def agent_script(python: str, directory: str, pythonpath: str) -> list[str]:
-    """Return the command that runs an agent in a directory, with this interpreter if the host has it.
+def agent_script(given: str, own: str, directory: str, pythonpath: str) -> list[str]:
+    """Return the command that runs an agent in a directory. It has no secrets: they travel on the agent's stdin.
 
-    It has no secrets: they travel on the agent's stdin.
+    Args:
+        given: interpreter that the user names, and no other; empty: the first of these that the host has.
+        own: the launcher's interpreter.
+        directory: of the job.
+        pythonpath: on the host.
     """
-    return ["sh", "-c", _SCRIPT, "paceline", directory, pythonpath, python]
+    return ["sh", "-c", _SCRIPT, "paceline", directory, pythonpath, *([given] if given else [own, "python3", "python"])]
 
 
 def forwarded(environ: Mapping[str, str], owned: frozenset[str]) -> dict[str, str]:

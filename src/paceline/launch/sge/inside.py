@@ -62,7 +62,7 @@ def request(spec: JobSpec, machine: Machine, environ: Mapping[str, str], folder:
     except (KeyError, OSError) as error:
         raise LaunchError(f"this is not a Grid Engine job with a parallel environment: {error}") from error
     plan = make_plan(on_allocation(spec, slots), machine)
-    script = agent_script(machine.python, plan.directory, environ.get("PYTHONPATH", ""))
+    script = agent_script(spec.options.get("python", ""), machine.python, plan.directory, environ.get("PYTHONPATH", ""))
     file = folder / AGENT
     file.write_text(agent_file(script))
 

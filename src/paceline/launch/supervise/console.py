@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from paceline.launch.plan import Member
-from paceline.launch.supervise.lines import Line, LineSplitter, Tail
+from paceline.launch.supervise.lines import Line, LineSplitter, Tail, Tracebacks
 
 OUT, ERR = 1, 2
 
@@ -38,6 +38,7 @@ class Console:
         self._colour = not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
         self._splitters: dict[tuple[Member, int], LineSplitter] = {}
         self._tails: dict[Member, Tail] = {}
+        self._tracebacks: Tracebacks[Member] = Tracebacks()
         self._gone: set[int] = set()
         self._log_dir = Path(log_dir) if log_dir else None
         self._files: dict[Member, int] = {}
@@ -58,6 +59,8 @@ class Console:
     def close(self, member: Member, stream: int) -> None:
         """Show the last line of a stream that has ended."""
         self._show(member, stream, self._splitters.pop((member, stream), LineSplitter()).close())
+        if stream == ERR:
+            self._write(ERR, b"".join(self._format(member, ERR, line) for line in self._tracebacks.close(member)))
 
     def close_files(self) -> None:
         """Close the log files."""
@@ -90,8 +93,8 @@ class Console:
         for line in lines:
             tail.add(line)
             if line.end == b"\n" or self._moves(member, stream, line):
-                shown.append(self._format(member, stream, line))
-        self._write(stream, b"".join(shown))
+                shown += self._tracebacks.feed(member, line) if stream == ERR else [line]
+        self._write(stream, b"".join(self._format(member, stream, line) for line in shown))
 
     def _moves(self, member: Member, stream: int, line: Line) -> bool:
         return bool(line.text.strip()) and (member == _LEADER or not self._terminal[stream])

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from typing import NamedTuple
+from collections.abc import Hashable
+from typing import Generic, NamedTuple, TypeVar
 
 #: A process that never ends its line is cut here, so that it cannot fill the launcher's memory.
 LONGEST_LINE = 64 * 1024
+
+Source = TypeVar("Source", bound=Hashable)
 
 _END = re.compile(rb"\r\n|\n|\r(?=.)", re.DOTALL)
 
@@ -50,6 +53,56 @@ class LineSplitter:
         """Return the last line, if the stream ended without ending it."""
         rest, self._pending = self._pending.rstrip(b"\r"), b""
         return [Line(rest, b"\n")] if rest else []
+
+
+_BEGIN = b"Traceback (most recent call last):"
+_LONGEST_TRACEBACK = 500  # lines
+_MOST_TRACEBACKS = 100
+#: Between the tracebacks of a chain.
+_LINKS = (
+    b"",
+    b"During handling of the above exception, another exception occurred:",
+    b"The above exception was the direct cause of the following exception:",
+)
+
+
+class Tracebacks(Generic[Source]):
+    """Passes lines on; a traceback that another process has shown already becomes one line."""
+
+    def __init__(self) -> None:
+        self._shown: dict[tuple[Line, ...], Source] = {}
+        self._held: dict[Source, list[Line]] = {}
+        self._replaced: set[Source] = set()
+
+    def feed(self, source: Source, line: Line) -> list[Line]:
+        """Take in a line of a process and return what to show; a traceback is held until its last line."""
+        held = self._held.get(source)
+        if held is None and line.text != _BEGIN:
+            if source in self._replaced and line.text in _LINKS:
+                return []
+            self._replaced.discard(source)
+            return [line]
+        held = self._held.setdefault(source, [])
+        held.append(line)
+        is_inside = len(held) == 1 or line.text.startswith(b" ")
+        return [] if is_inside and len(held) < _LONGEST_TRACEBACK else self._whole(source)
+
+    def close(self, source: Source) -> list[Line]:
+        """Return what is held of a process that has ended."""
+        self._replaced.discard(source)
+        return self._held.pop(source, [])
+
+    def _whole(self, source: Source) -> list[Line]:
+        held = self._held.pop(source)
+        first = self._shown.setdefault(tuple(held), source)
+        if len(self._shown) > _MOST_TRACEBACKS:
+            del self._shown[next(iter(self._shown))]
+        if first == source:
+            return held
+        if source in self._replaced:  # a further one of the same chain
+            return []
+        self._replaced.add(source)
+        return [Line(f"(the same traceback as {first})".encode(), b"\n")]
 
 
 class Tail:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -26,6 +27,7 @@ from paceline.launch.remote.broker import SOCKET, Broker
 from paceline.launch.remote.link import Link
 from paceline.launch.render import describe
 from paceline.launch.spec import JobSpec
+from paceline.launch.yarn.container import KEY_FILE_VARIABLE, KEY_VARIABLE
 from paceline.launch.yarn.rest import Services
 from paceline.launch.yarn.service import Options, Service, make_service, names, with_launcher
 from paceline.transport.security import new_job_key
@@ -47,6 +49,16 @@ class YarnRequest:
     options: Options
     names: Mapping[str, str]
     """Containers by the plan's names of hosts."""
+
+    @property
+    def key_file(self) -> str:
+        """The file of the hub's key; empty: the key is in the service."""
+        folder = self.options.key_folder
+        return str(Path(folder, f"{self.service['name']}.key")) if folder else ""
+
+    def key_variable(self, key: str) -> Mapping[str, str]:
+        """Return the variable by which containers get the hub's key."""
+        return {KEY_FILE_VARIABLE: self.key_file} if self.key_file else {KEY_VARIABLE: key}
 
 
 class YarnBackend:
@@ -81,7 +93,9 @@ class YarnBackend:
 
     def render(self, request: YarnRequest) -> str:
         """Return the service as it is submitted, the key masked, and the processes."""
-        service = json.dumps(with_launcher(request.service, "<address>:<port of the launcher>", "***"), indent=2)
+        service = json.dumps(
+            with_launcher(request.service, "<address>:<port of the launcher>", request.key_variable("***")), indent=2
+        )
         where = request.options.rm or "<ResourceManager>"
         return (
             f"POST {where}/app/v1/services\n{service}\n\n"
@@ -148,6 +162,8 @@ class YarnJob:
             LaunchError: YARN does not answer; the message says how to destroy the service by hand.
         """
         self._hub.close()
+        if self._request.key_file:
+            Path(self._request.key_file).unlink(missing_ok=True)
         canceller, self._canceller = self._canceller, None
         if canceller is not None:
             try:
@@ -168,14 +184,36 @@ class YarnJob:
         if not host:
             raise LaunchError("no address of this machine reaches the ResourceManager: -o address=ADDRESS")
         host = f"[{host}]" if ":" in host else host
-        url, user = self._services.url, self._services.user
-        self._canceller = Canceller([sys.executable, "-m", "paceline.launch.yarn.rest", url, user, self.id])
+        url, user, path = self._services.url, self._services.user, self._request.key_file
+        undo = [sys.executable, "-m", "paceline.launch.yarn.rest", url, user, self.id]
+        self._canceller = Canceller([*undo, path] if path else undo)
         try:
-            self._services.create(with_launcher(self._request.service, f"{host}:{port}", key))
+            self._pass_key(key)
+            self._services.create(
+                with_launcher(self._request.service, f"{host}:{port}", self._request.key_variable(key))
+            )
         except LaunchError:
             self._canceller.release()  # there is no service of ours
             self._canceller = None
             raise
+
+    def _pass_key(self, key: str) -> None:
+        """Write the key to its file, or say who can read it.
+
+        Raises:
+            LaunchError: the file cannot be written.
+        """
+        path = self._request.key_file
+        if not path:
+            network = ", the network on the way there" if self._services.url.startswith("http:") else ""
+            print(f"[launch] YARN's administrators{network}, and who may read this service, see the key with which "
+                  "containers join; -o key-folder=FOLDER passes it in a file", file=sys.stderr, flush=True)  # fmt: skip
+            return
+        try:
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(key)
+        except OSError as error:
+            raise LaunchError(f"the hub's key cannot be written: {error}: -o key-folder=FOLDER") from None
 
     def _start_hub(self, key: str) -> int:
         """Start the hub and return its port.

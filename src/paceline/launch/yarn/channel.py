@@ -8,11 +8,12 @@ import struct
 
 from paceline.errors import ProtocolError
 from paceline.transport.aead import Cipher
-from paceline.transport.handshake import GREETING_BYTES, HandshakeError, Initiator, Responder
+from paceline.transport.handshake import GREETING_BYTES, HandshakeError, Initiator, Responder, Way
 from paceline.transport.security import Security
 
 _LENGTH = struct.Struct("!I")
 _LARGEST = 1 << 20
+_WAY = Way(is_unix=False, listener="hub")
 _HANDSHAKE_S = 10.0
 #: An idle connection to a machine that is gone ends after 10 + 4 * 5 s.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4))
@@ -79,7 +80,7 @@ def connect(host: str, port: int, key: str, name: str) -> Channel:
     """
     sock = socket.create_connection((host, port), _HANDSHAKE_S)
     try:
-        initiator = Initiator(Security(key).psk, name.encode(), True)
+        initiator = Initiator(Security(key).psk, name.encode(), True, _WAY)
         sock.sendall(initiator.hello())
         join, agreed = initiator.take(_greeting(sock, GREETING_BYTES))
         sock.sendall(join)
@@ -97,7 +98,7 @@ def accept(sock: socket.socket, key: str) -> Channel:
         HandshakeError: it is no container of this job.
     """
     sock.settimeout(_HANDSHAKE_S)
-    responder = Responder(Security(key).psk, True, False)
+    responder = Responder(Security(key).psk, True, _WAY)
     while responder.agreed is None:
         try:
             sock.sendall(responder.take(_greeting(sock, responder.wanted)))

@@ -1,7 +1,7 @@
 """What runs in a container: ``python -m paceline.launch.yarn.container HOST:PORT NAME DIRECTORY``.
 
 It connects to the launcher's hub, and runs an agent whenever a remote shell asks for one: once, and once more after
-each restart of the job. The key is the variable ``PACELINE_HUB_KEY``.
+each restart of the job. The key is the variable ``PACELINE_HUB_KEY``, or in the file ``PACELINE_HUB_KEY_FILE``.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import IO
 
 from paceline.errors import PacelineError
 from paceline.launch.yarn.channel import Channel, connect
 from paceline.transport.handshake import HandshakeError
 
-KEY_VARIABLE = "PACELINE_HUB_KEY"
+KEY_VARIABLE, KEY_FILE_VARIABLE = "PACELINE_HUB_KEY", "PACELINE_HUB_KEY_FILE"
 
 _READ_BYTES = 65536
 #: Most seconds an agent may take to end what it started.
@@ -29,7 +30,11 @@ def main(words: Sequence[str]) -> int:
     """Serve until the launcher is gone; return the exit code."""
     address, name, directory = words
     host, _, port = address.rpartition(":")
-    key = os.environ.pop(KEY_VARIABLE)
+    try:
+        key = _key()
+    except OSError as error:
+        print(f"the hub's key cannot be read: {error}; containers must run as the launcher's user", file=sys.stderr)
+        return 1
     if not os.path.isdir(directory):
         print(f"this node has no directory {directory}: nodes must share it", file=sys.stderr)
         return 1
@@ -49,6 +54,11 @@ def main(words: Sequence[str]) -> int:
         finally:
             channel.close()
         served = True
+
+
+def _key() -> str:
+    path = os.environ.pop(KEY_FILE_VARIABLE, "")
+    return Path(path).read_text() if path else os.environ.pop(KEY_VARIABLE)
 
 
 def _serve(channel: Channel, directory: str) -> None:

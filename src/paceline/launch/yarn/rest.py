@@ -1,6 +1,6 @@
 """Calls of the Services API of a ResourceManager (``/app/v1/services``), as Hadoop's documentation describes it.
 
-``python -m paceline.launch.yarn.rest URL USER NAME`` destroys a service.
+``python -m paceline.launch.yarn.rest URL USER NAME [FILE]`` destroys a service, and removes the file of its key.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from paceline.errors import LaunchError
@@ -107,8 +108,10 @@ def _object(text: bytes) -> dict[str, Any]:
 
 
 def main(words: Sequence[str]) -> int:
-    """Destroy a service; return the exit code."""
-    url, user, name = words
+    """Destroy a service, after the file of its key; return the exit code."""
+    url, user, name, *files = words
+    for one in files:
+        Path(one).unlink(missing_ok=True)
     Services(url, user).destroy(name)
     return 0
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from paceline.launch.k8s.pods import Crew
 from paceline.launch.spec import JobSpec
-from paceline.launch.yarn.container import KEY_VARIABLE
 
 Service = dict[str, Any]
 """JSON of the Services API."""
@@ -62,12 +61,16 @@ class Options:
     """Seconds that YARN may take to start all containers."""
     python: str = ""
     """Interpreter in the containers; empty: the launcher's."""
+    key_folder: str = ""
+    """Folder, on this machine and all nodes, for a file with the hub's key; empty: the key is in the service."""
 
     def __post_init__(self) -> None:
         if self.rm and not re.match(r"https?://[^/]", self.rm):
             raise ValueError(f"rm={self.rm!r} is not a web address such as http://rm:8088")
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port={self.port} does not exist")
+        if self.key_folder and not self.key_folder.startswith("/"):
+            raise ValueError(f"key-folder={self.key_folder!r} is not an absolute path, which all nodes share")
         if self.time < 0 or not self.wait > 0:
             raise ValueError("time is 0 or more seconds, and wait above 0")
         megabytes("memory", self.memory)
@@ -104,19 +107,19 @@ def make_service(spec: JobSpec, crews: list[Crew], options: Options, directory: 
 _PROPERTIES = {"yarn.service.am-restart.max-attempts": "1"}
 
 
-def with_launcher(service: Service, address: str, key: str) -> Service:
+def with_launcher(service: Service, address: str, key: Mapping[str, str]) -> Service:
     """Return a service that can be submitted.
 
     Args:
         service: as :func:`make_service` makes it.
         address: host and port of the launcher's hub.
-        key: that containers prove to hold.
+        key: the variable by which containers get the key that they prove to hold.
     """
     components = [
         {**one, "launch_command": one["launch_command"].replace(ADDRESS, address)} for one in service["components"]
     ]
     configuration = service["configuration"]
-    env = {**configuration["env"], KEY_VARIABLE: key}
+    env = {**configuration["env"], **key}
     return {**service, "components": components, "configuration": {**configuration, "env": env}}
 
 

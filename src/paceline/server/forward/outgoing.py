@@ -60,7 +60,7 @@ class Sum:
     def message_key(self) -> tuple[object, ...]:
         """Sums that agree in this travel in one message."""
         one = self.accumulator
-        return self.owner, self.unit, self.shares, id(one.options), one.skip, one.problem
+        return self.owner, self.unit, self.shares, id(one.options), one.skip, one.problem, tuple(one.inputs.items())
 
 
 def batches(sums: Iterable[Sum]) -> list[list[Sum]]:
@@ -74,9 +74,14 @@ def batches(sums: Iterable[Sum]) -> list[list[Sum]]:
 def message(store: str, sums: Sequence[Sum]) -> tuple[m.PushSum, Frames]:
     """Return the message that takes sums of one batch to their owner, and its frames."""
     first, skip = sums[0], sums[0].accumulator.skip
-    shares = [m.Share(*share, [one.rounds[number] for one in sums]) for number, share in enumerate(first.shares)]
+    inputs = first.accumulator.inputs
+    shares = [
+        m.Share(*share, [one.rounds[number] for one in sums], inputs.get(share[0]))
+        for number, share in enumerate(first.shares)
+    ]
     options = b"" if first.options is None else msgspec.msgpack.encode(first.options)
     absent = [m.AbsentRange(*one.bucket.place, one.start + a, b - a) for one in sums for a, b in one.absent]
     entries, problem = [one.entry for one in sums], first.accumulator.problem
-    body = m.PushSum(store, entries, shares, first.unit, options, absent, skip, problem)
+    notes = list(dict.fromkeys(note for one in sums for note in one.accumulator.notes))
+    body = m.PushSum(store, entries, shares, first.unit, options, absent, skip, problem, notes)
     return body, () if skip else [one.frame for one in sums]

@@ -45,7 +45,7 @@ class OwnerClient:
 
     def _connect(self, server: m.Member) -> int:
         address = address_for(server, self._me.host_id, False)
-        channel = self._client.connect(address, "server", f"server {server.rank} on {server.host}", bulk=True)
+        channel = self._client.connect(address, "server", f"server {server.rank}", f"on {server.host}", bulk=True)
         self._client.claim(channel, m.Claim("server", self._me.rank, self._me.token))
         return channel
 

@@ -105,6 +105,7 @@ class ForwardSink:
             self._known_values(one)[one.start : one.start + one.length].copy_(new)
             absent = absent_in(answer.absent, one.entry) if answer.absent else ()
             for slot, request in _take_waiting(one):
+                slot.notes = answer.notes
                 if absent or slot.absent:
                     slot.absent[request.worker] = within(absent, slot.start, slot.stop)
                 release_slot(one.bucket, slot, request)

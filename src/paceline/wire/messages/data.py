@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from paceline.wire.messages.fields import Blob, Count, KeyName, Message, Name, Number, Rank, Text
+from paceline.wire.messages.fields import Blob, Count, KeyName, Message, Name, Note, Number, Rank, Text
 
 
 class OpenStore(Message, tag=20):
@@ -64,10 +64,11 @@ class SetValues(Message, tag=54):
 
 
 class SetUpdater(Message, tag=22):
-    """Set what a push does, as an encoded UpdaterSpec."""
+    """Set what a push does, as an encoded UpdaterSpec. ``fresh``: without the state that the same one has."""
 
     store: Name
     spec: Blob
+    fresh: bool = False
 
 
 class SetCompression(Message, tag=23):
@@ -122,6 +123,11 @@ class Push(Message, tag=24):
     a whole has an empty frame, and is not read."""
     skip: bool = False
     """No server may apply this round: there are no frames, and nothing is read."""
+    note: Note = b""
+    """What the worker tells those whose pushes make one update with this one."""
+    inputs: Text | None = None
+    """None: the number of samples is certain. Else it is 1 on every worker, and these are the shapes of the inputs: if
+    they differ between workers, the server says so."""
 
 
 class Pull(Message, tag=25):
@@ -155,6 +161,8 @@ class Values(Message, tag=26):
     known: list[KnownRange] = msgspec.field(default_factory=list)
     absent: list[AbsentRange] = msgspec.field(default_factory=list)
     """To a push: the parts of its entries for which nobody had a gradient in that update."""
+    notes: list[tuple[Rank, Note]] = msgspec.field(default_factory=list)
+    """To a push: the notes of the pushes that made that update, the same for all workers behind it."""
 
 
 class MapArena(Message, tag=27):

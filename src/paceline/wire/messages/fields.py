@@ -18,6 +18,7 @@ Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Role: TypeAlias = Annotated[str, Meta(max_length=16, pattern="^(worker|server|scheduler)$")]
 Letter: TypeAlias = Annotated[str, Meta(max_length=1)]
 Digest: TypeAlias = Annotated[bytes, Meta(max_length=64)]
+Note: TypeAlias = Annotated[bytes, Meta(max_length=64)]
 Blob: TypeAlias = Annotated[bytes, Meta(max_length=1 << 20)]
 Saying: TypeAlias = Annotated[bytes, Meta(max_length=MAX_GATHER_BYTES)]
 

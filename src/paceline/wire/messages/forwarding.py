@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from paceline.wire.messages.data import AbsentRange, AskMissing, Entry, Leave, Pause
-from paceline.wire.messages.fields import Blob, Count, Message, Name, Number, Rank, Text
+from paceline.wire.messages.fields import Blob, Count, Message, Name, Note, Number, Rank, Text
 
 
 class ForwardedBucket(Message):
@@ -34,6 +34,8 @@ class Share(Message):
     """The worker pushed this before it came to the barrier at which it may be waiting."""
     rounds: list[Number]
     """Per entry of the sum."""
+    inputs: Text | None = None
+    """As in :class:`Push`."""
 
 
 class PushSum(Message, tag=43):
@@ -53,6 +55,8 @@ class PushSum(Message, tag=43):
     """As in :class:`Push`, if any of its workers says so."""
     problem: Text = ""
     """Why the pushes of its workers cannot make one update: all workers that wait for it get this as an error."""
+    notes: list[tuple[Rank, Note]] = msgspec.field(default_factory=list)
+    """Those of the pushes behind it."""
 
 
 class OnBehalf(Message, tag=44):

@@ -1,0 +1,168 @@
+"""Samples per second of unlike workers, against what their own times allow.
+
+    python -m benchmarks.unequal.shares --repeats 3
+
+A worker's gradients are complete when those of its machine would be: after a fixed time and a time per sample. It
+sleeps until then, so six workers fit on two cores. Each job trains two epochs: in the second one, worker 0 takes twice
+as long. The beginning of each epoch is left out; it has the steps in which shares follow.
+
+- *Allowed*: samples/s that the workers' own times allow: all finish together, nothing is exchanged, and samples can be
+  cut. With equal batches: those of the slowest worker.
+- *Longest*: the longest computation of a step, in ms: what the shares make of the own times.
+- *Beyond*: what a step takes in addition: exchange, update, next batch. All workers share this machine's cores in it,
+  so it is an upper bound for workers with cores of their own, and it grows with the machine's load.
+- ``given`` has the best shares of the first epoch, and exchanges no speeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TypeAlias
+
+from rich.console import Console
+from rich.table import Table
+
+from paceline.hetero import Speed, fastest_split
+
+#: Seconds of a batch, by worker, and the part of it that does not depend on its samples.
+SECONDS, FIXED, BATCH = (0.06, 0.06, 0.12, 0.12, 0.24, 0.24), 0.2, 16
+#: How many times as long each worker takes, by epoch.
+SLOWER = ((1.0,) * len(SECONDS), (2.0, *(1.0,) * (len(SECONDS) - 1)))
+#: Part of an epoch that is not measured.
+SETTLING = 0.4
+WORKER = Path(__file__).parents[1] / "workers" / "shares_worker.py"
+TIMEOUT_S = 600.0
+
+Seen: TypeAlias = tuple[float, float, int, float]
+"""A step of a worker: begin and end, samples, seconds of computation."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to give work to the workers."""
+
+    store_type: str
+    shares: str | list[int]
+    options: tuple[str, ...] = ()
+    """Of ``paceline launch``."""
+
+
+@dataclass(frozen=True)
+class Rate:
+    """What the settled part of an epoch gave."""
+
+    samples_per_s: float
+    longest_ms: float
+    beyond_ms: float
+
+
+def speeds(slower: tuple[float, ...]) -> list[Speed]:
+    """Return the machines of an epoch."""
+    return [Speed(FIXED * s * t, (1 - FIXED) * s * t / BATCH) for s, t in zip(SECONDS, slower, strict=True)]
+
+
+def allowed(slower: tuple[float, ...], is_equal: bool) -> float:
+    """Return the samples/s that the workers' own times allow."""
+    machines, total = speeds(slower), BATCH * len(SECONDS)
+    if is_equal:
+        return total / max(one.seconds(BATCH) for one in machines)
+    cut = sum(one.fixed_s / one.per_sample_s for one in machines)
+    return total * sum(1 / one.per_sample_s for one in machines) / (total + cut)
+
+
+WAYS = {
+    "equal": Way("dist_sync", "equal"),
+    "given": Way("dist_sync", fastest_split(BATCH * len(SECONDS), speeds(SLOWER[0]))),
+    "measured": Way("dist_sync", "measured"),
+    "dist_auto": Way("dist_auto", "chosen", ("--groups", "auto")),
+}
+
+
+def run(way: Way, servers: int, rounds: int, elements: int) -> list[Rate]:
+    """Run a job; returns what each epoch gave."""
+    count = len(SECONDS)
+    with tempfile.TemporaryDirectory(prefix="paceline-shares-") as folder:
+        task = {
+            "store_type": way.store_type, "shares": way.shares, "elements": elements, "seconds": SECONDS,
+            "fixed": FIXED, "batch": BATCH, "length": BATCH * count * rounds, "slower": SLOWER, "folder": folder,
+        }  # fmt: skip
+        path = Path(folder, "task.json")
+        path.write_text(json.dumps(task))
+        launch = [sys.executable, "-m", "paceline", "launch", "-n", str(count), "-s", str(servers), *way.options, "--"]
+        subprocess.run([*launch, sys.executable, WORKER, path], check=True, timeout=TIMEOUT_S, stdout=sys.stderr)
+        seen = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(count)]
+    return [rate_of([worker[epoch] for worker in seen]) for epoch in range(len(SLOWER))]
+
+
+def rate_of(workers: list[list[Seen]]) -> Rate:
+    """Return what an epoch gave.
+
+    Args:
+        workers: the steps of each.
+    """
+    begin, end = max(steps[0][0] for steps in workers), min(steps[-1][1] for steps in workers)
+    begin += SETTLING * (end - begin)
+    settled = [[one for one in steps if begin <= one[1] <= end] for steps in workers]
+    found = sum(sum(one[2] for one in steps[1:]) / (steps[-1][1] - steps[0][1]) for steps in settled)
+    longest = [max(one[3] for one in round) for round in zip(*(reversed(steps) for steps in settled), strict=False)]
+    step_s = statistics.median(after[1] - before[1] for before, after in pairwise(settled[0]))
+    longest_s = statistics.median(longest)
+    return Rate(found, 1e3 * longest_s, 1e3 * (step_s - longest_s))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=list(WAYS))
+    parser.add_argument("--servers", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=60, help="of an epoch in lock step")
+    parser.add_argument("--elements", type=int, default=1024, help="of the model")
+    parser.add_argument("--repeats", type=int, default=3)
+    args = parser.parse_args()
+    jobs: dict[str, list[list[Rate]]] = {name: [] for name in args.ways}
+    load = os.getloadavg()[0]
+    for _ in range(args.repeats):
+        for name in args.ways:  # one after the other, so that a drift of the machine's load affects all alike
+            jobs[name].append(run(WAYS[name], args.servers, args.rounds, args.elements))
+    found = {name: medians(ones) for name, ones in jobs.items()}
+    Console(width=100).print(table(found))
+    rows = {
+        name: [
+            asdict(one) | {"allowed": allowed(slower, name == "equal")}
+            for one, slower in zip(ones, SLOWER, strict=True)
+        ]
+        for name, ones in found.items()
+    }
+    print(json.dumps({"work": vars(args), "load_before": load, "load_after": os.getloadavg()[0], "ways": rows}))
+
+
+def medians(jobs: list[list[Rate]]) -> list[Rate]:
+    """Return the medians over jobs, by epoch."""
+    columns = [list(zip(*(asdict(one).values() for one in epoch), strict=True)) for epoch in zip(*jobs, strict=True)]
+    return [Rate(*map(statistics.median, column)) for column in columns]
+
+
+def table(found: dict[str, list[Rate]]) -> Table:
+    """Return a row for each way and epoch."""
+    out = Table(title=f"{len(SECONDS)} workers of {', '.join(f'{1e3 * one:.0f}' for one in SECONDS)} ms")
+    for column in ("", "worker 0 slower", "samples/s", "allowed", "part", "longest, ms", "beyond, ms"):
+        out.add_column(column, justify="right" if column else "left")
+    for name, epochs in found.items():
+        for one, slower in zip(epochs, SLOWER, strict=True):
+            limit = allowed(slower, name == "equal")
+            rate, part = f"{one.samples_per_s:.0f}", f"{one.samples_per_s / limit:.1%}"
+            times = f"{one.longest_ms:.1f}", f"{one.beyond_ms:.1f}"
+            out.add_row(name, f"{slower[0]:.0f} x", rate, f"{limit:.0f}", part, *times)
+    return out
+
+
+if __name__ == "__main__":
+    main()

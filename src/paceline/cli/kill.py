@@ -1,0 +1,167 @@
+"""``paceline kill``: ends a job by its launcher, or what jobs have left on hosts by the mark in their environment."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import pwd
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from paceline.cli.hosts import read_hosts, shell_words
+from paceline.cli.options import Option, Parser, UsageError
+from paceline.cli.table import duration, plural, table
+from paceline.errors import LaunchError
+from paceline.launch import Host, runtime
+from paceline.launch.marked import Process, kill, marked
+from paceline.launch.ssh import check_program, ssh_command
+
+OPTIONS = (
+    Option(
+        ("-H", "--hosts"),
+        "end what jobs of yours have left on these hosts: a hostfile, or a list h1,h2",
+        "HOSTS",
+    ),
+    Option(("--here",), "end what jobs of yours run on this host"),
+    Option(("-y", "--yes"), "with -H or --here: do not ask"),
+    Option(("--all-users",), "with -H or --here: also what jobs of other users run there"),
+    Option(("--dry-run",), "with -H or --here: list what would end, end nothing"),
+    Option(("--ssh",), "command that reaches a host (default: ssh)", "COMMAND"),
+)
+_USAGE = "paceline kill [JOB], or paceline kill [JOB] --here, or paceline kill [JOB] -H HOSTS"
+_DESCRIPTION = """\
+End a job and everything it has started; or, with -H or --here, end the processes that jobs have left on hosts, after a
+list of them and a question."""
+#: How long a job may take to end after each signal.
+_END_S = 20.0
+_HEAD = ("pid", "user", "job", "role", "rank", "age", "command")
+_COMMAND_WIDTH = 80
+
+
+def run(name: str, words: Sequence[str]) -> int:
+    """Run ``paceline kill``.
+
+    Raises:
+        UsageError: the command line is wrong, or there is nobody to ask.
+        LaunchError: there is no such job, or a process cannot be killed.
+    """
+    jobs, options = Parser(name, OPTIONS, _USAGE, _DESCRIPTION).parse_named(words)
+    if len(jobs) > 1:
+        raise UsageError(f"one job at a time, not {' and '.join(jobs)}")
+    _refuse_unused(options)
+    if options.here:
+        return _kill_here("".join(jobs), options)
+    if options.hosts is not None:
+        return _kill_on(
+            read_hosts(options.hosts),
+            shell_words("--ssh", "ssh" if options.ssh is None else options.ssh),
+            jobs,
+            options,
+        )
+    return _end(runtime.find(jobs[0] if jobs else None))
+
+
+def _refuse_unused(options: argparse.Namespace) -> None:
+    if options.here and options.hosts is not None:
+        raise UsageError("give --here or -H, not both")
+    if options.ssh is not None and options.hosts is None:
+        raise UsageError("--ssh reaches hosts; name them with -H")
+    given = [option.flags[-1] for option in OPTIONS[2:5] if getattr(options, option.name)]
+    if given and not options.here and options.hosts is None:
+        raise UsageError(f"{', '.join(given)}: only with --here or -H")
+
+
+def _end(record: runtime.JobRecord) -> int:
+    """Have the launcher end its job; kill it if it does not."""
+    for signum in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(record.pid, signum)
+        until = time.monotonic() + _END_S
+        while record.is_alive and time.monotonic() < until:
+            time.sleep(0.05)
+        if not record.is_alive:
+            print(f"job {record.id} has ended")
+            return 0
+    raise LaunchError(f"the launcher of job {record.id} (pid {record.pid}) cannot be killed")
+
+
+def _kill_here(job: str, options: argparse.Namespace) -> int:
+    found = marked(job)
+    kept = found if options.all_users else [one for one in found if one.uid == os.getuid()]
+    others = len(found) - len(kept)
+    print(shown(kept) if kept else f"nothing of {f'job {job}' if job else 'a job'} of yours runs here")
+    if others:
+        print(f"({plural(others, 'process', 'processes')} of other users left out: --all-users)")
+    if kept and not options.dry_run and (options.yes or _agreed(f"these {len(kept)}")):
+        kill(kept)
+        print(f"{plural(len(kept), 'process', 'processes')} killed")
+    return 0
+
+
+def shown(processes: Sequence[Process]) -> str:
+    """Return a table of processes."""
+    rows = [
+        (str(one.pid), _user(one.uid), one.job, one.role, one.rank, duration(one.age_s), one.command[:_COMMAND_WIDTH])
+        for one in processes
+    ]
+    return table(_HEAD, rows)
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _agreed(what: str) -> bool:
+    """Ask whether processes shall end.
+
+    Raises:
+        UsageError: there is no terminal.
+    """
+    if not sys.stdin.isatty():
+        raise UsageError(f"nothing was ended: there is no terminal to ask at; end {what} with --yes")
+    print(f"end {what}? [y/N] ", end="", flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _kill_on(hosts: Sequence[Host], ssh: Sequence[str], jobs: Sequence[str], options: argparse.Namespace) -> int:
+    """End what jobs have left on hosts, side by side; without ``--yes`` after a list and a question."""
+    check_program(ssh[0], "openssh-client")
+    flags = [*jobs, *(["--all-users"] if options.all_users else [])]
+    if options.dry_run or not options.yes:
+        code, lines = _run_on(hosts, ssh, [*flags, "--dry-run"])
+        is_any = any(line.split()[:1] == [_HEAD[0]] for line in lines)
+        if options.dry_run or not is_any or not _agreed("these processes"):
+            return code
+    return _run_on(hosts, ssh, [*flags, "--yes"])[0]
+
+
+def _run_on(hosts: Sequence[Host], ssh: Sequence[str], flags: Sequence[str]) -> tuple[int, list[str]]:
+    """Run ``paceline kill --here`` on hosts and show what it prints; return 1 if it fails on any, and its lines."""
+    words = shlex.join(["-m", "paceline", "kill", "--here", *flags])
+    search = f'for p in {shlex.quote(sys.executable)} python3; do command -v "$p" >/dev/null && exec "$p" {words}; done'
+    path = os.environ.get("PYTHONPATH", "")
+    script = f"PYTHONPATH={shlex.quote(path)}; export PYTHONPATH; {search}"
+    running = {
+        host.name: subprocess.Popen(
+            [*ssh_command(ssh, host), host.name, shlex.join(["sh", "-c", script])],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for host in hosts
+    }
+    shown: list[str] = []
+    for name, process in running.items():
+        text = process.communicate()[0].strip() or f"no word (exit code {process.returncode})"
+        print("\n".join(f"{name}: {line}" for line in text.splitlines()), flush=True)
+        shown += text.splitlines()
+    return (1 if any(process.returncode for process in running.values()) else 0), shown

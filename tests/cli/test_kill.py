@@ -1,0 +1,184 @@
+"""``paceline kill``: what it lists, asks and ends."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import paceline.cli.kill as command
+from paceline.cli import main
+from paceline.launch.marked import Process, marked
+
+DEADLINE_S = 30.0
+MINE = Process(11, os.getuid(), "lost", "worker", "3", 100, 7500.0, "python train.py")
+OTHER = Process(12, os.getuid() + 1, "lost", "server", "0", 100, 3.0, "python -m paceline server")
+
+
+class Host:
+    """What runs here, and what was killed."""
+
+    def __init__(self) -> None:
+        self.found, self.killed = [MINE, OTHER], list[Process]()
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> Host:
+    one = Host()
+    monkeypatch.setattr(command, "marked", lambda job: [p for p in one.found if job in ("", p.job)])
+    monkeypatch.setattr(command, "kill", one.killed.extend)
+    return one
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    terminal = io.StringIO(text)
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stdin", terminal)
+
+
+def test_list_says_what_would_end(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["kill", "--here", "--dry-run", "--all-users"]) == 0
+    head, mine, other = capsys.readouterr().out.splitlines()
+    assert head.split() == ["pid", "user", "job", "role", "rank", "age", "command"]
+    assert mine.split()[2:] == ["lost", "worker", "3", "2", "h", "python", "train.py"]
+    assert other.split()[-5:] == ["s", "python", "-m", "paceline", "server"]
+    assert host.killed == []
+
+
+def test_processes_of_other_users_are_left_out_and_counted(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["kill", "--here", "--yes"]) == 0
+    assert host.killed == [MINE]
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[2:] == ["(1 process of other users left out: --all-users)", "1 process killed"]
+    assert main(["kill", "--here", "--yes", "--all-users"]) == 0
+    assert host.killed == [MINE, MINE, OTHER]
+
+
+def test_nothing_ends_without_a_terminal_to_ask_at(
+    host: Host, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    assert main(["kill", "--here"]) == 2
+    shown = capsys.readouterr()
+    assert "python train.py" in shown.out
+    assert "nothing was ended: there is no terminal to ask at; end these 1 with --yes" in shown.err
+    assert host.killed == []
+
+
+@pytest.mark.parametrize(("answer", "killed"), [("y\n", [MINE]), ("yes\n", [MINE]), ("\n", []), ("n\n", []), ("", [])])
+def test_processes_end_only_after_a_yes(
+    host: Host, answer: str, killed: list[Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers(monkeypatch, answer)
+    assert main(["kill", "--here"]) == 0
+    assert host.killed == killed
+
+
+def test_nothing_to_end_asks_nothing(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["kill", "another", "--here"]) == 0
+    assert capsys.readouterr().out == "nothing of job another of yours runs here\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--here", "-H", "h1,"], "give --here or -H, not both"),
+        (["--yes"], "--yes: only with --here or -H"),
+        (["--all-users", "--dry-run"], "--all-users, --dry-run: only with --here or -H"),
+        (["--ssh", "ssh"], "--ssh reaches hosts; name them with -H"),
+        (["-H", "h1,", "--ssh", ""], "--ssh is empty; it takes a command"),
+        (["-H", ""], "-H is empty"),
+    ],
+)
+def test_options_that_change_nothing_are_refused(
+    words: list[str], message: str, host: Host, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["kill", *words]) == 2
+    assert message in capsys.readouterr().err
+    assert host.killed == []
+
+
+def script(folder: Path, text: str) -> str:
+    path = folder / "ssh"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_other_hosts_list_first_and_end_after_a_yes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "log"
+    ssh = script(
+        tmp_path,
+        f'case "$*" in *--dry-run*) echo list >> {log}; echo "pid user"; echo "7 ada";; *) echo "$*" >> {log};; esac',
+    )
+    assert main(["kill", "lost", "-H", "h1,", "--ssh", ssh, "--all-users"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "h1: pid user\nh1: 7 ada\n"
+    assert "there is no terminal to ask at" in shown.err
+    assert log.read_text() == "list\n"
+    answers(monkeypatch, "y\n")
+    assert main(["kill", "lost", "-H", "h1,", "--ssh", ssh, "--all-users"]) == 0
+    assert "kill --here lost --all-users --yes" in log.read_text()
+
+
+def test_host_that_cannot_be_reached_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["kill", "-H", "h1,h2", "--ssh", script(tmp_path, "exit 3")]) == 1
+    assert capsys.readouterr().out == "h1: no word (exit code 3)\nh2: no word (exit code 3)\n"
+
+
+def fake(proc: Path, pid: int, uid: int, **environ: str) -> None:
+    folder = proc / str(pid)
+    folder.mkdir()
+    (folder / "environ").write_bytes("\0".join(f"{name}={value}" for name, value in environ.items()).encode() + b"\0")
+    fields = ["S", *["0"] * 18, str(100 * os.sysconf("SC_CLK_TCK")), "0"]
+    (folder / "stat").write_text(f"{pid} (a) b) {' '.join(fields)}")
+    (folder / "status").write_text(f"Name:\tx\nUid:\t0\t{uid}\t0\t0\n")
+    (folder / "cmdline").write_bytes(b"python\0train.py\0")
+
+
+def test_processes_are_known_by_their_environment(tmp_path: Path) -> None:
+    (tmp_path / "uptime").write_text("160.5 99")
+    fake(tmp_path, 7, 5, PACELINE_JOB_ID="a", PACELINE_ROLE="worker", PACELINE_RANK="2")
+    fake(tmp_path, 8, 6, PACELINE_JOB_ID="b")
+    fake(tmp_path, 9, 6, HOME="/")
+    (tmp_path / "10").mkdir()  # it ends while it is read
+    fake(tmp_path, os.getpid(), 5, PACELINE_JOB_ID="a")
+    born = 100 * os.sysconf("SC_CLK_TCK")
+    worker = Process(7, 5, "a", "worker", "2", born, 60.5, "python train.py")
+    assert marked("a", tmp_path) == [worker]
+    assert marked("", tmp_path) == [worker, Process(8, 6, "b", "", "", born, 60.5, "python train.py")]
+
+
+@pytest.fixture
+def sleeping() -> Iterator[list[subprocess.Popen[bytes]]]:
+    user = {"user": 65534} if os.getuid() == 0 else {}
+    mine = {"PACELINE_JOB_ID": f"lost-{os.getpid()}", "PATH": os.environ["PATH"]}
+    other = mine | {"PACELINE_JOB_ID": f"other-{os.getpid()}"}
+    started = [
+        subprocess.Popen(["setsid", "sleep", "1000"], env=mine),
+        subprocess.Popen(["sleep", "1000"], env=other),
+        subprocess.Popen(["sleep", "1000"], env=mine if user else other, **user),  # type: ignore[call-overload]
+    ]
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_lost_job_ends_and_nothing_else(sleeping: list[subprocess.Popen[bytes]]) -> None:
+    orphan, other_job, other_user = sleeping
+    assert main(["kill", f"lost-{os.getpid()}", "--here", "--yes"]) == 0
+    assert orphan.wait(DEADLINE_S) == -signal.SIGKILL
+    assert other_job.poll() is None
+    assert other_user.poll() is None
+    if os.getuid() == 0:
+        assert main(["kill", f"lost-{os.getpid()}", "--here", "--yes", "--all-users"]) == 0
+        assert other_user.wait(DEADLINE_S) == -signal.SIGKILL

@@ -1,0 +1,141 @@
+"""Which batch a loop has, as a sampler has dealt it, however a DataLoader fetches it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Sampler, TensorDataset
+
+from paceline import dealt, kvstore
+from paceline.data import ShardedSampler, SharedBatchSampler, batches
+
+DATA = TensorDataset(torch.arange(26.0))
+
+
+@pytest.fixture(autouse=True)
+def nothing_dealt() -> Iterator[None]:
+    yield
+    gc.collect()
+    dealt._open.clear()
+    dealt._left.clear()
+
+
+def singles() -> ShardedSampler:
+    return ShardedSampler(DATA, 2, 1, even=False)
+
+
+def shares() -> SharedBatchSampler:
+    return SharedBatchSampler(DATA, kvstore.create("local"), global_batch_size=8)
+
+
+def sizes(loader: Iterable[Any]) -> list[tuple[int, int | None]]:
+    """Return for each batch how many samples it has, and how many were dealt."""
+    found = []
+    for (x,) in loader:
+        batch = dealt.newest(0, None)
+        found.append((len(x), None if batch is None else batch.samples))
+    return found
+
+
+LOADERS: dict[str, Callable[[], Iterable[Any]]] = {
+    "singles": lambda: DataLoader(DATA, batch_size=4, sampler=singles()),
+    "singles, last one dropped": lambda: DataLoader(DATA, batch_size=4, sampler=singles(), drop_last=True),
+    "singles, by workers": lambda: DataLoader(DATA, batch_size=4, sampler=singles(), num_workers=2),
+    "singles, by a batch sampler": lambda: DataLoader(DATA, batch_sampler=BatchSampler(singles(), 4, False)),
+    "shares": lambda: DataLoader(DATA, batch_sampler=shares()),
+    "shares, by workers": lambda: DataLoader(DATA, batch_sampler=shares(), num_workers=1, prefetch_factor=3),
+    "from memory": lambda: batches(DATA, singles(), 4),
+    "shares, without a loader": lambda: ((DATA.tensors[0][one],) for one in shares()),
+}
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_the_loop_has_as_many_samples_as_were_dealt_for_its_batch(name: str) -> None:
+    loader = LOADERS[name]()
+    found = sizes(loader)
+    assert len(found) >= 3
+    assert all(real == number for real, number in found)
+    assert dealt.newest(0, None) is None
+
+
+def test_a_loader_that_keeps_its_workers_deals_each_epoch_anew() -> None:
+    loader = DataLoader(DATA, batch_size=4, sampler=singles(), num_workers=1, persistent_workers=True)
+    first = iter(loader)
+    assert len(next(first)[0]) == 4
+    for _ in range(2):
+        assert sizes(loader) == [(4, 4), (4, 4), (4, 4), (1, 1)]
+
+
+class Every(Sampler[list[int]]):
+    """Deals every second index: what it leaves out is nobody's batch."""
+
+    def __init__(self, sampler: ShardedSampler) -> None:
+        self._sampler = sampler
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for number, index in enumerate(self._sampler):
+            if number % 2:
+                yield [index]
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        lambda: DataLoader(DATA, batch_sampler=Every(singles())),
+        lambda: DataLoader(DATA, batch_size=None, sampler=singles()),
+        lambda: DataLoader(DATA, batch_size=4, sampler=singles(), num_workers=1, in_order=False),
+        lambda: ((DATA.tensors[0][[one]],) for one in singles()),
+    ],
+)
+def test_nothing_is_said_of_batches_that_others_make_of_the_indices(loader: Callable[[], Iterable[Any]]) -> None:
+    for _ in loader():
+        assert dealt.newest(0, None) is None
+
+
+def test_a_batch_that_a_loop_has_kept_is_still_known() -> None:
+    (x,) = next(iter(DataLoader(DATA, batch_size=4, sampler=singles())))
+    batch = dealt.newest(0, None)
+    assert batch is not None
+    assert batch.samples == len(x) == 4
+    assert dealt.newest(dealt.count(), batch) is batch
+
+
+def test_an_iterator_is_freed_when_its_loop_ends_early() -> None:
+    iterator = iter(DataLoader(DATA, batch_size=4, sampler=singles()))
+    next(iterator)
+    gc.disable()
+    try:
+        walks = len(dealt._open)
+        del iterator
+        assert len(dealt._open) == walks - 1
+    finally:
+        gc.enable()
+
+
+def test_a_batch_that_fails_is_not_that_of_the_next() -> None:
+    class Failing(torch.utils.data.Dataset[tuple[torch.Tensor]]):
+        def __len__(self) -> int:
+            return 26
+
+        def __getitem__(self, index: int) -> tuple[torch.Tensor]:
+            if index in bad:
+                raise OSError("broken file")
+            return (torch.zeros(1),)
+
+    sampler = ShardedSampler(DATA, 2, 1, even=False, shuffle=False)
+    bad = {int(sampler.indices(0)[5])}
+    iterator, found = iter(DataLoader(Failing(), batch_size=4, sampler=sampler)), []
+    while True:
+        try:
+            (x,) = next(iterator)
+        except OSError:
+            continue
+        except StopIteration:
+            break
+        batch = dealt.newest(0, None)
+        found.append((len(x), batch and batch.samples))
+    assert found == [(4, 4), (4, 4), (1, 1)]

@@ -1,0 +1,47 @@
+"""Numbers of an optimizer that would turn all weights into NaN reach no server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from paceline.kvstore import create
+from paceline.testing.one_process import OneProcess
+from paceline.updaters import KeyOptions, StepOptions
+
+NAN = float("nan")
+
+
+@pytest.fixture(params=["dist_sync", "local"])
+def store(request: pytest.FixtureRequest) -> Any:
+    return OneProcess("a").stores()[0] if request.param == "dist_sync" else create("local")
+
+
+def test_stores_refuse_numbers_that_are_none(store: Any) -> None:
+    with pytest.raises(ValueError, match="lr is nan"):
+        store.set_optimizer("sgd", lr=NAN)
+    store.set_optimizer("sgd", lr=1.0)
+    store.init("w", torch.zeros(2))
+    with pytest.raises(ValueError, match="lr is nan"):
+        store.set_options([{"lr": NAN}])
+    with pytest.raises(ValueError, match="wd_mult of key 'w' is nan"):
+        store.set_options(keys={"w": KeyOptions(wd_mult=NAN)})
+    out = torch.empty(2)
+    store.pushpull("w", torch.ones(2), out)
+    assert out.tolist() == [-1.0, -1.0]
+
+
+def test_servers_refuse_them_too() -> None:
+    """Whoever sends them: the push counts for nothing."""
+    [store] = OneProcess("a").stores()
+    store.set_optimizer("sgd", lr=1.0)
+    store.init("w", torch.zeros(2))
+    store.traffic.options = msgspec.msgpack.encode(StepOptions([{"lr": NAN}]))
+    with pytest.raises(Exception, match="lr is nan"):
+        store.pushpull("w", torch.ones(2), torch.empty(2))
+    out = torch.empty(2)
+    store.pull("w", out)
+    assert out.tolist() == [0.0, 0.0]
