@@ -16,8 +16,8 @@ Inputs = Mapping[int, str | None]
 
 def mixture_of(inputs: Inputs) -> str:
     """Return why pushes cannot be weighed: only some workers know how many samples they have. Empty: they can."""
-    counts = next((worker for worker, shapes in inputs.items() if shapes is None), None)
-    does_not = next((worker for worker, shapes in inputs.items() if shapes is not None), None)
+    counts = min((worker for worker, shapes in inputs.items() if shapes is None), default=None)
+    does_not = min((worker for worker, shapes in inputs.items() if shapes is not None), default=None)
     if counts is None or does_not is None:
         return ""
     return f"worker {counts} counts the samples of its batches, and worker {does_not} does not know their number"

@@ -72,13 +72,14 @@ def registered(kind: str) -> dict[str, Any]:
     return dict(_registered[kind])
 
 
-def find(kind: str, name: str, others: Collection[str] = ()) -> Any:
+def find(kind: str, name: str, others: Collection[str] = (), what: str = "") -> Any:
     """Return what a name stands for.
 
     Args:
         kind: one of the module's table.
         name: as registered, or of an entry point.
         others: further names that the caller knows, for the error.
+        what: the kind as the caller's users call it, for the error.
 
     Raises:
         ValueError: unknown name, or the package of the entry point cannot be imported.
@@ -89,8 +90,8 @@ def find(kind: str, name: str, others: Collection[str] = ()) -> Any:
         return register(kind, name)(_load(point, f"{kind} {name!r} of the package {_package(point)}"))
     known = suggestion(name.lower(), {*names(kind), *others})
     raise ValueError(
-        f"unknown {kind} {name!r}{known}. Your own is found by paceline.register, by an entry point of the group "
-        f"{GROUPS[kind]}, and on servers by `paceline launch --allow package.module:Name`"
+        f"unknown {what or kind} {name!r}{known}. Your own is found by paceline.register, by an entry point of the "
+        f"group {GROUPS[kind]}, and on servers by `paceline launch --allow package.module:Name`"
     )
 
 

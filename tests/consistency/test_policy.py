@@ -37,7 +37,7 @@ def test_store_type_is_a_combination_of_three_settings(
 @pytest.mark.parametrize(
     ("store_type", "options", "why"),
     [
-        ("dist_snyc", {}, "dist_sync, dist_async"),
+        ("dist_snyc", {}, "did you mean 'dist_sync'"),
         ("dist_sync", {"weighting": "inverse"}, "no stale updates"),
         ("dist_gsync", {}, "needs groups"),
         ("dist_ssync", {"staleness": -1}, "0 or more"),

@@ -65,7 +65,9 @@ def train_unequal_batches(rank):
     """Return the largest difference to one process that sees all batches, and a digest of the weights."""
     start = sum(SIZES[:rank])
     model, reference = new_model(rank), new_model(0)
-    optimizer = DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=3e-3), "dist_sync", model=model)
+    optimizer = DistributedOptimizer(
+        torch.optim.Adam(model.parameters(), lr=3e-3), "dist_sync", model=model, batch_dim=0
+    )
     train(model, optimizer, slice(start, start + SIZES[rank]))
     optimizer.synchronize()
     train(reference, torch.optim.Adam(reference.parameters(), lr=3e-3), slice(None))

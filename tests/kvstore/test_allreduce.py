@@ -155,7 +155,10 @@ def unequal_parts(given: bool) -> list[float]:
     mine = slice(0, FIRST) if store.rank == 0 else slice(FIRST, 8)
     model = network(store.rank)
     optimizer = paceline.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), store, model=None if given else model
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        store,
+        model=None if given else model,
+        batch_dim=None if given else 0,
     )
     for step in range(STEPS):
         x, y = (whole[mine] for whole in batch(step))
@@ -170,7 +173,8 @@ def closures() -> tuple[list[float], list[float]]:
     store = paceline.kvstore.create("allreduce")
     mine = slice(0, FIRST) if store.rank == 0 else slice(FIRST, 8)
     model = network(store.rank).double()
-    optimizer = paceline.DistributedOptimizer(torch.optim.LBFGS(model.parameters(), max_iter=4), store, model=model)
+    inner = torch.optim.LBFGS(model.parameters(), max_iter=4)
+    optimizer = paceline.DistributedOptimizer(inner, store, model=model, batch_dim=0)
     losses = by_closures(model, optimizer, mine)
     return weights_of(model), losses
 

@@ -203,3 +203,52 @@ ONE = StepOptions([{"lr": 0.1}])
 )  # fmt: skip
 def test_the_difference_of_options_is_named(other: StepOptions, text: str) -> None:
     assert difference(ONE, other, 3, 5) == text
+
+
+# ---- workers that count samples, and workers that do not -----------------------------------------------------------
+
+
+def use_inputs(stores: list[DistStore], *inputs: str | None) -> None:
+    for store, one in zip(stores, inputs, strict=False):
+        store.traffic.inputs = one
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_workers_of_which_only_some_count_their_samples_are_an_error_that_changes_nothing(place: str) -> None:
+    workers, servers, shared = PLACES[place]
+    stores = new_stores(OneProcess(workers, servers, shared_memory=shared))
+    use_inputs(stores, *["[4]"] * (len(stores) - 1))
+    before = pull(stores[0])
+    for store in stores:
+        push(store, 1.0)
+    last = len(stores) - 1
+    for store in stores:
+        for _ in servers:
+            with pytest.raises(ConfigError, match=f"worker {last} counts the samples of its batches, and worker 0"):
+                store.lifecycle.wait_for_own_requests()
+    assert torch.equal(pull(stores[0]), before)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_inputs_that_differ_are_named_once_and_the_update_is_made(place: str, caplog: pytest.LogCaptureFixture) -> None:
+    workers, servers, shared = PLACES[place]
+    stores = new_stores(OneProcess(workers, servers, shared_memory=shared))
+    use_inputs(stores, *["[4]"] * (len(stores) - 1), "[5]")
+    for _ in range(2):
+        for store in stores:
+            push(store, 1.0)
+        assert all(torch.equal(pull(store), pull(stores[0])) for store in stores)
+    assert not torch.equal(pull(stores[0]), torch.ones(3 * NUMEL))
+    [line] = [record.getMessage() for record in caplog.records if "alike" in record.getMessage()]
+    assert line.startswith(
+        f"inputs are [4] on worker 0 and [5] on worker {len(stores) - 1}, so all workers weigh alike"
+    )
+
+
+def test_a_worker_without_samples_belongs_to_neither() -> None:
+    stores = new_stores(OneProcess("aabb", "ab"))
+    use_inputs(stores, "[4]", "[4]", "[4]", None)
+    stores[3].samples = 0
+    for store in stores:
+        push(store, 1.0)
+    assert all(torch.equal(pull(store), pull(stores[0])) for store in stores)

@@ -212,7 +212,7 @@ def test_hub_says_that_nobody_listens_any_more_where_the_kernel_says_so(
     assert not hub.is_deserted(0)
     listener.close()
     until(lambda: hub.is_deserted(0))
-    again = SocketListener([listener.addresses[0]], SECURITY)
+    again = SocketListener([listener.addresses[0]], SECURITY, "server 0")
     until(lambda: hub.is_open(0))
     assert not hub.is_deserted(0)
     again.close()

@@ -23,6 +23,8 @@ def values_of(kind: msgspec.inspect.Type) -> st.SearchStrategy[object]:
     """Everything that fits a field, from the field's own type."""
     info = msgspec.inspect
     match kind:
+        case info.NoneType():
+            return st.none()
         case info.BoolType():
             return st.booleans()
         case info.IntType():

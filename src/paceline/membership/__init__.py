@@ -5,7 +5,6 @@ from paceline.membership.liveness import GONE, Liveness, Suspect
 from paceline.membership.machine import FAILED_TIMEOUT_S, LEAVE_TIMEOUT_S, Membership
 from paceline.membership.own_time import OwnTime
 from paceline.membership.seat import Seat
-from paceline.membership.starting import StartClock
 
 __all__ = [
     "FAILED_TIMEOUT_S",
@@ -18,7 +17,6 @@ __all__ = [
     "Membership",
     "OwnTime",
     "Seat",
-    "StartClock",
     "Suspect",
     "Warn",
     "describe",

@@ -1,12 +1,7 @@
 """How long processes may take until they join the job, on a busy host too. Pure.
 
-A process that starts on a busy host is slow, not lost. Where a launcher tells how much CPU time each process has used
-(and all that it has started), this is the time that counts for it:
-
-| since the last report it | counts |
-|---|---|
-| used CPU time, at least :data:`MOVING_SHARE` of the time that passed | the CPU time, at most the time that passed |
-| used less: it sleeps, waits for somebody, or is stopped | the time that passed |
+Where a launcher tells how much CPU time each process has used (and all that it has started), the time that counts is
+that of :mod:`paceline.start_clock`.
 
 A process that nothing is told of was never started, or no launcher sees it: the time that passed counts. When
 ``start_timeout_s`` has counted for a process, the job fails and names it. So a process that computes and never joins is
@@ -19,36 +14,7 @@ from collections.abc import Sequence
 
 from paceline.config import variable
 from paceline.membership.actions import MemberKey
-
-#: CPU time of a process that starts, as a share of the time that passes: less is no start.
-MOVING_SHARE = 0.005
-
-
-class StartClock:
-    """The time that counts for one process.
-
-    Args:
-        now: seconds on the caller's clock, when the job started.
-    """
-
-    def __init__(self, now: float) -> None:
-        self.cpu_s = 0.0
-        self._counted, self._since = 0.0, now
-        self._is_told = False
-
-    def note(self, cpu_s: float, now: float) -> None:
-        """Note how much CPU time the process has used since it started."""
-        passed, used = now - self._since, cpu_s - self.cpu_s
-        self._counted += passed if used < MOVING_SHARE * passed else min(used, passed)
-        self.cpu_s, self._since, self._is_told = cpu_s, now, True
-
-    def forgive(self, lost_s: float) -> None:
-        """Do not count time in which the judge did not run."""
-        self._since += lost_s
-
-    def counted_s(self, now: float) -> float:
-        """Return the time that counts; after a report, until the next one, no more does."""
-        return self._counted if self._is_told else self._counted + now - self._since
+from paceline.start_clock import StartClock
 
 
 class Starting:

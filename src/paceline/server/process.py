@@ -12,7 +12,7 @@ import torch
 
 from paceline.config import Settings
 from paceline.consistency import check_every_rule
-from paceline.errors import PacelineError, PeerDiedError
+from paceline.errors import ConfigError, PacelineError, PeerDiedError
 from paceline.exitcodes import PEER_FAILED
 from paceline.extensions import load_all
 from paceline.logs import set_up_logging
@@ -137,14 +137,21 @@ def _load_optimizers() -> None:
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
 
 
-def main(settings: Settings) -> int:
-    """Run one server of a job; returns the exit code."""
-    set_up_logging(settings)
+def _load_extensions(settings: Settings) -> None:
+    """Import what the setting ``allow`` lists.
+
+    Raises:
+        ConfigError: something of it cannot be imported on this host.
+    """
     try:
         load_all(settings.allow)
     except ValueError as error:
-        logger.error("server %d cannot start, because of its setting allow: %s", settings.rank, error)
-        return 1
+        raise ConfigError(f"the setting allow cannot be followed: {error}") from error
+
+
+def main(settings: Settings) -> int:
+    """Run one server of a job; returns the exit code."""
+    set_up_logging(settings)
     if settings.check_rules:
         check_every_rule()
     security = Security.of(settings)
@@ -164,6 +171,7 @@ def main(settings: Settings) -> int:
         if name is None:
             listener.serve_as(f"server {lifeline.rank}")
         loading.join()
+        _load_extensions(settings)
         neighbours = sum(one.host_id == lifeline.me.host_id for one in lifeline.members)
         torch.set_num_threads(settings.server_threads or share_of(len(os.sched_getaffinity(0)), neighbours))
         logger.info("server %d serves at %s, pid %d", lifeline.rank, listener.addresses[0], os.getpid())

@@ -102,8 +102,8 @@ def check_name(name: str) -> str:
     if own:
         return own
     if lower in _ELSEWHERE:
-        raise ValueError(f"unknown updater {name!r}; nearest is {_ELSEWHERE[lower]}")
-    extensions.find("updater", lower, others=known_names())
+        raise ValueError(f"unknown optimizer {name!r}; nearest is {_ELSEWHERE[lower]}")
+    extensions.find("updater", lower, others=known_names(), what="optimizer")
     return lower
 
 

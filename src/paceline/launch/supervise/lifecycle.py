@@ -93,7 +93,7 @@ from paceline.launch.supervise.events import (
 )
 from paceline.launch.supervise.exits import LOOK_S, Exits
 from paceline.launch.supervise.failure import Failure, describe
-from paceline.membership import StartClock
+from paceline.start_clock import StartClock
 
 
 class Phase(enum.Enum):
