@@ -42,8 +42,14 @@ WAYS: list[dict[str, Any]] = [
     {"sparse_as_dense": True},
     {"deterministic": True},
 ]
-#: The same for sparse gradients; `sparse_as_dense` is nothing for SparseAdam.
-SPARSE = [("SparseAdam", {}), ("SGD", {}), ("SGD", {"sparse_as_dense": True}), ("Adagrad", {})]
+#: The same for sparse gradients.
+SPARSE = [
+    ("SparseAdam", {}),
+    ("SparseAdam", {"sparse_as_dense": True}),
+    ("SGD", {}),
+    ("SGD", {"sparse_as_dense": True}),
+    ("Adagrad", {}),
+]
 
 
 def network() -> nn.Module:
@@ -145,6 +151,28 @@ def uneven_accumulation() -> bool:
 
 def test_last_accumulation_may_be_uneven() -> None:
     assert run(uneven_accumulation, 2) == [True, True]
+
+
+def sparse_adam_as_dense() -> list[Any]:
+    hvd.init()
+    torch.manual_seed(1)
+    used, other = nn.Embedding(6, 2, sparse=True), nn.Embedding(6, 2, sparse=True)
+    params = [("used", used.weight), ("other", other.weight)]
+    inner = torch.optim.SparseAdam([used.weight, other.weight], lr=1.0)
+    optimizer = hvd.DistributedOptimizer(inner, params, sparse_as_dense=True)
+    before = other.weight.detach().clone()
+    for _ in range(2):
+        optimizer.zero_grad()
+        (used if hvd.rank() else other)(torch.tensor([3])).sum().backward()
+        optimizer.step()
+    moved = (before - other.weight.detach()).sum(1).abs() > 0.1
+    return [moved.tolist(), [round(one, 5) for one in used.weight.sum(1).tolist()]]
+
+
+def test_sparse_adam_with_sparse_as_dense_and_tables_that_a_rank_does_not_use() -> None:
+    first, second = run(sparse_adam_as_dense, 2)
+    assert first == second
+    assert first[0] == [False, False, False, True, False, False]
 
 
 class Two(nn.Module):
@@ -354,3 +382,57 @@ def test_adasum() -> None:
     first, second = run(adasum_steps, 2)
     assert first == pytest.approx(second)
     assert first
+
+
+def adasum_copies() -> list[bool]:
+    part = hvd.ProcessSet([0])
+    hvd.init(process_sets=[part])
+    model = network()
+    inner = torch.optim.Adam(model.parameters(), 0.1)
+    with pytest.raises(NotImplementedError, match="non-global process sets"):
+        hvd.DistributedOptimizer(inner, model.named_parameters(), op=hvd.Adasum, process_set=part)
+    optimizer = hvd.DistributedOptimizer(inner, model.named_parameters(), op=hvd.Adasum)
+    nn.functional.cross_entropy(model(data(0, 4)[0]), data(0, 4)[1]).backward()
+    optimizer.step()
+    found = []
+    pairs = [pickle.loads(pickle.dumps((model, optimizer))), copy.deepcopy((model, optimizer))]
+    for other, one in [*pairs, (model, copy.copy(optimizer))]:
+        found.append(isinstance(one, torch.optim.Adam) and len(one.state) == 4)
+        one.zero_grad()
+        nn.functional.cross_entropy(other(data(hvd.rank(), 4)[0]), data(1, 4)[1]).backward()
+        one.step()
+        sums = hvd.allgather(torch.cat([param.detach().flatten() for param in other.parameters()]).view(1, -1))
+        found.append(torch.equal(sums[0], sums[1]) and one.backward_passes_per_step == 1)
+    return found
+
+
+def test_copies_of_an_adasum_optimizer_step_with_all_ranks() -> None:
+    assert run(adasum_copies, 2) == [[True] * 6] * 2
+
+
+def private_names() -> list[bool]:
+    hvd.init()
+    model = network()
+    model[2].bias.requires_grad_(False)
+    trained = {param for param in model.parameters() if param.requires_grad}
+    inner = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = hvd.DistributedOptimizer(inner, model.named_parameters(), backward_passes_per_step=2)
+    names = {param: name for name, param in model.named_parameters()}
+    found = [optimizer._parameter_names == names, optimizer._requires_update == trained, optimizer._handles == {}]
+    for left in (1, 0):
+        nn.functional.cross_entropy(model(data(0, 4)[0]), data(0, 4)[1]).backward()
+        found.append(set(optimizer._handles) == trained)
+        found.append({optimizer._allreduce_delay[param] for param in trained} == {left})
+    optimizer.step()
+    found += [optimizer._handles == {}, optimizer._compression is hvd.Compression.none]
+    optimizer.set_backward_passes_per_step(3)
+    found.append(pickle.loads(pickle.dumps(optimizer)).backward_passes_per_step == 3)
+    optimizer.zero_grad()
+    optimizer._requires_update = set()
+    optimizer.step()  # sends nothing, so no gradients appear
+    found.append(all(param.grad is None for param in trained))
+    return found
+
+
+def test_private_names_of_horovod_mean_the_same() -> None:
+    assert run(private_names, 2) == [[True] * 11] * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 import socket
 import time
@@ -218,3 +219,21 @@ def test_parameters_and_optimizer_state_come_from_the_root() -> None:
     assert len(first[1]) == 4
     assert first[3].startswith("ValueError: invalid params")
     assert first[4] == "ValueError: cannot broadcast torch.optim.LBFGS state"
+
+
+#: What scripts import from ``horovod.torch.mpi_ops``.
+MPI_OPS = """allreduce allreduce_ allreduce_async allreduce_async_ grouped_allreduce grouped_allreduce_
+grouped_allreduce_async grouped_allreduce_async_ sparse_allreduce_async allgather allgather_async grouped_allgather
+grouped_allgather_async broadcast broadcast_ broadcast_async broadcast_async_ alltoall alltoall_async reducescatter
+reducescatter_async grouped_reducescatter grouped_reducescatter_async join barrier poll synchronize init shutdown
+is_initialized start_timeline stop_timeline size local_size cross_size rank local_rank cross_rank is_homogeneous
+mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built cuda_built rocm_built
+ProcessSet global_process_set add_process_set remove_process_set Average Sum Adasum Min Max Product Compression
+HorovodInternalError"""
+
+
+def test_mpi_ops_has_the_names_of_horovod() -> None:
+    module = importlib.import_module("paceline.hvd.mpi_ops")
+    assert hvd.mpi_ops is module
+    assert sorted(module.__all__) == sorted(MPI_OPS.split())
+    assert all(getattr(module, name) is getattr(hvd, name) for name in MPI_OPS.split())

@@ -3,6 +3,7 @@
 Operations of different ranks are matched by name, in any order. Where ranks disagree, all of them get an exception.
 """
 
+from paceline.hvd import mpi_ops
 from paceline.hvd.basics import (
     ccl_built,
     cross_rank,
@@ -131,6 +132,7 @@ __all__ = [
     "local_size",
     "mpi_built",
     "mpi_enabled",
+    "mpi_ops",
     "mpi_threads_supported",
     "nccl_built",
     "poll",

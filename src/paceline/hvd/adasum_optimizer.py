@@ -17,6 +17,15 @@ class AdasumMethods:
     _hvd_named: list[tuple[str, torch.nn.Parameter]]
     _hvd_compression: Any
 
+    @property
+    def _requires_update(self) -> set[torch.nn.Parameter]:
+        return {param for _, param in self._hvd_named if param.requires_grad}
+
+    @property
+    def _handles(self) -> dict[torch.nn.Parameter, Any]:
+        """Empty: nothing is on its way between calls of ``step``."""
+        return {}
+
     def synchronize(self) -> None:
         """Do nothing: changes of weights are reduced in ``step``."""
 

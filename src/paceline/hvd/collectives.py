@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from paceline.hvd import world
+from paceline.hvd.errors import HorovodInternalError
 from paceline.hvd.negotiation import Request
 from paceline.hvd.operation import Operation
 from paceline.hvd.process_sets import ProcessSet, global_process_set, members_of
@@ -232,7 +233,7 @@ def _scatter(
     finish: Callable[[Operation], Any],
 ) -> int:
     if op not in (Average, Sum):
-        raise ValueError("reducescatter can average or sum")
+        raise HorovodInternalError(f"reducescatter can average or sum (hvd.Average, hvd.Sum), and got op={op!r}")
     prescale, postscale = map(float, factors)
     return start("reducescatter", name, tensors, process_set, finish, op=op, prescale=prescale, postscale=postscale)
 
@@ -245,7 +246,11 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Reduce a tensor, of which each rank gets its rows; the first ranks get one more where it does not come out."""
+    """Reduce a tensor, of which each rank gets its rows; the first ranks get one more where it does not come out.
+
+    Raises:
+        HorovodInternalError: an ``op`` that is neither Average nor Sum; as in Horovod.
+    """
     return _scatter([tensor], name, op, process_set, (prescale_factor, postscale_factor), first_output)
 
 

@@ -30,6 +30,35 @@ _TWICE = (
 )
 
 
+class Wrapped:
+    """What the classes of all distributed optimizers share: copies, and the private names that Horovod's users read."""
+
+    _hvd_base: type[torch.optim.Optimizer]
+    _hvd_arguments: dict[str, Any]
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """Backward passes before each step."""
+        return int(self._hvd_arguments["backward_passes_per_step"])
+
+    @property
+    def _parameter_names(self) -> dict[torch.nn.Parameter, str]:
+        return {param: name for name, param in self._hvd_arguments["named_parameters"]}
+
+    @property
+    def _compression(self) -> Any:
+        return self._hvd_arguments["compression"]
+
+    def __reduce__(self) -> Any:
+        state = {name: value for name, value in self.__dict__.items() if name in ("defaults", "state", "param_groups")}
+        return _rebuild, (self._hvd_base, state, self._hvd_arguments)
+
+    def __copy__(self) -> Any:
+        copied = type(self).__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        return copied
+
+
 class DistributedMethods:
     """What the class of a distributed optimizer adds to that of the user's optimizer."""
 
@@ -37,6 +66,26 @@ class DistributedMethods:
     _hvd_synchronized: bool
     _hvd_by_scaler: bool
     _hvd_skips: bool
+    _hvd_arguments: dict[str, Any]
+
+    @property
+    def _requires_update(self) -> set[torch.nn.Parameter]:
+        """The parameters whose gradients ``synchronize`` sends even if backward gave none. Can be assigned."""
+        return self._hvd.required
+
+    @_requires_update.setter
+    def _requires_update(self, params: set[torch.nn.Parameter]) -> None:
+        self._hvd.required = params
+
+    @property
+    def _handles(self) -> dict[torch.nn.Parameter, tuple[None, None]]:
+        """The parameters with a gradient that was not used yet, as keys; there are no handles in it."""
+        return dict.fromkeys(self._hvd.begun, (None, None))
+
+    @property
+    def _allreduce_delay(self) -> dict[torch.nn.Parameter, int]:
+        """How many backward passes each parameter waits for."""
+        return self._hvd.passes_left
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -70,6 +119,7 @@ class DistributedMethods:
         """Set how many backward passes there are before each step."""
         if passes <= 0:
             raise ValueError("backward_passes_per_step must be > 0")
+        self._hvd_arguments["backward_passes_per_step"] = passes
         self._hvd.set_passes(passes)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -105,15 +155,6 @@ class DistributedMethods:
         self._hvd_synchronized = self._hvd_by_scaler = False
         super().zero_grad(set_to_none=set_to_none)  # type: ignore[misc]
 
-    def __reduce__(self) -> Any:
-        state = {name: value for name, value in self.__dict__.items() if name in ("defaults", "state", "param_groups")}
-        return _rebuild, (self._hvd_base, state, self._hvd_arguments)  # type: ignore[attr-defined]
-
-    def __copy__(self) -> Any:
-        copied = type(self).__new__(type(self))
-        copied.__dict__.update(self.__dict__)
-        return copied
-
 
 def _rebuild(base: type[torch.optim.Optimizer], state: dict[str, Any], arguments: dict[str, Any]) -> Any:
     optimizer = base.__new__(base)
@@ -121,13 +162,13 @@ def _rebuild(base: type[torch.optim.Optimizer], state: dict[str, Any], arguments
     return DistributedOptimizer(optimizer, **arguments)
 
 
-def _wrapped(optimizer: torch.optim.Optimizer, methods: type) -> Any:
+def _wrapped(optimizer: torch.optim.Optimizer, methods: type, arguments: dict[str, Any]) -> Any:
     """Return an optimizer of a subclass of the given one's class, with the same state and param groups."""
     base = type(optimizer)
-    cls = type(base.__name__, (methods, base), {"__module__": base.__module__, "__doc__": base.__doc__})
+    cls = type(base.__name__, (methods, Wrapped, base), {"__module__": base.__module__, "__doc__": base.__doc__})
     wrapped: Any = cls.__new__(cls)  # type: ignore[call-overload]
     wrapped.__dict__.update(optimizer.__dict__)
-    wrapped._hvd_base = base
+    wrapped._hvd_base, wrapped._hvd_arguments = base, arguments
     return wrapped
 
 
@@ -160,12 +201,14 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
         gradient_predivide_factor: divides before and multiplies after the sum; only with Average.
         num_groups: deprecated; use ``groups``.
         groups: number of groups, or lists of parameters that are reduced together.
-        sparse_as_dense: reduce sparse gradients as dense ones.
+        sparse_as_dense: reduce sparse gradients as dense ones. They stay dense, except for ``torch.optim.SparseAdam``,
+            which takes none.
         process_set: the ranks that take part.
         deterministic: results do not depend on when gradients become ready: they are not fused.
 
     Raises:
         ValueError: a wrong argument; the text says which.
+        NotImplementedError: Adasum with a process set.
     """
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
@@ -178,18 +221,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     if world.is_initialized() and world.current().size > 1:
         refuse_wrapped(params, None, world.current().rank)
     named = checked_names(optimizer, list(named_parameters) if named_parameters is not None else None)
-    if op == Adasum and world.current().size > 1:
-        wrapped = _wrapped(optimizer, AdasumMethods)
-        wrapped._hvd_named, wrapped._hvd_compression = named, compression
-        wrapped._hvd_skips = False
-        return wrapped
-    if isinstance(compression, CodecCompression) and groups:
-        raise ValueError("groups cannot be compressed by a codec")
-    wrapped = _wrapped(optimizer, DistributedMethods)
-    choices = Choices(compression, op, gradient_predivide_factor, sparse_as_dense, process_set, deterministic)
-    wrapped._hvd = Reducer(named, make_groups(groups, named, params), backward_passes_per_step, choices)
-    wrapped._hvd_synchronized = wrapped._hvd_skips = wrapped._hvd_by_scaler = False
-    wrapped._hvd_arguments = {
+    arguments = {
         "named_parameters": named,
         "compression": compression,
         "backward_passes_per_step": backward_passes_per_step,
@@ -200,4 +232,20 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
         "process_set": process_set,
         "deterministic": deterministic,
     }
+    if op == Adasum and world.current().size > 1:
+        if process_set is not global_process_set:
+            raise NotImplementedError("Adasum does not support non-global process sets.")
+        wrapped = _wrapped(optimizer, AdasumMethods, arguments)
+        wrapped._hvd_named, wrapped._hvd_compression = named, compression
+        wrapped._hvd_skips = False
+        return wrapped
+    if isinstance(compression, CodecCompression) and groups:
+        raise ValueError("groups cannot be compressed by a codec")
+    wrapped = _wrapped(optimizer, DistributedMethods, arguments)
+    sparse_again = sparse_as_dense and isinstance(optimizer, torch.optim.SparseAdam)
+    choices = Choices(
+        compression, op, gradient_predivide_factor, sparse_as_dense, sparse_again, process_set, deterministic
+    )
+    wrapped._hvd = Reducer(named, make_groups(groups, named, params), backward_passes_per_step, choices)
+    wrapped._hvd_synchronized = wrapped._hvd_skips = wrapped._hvd_by_scaler = False
     return wrapped

@@ -45,6 +45,7 @@ class Choices:
     op: int
     predivide: float
     sparse_as_dense: bool
+    sparse_again: bool
     process_set: ProcessSet
     deterministic: bool
 
@@ -90,6 +91,7 @@ class Reducer:
         self._sparse: set[int] = set()
         self._codecs: dict[int, CodecReduction] = {}
         self._callback_queued = False
+        self._required: set[torch.nn.Parameter] | None = None
         self.unconsumed = False
         self._hooks: list[Any] = []
         for _, param in named:
@@ -103,6 +105,29 @@ class Reducer:
             return False
         process_set = self.choices.process_set
         return bool(process_set.included()) and process_set.size() != 1
+
+    @property
+    def required(self) -> set[torch.nn.Parameter]:
+        """The parameters that ``synchronize`` sends even if backward gave no gradient: by default all that need one."""
+        if self._required is not None:
+            return self._required
+        return {param for _, param in self.named if param.requires_grad}
+
+    @required.setter
+    def required(self, params: set[torch.nn.Parameter]) -> None:
+        self._required = params
+
+    @property
+    def begun(self) -> list[torch.nn.Parameter]:
+        """The parameters that backward has given a gradient since the last step."""
+        if not self.unconsumed:
+            return []
+        return [param for _, param in self.named if self._left[id(param)] < self.passes]
+
+    @property
+    def passes_left(self) -> dict[torch.nn.Parameter, int]:
+        """How many backward passes each parameter waits for."""
+        return {param: self._left[id(param)] for _, param in self.named}
 
     def set_passes(self, passes: int) -> None:
         """Set the number of backward passes per step."""
@@ -222,8 +247,10 @@ class Reducer:
     def synchronize(self) -> None:
         """Send what is missing, wait for everything, and begin anew."""
         if self.is_active:
+            required = {id(param) for param in self.required}
             for _, param in self.named:
-                if param.requires_grad and id(param) not in self._sent:
+                begun = self._left[id(param)] < self.passes
+                if (id(param) in required or begun) and id(param) not in self._sent:
                     self._ready(param)
             self._finish()
         self.reset()
@@ -232,6 +259,14 @@ class Reducer:
         waits, self._waits = self._waits, {}
         for wait in waits.values():
             wait()
+        if waits and self.choices.sparse_again:
+            self._make_sparse()
+
+    def _make_sparse(self) -> None:
+        """Make the results sparse: all of them, as a rank may not know yet that a parameter's gradients are."""
+        for _, param in self.named:
+            if param.grad is not None and not param.grad.is_sparse:
+                param.grad = param.grad.to_sparse(min(1, param.dim()))
 
     def reset(self) -> None:
         """Count from the start: the gradients were used."""
