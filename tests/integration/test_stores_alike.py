@@ -258,7 +258,7 @@ def test_ignored_targets_are_named_once_per_key(found):
 @pytest.mark.parametrize(
     ("what", "kind", "words"),
     [
-        ("options", "ValueError", "no optimizer, so it has no options"),
+        ("options", "ValueError", "so it has no state or options"),
         ("rate", "ValueError", "not a finite number of 0 or more"),
         ("unknown", "KeyMismatchError", "key 3 is not initialised"),
         ("shape of rows", "ValueError", "(4, 2)"),
