@@ -124,10 +124,9 @@ def test_server_that_exits_slowly_is_waited_for(make_job: MakeJob) -> None:
 
 @pytest.mark.parametrize("agents", [False, True], ids=["here", "on other hosts"])
 def test_worker_that_hangs_in_its_exit_is_named_and_ended(agents: bool, make_job: MakeJob) -> None:
-    over = LEAVES_WHEN_TOLD + """; echo '["over"]' >/dev/fd/$READY_FD"""
+    over = READY + """echo '["over"]' >/dev/fd/$READY_FD"""
     scheduler = over.replace("READY_FD", "PACELINE_READY_FD") if agents else over
-    worker = "echo >all-done; exec sleep 1000"
-    job = make_job(idle_s=0.1, survivors_s=0.1).start(worker, scheduler=scheduler, agents=agents)
+    job = make_job(idle_s=0.1, survivors_s=0.1).start("exec sleep 1000", scheduler=scheduler, agents=agents)
     assert job.wait() == 1
     where = " on h1" if agents else ""
     assert failure(job)[0].startswith(f"worker 0{where} failed: did not exit, and has used no CPU time for ")

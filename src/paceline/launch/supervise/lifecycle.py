@@ -425,7 +425,8 @@ class Lifecycle:
         return [Signal(signal.SIGKILL, tuple(self._started))]
 
     def _finish_if_empty(self) -> list[Action]:
-        return [] if self.alive or self.phase in (Phase.STARTING, Phase.RUNNING) else [self._over()]
+        is_to_come = self.phase is Phase.LEAVING and bool(self._unfinished)  # a worker whose host is slow to say so
+        return [] if self.alive or is_to_come or self.phase in (Phase.STARTING, Phase.RUNNING) else [self._over()]
 
     def _over(self) -> Finish:
         self.phase, self.deadline = Phase.OVER, None
