@@ -49,6 +49,7 @@ def _count() -> Census:
             and issubclass(kind, torch.Tensor)
             and one.layout is torch.strided
             and one.device.type == "cpu"
+            and not hasattr(one, "fake_mode")  # a FakeTensor, which torch.compile leaves behind, has no memory
         ):
             storages[one.untyped_storage().data_ptr()] = one.untyped_storage().nbytes()
         elif module.startswith("paceline"):
