@@ -24,7 +24,7 @@ import numpy as np
 
 from paceline.consistency import policy_of
 from paceline.hetero import Choice, Speed, choose
-from paceline.sim import Cluster, Machine, Plan, simulate
+from paceline.sim import SimulatedCluster, SimulatedTraining, SimulatedWorker, simulate
 from paceline.sim.measuring import measure
 from paceline.sim.problem import Teacher
 
@@ -45,21 +45,21 @@ FRESH = 100
 class Regime:
     """A cluster, and how its data lie."""
 
-    cluster: Cluster
+    cluster: SimulatedCluster
     groups: tuple[tuple[int, ...], ...]
     """Groups that a user would give by speed."""
     skew: float = 0.0
 
 
-def _machines(*seconds: float) -> tuple[Machine, ...]:
+def _machines(*seconds: float) -> tuple[SimulatedWorker, ...]:
     """Workers whose step takes so long, a fifth of it whatever the batch."""
-    return tuple(Machine(Speed(0.2 * one, 0.8 * one / BATCH)) for one in seconds)
+    return tuple(SimulatedWorker(Speed(0.2 * one, 0.8 * one / BATCH)) for one in seconds)
 
 
 def _regimes() -> dict[str, Regime]:
     classes = [1.0] * 4 + [2.0] * 4 + [4.0] * 4
     by_class = ((0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11))
-    base = Regime(Cluster(_machines(*classes), jitter=0.1), by_class)
+    base = Regime(SimulatedCluster(_machines(*classes), jitter=0.1), by_class)
     everybody = (tuple(range(12)),)
     rate = sum(1 / one for one in classes)  # pushes per second without waits
 
@@ -71,16 +71,18 @@ def _regimes() -> dict[str, Regime]:
     thirds = tuple(tuple(range(start, start + 12)) for start in (0, 12, 24))
     return {
         "base 1:2:4": base,
-        "mild 2:3:4": Regime(Cluster(_machines(*mild), jitter=0.1), by_class),
-        "homogeneous": Regime(Cluster(_machines(*[1.0] * 12), jitter=0.1), everybody),
-        "one 8x straggler": Regime(Cluster(_machines(*[1.0] * 11, 8.0), jitter=0.1), (tuple(range(11)), (11,))),
+        "mild 2:3:4": Regime(SimulatedCluster(_machines(*mild), jitter=0.1), by_class),
+        "homogeneous": Regime(SimulatedCluster(_machines(*[1.0] * 12), jitter=0.1), everybody),
+        "one 8x straggler": Regime(
+            SimulatedCluster(_machines(*[1.0] * 11, 8.0), jitter=0.1), (tuple(range(11)), (11,))
+        ),
         "5 % of steps 8x": changed(spike_probability=0.05, spike_factor=8.0),
         "server link 35 %": changed(bandwidth=1.0, model_bytes=0.35 / rate),
         "server link 140 %": changed(bandwidth=1.0, model_bytes=1.4 / rate),
         "server optimizer 200 %": changed(update_s=2.0 / rate),
         "wrong groups": replace(base, groups=((0, 5, 10, 3), (4, 1, 9, 8), (2, 6, 7, 11))),
         "label-skewed shards": replace(base, skew=0.8),
-        "36 workers": Regime(Cluster(_machines(*many), jitter=0.1), thirds),
+        "36 workers": Regime(SimulatedCluster(_machines(*many), jitter=0.1), thirds),
     }
 
 
@@ -91,7 +93,7 @@ REGIMES = _regimes()
 class Mode:
     """A plan without a learning rate, and a first guess of that."""
 
-    plan: Plan
+    plan: SimulatedTraining
     guess: float
 
 
@@ -101,7 +103,7 @@ def fixed_modes(regime: Regime) -> dict[str, Mode]:
 
     def mode(guess: float, store_type: str, shares: Any = "equal", **options: Any) -> Mode:
         policy = policy_of(store_type, num_workers=count, **options)
-        return Mode(Plan(policy, shares, BATCH, regime.skew), guess)
+        return Mode(SimulatedTraining(policy, shares, BATCH, regime.skew), guess)
 
     groups: dict[str, Any] = {"groups": regime.groups}
     plain: dict[str, Any] = {**groups, "weighting": "none"}
@@ -128,7 +130,9 @@ def problem(seed: int) -> Teacher:
     return Teacher(seed=seed)
 
 
-def seconds_to_target(cluster: Cluster, plan: Plan, limits: Sequence[float], first: int = 0) -> list[float]:
+def seconds_to_target(
+    cluster: SimulatedCluster, plan: SimulatedTraining, limits: Sequence[float], first: int = 0
+) -> list[float]:
     """Return the simulated time to the target for each seed; infinite, for all, if one is not there in time.
 
     Args:
@@ -153,7 +157,7 @@ def _mean(times: Sequence[float]) -> float:
     return math.exp(sum(map(math.log, times)) / len(times)) if math.isfinite(max(times)) else math.inf
 
 
-def tuned(cluster: Cluster, mode: Mode, seeds: int, *, coarse: bool = False) -> tuple[float, float]:
+def tuned(cluster: SimulatedCluster, mode: Mode, seeds: int, *, coarse: bool = False) -> tuple[float, float]:
     """Return (seconds, learning rate) of the best rate near the guess of a mode; coarse: in steps of 2 only."""
     found: dict[int, list[float]] = {}  # by half powers of 2 times the guess
     best = 0
@@ -172,7 +176,7 @@ def tuned(cluster: Cluster, mode: Mode, seeds: int, *, coarse: bool = False) -> 
     return at(best), mode.guess * 2 ** (best / 2)
 
 
-def timed(cluster: Cluster, mode: Mode, rate: float, fresh: int) -> float:
+def timed(cluster: SimulatedCluster, mode: Mode, rate: float, fresh: int) -> float:
     """Return the seconds of a mode at a rate, on so many seeds that the search for rates has not seen."""
     return _mean(seconds_to_target(cluster, replace(mode.plan, lr=rate), [LIMIT_S] * fresh, FRESH))
 
@@ -185,7 +189,7 @@ def auto_mode(regime: Regime, seed: int = 0) -> tuple[Choice, Mode, float]:
     # Rates are those of samples: as many times the rate of an update as it has parts of a batch of all workers.
     first = 0.4 * count / max(1, policy.first)
     guess = {"all": 1.6, "each": 0.2 * count, "first": first}.get(policy.merge, 0.8 * len(policy.groups))
-    return choice, Mode(Plan(policy, choice.shares, BATCH, regime.skew), guess), seconds  # type: ignore[arg-type]
+    return choice, Mode(SimulatedTraining(policy, choice.shares, BATCH, regime.skew), guess), seconds  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ def no_walks() -> Iterator[None]:
     dealt._left.clear()
 
 
-def samples(after: int = 0, last: dealt.Batch | None = None) -> int | None:
+def samples(after: int = 0, last: dealt.DealtBatch | None = None) -> int | None:
     found = dealt.newest(after, last)
     return None if found is None else found.samples
 

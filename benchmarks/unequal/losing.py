@@ -10,7 +10,7 @@ from benchmarks.unequal.columns import TUNING_SEEDS, Setup
 from benchmarks.unequal.modes import CLASSES, Machines
 from benchmarks.unequal.simulated import MODEL_BYTES, Service, cluster, run, score, tuned
 from benchmarks.unequal.trial import Trial
-from paceline.sim import Cluster, Machine
+from paceline.sim import SimulatedCluster, SimulatedWorker
 
 MODES = ("BSP", "LB-BSP", "ASP", "SSP 3", "GSP 1/Y", "GSP 1/Y +shares", "K-sync")
 #: Part of the server's link that dist_async would need.
@@ -19,11 +19,11 @@ LOAD = 1.4
 Regimes = dict[str, dict[str, float]]
 
 
-def regimes(machines: Machines, service: Service) -> dict[str, Cluster]:
+def regimes(machines: Machines, service: Service) -> dict[str, SimulatedCluster]:
     """Return the machines of each regime."""
     usual = cluster(machines, service)
     pushes_per_s = sum(machines.per_class / seconds for seconds in CLASSES)
-    alike = replace(usual, workers=(Machine(machines.speeds[machines.per_class]),) * machines.count)
+    alike = replace(usual, workers=(SimulatedWorker(machines.speeds[machines.per_class]),) * machines.count)
     return {
         "1 : 2 : 4": usual,
         "alike": alike,
@@ -33,10 +33,10 @@ def regimes(machines: Machines, service: Service) -> dict[str, Cluster]:
     }
 
 
-def _shuffled(machines: Machines) -> tuple[Machine, ...]:
+def _shuffled(machines: Machines) -> tuple[SimulatedWorker, ...]:
     """Deal the classes out over the groups: each has workers of several classes."""
     speeds = machines.speeds[:: machines.per_class]
-    return tuple(Machine(speeds[rank % len(speeds)]) for rank in range(machines.count))
+    return tuple(SimulatedWorker(speeds[rank % len(speeds)]) for rank in range(machines.count))
 
 
 def sooner(setup: Setup, service: Service) -> Regimes:
@@ -49,7 +49,7 @@ def sooner(setup: Setup, service: Service) -> Regimes:
     return {name: {mode: row["BSP"] / time for mode, time in row.items()} for name, row in times.items()}
 
 
-def _seconds(cell: tuple[Cluster, str], setup: Setup, service: Service) -> float:
+def _seconds(cell: tuple[SimulatedCluster, str], setup: Setup, service: Service) -> float:
     on, mode = cell
     seeds = TUNING_SEEDS[: len(setup.seeds)]
     rate = tuned(mode, seeds, setup.simulated_s, service, on)

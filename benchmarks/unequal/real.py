@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.unequal.modes import ALL_MODES, BATCH, JITTER, Machines
 from benchmarks.unequal.trial import EVALUATE_S, TARGET, Ledger, Outcome, Trial
 from benchmarks.unequal.worker import measure, train
-from paceline.hetero import Measured, Step, measured_of
+from paceline.hetero import Measured, WorkerRound, measured_of
 from paceline.sim.problem import Digits
 from paceline.testing import LocalJob
 
@@ -94,7 +94,7 @@ def measured(machines: Machines) -> Measured:
     """Return what a short job of real processes shows of the machines."""
     with LocalJob(machines.count, 1, check_rules=False) as job:
         steps = job.run(measure, {"speeds": _speeds(machines), "jitter": JITTER, "batch": BATCH})
-    return measured_of([[Step(*one) for one in of_worker] for of_worker in steps], BATCH)
+    return measured_of([[WorkerRound(*one) for one in of_worker] for of_worker in steps], BATCH)
 
 
 def _speeds(machines: Machines) -> list[tuple[float, float]]:

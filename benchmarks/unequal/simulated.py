@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.unequal.modes import ALL_MODES, BATCH, JITTER, Kind, Machines
 from benchmarks.unequal.trial import EVALUATE_S, TARGET, Outcome, Trial
 from benchmarks.unequal.worker import MODEL_ELEMENTS
-from paceline.sim import Cluster, Machine, Plan, simulate
+from paceline.sim import SimulatedCluster, SimulatedTraining, SimulatedWorker, simulate
 from paceline.sim.problem import Digits
 
 #: Of the digits' network, float32.
@@ -29,10 +29,10 @@ class Service:
     update_s: float = 0.0005
 
 
-def cluster(machines: Machines, service: Service, **changes: Any) -> Cluster:
+def cluster(machines: Machines, service: Service, **changes: Any) -> SimulatedCluster:
     """Return the machines as the simulator takes them; ``changes`` are fields of its cluster."""
-    usual = Cluster(
-        tuple(Machine(speed) for speed in machines.speeds),
+    usual = SimulatedCluster(
+        tuple(SimulatedWorker(speed) for speed in machines.speeds),
         jitter=JITTER,
         latency_s=service.latency_s,
         merge_s=service.merge_s,
@@ -42,7 +42,7 @@ def cluster(machines: Machines, service: Service, **changes: Any) -> Cluster:
     return replace(usual, **changes)
 
 
-def run(trial: Trial, service: Service, on: Cluster | None = None) -> Outcome:
+def run(trial: Trial, service: Service, on: SimulatedCluster | None = None) -> Outcome:
     """Return what a trial gives in the simulator.
 
     Args:
@@ -52,7 +52,7 @@ def run(trial: Trial, service: Service, on: Cluster | None = None) -> Outcome:
     """
     machines, mode = trial.machines, ALL_MODES[trial.mode]
     target = TARGET if trial.to_target else None
-    plan = Plan(
+    plan = SimulatedTraining(
         mode.policy(machines), mode.shares, BATCH, lr=trial.lr, seconds=trial.seconds, target=target,
         evaluate_s=EVALUATE_S, seed=trial.seed,
     )  # fmt: skip
@@ -105,7 +105,7 @@ def tuned(
     seeds: Sequence[int],
     seconds: float,
     service: Service,
-    on: Cluster | None = None,
+    on: SimulatedCluster | None = None,
     kind: Kind = "classes",
 ) -> float:
     """Return the best rate of a mode in the simulator.

@@ -18,7 +18,7 @@ _numbers = itertools.count(1)
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class DealtBatch:
     """A batch that a loop has got.
 
     Attributes:
@@ -41,12 +41,12 @@ class Walk:
 
     def __init__(self, sampler: int) -> None:
         self._sampler = sampler
-        self.latest: Batch | None = None
+        self.latest: DealtBatch | None = None
         _open.append(self)
 
     def hand_out(self, samples: int) -> None:
         """Note that the loop has got the next batch."""
-        self.latest = Batch(next(_numbers), samples, self._sampler)
+        self.latest = DealtBatch(next(_numbers), samples, self._sampler)
 
     def end(self) -> None:
         """Note that the loop has asked for one batch too many: none is in use. Idempotent."""
@@ -66,7 +66,7 @@ _left: list[Walk] = []
 """The walk that was left last, unless another one has ended since."""
 
 
-def newest(after: int, last: Batch | None) -> Batch | None:
+def newest(after: int, last: DealtBatch | None) -> DealtBatch | None:
     """Return the batch that the loop has now; None: not known, or batches of several samplers are in use.
 
     Args:

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from benchmarks.regimes import BATCH, REGIMES, Row, auto_mode, table
-from paceline.sim import Plan, simulate
+from paceline.sim import SimulatedTraining, simulate
 
 #: What dist_auto takes where it is clear. In the base regime two ways are forecast alike, and noise decides.
 CHOICES = {
@@ -29,7 +29,9 @@ _BUSY_LINK = pytest.mark.xfail(strict=True, reason="forecast of an overloaded li
 )
 def test_forecast_is_the_throughput_of_a_simulated_job(name: str) -> None:
     choice, mode, _ = auto_mode(REGIMES[name])
-    rate = simulate(REGIMES[name].cluster, Plan(mode.plan.policy, mode.plan.shares, BATCH, seconds=200)).samples_per_s
+    rate = simulate(
+        REGIMES[name].cluster, SimulatedTraining(mode.plan.policy, mode.plan.shares, BATCH, seconds=200)
+    ).samples_per_s
     forecast = float(choice.sentence.split("forecast: ")[1].split()[0])
     assert forecast == pytest.approx(rate, rel=0.2)
 

@@ -13,7 +13,7 @@ from paceline.cli import auto_groups
 from paceline.cli.auto_groups import ROUNDS, with_measured_groups
 from paceline.consistency import Policy
 from paceline.errors import ConfigError, LaunchError
-from paceline.hetero import Choice, Step
+from paceline.hetero import Choice, WorkerRound
 from paceline.hetero.files import choice_text, parse_choice, parse_measured, parse_speeds, steps_line, steps_text
 from paceline.launch import JobSpec
 from paceline.testing import LocalJob
@@ -27,7 +27,7 @@ def test_job_gets_the_groups_of_what_was_measured(capsys: pytest.CaptureFixture[
     def run(spec: JobSpec) -> int:
         ran.append(spec)
         Path(spec.settings["profile"]).write_text("h:0 0.3\nh:1 0.1\nh:2 0.31\n")
-        steps = [steps_line([Step(8, seconds, 0.0)] * 4) for seconds in (0.3, 0.1, 0.31)]
+        steps = [steps_line([WorkerRound(8, seconds, 0.0)] * 4) for seconds in (0.3, 0.1, 0.31)]
         Path(spec.settings["profile_steps"]).write_text(steps_text(steps, 0.0, hands_out=True))
         return 0
 

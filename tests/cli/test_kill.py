@@ -14,18 +14,18 @@ import pytest
 
 import paceline.cli.kill as command
 from paceline.cli import main
-from paceline.launch.marked import Process, marked
+from paceline.launch.marked import MarkedProcess, marked
 
 DEADLINE_S = 30.0
-MINE = Process(11, os.getuid(), "lost", "worker", "3", 100, 7500.0, "python train.py")
-OTHER = Process(12, os.getuid() + 1, "lost", "server", "0", 100, 3.0, "python -m paceline server")
+MINE = MarkedProcess(11, os.getuid(), "lost", "worker", "3", 100, 7500.0, "python train.py")
+OTHER = MarkedProcess(12, os.getuid() + 1, "lost", "server", "0", 100, 3.0, "python -m paceline server")
 
 
 class Host:
     """What runs here, and what was killed."""
 
     def __init__(self) -> None:
-        self.found, self.killed = [MINE, OTHER], list[Process]()
+        self.found, self.killed = [MINE, OTHER], list[MarkedProcess]()
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_nothing_ends_without_a_terminal_to_ask_at(
 
 @pytest.mark.parametrize(("answer", "killed"), [("y\n", [MINE]), ("yes\n", [MINE]), ("\n", []), ("n\n", []), ("", [])])
 def test_processes_end_only_after_a_yes(
-    host: Host, answer: str, killed: list[Process], monkeypatch: pytest.MonkeyPatch
+    host: Host, answer: str, killed: list[MarkedProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers(monkeypatch, answer)
     assert main(["kill", "--here"]) == 0
@@ -152,9 +152,9 @@ def test_processes_are_known_by_their_environment(tmp_path: Path) -> None:
     (tmp_path / "10").mkdir()  # it ends while it is read
     fake(tmp_path, os.getpid(), 5, PACELINE_JOB_ID="a")
     born = 100 * os.sysconf("SC_CLK_TCK")
-    worker = Process(7, 5, "a", "worker", "2", born, 60.5, "python train.py")
+    worker = MarkedProcess(7, 5, "a", "worker", "2", born, 60.5, "python train.py")
     assert marked("a", tmp_path) == [worker]
-    assert marked("", tmp_path) == [worker, Process(8, 6, "b", "", "", born, 60.5, "python train.py")]
+    assert marked("", tmp_path) == [worker, MarkedProcess(8, 6, "b", "", "", born, 60.5, "python train.py")]
 
 
 @pytest.fixture

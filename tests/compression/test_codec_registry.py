@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.compression import Codec, State, known_codecs, make
+from paceline.compression import Codec, CodecState, known_codecs, make
 from paceline.compression.buffers import Bytes
 from paceline.extensions import register
 
@@ -23,7 +23,7 @@ class Sign(Codec):
     def encoded_nbytes(self, numel: int) -> int:
         return numel
 
-    def _encode(self, grad: torch.Tensor, state: State, payload: Bytes, round: int, seed: int) -> int:
+    def _encode(self, grad: torch.Tensor, state: CodecState, payload: Bytes, round: int, seed: int) -> int:
         payload.view(np.int8)[:] = grad.sign().to(torch.int8).numpy()
         return 0
 

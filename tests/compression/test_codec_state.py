@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paceline.compression import Codec, make
-from paceline.compression.state import State
+from paceline.compression.state import CodecState
 
 
 def gaussian(numel: int, seed: int) -> torch.Tensor:
@@ -33,7 +33,7 @@ def test_sender_continues_from_saved_state_as_if_never_stopped(codec: Codec) -> 
     ],
 )
 def test_saved_state_that_does_not_fit_is_refused_and_changes_nothing(tensors: dict[str, torch.Tensor]) -> None:
-    state = State(4, torch.zeros(4), q=torch.zeros(2))
+    state = CodecState(4, torch.zeros(4), q=torch.zeros(2))
     with pytest.raises(ValueError, match="state"):
         state.load(tensors)
     assert not any(tensor.any() for tensor in state.state_tensors().values())

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.testing.cluster import Cluster
+from paceline.testing.cluster import StepwiseStart
 from tests.engines.kubernetes_build import CACHE, IMAGE_FILE, is_built
 from tests.engines.named_hosts import NamedHosts
 
@@ -84,7 +84,7 @@ def why_no_kubernetes() -> str:
     return "" if is_built() else "Kubernetes is not built: make test-k8s builds it"
 
 
-class KubernetesCluster(Cluster):
+class KubernetesCluster(StepwiseStart):
     """A control plane, and a node on every host but the first.
 
     Args:

@@ -9,14 +9,14 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from paceline.testing.cluster import Cluster
+from paceline.testing.cluster import StepwiseStart
 from tests.engines.named_hosts import NamedHosts
 
 _PORT = 6399
 _START_S = 60.0
 
 
-class RayNodes(Cluster):
+class RayNodes(StepwiseStart):
     """A Ray node on every host; the first is the head.
 
     Each node has a process namespace of its own, so all of it ends with one process, and sees no other's.

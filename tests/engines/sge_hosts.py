@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from paceline.testing.cluster import Cluster
+from paceline.testing.cluster import StepwiseStart
 from tests.engines.named_hosts import NamedHosts
 
 _INSTALLED = Path("/var/lib/gridengine")
@@ -37,7 +37,7 @@ def why_no_sge() -> str:
     return f"needs {', '.join(absent)} (packages gridengine-master, -exec and -client)" if absent else ""
 
 
-class SgeHosts(Cluster):
+class SgeHosts(StepwiseStart):
     """A master and an execution daemon per host.
 
     Args:

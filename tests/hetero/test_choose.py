@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from paceline.hetero import Measured, Noise, Speed, Step, choose, measured_of
+from paceline.hetero import Measured, Speed, StepNoise, WorkerRound, choose, measured_of
 from paceline.hetero.forecast import first_k, in_groups, lock_step
 from paceline.hetero.measured import sizes
 
@@ -17,7 +17,7 @@ BATCH = 32
 
 def machines(*seconds: float, **more: object) -> Measured:
     """Workers whose step of 32 takes so long, a fifth of it fixed."""
-    noise = Noise(0.1)
+    noise = StepNoise(0.1)
     speeds = tuple(Speed(0.2 * one, 0.8 * one / BATCH) for one in seconds)
     return Measured(**({"workers": speeds, "batch": BATCH, "noise": noise} | more))  # type: ignore[arg-type]
 
@@ -25,7 +25,7 @@ def machines(*seconds: float, **more: object) -> Measured:
 ALIKE = machines(*[1.0] * 12)
 CLASSES = machines(*[1.0] * 4, *[2.0] * 4, *[4.0] * 4)
 STRAGGLER = machines(*[1.0] * 11, 8.0)
-SPIKES = dataclasses.replace(CLASSES, noise=Noise(0.1, 0.05, 8.0))
+SPIKES = dataclasses.replace(CLASSES, noise=StepNoise(0.1, 0.05, 8.0))
 
 
 # ---- the choice ------------------------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ def test_sentence_has_the_rates_of_all_ways() -> None:
 
 
 def test_forecasts_by_hand() -> None:
-    quiet = dataclasses.replace(machines(1.0, 1.0, 2.0), noise=Noise(), exchange_s=0.5, update_s=0.2)
+    quiet = dataclasses.replace(machines(1.0, 1.0, 2.0), noise=StepNoise(), exchange_s=0.5, update_s=0.2)
     assert quiet.push_s == pytest.approx(0.1)
     assert lock_step(quiet, by_speed=False).samples_per_s == pytest.approx(96 / 2.5)
     grouped = in_groups(dataclasses.replace(quiet, update_s=0.0), ((0, 1), (2,)))
@@ -90,8 +90,8 @@ def test_forecasts_by_hand() -> None:
     assert first_k(quiet, 1).samples_per_s < BATCH * 3 / (3 * 0.2)
 
 
-@pytest.mark.parametrize("noise", [Noise(0.1), Noise(0.3, 0.05, 8.0), Noise(0.0, 0.1, 5.0)])
-def test_slowest_of_several_steps_is_that_of_a_trial(noise: Noise) -> None:
+@pytest.mark.parametrize("noise", [StepNoise(0.1), StepNoise(0.3, 0.05, 8.0), StepNoise(0.0, 0.1, 5.0)])
+def test_slowest_of_several_steps_is_that_of_a_trial(noise: StepNoise) -> None:
     rng = np.random.default_rng(0)
     times = np.array([1.0] * 4 + [2.0] * 4)
     steps = times * rng.lognormal(0, noise.jitter, (100_000, 8))
@@ -110,7 +110,7 @@ def test_noise_and_speeds_come_back_from_steps() -> None:
         steps = []
         for size in sizes(BATCH, 200):
             seconds = speed.seconds(size) * rng.lognormal(0, 0.1) * (8.0 if rng.random() < 0.05 else 1.0)
-            steps.append(Step(size, seconds, 0.3 + rng.random()))
+            steps.append(WorkerRound(size, seconds, 0.3 + rng.random()))
         found.append(steps)
     measured = measured_of(found, BATCH, update_s=0.1)
     assert measured.seconds == pytest.approx(CLASSES.seconds, rel=0.1)
@@ -123,25 +123,25 @@ def test_noise_and_speeds_come_back_from_steps() -> None:
 
 def test_work_after_a_push_does_not_count_for_the_next_size() -> None:
     """The first small step takes as long as a whole one; it must not look like a change of speed."""
-    steps = [Step(8, 0.3, 0.0)] * 12 + [Step(2, 0.3, 0.0)] + [Step(2, 0.12, 0.0)] * 11
+    steps = [WorkerRound(8, 0.3, 0.0)] * 12 + [WorkerRound(2, 0.3, 0.0)] + [WorkerRound(2, 0.12, 0.0)] * 11
     measured = measured_of([steps, steps], 8)
     assert measured.seconds == pytest.approx([0.3, 0.3])
     assert [one.fixed_s for one in measured.workers] == pytest.approx([0.06, 0.06])
-    assert measured.noise == Noise()
+    assert measured.noise == StepNoise()
 
 
 def test_one_pause_is_no_spike() -> None:
-    assert Noise.of([1.0] * 200 + [50.0]) == Noise()
-    assert Noise.of([1.0] * 200 + [5.0] * 10).spike_factor == 5.0
+    assert StepNoise.of([1.0] * 200 + [50.0]) == StepNoise()
+    assert StepNoise.of([1.0] * 200 + [5.0] * 10).spike_factor == 5.0
 
 
 def test_nothing_measured_is_refused() -> None:
     with pytest.raises(ValueError, match="no steps"):
-        measured_of([[Step(1, 1.0, 0.0)], []], 1)
+        measured_of([[WorkerRound(1, 1.0, 0.0)], []], 1)
     with pytest.raises(ValueError, match="no steps"):
-        Noise.of([])
+        StepNoise.of([])
 
 
 def test_mean_of_noise_is_that_of_its_parts() -> None:
-    assert Noise(0.0, 0.1, 5.0).mean == pytest.approx(1.4)
-    assert Noise(0.2).mean == pytest.approx(math.exp(0.02))
+    assert StepNoise(0.0, 0.1, 5.0).mean == pytest.approx(1.4)
+    assert StepNoise(0.2).mean == pytest.approx(math.exp(0.02))

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.consistency import Policy, parse_groups
 from paceline.data import read_spans
-from paceline.hetero import Choice, Measured, Noise, Speed, Step
+from paceline.hetero import Choice, Measured, Speed, StepNoise, WorkerRound
 from paceline.hetero.files import (
     choice_text,
     groups_text,
@@ -61,7 +61,7 @@ def test_sharding_is_in_proportion_to_speed_and_covers_everything(tmp_path: Path
 
 
 def test_measured_steps_come_back() -> None:
-    steps = [[Step(32, seconds, 0.25)] * 5 + [Step(8, seconds / 2, 0.25)] * 5 for seconds in (1.0, 2.0)]
+    steps = [[WorkerRound(32, seconds, 0.25)] * 5 + [WorkerRound(8, seconds / 2, 0.25)] * 5 for seconds in (1.0, 2.0)]
     measured = parse_steps(steps_text([steps_line(one) for one in steps], 0.125, hands_out=True))
     assert measured.seconds == pytest.approx([1.0, 2.0])
     assert [one.fixed_s for one in measured.workers] == pytest.approx([1 / 3, 2 / 3])
@@ -91,7 +91,7 @@ def test_choice_of_another_job_is_refused() -> None:
 
 
 def test_what_was_measured_comes_back() -> None:
-    measured = Measured((Speed(0.25, 0.0078125), Speed(0.0, 1e-7)), 32, Noise(0.1, 0.05, 8.0), 0.5, 0.125, False)
+    measured = Measured((Speed(0.25, 0.0078125), Speed(0.0, 1e-7)), 32, StepNoise(0.1, 0.05, 8.0), 0.5, 0.125, False)
     assert parse_measured(measured_text(measured), 2) == measured
     assert "\n" not in measured_text(measured)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.hetero import Noise
+from paceline.hetero import StepNoise
 from paceline.hetero.live_noise import BLOCK, WINDOW, Counted, count, noise_now
 
 #: As 12 workers measure it before a job.
@@ -41,7 +41,7 @@ def test_change_of_speed_is_no_spike(seconds: float, at: int) -> None:
 
 
 def test_what_was_measured_stays_until_there_is_a_clear_difference() -> None:
-    start = Noise(0.1, 0.05, 8.0)
+    start = StepNoise(0.1, 0.05, 8.0)
     assert noise_now(start, STEPS, [Counted()] * 12) == start
     chance = np.random.default_rng(1)
     for _ in range(500):
@@ -52,7 +52,7 @@ def test_what_was_measured_stays_until_there_is_a_clear_difference() -> None:
 def test_spikes_that_begin_and_end_and_more_jitter_are_believed() -> None:
     chance = np.random.default_rng(2)
     calm, rough = ([count(steps(chance, 0.1 + share, share)) for _ in range(12)] for share in (0.0, 0.05))
-    now = noise_now(Noise(0.1), STEPS, rough)
+    now = noise_now(StepNoise(0.1), STEPS, rough)
     assert (now.spike_share, now.spike_factor) == (pytest.approx(0.05, rel=0.3), pytest.approx(8, rel=0.1))
     assert now.jitter == pytest.approx(0.15, rel=0.1)
-    assert noise_now(Noise(0.1, 0.05, 8.0), STEPS, calm) == Noise(0.1)
+    assert noise_now(StepNoise(0.1, 0.05, 8.0), STEPS, calm) == StepNoise(0.1)

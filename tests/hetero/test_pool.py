@@ -9,8 +9,8 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from paceline.hetero.pool import Given, Over, Pool, Refused, Rest, Wait, positions
-from paceline.hetero.walk import Start
+from paceline.hetero.pool import Given, Pool, PoolOver, Refused, Rest, Wait, positions
+from paceline.hetero.walk import WalkStart
 from paceline.ranges import Ranges
 
 WORKERS, LENGTH = 4, 23
@@ -39,9 +39,9 @@ def test_epoch_ends_for_all_when_all_is_done() -> None:
     pool.take(0, 1, 0, 2, 0)
     pool.take(1, 1, 0, 2, 0)
     assert pool.take(0, 2, 0, 2, 1) == [Wait(0, 2)]
-    assert pool.take(1, 2, 0, 2, 1) == [Over(0, 2, 0), Over(1, 2, 0)]
+    assert pool.take(1, 2, 0, 2, 1) == [PoolOver(0, 2, 0), PoolOver(1, 2, 0)]
     assert pool.take(0, 3, 1, 2, 2) == [Given(0, 3, 1, ((0, 2),))]
-    assert pool.take(1, 3, 0, 2, 2) == [Over(1, 3, 0)]
+    assert pool.take(1, 3, 0, 2, 2) == [PoolOver(1, 3, 0)]
 
 
 def test_next_epoch_waits_for_this_one() -> None:
@@ -101,7 +101,7 @@ def test_worker_that_waits_cannot_ask_for_more() -> None:
 
 
 def test_continued_epoch_leaves_out_what_was_done() -> None:
-    start = Start(3, ((0, 1), (3, 5)))
+    start = WalkStart(3, ((0, 1), (3, 5)))
     pool = Pool(6, 1, start)
     assert pool.rest(0, 0) == Rest(0, 3, ((0, 1), (3, 5)), ())
     assert pool.take(0, 1, 0, 9, 0, start=start) == [Given(0, 1, 0, ((0, 1), (3, 5)))]
@@ -112,18 +112,18 @@ def test_continued_epoch_leaves_out_what_was_done() -> None:
 
 
 def test_walk_of_a_limited_size_ends_for_all_and_the_next_one_goes_on_with_the_epoch() -> None:
-    start = Start(0, limit=4, order=1)
+    start = WalkStart(0, limit=4, order=1)
     pool = Pool(6, 2, start)
     pool.take(0, 1, 0, 3, 0, start=start)
     pool.take(1, 1, 0, 3, 0, start=start)
     assert pool.held() == {0: ((0, 3),), 1: ((3, 4),)}
     assert pool.take(0, 2, 0, 3, 1, start=start) == [Wait(0, 2)]
-    assert pool.take(1, 2, 0, 3, 1, start=start) == [Over(0, 2, 0), Over(1, 2, 0)]
+    assert pool.take(1, 2, 0, 3, 1, start=start) == [PoolOver(0, 2, 0), PoolOver(1, 2, 0)]
     assert pool.rest(0, 9) == Rest(0, 0, ((4, 6),), ())
     second = start.following(6)
-    assert second == Start(0, ((4, 6),), 4, 1)
+    assert second == WalkStart(0, ((4, 6),), 4, 1)
     assert pool.take(0, 3, 1, 3, 2, start=second) == [Given(0, 3, 1, ((4, 6),))]
-    assert second.following(6) == Start(1, (), 4, 1)
+    assert second.following(6) == WalkStart(1, (), 4, 1)
     pool.check()
 
 
@@ -137,7 +137,7 @@ def test_what_a_worker_has_pushed_for_is_done_before_it_asks_again() -> None:
     assert pool.rest(1, 8) == Rest(0, 0, ((0, 3),), (0,))
     assert pool.rest(0, 5) == Rest(0, 1, (), ()), "the worker that asks has pushed since"
     assert pool.held()[0] == ((0, 3),), "a question changes nothing"
-    assert pool.pushed(0, 5) == [Over(1, 2, 0)]
+    assert pool.pushed(0, 5) == [PoolOver(1, 2, 0)]
     assert pool.pushed(7, 5) == []
     assert pool.rest(7, 5) == Rest(0, 1, (), ())
 
@@ -156,32 +156,32 @@ def test_worker_that_comes_late_finds_the_epochs_before_over() -> None:
     pool = Pool(2, 2)
     pool.take(0, 1, 0, 2, 0)
     pool.take(0, 2, 1, 1, 1)
-    assert pool.take(1, 1, 0, 2, 0) == [Over(1, 1, 0)]
+    assert pool.take(1, 1, 0, 2, 0) == [PoolOver(1, 1, 0)]
     assert pool.take(1, 2, 1, 2, 1) == [Given(1, 2, 1, ((1, 2),))]
 
 
 def test_workers_that_do_not_agree_on_a_walk_are_refused() -> None:
-    pool = Pool(6, 2, Start(2, ((0, 3),), order=1))
-    [answer] = pool.take(0, 1, 0, 2, 0, start=Start(2, order=8))
+    pool = Pool(6, 2, WalkStart(2, ((0, 3),), order=1))
+    [answer] = pool.take(0, 1, 0, 2, 0, start=WalkStart(2, order=8))
     assert isinstance(answer, Refused)
     assert answer.error == "ValueError"
     assert (
         "worker 0 walks through epoch 2, seed 7, the others through epoch 2 from position 0 on, seed 0" in answer.reason
     )
     pool.take(0, 1, 0, 3, 0, start=pool.start)
-    assert pool.take(0, 2, 1, 3, 0, start=Start(5)) == [Wait(0, 2)]
-    [answer] = pool.take(1, 1, 1, 3, 0, start=Start(6, limit=3))
+    assert pool.take(0, 2, 1, 3, 0, start=WalkStart(5)) == [Wait(0, 2)]
+    [answer] = pool.take(1, 1, 1, 3, 0, start=WalkStart(6, limit=3))
     assert isinstance(answer, Refused)
     assert "epoch 6, 3 samples at a time, not shuffled, the others through epoch 5, not shuffled" in answer.reason
     assert pool.finish(0, 1) == [Given(0, 2, 1, ((0, 3),))]
-    assert pool.start == Start(5)
+    assert pool.start == WalkStart(5)
 
 
 @pytest.mark.parametrize("left", [((0, 7),), ((3, 4), (1, 2)), ((2, 2),), ((0, 3), (2, 4))])
 def test_walk_through_positions_that_make_no_sense_is_refused(left: Ranges) -> None:
     pool = Pool(6, 1)
     pool.take(0, 1, 0, 6, 0)
-    [answer] = pool.take(0, 2, 1, 2, 1, start=Start(1, left))
+    [answer] = pool.take(0, 2, 1, 2, 1, start=WalkStart(1, left))
     assert isinstance(answer, Refused)
     assert "not ascending ranges within 6 samples" in answer.reason
     assert pool.held() == {0: ((0, 6),)}
@@ -220,7 +220,7 @@ class Job(RuleBasedStateMachine):
                 assert answer.walk == self.epoch[answer.worker]
                 self.held[answer.worker][answer.number] = positions(answer.ranges)
                 self.begun[answer.worker] = answer.walk
-            elif isinstance(answer, Over):
+            elif isinstance(answer, PoolOver):
                 assert sorted(self.ledger.get(answer.walk, Counter()).elements()) == list(range(LENGTH))
                 self.epoch[answer.worker] += 1
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from paceline.consistency import Policy
-from paceline.hetero import Choice, Measured, Noise, Revision, Speed, StepTime, choose, free_policy
+from paceline.hetero import Choice, Measured, Revision, Speed, StepNoise, StepTime, choose, free_policy
 from paceline.hetero.live_noise import Counted
 
 BATCH = 32
@@ -21,7 +21,7 @@ ALONE, BY_SPEED = ((0,), (1,), (2,), (3,)), ((0, 2), (1, 3))
 
 def machines(*seconds: float, **more: object) -> Measured:
     speeds = tuple(Speed(0.2 * one, 0.8 * one / BATCH) for one in seconds)
-    given = {"workers": speeds, "batch": BATCH, "noise": Noise(0.1), "exchange_s": 0.04, "update_s": 0.02} | more
+    given = {"workers": speeds, "batch": BATCH, "noise": StepNoise(0.1), "exchange_s": 0.04, "update_s": 0.02} | more
     return Measured(**given)  # type: ignore[arg-type]
 
 

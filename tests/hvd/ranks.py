@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.testing.fork_server import Child, ForkServer
+from paceline.testing.fork_server import ForkedProcess, ForkServer
 
 _numbers = itertools.count()
 _servers: list[ForkServer] = []
@@ -47,13 +47,15 @@ class Ranks:
         job = f"test-{os.getpid()}-{next(_numbers)}"
         base = {name: value for name, value in os.environ.items() if not name.startswith(("PACELINE_", "HOROVOD_"))}
         base |= {"OMP_NUM_THREADS": "1", "PACELINE_JOB_ID": job}
-        self.children: list[Child] = []
+        self.children: list[ForkedProcess] = []
         for rank in range(size):
             env = base | {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
             env |= {**(environment or {}), **by_rank(rank)}
             self.children.append(self._start(rank, function, list(arguments), env))
 
-    def _start(self, rank: int, function: Callable[..., Any], arguments: list[Any], env: dict[str, str]) -> Child:
+    def _start(
+        self, rank: int, function: Callable[..., Any], arguments: list[Any], env: dict[str, str]
+    ) -> ForkedProcess:
         if not _servers:
             _servers.append(ForkServer(env))
         task = self._folder / f"task-{rank}.json"

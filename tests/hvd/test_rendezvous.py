@@ -10,14 +10,16 @@ import pytest
 from paceline.config import Settings
 from paceline.errors import AuthenticationError
 from paceline.hvd import rendezvous
-from paceline.hvd.place import Place
+from paceline.hvd.place import ProcessPlace
 from paceline.transport.security import Security, new_job_key
 
 
 def test_file_is_removed_unless_another_job_has_written_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    place = Place(0, 2, 2, "a job")
-    first, second = (rendezvous.Meeting(f"tcp://127.0.0.1:{port}", Security(new_job_key())) for port in (1, 2))
+    place = ProcessPlace(0, 2, 2, "a job")
+    first, second = (
+        rendezvous.CoordinatorAddress(f"tcp://127.0.0.1:{port}", Security(new_job_key())) for port in (1, 2)
+    )
     rendezvous.publish(place, Settings(), first)
     path = rendezvous.meeting_file(place)
     assert path.stat().st_mode & 0o077 == 0
@@ -30,9 +32,9 @@ def test_file_is_removed_unless_another_job_has_written_it(tmp_path: Path, monke
 
 
 def test_an_address_in_a_store_counts_if_a_holder_of_the_key_has_put_it_there_for_this_job() -> None:
-    place, other_job = Place(1, 2, 1, "a job"), Place(1, 2, 1, "another job")
+    place, other_job = ProcessPlace(1, 2, 1, "a job"), ProcessPlace(1, 2, 1, "another job")
     security = Security(new_job_key())
-    meeting = rendezvous.Meeting("tcp://10.0.0.1:4711", security)
+    meeting = rendezvous.CoordinatorAddress("tcp://10.0.0.1:4711", security)
     sealed = rendezvous._sealed(place, meeting).encode()
     assert b"10.0.0.1" not in sealed
     assert rendezvous._opened(place, sealed, security) == meeting
@@ -46,5 +48,5 @@ def test_an_address_in_a_store_counts_if_a_holder_of_the_key_has_put_it_there_fo
     ):
         with pytest.raises(AuthenticationError, match="does not hold this job's key"):
             rendezvous._opened(where, text, key)
-    open_to_all = rendezvous.Meeting("tcp://10.0.0.1:4711", Security(""))
+    open_to_all = rendezvous.CoordinatorAddress("tcp://10.0.0.1:4711", Security(""))
     assert rendezvous._opened(place, rendezvous._sealed(place, open_to_all).encode(), Security("")) == open_to_all

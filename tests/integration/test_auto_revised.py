@@ -8,7 +8,7 @@ import time
 import torch
 
 import paceline
-from paceline.hetero import Measured, Noise, Speed, choose
+from paceline.hetero import Measured, Speed, StepNoise, choose
 from paceline.hetero.files import choice_text, measured_text
 from paceline.testing import LocalJob
 from paceline.wire import messages as m
@@ -21,7 +21,7 @@ ALONE, BY_SPEED = [[0], [1], [2], [3]], [[0, 2], [1, 3]]
 #: Samples of an epoch, one per step.
 SAMPLES = 240
 
-MEASURED = Measured(tuple(Speed(0.2 * one, 0.8 * one) for one in STRAGGLER), 1, Noise(0.05), 0.04, 0.02)
+MEASURED = Measured(tuple(Speed(0.2 * one, 0.8 * one) for one in STRAGGLER), 1, StepNoise(0.05), 0.04, 0.02)
 CHOICE = choose(MEASURED)
 
 

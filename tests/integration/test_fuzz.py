@@ -357,6 +357,6 @@ def test_strangers_are_answered_with_refusals_only(found):
 
 
 def test_messages_of_a_worker_reach_all_parts_of_the_server(found):
-    wanted = {"Done", "Values", "StateIs", "Answer", "StatsAre", "Missing", "Failed", "Unknown"}
+    wanted = {"Done", "Values", "StateIs", "CommandAnswer", "StatsAre", "Missing", "Failed", "Unknown"}
     assert wanted <= set(found["bad"]["valid"])
     assert wanted <= set(found["bad"]["claimed"])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline.testing import Host, Hosts, why_no_hosts
+from paceline.testing import Hosts, NamespaceHost, why_no_hosts
 from paceline.transport import new_job_key
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(bool(why_no_hosts()), reason=why_no_hosts() or "possible")]
@@ -77,7 +77,7 @@ print(hub._channels[channel].reason or "connected", flush=True)
 
 
 @contextlib.contextmanager
-def running(host: Host, key: str, program: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def running(host: NamespaceHost, key: str, program: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     environment = {**os.environ, "PYTHONPATH": SOURCES, "KEY": key}
     command = host.command([sys.executable, "-c", program, *arguments])
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
@@ -93,13 +93,13 @@ def line(process: subprocess.Popen[str]) -> str:
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[Sequence[Host]]:
+def hosts() -> Iterator[Sequence[NamespaceHost]]:
     with Hosts(2) as made:
         yield made
 
 
 @contextlib.contextmanager
-def relayed(hosts: Sequence[Host], key: str, uid: int) -> Iterator[tuple[str, subprocess.Popen[str], str]]:
+def relayed(hosts: Sequence[NamespaceHost], key: str, uid: int) -> Iterator[tuple[str, subprocess.Popen[str], str]]:
     """Run server, relay and worker; yield what the relay says, the worker, and the server's own address."""
     with running(hosts[0], key, SERVER, hosts[0].address) as server:
         direct = line(server).split()[0]
@@ -109,7 +109,7 @@ def relayed(hosts: Sequence[Host], key: str, uid: int) -> Iterator[tuple[str, su
                 yield line(relay), worker, direct
 
 
-def test_tcp_that_is_led_into_a_unix_socket_is_refused_by_both_sides(hosts: Sequence[Host]) -> None:
+def test_tcp_that_is_led_into_a_unix_socket_is_refused_by_both_sides(hosts: Sequence[NamespaceHost]) -> None:
     """The relay runs as the job's own user."""
     key = new_job_key()
     with relayed(hosts, key, 0) as (seen, worker, direct):
@@ -119,12 +119,12 @@ def test_tcp_that_is_led_into_a_unix_socket_is_refused_by_both_sides(hosts: Sequ
             assert line(another) == "connected"
 
 
-def test_relay_of_another_user_never_reaches_the_unix_socket(hosts: Sequence[Host]) -> None:
+def test_relay_of_another_user_never_reaches_the_unix_socket(hosts: Sequence[NamespaceHost]) -> None:
     with relayed(hosts, new_job_key(), 65534) as (seen, _, _):
         assert seen == "nothing"
 
 
-def test_in_a_job_without_a_key_the_same_relay_reads_everything(hosts: Sequence[Host]) -> None:
+def test_in_a_job_without_a_key_the_same_relay_reads_everything(hosts: Sequence[NamespaceHost]) -> None:
     """So it is the handshake that stops it in the others."""
     with relayed(hosts, "", 0) as (seen, _, _):
         assert seen == "in the clear"

@@ -5,7 +5,7 @@ import tomllib
 
 import pytest
 
-from paceline.launch import Group, Host, JobSpec, Machine, group_from_table, make_plan, parse_group
+from paceline.launch import Host, JobSpec, Machine, WorkerGroup, group_from_table, make_plan, parse_group
 
 MACHINE = Machine("/usr/bin/python", directory="/home/ada/train")
 
@@ -13,7 +13,7 @@ MACHINE = Machine("/usr/bin/python", directory="/home/ada/train")
 def test_group_of_a_command_line() -> None:
     text = """a100: n=2, hosts=h1,h2:2222, env=A=1, env=B="two, three", env=C='x=y', slots=1, weight=3.5, iface=eth1,
         select=zone=a, select=gpu=a100, args=--batch-size 32 '--name=a b', cpus=4, gpus=1, memory=8Gi"""
-    assert parse_group(text) == Group(
+    assert parse_group(text) == WorkerGroup(
         "a100",
         2,
         hosts=(Host("h1"), Host("h2", port=2222)),
@@ -101,11 +101,11 @@ def test_workers_that_do_not_fit_are_refused(groups: tuple[str, ...], hosts: tup
 
 
 def test_number_of_workers_must_be_that_of_the_groups() -> None:
-    assert JobSpec(("train",), groups=(Group("a", 2), Group("b", 3))).num_workers == 5
+    assert JobSpec(("train",), groups=(WorkerGroup("a", 2), WorkerGroup("b", 3))).num_workers == 5
     with pytest.raises(ValueError, match="the groups have 5 workers together, and the job 4"):
-        JobSpec(("train",), 4, groups=(Group("a", 2), Group("b", 3)))
+        JobSpec(("train",), 4, groups=(WorkerGroup("a", 2), WorkerGroup("b", 3)))
     with pytest.raises(ValueError, match="two groups have one name"):
-        JobSpec(("train",), groups=(Group("a", 2), Group("a", 3)))
+        JobSpec(("train",), groups=(WorkerGroup("a", 2), WorkerGroup("a", 3)))
 
 
 def test_processes_can_have_a_host_each() -> None:

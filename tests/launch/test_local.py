@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from paceline.errors import LaunchError
-from paceline.launch import Host, JobSpec, Late, Machine, Plan, ProcessSpec, make_plan
+from paceline.launch import Host, JobPlan, JobSpec, Late, Machine, ProcessSpec, make_plan
 from paceline.launch.local import LocalBackend, free_port, located, new_job_key
 from paceline.launch.preflight import CommandNotFoundError
 from paceline.transport import Security
@@ -45,7 +45,7 @@ def test_missing_command_is_found_before_anything_starts() -> None:
 
 def test_command_is_looked_up_on_the_path_that_the_process_will_have() -> None:
     with pytest.raises(CommandNotFoundError):
-        LocalBackend().check(Plan((ProcessSpec("worker", 0, ("sh",), {"PATH": "/nowhere"}),)))
+        LocalBackend().check(JobPlan((ProcessSpec("worker", 0, ("sh",), {"PATH": "/nowhere"}),)))
 
 
 def test_identity_of_an_outer_job_does_not_leak_into_a_job_without_servers() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.launch import Late, Plan, ProcessSpec
+from paceline.launch import JobPlan, Late, ProcessSpec
 
 
 def process(role: str, rank: int) -> ProcessSpec:
@@ -19,7 +19,7 @@ def test_late_value_that_nobody_knows_is_an_error() -> None:
 
 
 def test_plan_knows_which_late_values_it_needs() -> None:
-    plan = Plan((process("worker", 0),))
+    plan = JobPlan((process("worker", 0),))
     assert plan.needs(Late.JOB_KEY)
     assert not plan.needs(Late.MASTER_PORT)
 
@@ -34,4 +34,4 @@ def test_plan_knows_which_late_values_it_needs() -> None:
 )
 def test_impossible_plan_is_refused(processes: list[tuple[str, int]], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Plan(tuple(process(*one) for one in processes))
+        JobPlan(tuple(process(*one) for one in processes))

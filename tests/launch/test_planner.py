@@ -7,17 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline import config
-from paceline.launch import Host, JobSpec, Late, Machine, Plan, make_plan
+from paceline.launch import Host, JobPlan, JobSpec, Late, Machine, make_plan
 from paceline.launch.placing import place_workers
 
 MACHINE = Machine("/usr/bin/python", {"127.0.0.1": 8})
 
 
-def plan(machine: Machine = MACHINE, **arguments: object) -> Plan:
+def plan(machine: Machine = MACHINE, **arguments: object) -> JobPlan:
     return make_plan(JobSpec(**({"command": ("train", "-x"), "num_workers": 2, "num_servers": 1} | arguments)), machine)  # type: ignore[arg-type]
 
 
-def env(made: Plan, role: str, rank: int = 0) -> dict[str, object]:
+def env(made: JobPlan, role: str, rank: int = 0) -> dict[str, object]:
     return next(dict(process.env) for process in made if (process.role, process.rank) == (role, rank))
 
 

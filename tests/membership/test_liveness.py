@@ -156,7 +156,7 @@ def test_process_in_a_debugger_is_never_dead() -> None:
 def test_members_of_its_host_are_asked_for_the_state_of_a_silent_one() -> None:
     job = Job({("worker", 1)})
     job.run(2.4)
-    assert job.beat("worker", 0).suspects == [m.Suspect("worker", 1, 10)]
+    assert job.beat("worker", 0).suspects == [m.SilentMember("worker", 1, 10)]
     assert job.beat("server", 0).suspects == [], "it is on another host"
     while not job.members.deaths and job.now < 60:
         job.run(TICK_S)

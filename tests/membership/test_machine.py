@@ -254,9 +254,9 @@ def test_samples_of_a_pool_are_for_workers() -> None:
     members = joined()
     take = m.TakeSamples("p", 4, 1, 0, 4, 0)
     assert "samples are for workers, not for a server" in refusal(members.handle(b"server-0", 2, take, 1.0))
-    given = m.Samples([(0, 4)], False, False)
+    given = m.PoolSamples([(0, 4)], False, False)
     assert answers(members.handle(b"worker-0", 2, take, 1.0)) == [(b"worker-0", 2, given)]
-    assert answers(members.handle(b"worker-1", 2, take, 1.0)) == [(b"worker-1", 2, m.Samples([], False, True))]
+    assert answers(members.handle(b"worker-1", 2, take, 1.0)) == [(b"worker-1", 2, m.PoolSamples([], False, True))]
     assert members.handle(b"worker-1", 3, m.AwaitSamples("p"), 1.0) == []
     failed = answers(members.handle(b"server-0", 3, m.Bye("it raised"), 1.0))
     assert (b"worker-1", 3) in [(peer, seq) for peer, seq, body in failed if isinstance(body, m.Failed)]
@@ -383,8 +383,8 @@ def test_status_tells_pace_memory_traffic_and_whom_a_worker_waits_for() -> None:
     ((_, _, status),) = answers(members.handle(b"stranger", 1, m.AskStatus(), 5.0))
     assert isinstance(status, m.Status)
     assert status.states[1:] == [
-        m.State(0, 0.0, 5.0, 0, 0, 0, "live", ""),
-        m.State(8, 0.7 * 2.0 + 0.3 * 4.0, 1.0, 200, 30, 40, "live", "0"),
+        m.MemberState(0, 0.0, 5.0, 0, 0, 0, "live", ""),
+        m.MemberState(8, 0.7 * 2.0 + 0.3 * 4.0, 1.0, 200, 30, 40, "live", "0"),
     ]
 
 

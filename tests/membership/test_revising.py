@@ -8,14 +8,14 @@ import sys
 import pytest
 
 from paceline.config import Settings
-from paceline.hetero import Measured, Noise, Speed, choose
+from paceline.hetero import Measured, Speed, StepNoise, choose
 from paceline.hetero.files import choice_text, measured_text
 from paceline.membership.following import Following
 from paceline.membership.seat import Seat
 from paceline.wire import messages as m
 
 STRAGGLER, SHORT = (0.6, 0.6, 0.6, 4.8), (0.02, 0.05, 0.02, 0.05)
-MEASURED = Measured(tuple(Speed(0.2 * one, 0.025 * one) for one in STRAGGLER), 32, Noise(0.1), 0.04, 0.02)
+MEASURED = Measured(tuple(Speed(0.2 * one, 0.025 * one) for one in STRAGGLER), 32, StepNoise(0.1), 0.04, 0.02)
 SETTINGS = Settings(
     num_workers=4,
     groups="0 1 2; 3;",
@@ -123,7 +123,7 @@ def test_lack_is_said_once(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_spikes_that_workers_count_end_lock_step(spread: m.Spread, is_advised: bool) -> None:
-    measured = Measured(tuple(Speed(0.02, 0.0025) for _ in range(4)), 32, Noise(0.1))
+    measured = Measured(tuple(Speed(0.02, 0.0025) for _ in range(4)), 32, StepNoise(0.1))
     one = following("fixed", choice=choice_text(choose(measured)), measured=measured_text(measured))
     workers = seats((0.1, 0.1, 0.1, 0.1))
     for worker in workers:

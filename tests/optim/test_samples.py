@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from paceline.dealt import Walk
-from paceline.optim.samples import Count, Samples
+from paceline.optim.samples import Count, SampleCounter
 
 
-def backward(samples: Samples, inputs: Any, passes: int = 1, reaches: bool = True) -> None:
+def backward(samples: SampleCounter, inputs: Any, passes: int = 1, reaches: bool = True) -> None:
     """Go forward and backward through something with two outputs."""
     weight = torch.ones(1, requires_grad=True)
     outputs = {"one": weight * 2, "other": [weight * 3]}
@@ -23,7 +23,7 @@ def backward(samples: Samples, inputs: Any, passes: int = 1, reaches: bool = Tru
         (outputs["one"] + outputs["other"][0]).backward(retain_graph=True)
 
 
-def certain(samples: Samples) -> float:
+def certain(samples: SampleCounter) -> float:
     """Return the weight of the push that begins now, whose samples must be certain."""
     count = samples.take()
     assert count.inputs is None, count
@@ -31,7 +31,7 @@ def certain(samples: Samples) -> float:
 
 
 def test_passes_before_a_push_add_up() -> None:
-    samples = Samples(None, 0)
+    samples = SampleCounter(None, 0)
     backward(samples, ((torch.zeros(2),), {}))
     backward(samples, ((torch.zeros(3),), {}))
     assert certain(samples) == 5
@@ -40,7 +40,7 @@ def test_passes_before_a_push_add_up() -> None:
 
 
 def test_forward_passes_without_a_backward_pass_count_nothing() -> None:
-    samples = Samples(None, 0)
+    samples = SampleCounter(None, 0)
     samples.see(((torch.zeros(50),), {}), torch.ones(1, requires_grad=True) * 2)
     samples.see(((torch.zeros(50),), {}), torch.ones(1))
     backward(samples, ((torch.zeros(3),), {}))
@@ -48,14 +48,14 @@ def test_forward_passes_without_a_backward_pass_count_nothing() -> None:
 
 
 def test_backward_passes_that_reach_no_parameter_count_nothing() -> None:
-    samples = Samples(None, 0)
+    samples = SampleCounter(None, 0)
     backward(samples, ((torch.zeros(50),), {}), reaches=False)
     backward(samples, ((torch.zeros(3),), {}))
     assert certain(samples) == 3
 
 
 def test_push_within_a_pass_weighs_what_the_pass_has_seen() -> None:
-    samples, taken = Samples(None, 0), []
+    samples, taken = SampleCounter(None, 0), []
     weight = torch.ones(1, requires_grad=True)
 
     def push(param: torch.Tensor) -> None:
@@ -71,26 +71,26 @@ def test_push_within_a_pass_weighs_what_the_pass_has_seen() -> None:
 
 
 def test_each_backward_pass_through_one_forward_pass_counts() -> None:
-    samples = Samples(None, 0)
+    samples = SampleCounter(None, 0)
     backward(samples, ((torch.zeros(3),), {}), passes=2)
     assert certain(samples) == 6
 
 
 def test_given_number_is_stronger_than_what_is_seen() -> None:
-    samples = Samples(7, 0)
+    samples = SampleCounter(7, 0)
     backward(samples, ((torch.zeros(2),), {}))
     assert certain(samples) == 7
 
 
 def test_without_a_batch_dim_shapes_are_told_and_nothing_is_guessed() -> None:
-    samples = Samples(None, None)
+    samples = SampleCounter(None, None)
     backward(samples, ((torch.zeros(5, 2), torch.zeros(5)), {}))
     assert samples.take() == Count(1.0, 5.0, "[5, 2], [5]")
     assert samples.last == 1.0
 
 
 def test_inputs_that_disagree_on_the_batch_dim_are_not_counted() -> None:
-    samples = Samples(None, 0)
+    samples = SampleCounter(None, 0)
     backward(samples, ((torch.zeros(40), torch.zeros(8)), {}))
     count = samples.take()
     assert (count.samples, count.inputs) == (1.0, "[40], [8]")
@@ -98,7 +98,7 @@ def test_inputs_that_disagree_on_the_batch_dim_are_not_counted() -> None:
 
 
 def test_a_pass_without_a_call_that_was_seen_is_not_counted() -> None:
-    samples = Samples(None, 0)
+    samples = SampleCounter(None, 0)
     backward(samples, ((torch.zeros(5),), {}))
     assert certain(samples) == 5
     param = torch.ones(1, requires_grad=True)
@@ -110,17 +110,17 @@ def test_a_pass_without_a_call_that_was_seen_is_not_counted() -> None:
 
 @pytest.mark.parametrize("batch_dim", [None, 0, 1])
 def test_empty_tensors_are_no_samples_whatever_their_shape(batch_dim: int | None) -> None:
-    samples = Samples(None, batch_dim)
+    samples = SampleCounter(None, batch_dim)
     backward(samples, ((torch.zeros(4, 0), torch.zeros(0)), {}))
     assert certain(samples) == 0
 
 
 def test_no_backward_pass_and_no_gradient_is_no_sample() -> None:
-    assert Samples(None, None).take(lambda: False) == Count(0.0, 0.0)
+    assert SampleCounter(None, None).take(lambda: False) == Count(0.0, 0.0)
 
 
 def test_a_batch_that_is_told_counts_once_per_push_instead_of_calls() -> None:
-    samples = Samples(None, 0)
+    samples = SampleCounter(None, 0)
     for size in (6, 2):
         samples.see_batch({"x": torch.zeros(size, 3)})
         for _ in range(2):
@@ -132,7 +132,7 @@ def test_a_batch_that_is_told_counts_once_per_push_instead_of_calls() -> None:
 # ---- batches of a sampler ----------------------------------------------------------------------------------------
 
 
-def a_pass(samples: Samples) -> None:
+def a_pass(samples: SampleCounter) -> None:
     samples.touch()
     samples.ended()
 
@@ -145,7 +145,7 @@ def walk() -> Iterator[Walk]:
 
 
 def test_a_dealt_batch_counts_once_per_push_however_many_passes_it_takes(walk: Walk) -> None:
-    samples = Samples(None, None)
+    samples = SampleCounter(None, None)
     walk.hand_out(7)
     a_pass(samples)
     a_pass(samples)
@@ -159,7 +159,7 @@ def test_a_dealt_batch_counts_once_per_push_however_many_passes_it_takes(walk: W
 
 
 def test_dealt_batches_that_no_pass_has_used_do_not_count(walk: Walk) -> None:
-    samples = Samples(None, None)
+    samples = SampleCounter(None, None)
     for size in (3, 4, 5):
         walk.hand_out(size)
     a_pass(samples)
@@ -167,7 +167,7 @@ def test_dealt_batches_that_no_pass_has_used_do_not_count(walk: Walk) -> None:
 
 
 def test_what_a_running_pass_pushes_is_not_counted_again_when_it_ends(walk: Walk) -> None:
-    samples = Samples(None, None)
+    samples = SampleCounter(None, None)
     walk.hand_out(3)
     samples.touch()
     assert certain(samples) == 3
@@ -179,13 +179,13 @@ def test_what_a_running_pass_pushes_is_not_counted_again_when_it_ends(walk: Walk
 
 
 def test_gradients_set_by_hand_are_those_of_the_batch_that_the_loop_has(walk: Walk) -> None:
-    samples = Samples(None, None)
+    samples = SampleCounter(None, None)
     walk.hand_out(3)
     assert certain(samples) == 3
 
 
 def test_batches_of_two_samplers_at_once_are_not_counted(walk: Walk) -> None:
-    samples, other = Samples(None, None), Walk(2)
+    samples, other = SampleCounter(None, None), Walk(2)
     for _ in range(2):
         walk.hand_out(3)
         other.hand_out(30)
@@ -195,7 +195,7 @@ def test_batches_of_two_samplers_at_once_are_not_counted(walk: Walk) -> None:
 
 
 def test_evaluation_in_between_does_not_count(walk: Walk) -> None:
-    samples, evaluation = Samples(None, None), Walk(2)
+    samples, evaluation = SampleCounter(None, None), Walk(2)
     walk.hand_out(3)
     a_pass(samples)
     assert certain(samples) == 3
@@ -208,7 +208,7 @@ def test_evaluation_in_between_does_not_count(walk: Walk) -> None:
 
 def test_the_number_that_is_set_and_the_batch_dim_are_stronger_than_the_sampler(walk: Walk) -> None:
     walk.hand_out(3)
-    given, told = Samples(9, None), Samples(None, 0)
+    given, told = SampleCounter(9, None), SampleCounter(None, 0)
     a_pass(given)
     backward(told, ((torch.zeros(5),), {}))
     a_pass(told)
@@ -227,7 +227,7 @@ class Opaque:
 
 @pytest.mark.parametrize("wrap", [Output, Opaque])
 def test_outputs_in_objects_count(wrap: Any) -> None:
-    samples = Samples(None, 0)
+    samples = SampleCounter(None, 0)
     weight = torch.ones(1, requires_grad=True)
     weight.register_post_accumulate_grad_hook(lambda param: samples.touch())
     output = wrap(weight * 2)

@@ -12,7 +12,7 @@ import torch
 import paceline
 from paceline.errors import PacelineError
 from paceline.kvstore.weights import Weights
-from paceline.optim.samples import Samples
+from paceline.optim.samples import SampleCounter
 from paceline.optim.watch import ModelWatch
 
 
@@ -26,9 +26,9 @@ class Waits:
         self.count += 1
 
 
-def watched(lazy: bool = False) -> tuple[torch.nn.Sequential, Waits, Samples, ModelWatch]:
+def watched(lazy: bool = False) -> tuple[torch.nn.Sequential, Waits, SampleCounter, ModelWatch]:
     net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1))
-    waits, samples = Waits(), Samples(None, 0)
+    waits, samples = Waits(), SampleCounter(None, 0)
     return net, waits, samples, ModelWatch(net, samples, None, waits, lazy, Weights("this process"))
 
 
@@ -83,7 +83,7 @@ def test_weights_are_copied_after_the_wait() -> None:
         with torch.no_grad():
             net.weight.fill_(7.0)
 
-    watch = ModelWatch(net, Samples(None, 0), None, arrive, lazy=True, weights=Weights("this process"))
+    watch = ModelWatch(net, SampleCounter(None, 0), None, arrive, lazy=True, weights=Weights("this process"))
     assert (copy.deepcopy(net).weight == 7.0).all()
     assert watch is not None
 
@@ -106,7 +106,7 @@ def test_model_that_was_compiled_and_has_run_is_watched() -> None:
     net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1))
     compiled = torch.compile(net, backend="eager")
     compiled(torch.ones(5, 3))  # as many as later: another shape is compiled anew
-    samples = Samples(None, 0)
+    samples = SampleCounter(None, 0)
     watch = ModelWatch(net, samples, None, Waits(), False, Weights("this process"))
     samples.touch()
     compiled(torch.ones(5, 3)).sum().backward()

@@ -104,7 +104,7 @@ class Setting:
 
     def answer(self, request: tuple[bytes, int, str]) -> None:
         peer, seq, text = request
-        self.answerer.answer(peer, seq, m.Answer(text))
+        self.answerer.answer(peer, seq, m.CommandAnswer(text))
 
     def answer_together(self, requests: list[tuple[bytes, int, str]]) -> None:
         """Have answers arrive in one receive."""
@@ -389,7 +389,7 @@ def test_callbacks_run_in_the_order_of_arrival_and_may_ask() -> None:
     more: list[Call] = []
 
     def keep(body: m.Body, frames: Frames) -> None:
-        assert isinstance(body, m.Answer)
+        assert isinstance(body, m.CommandAnswer)
         order.append(body.body)
         more.append(setting.ask(f"after {body.body}"))
 
@@ -487,7 +487,7 @@ def test_many_threads_over_a_bad_network_get_each_answer_once(seed: int, monkeyp
                 if taken is not None:
                     assert isinstance(taken[1], m.Command)
                     carried_out.append(taken[1].body)
-                    setting.answerer.answer(peer, taken[0], m.Answer(taken[1].body))
+                    setting.answerer.answer(peer, taken[0], m.CommandAnswer(taken[1].body))
 
     def work(thread: int) -> list[str]:
         heard: list[str] = []

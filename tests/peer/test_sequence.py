@@ -52,7 +52,7 @@ class Side:
             self.answer(peer, seq, body)
 
     def answer(self, peer: bytes, seq: int, body: m.Command) -> None:
-        self.answerer.answer(peer, seq, m.Answer(body.body), lambda: [body.body.encode()])
+        self.answerer.answer(peer, seq, m.CommandAnswer(body.body), lambda: [body.body.encode()])
 
 
 @settings(max_examples=50, deadline=None)
@@ -71,7 +71,7 @@ def test_every_request_is_carried_out_once_and_every_answer_arrives(seed: int, r
 
     def ask(text: str) -> Call:
         def keep(body: m.Body, frames: Frames) -> None:
-            assert isinstance(body, m.Answer)
+            assert isinstance(body, m.CommandAnswer)
             answers.append((text, body.body, bytes(frames[0])))
 
         return client.ask(channel, m.Command("echo", text), text, [text.encode()], keep)

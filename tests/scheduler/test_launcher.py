@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from paceline.scheduler.launcher import ENDED_VARIABLE, READY_VARIABLE, Ended, Launcher, Runs
+from paceline.scheduler.launcher import ENDED_VARIABLE, READY_VARIABLE, Ended, Launcher, StartProgress
 
 
 def test_scheduler_without_a_launcher_tells_nobody() -> None:
@@ -49,6 +49,6 @@ def test_cpu_times_and_ends_come_over_one_pipe(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv(ENDED_VARIABLE, str(read))
     launcher = Launcher.from_environment()
     os.write(write, b'["worker", 0, null, 2.5]\n["worker", 1, 3]\n')
-    assert launcher.news() == [Runs("worker", 0, 2.5), Ended("worker", 1, 3)]
+    assert launcher.news() == [StartProgress("worker", 0, 2.5), Ended("worker", 1, 3)]
     os.close(write)
     launcher.news()

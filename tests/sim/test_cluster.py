@@ -8,7 +8,7 @@ import pytest
 
 from paceline.errors import ConfigError
 from paceline.hetero import Speed
-from paceline.sim import Cluster, Machine, read_cluster
+from paceline.sim import SimulatedCluster, SimulatedWorker, read_cluster
 
 FILE = """
 [[workers]]
@@ -37,9 +37,9 @@ bytes = 4e6
 def test_file_is_read_as_it_says(tmp_path: Path) -> None:
     path = tmp_path / "cluster.toml"
     path.write_text(FILE)
-    fast = Machine(Speed(0.1, 0.1 / 16), 1e8)
-    assert read_cluster(path) == Cluster(
-        (fast, fast, Machine(Speed(0.0, 0.01))), 0.1, 0.05, 8.0, 2, 1e9, 0.001, 0.002, 0.003, 4e6
+    fast = SimulatedWorker(Speed(0.1, 0.1 / 16), 1e8)
+    assert read_cluster(path) == SimulatedCluster(
+        (fast, fast, SimulatedWorker(Speed(0.0, 0.01))), 0.1, 0.05, 8.0, 2, 1e9, 0.001, 0.002, 0.003, 4e6
     )
 
 

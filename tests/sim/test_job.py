@@ -12,18 +12,18 @@ import torch
 
 from paceline.consistency import Action, Apply, Policy, policy_of
 from paceline.hetero import Speed
-from paceline.sim import Cluster, Machine, Plan, Result, simulate
+from paceline.sim import Result, SimulatedCluster, SimulatedTraining, SimulatedWorker, simulate
 from paceline.sim.problem import Digits
 from paceline.testing.one_process import OneProcess
 
 
-def cluster(*seconds: float, **more: Any) -> Cluster:
+def cluster(*seconds: float, **more: Any) -> SimulatedCluster:
     """Workers whose rounds take so long, whatever the batch."""
-    return Cluster(tuple(Machine(Speed(one, 1e-12)) for one in seconds), **more)
+    return SimulatedCluster(tuple(SimulatedWorker(Speed(one, 1e-12)) for one in seconds), **more)
 
 
 def run(policy: Policy, *seconds: float, rounds: int = 4, **more: Any) -> Result:
-    return simulate(cluster(*seconds, **more), Plan(policy, batch=1, rounds=rounds))
+    return simulate(cluster(*seconds, **more), SimulatedTraining(policy, batch=1, rounds=rounds))
 
 
 # ---- by hand ---------------------------------------------------------------------------------------------------------
@@ -47,7 +47,7 @@ def test_asynchronous_worker_waits_for_nobody() -> None:
 def test_bounded_worker_waits_for_the_slowest() -> None:
     """With s = 1, worker 0 pushes its third round only after worker 1 has finished its first, at 3 s."""
     order: list[int] = []
-    plan = Plan(Policy("each", bound=1), batch=1, rounds=4)
+    plan = SimulatedTraining(Policy("each", bound=1), batch=1, rounds=4)
     result = simulate(cluster(1, 3), plan, observer=lambda worker, actions: order.append(worker))
     assert order == [0, 0, 1, 0, 1, 0, 1, 1]
     assert result.seconds == pytest.approx(12)
@@ -83,14 +83,14 @@ def test_links_and_server_take_their_time() -> None:
 
 
 def test_workers_own_link_counts_where_it_is_slower() -> None:
-    machines = (Machine(Speed(1, 1e-12), bandwidth=2.0), Machine(Speed(1, 1e-12)))
-    plan = Plan(Policy("all"), batch=1, rounds=1)
-    assert simulate(Cluster(machines, bandwidth=10.0, model_bytes=10.0), plan).seconds == pytest.approx(11)
+    machines = (SimulatedWorker(Speed(1, 1e-12), bandwidth=2.0), SimulatedWorker(Speed(1, 1e-12)))
+    plan = SimulatedTraining(Policy("all"), batch=1, rounds=1)
+    assert simulate(SimulatedCluster(machines, bandwidth=10.0, model_bytes=10.0), plan).seconds == pytest.approx(11)
 
 
 def test_job_without_an_end_is_refused() -> None:
     with pytest.raises(ValueError, match="rounds or seconds"):
-        simulate(cluster(1), Plan(Policy("all")))
+        simulate(cluster(1), SimulatedTraining(Policy("all")))
 
 
 def test_lack_of_simpy_is_said_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ def test_lack_of_simpy_is_said_with_the_way_out(monkeypatch: pytest.MonkeyPatch)
 
 def test_equal_seeds_are_equal_jobs() -> None:
     def job(seed: int) -> Result:
-        return simulate(cluster(1, 2, jitter=0.3), Plan(Policy("each"), seconds=50, seed=seed))
+        return simulate(cluster(1, 2, jitter=0.3), SimulatedTraining(Policy("each"), seconds=50, seed=seed))
 
     assert job(1).stats == job(1).stats
     assert job(1).stats.staleness != job(2).stats.staleness
@@ -110,7 +110,9 @@ def test_equal_seeds_are_equal_jobs() -> None:
 # ---- the regime that the project is for ------------------------------------------------------------------------------
 
 #: Twelve workers in classes of 1 : 2 : 4, with 10 % of noise, a fifth of a step's time fixed.
-CLASSES = Cluster(tuple(Machine(Speed(0.2 * t, 0.8 * t / 32)) for t in (1.0, 2.0, 4.0) for _ in range(4)), jitter=0.1)
+CLASSES = SimulatedCluster(
+    tuple(SimulatedWorker(Speed(0.2 * t, 0.8 * t / 32)) for t in (1.0, 2.0, 4.0) for _ in range(4)), jitter=0.1
+)
 GROUPS = ((0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11))
 #: Step mass at one learning rate, relative to lock step: what an independent simulator gave for the same machines.
 MASSES = [
@@ -128,26 +130,26 @@ MASSES = [
 
 @pytest.fixture(scope="module")
 def lock_step() -> Result:
-    return simulate(CLASSES, Plan(policy_of("dist_sync", num_workers=12), seconds=300))
+    return simulate(CLASSES, SimulatedTraining(policy_of("dist_sync", num_workers=12), seconds=300))
 
 
 @pytest.mark.parametrize(("store_type", "options", "shares", "mass"), MASSES)
 def test_step_mass_is_that_of_an_independent_simulator(
     store_type: str, options: dict[str, Any], shares: Any, mass: float, lock_step: Result
 ) -> None:
-    result = simulate(CLASSES, Plan(policy_of(store_type, num_workers=12, **options), shares, seconds=300))
+    result = simulate(CLASSES, SimulatedTraining(policy_of(store_type, num_workers=12, **options), shares, seconds=300))
     assert result.step_mass / lock_step.step_mass == pytest.approx(mass, rel=0.07)
 
 
 def test_grouping_has_more_than_twice_the_throughput_of_lock_step(lock_step: Result) -> None:
-    grouped = simulate(CLASSES, Plan(policy_of("dist_gsync", num_workers=12, groups=GROUPS), seconds=300))
-    bounded = simulate(CLASSES, Plan(policy_of("dist_ssync", num_workers=12), seconds=300))
+    grouped = simulate(CLASSES, SimulatedTraining(policy_of("dist_gsync", num_workers=12, groups=GROUPS), seconds=300))
+    bounded = simulate(CLASSES, SimulatedTraining(policy_of("dist_ssync", num_workers=12), seconds=300))
     assert grouped.samples_per_s / lock_step.samples_per_s == pytest.approx(2.33, rel=0.05)
     assert bounded.samples_per_s / lock_step.samples_per_s < 1.15
 
 
 def test_inverse_weighting_learns_three_quarters_from_the_fast_third() -> None:
-    result = simulate(CLASSES, Plan(policy_of("dist_gsync", num_workers=12, groups=GROUPS), seconds=300))
+    result = simulate(CLASSES, SimulatedTraining(policy_of("dist_gsync", num_workers=12, groups=GROUPS), seconds=300))
     mass = [sum(result.stats.data_mass[worker] for worker in group) for group in GROUPS]
     assert [one / sum(mass) for one in mass] == pytest.approx([0.76, 0.19, 0.05], abs=0.03)
 
@@ -160,7 +162,7 @@ def test_time_to_accuracy_at_one_rate_follows_the_step_mass() -> None:
         policy = policy_of(store_type, num_workers=12, **options)
         found = []
         for seed in range(3):
-            plan = Plan(policy, lr=0.1, seconds=6000, target=0.94, evaluate_s=10, seed=seed)
+            plan = SimulatedTraining(policy, lr=0.1, seconds=6000, target=0.94, evaluate_s=10, seed=seed)
             reached = simulate(CLASSES, plan, Digits(seed=seed)).target_s
             assert reached is not None
             found.append(reached)
@@ -185,7 +187,7 @@ def test_servers_decide_as_the_simulator_does(
         order.append(worker)
         updates.extend(one for one in actions if isinstance(one, Apply))
 
-    simulate(CLASSES, Plan(policy, batch=8, seconds=20), observer=note)
+    simulate(CLASSES, SimulatedTraining(policy, batch=8, seconds=20), observer=note)
     job = OneProcess("a" * 12)
     stores = job.stores(policy)
     for store in stores:

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 from paceline.hetero import Speed
-from paceline.sim import Cluster, Machine
+from paceline.sim import SimulatedCluster, SimulatedWorker
 from paceline.sim.measuring import measure
 from paceline.sim.problem import Teacher
 from paceline.sim.source import OwnData
 
-CLASSES = tuple(Machine(Speed(0.2 * one, 0.8 * one / 32)) for one in (1.0, 1.0, 2.0, 4.0))
+CLASSES = tuple(SimulatedWorker(Speed(0.2 * one, 0.8 * one / 32)) for one in (1.0, 1.0, 2.0, 4.0))
 
 
 def test_measurement_finds_what_the_cluster_is_like() -> None:
-    cluster = Cluster(CLASSES, jitter=0.1, update_s=0.3, bandwidth=1.0, model_bytes=0.05)
+    cluster = SimulatedCluster(CLASSES, jitter=0.1, update_s=0.3, bandwidth=1.0, model_bytes=0.05)
     measured, seconds = measure(cluster)
     assert measured.seconds == pytest.approx([1.0, 1.0, 2.0, 4.0], rel=0.1)
     assert [one.fixed_s for one in measured.workers] == pytest.approx([0.2, 0.2, 0.4, 0.8], rel=0.3)
@@ -26,7 +26,7 @@ def test_measurement_finds_what_the_cluster_is_like() -> None:
 
 
 def test_spikes_are_found() -> None:
-    noise = measure(Cluster(CLASSES * 3, jitter=0.1, spike_probability=0.05, spike_factor=8.0))[0].noise
+    noise = measure(SimulatedCluster(CLASSES * 3, jitter=0.1, spike_probability=0.05, spike_factor=8.0))[0].noise
     assert noise.spike_share == pytest.approx(0.05, abs=0.03)
     assert noise.spike_factor == pytest.approx(8.0, rel=0.2)
 

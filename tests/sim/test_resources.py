@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import simpy
 
-from paceline.sim.resources import Link, Processor, call_later
+from paceline.sim.resources import Processor, SharedLink, call_later
 
 
 def test_flows_share_a_link_alike() -> None:
     """10 bytes alone for 0.5 s, then with 2 more: 5 and 2 at half the rate, so these end at 0.9 s, those at 1.2 s."""
     environment = simpy.Environment()
-    link, ends = Link(environment, 10.0), {}
+    link, ends = SharedLink(environment, 10.0), {}
     link.send(10, lambda: ends.update(long=environment.now))
     call_later(environment, 0.5, lambda: link.send(2, lambda: ends.update(short=environment.now)))
     environment.run()
@@ -22,7 +22,7 @@ def test_flows_share_a_link_alike() -> None:
 def test_link_without_a_limit_takes_no_time() -> None:
     environment = simpy.Environment()
     ends: list[float] = []
-    Link(environment, float("inf")).send(1e12, lambda: ends.append(environment.now))
+    SharedLink(environment, float("inf")).send(1e12, lambda: ends.append(environment.now))
     assert ends == [0]
 
 

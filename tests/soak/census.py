@@ -16,7 +16,7 @@ Census = dict[str, int]
 
 #: Few by construction: bins of a histogram, and the last 25 rounds that were measured. How many of them there are
 #: depends on how busy the host is.
-_BOUNDED = frozenset({"Stats.staleness", "Pace._last", "objects paceline.hetero.measured.Step"})
+_BOUNDED = frozenset({"Stats.staleness", "RoundTimes._last", "objects paceline.hetero.measured.WorkerRound"})
 
 _SIZED = (dict, list, set, frozenset, deque, tuple, bytearray)
 

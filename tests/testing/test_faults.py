@@ -9,14 +9,14 @@ import torch
 
 from paceline import DistributedOptimizer
 from paceline.testing import Faults, LocalJob, faulty, tell
-from paceline.testing.faults import Chance, FaultyHub, Held
+from paceline.testing.faults import Chance, DelayedMessages, FaultyHub
 
 COUNT, PEERS = 2000, 4
 
 
 def handed_over(faults: Faults, may_lose: bool = True) -> tuple[list[tuple[int, int]], list[float]]:
     """Return (peer, number) of messages that come every millisecond, and how late each is, as they are handed over."""
-    held: Held[int] = Held(Chance(faults, "server 0", lambda seconds: None))
+    held: DelayedMessages[int] = DelayedMessages(Chance(faults, "server 0", lambda seconds: None))
     taken, late = [], []
     for tick in range(COUNT + 1000):
         now = tick / 1000

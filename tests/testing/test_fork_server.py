@@ -12,7 +12,7 @@ import pytest
 
 from paceline.launch.supervise.guardian import Guardian
 from paceline.testing import LocalJob, Process, WorkerFailedError, fork_server, fork_server_main
-from paceline.testing.fork_server import Child, ForkServer
+from paceline.testing.fork_server import ForkedProcess, ForkServer
 from paceline.testing.readable import readable
 
 
@@ -49,7 +49,7 @@ def job():
 
 
 def is_forked(process):
-    return isinstance(process._handle, Child)
+    return isinstance(process._handle, ForkedProcess)
 
 
 def test_children_lead_their_sessions_and_have_their_own_environment(job):

@@ -142,7 +142,7 @@ def test_a_hello_that_comes_again_is_refused_before_any_of_it_is_computed(monkey
     hello = Initiator(KEY, b"w", True, TCP).hello()
     Responder(KEY, True, TCP, seen).take(hello)
     again = Responder(KEY, True, TCP, seen)
-    monkeypatch.setattr(noise.Noise, "read_first", None)
+    monkeypatch.setattr(noise.NoiseHandshake, "read_first", None)
     with pytest.raises(HandshakeError, match="repeats"):
         again.take(hello)
     assert not again.proved
@@ -161,9 +161,9 @@ def test_a_listener_remembers_so_many_hellos_and_none_that_a_stranger_made(monke
 
 
 def test_a_public_key_that_is_none_is_refused() -> None:
-    one = noise.Noise(KEY, b"")
+    one = noise.NoiseHandshake(KEY, b"")
     message = bytes(32)
-    sender = noise.Noise(KEY, b"")
+    sender = noise.NoiseHandshake(KEY, b"")
     sender._mix_psk()
     sender._mix_ephemeral(message)
     one.read_first(message + sender._encrypt(b"x"))
@@ -181,7 +181,7 @@ def test_handshake_is_the_one_of_the_noise_framework(monkeypatch: pytest.MonkeyP
     secrets = iter([bytes([1]) * 32, bytes([2]) * 32])
     make = X25519PrivateKey.from_private_bytes
     monkeypatch.setattr(noise.X25519PrivateKey, "generate", lambda: make(next(secrets)), raising=False)
-    one, two = noise.Noise(KEY, b"prologue"), noise.Noise(KEY, b"prologue")
+    one, two = noise.NoiseHandshake(KEY, b"prologue"), noise.NoiseHandshake(KEY, b"prologue")
     first = one.write_first(b"first")
     assert two.read_first(first) == b"first"
     second = two.write_second(b"second")

@@ -5,21 +5,21 @@ from __future__ import annotations
 import threading
 import time
 
-from paceline.transport.inbox import BURST, BURST_BYTES, Inbox
+from paceline.transport.inbox import BURST, BURST_BYTES, ReceivedQueue
 
 LONG_S = 30.0
 
 
-def put(inbox: Inbox[int], source: int, size: int) -> None:
+def put(inbox: ReceivedQueue[int], source: int, size: int) -> None:
     inbox.put(source, [b""], size, threading.Semaphore(0))
 
 
-def take_all(inbox: Inbox[int], timeout_s: float = 0.0) -> list[int]:
+def take_all(inbox: ReceivedQueue[int], timeout_s: float = 0.0) -> list[int]:
     return [source for source, _ in inbox.take(timeout_s)]
 
 
 def test_a_watcher_is_woken_again_for_large_messages_that_were_left() -> None:
-    own, watched = Inbox[int](), Inbox[int]()
+    own, watched = ReceivedQueue[int](), ReceivedQueue[int]()
     watched.add_watcher(own)
     for source in range(3):
         put(watched, source, BURST_BYTES // 2 + 1)
@@ -32,7 +32,7 @@ def test_a_watcher_is_woken_again_for_large_messages_that_were_left() -> None:
 
 
 def test_a_watcher_is_woken_again_for_many_messages_that_were_left() -> None:
-    own, watched = Inbox[int](), Inbox[int]()
+    own, watched = ReceivedQueue[int](), ReceivedQueue[int]()
     watched.add_watcher(own)
     for source in range(BURST + 1):
         put(watched, source, 1)
@@ -45,7 +45,7 @@ def test_a_watcher_is_woken_again_for_many_messages_that_were_left() -> None:
 
 
 def test_a_watcher_sleeps_when_nothing_is_left() -> None:
-    own, watched = Inbox[int](), Inbox[int]()
+    own, watched = ReceivedQueue[int](), ReceivedQueue[int]()
     watched.add_watcher(own)
     put(watched, 1, 1)
     take_all(own, LONG_S)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from paceline.worker.profile import WARM_UP, Pace
+from paceline.worker.profile import WARM_UP, RoundTimes
 
 
 def test_waits_and_further_pushes_of_a_round_do_not_count() -> None:
     now = 0.0
-    pace = Pace(lambda: now)
+    pace = RoundTimes(lambda: now)
     waited = 0.0
     for round in range(1, 20):
         pace.push(round, waited)
@@ -20,14 +20,14 @@ def test_waits_and_further_pushes_of_a_round_do_not_count() -> None:
 
 
 def test_nothing_is_known_before_the_first_measured_round() -> None:
-    pace = Pace()
+    pace = RoundTimes()
     pace.push(1, 0.0)
     assert pace.seconds is None
 
 
 def test_step_that_takes_longer_than_usual_shows_before_it_ends() -> None:
     now = 0.0
-    pace = Pace(lambda: now)
+    pace = RoundTimes(lambda: now)
     assert pace.step_seconds(0.0) == 0.0
     for round in range(1, 20):
         pace.push(round, 0.0)
@@ -40,7 +40,7 @@ def test_step_that_takes_longer_than_usual_shows_before_it_ends() -> None:
 
 def test_new_speed_is_shown_after_a_few_steps() -> None:
     now = 0.0
-    pace = Pace(lambda: now)
+    pace = RoundTimes(lambda: now)
     for round in range(1, 40):
         now += 1.0 if round < 30 else 3.0
         pace.push(round, 0.0)
@@ -49,7 +49,7 @@ def test_new_speed_is_shown_after_a_few_steps() -> None:
 
 def test_steps_are_kept_with_their_samples_and_waits() -> None:
     now = 0.0
-    pace = Pace(lambda: now, keep=True)
+    pace = RoundTimes(lambda: now, keep=True)
     waited = 0.0
     for round in range(1, WARM_UP + 10):
         pace.push(round, waited, 32.0 if round < 9 else 8.0)
@@ -62,7 +62,7 @@ def test_steps_are_kept_with_their_samples_and_waits() -> None:
 
 def test_spikes_are_counted_over_more_rounds_than_the_speed_is_measured_in() -> None:
     now = 0.0
-    pace = Pace(lambda: now)
+    pace = RoundTimes(lambda: now)
     for round in range(1, 400):
         pace.push(round, 0.0)
         now += 5.0 if round % 20 == 0 else 1.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from paceline.worker.stores import Stores
+from paceline.worker.stores import WorkerStores
 
 
 class Counting:
@@ -22,7 +22,7 @@ class Counting:
 
 
 def test_only_open_stores_are_paused_and_finished() -> None:
-    stores, one, other = Stores(), Counting("a"), Counting("b")
+    stores, one, other = WorkerStores(), Counting("a"), Counting("b")
     stores.add(one)
     stores.add(other)
     stores.pause()
@@ -36,7 +36,7 @@ def test_only_open_stores_are_paused_and_finished() -> None:
 
 
 def test_closed_stores_are_known_while_somebody_holds_them() -> None:
-    stores, one = Stores(), Counting("a")
+    stores, one = WorkerStores(), Counting("a")
     stores.add(one)
     assert not stores.is_closed("a")
     stores.remove(one)
@@ -48,7 +48,7 @@ def test_closed_stores_are_known_while_somebody_holds_them() -> None:
 
 
 def test_namespace_that_was_closed_gets_another_name_each_time() -> None:
-    stores = Stores()
+    stores = WorkerStores()
     for name in ("x", "x#2", "x#3"):
         assert stores.name_for("x") == stores.name_for("x") == name
         store, sibling = Counting(name), Counting(f"{name}/optimizer1")

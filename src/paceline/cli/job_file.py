@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.cli.options import Option, UsageError
-from paceline.launch import Group, group_from_table
+from paceline.launch import WorkerGroup, group_from_table
 from paceline.launch.preflight import read_text
 from paceline.naming import suggestion
 
@@ -102,7 +102,7 @@ def _words(value: object, source: str) -> list[str]:
         raise UsageError(f"{source}: command = {value!r}: {error}") from error
 
 
-def _groups(tables: Mapping[str, Any], source: str) -> list[Group]:
+def _groups(tables: Mapping[str, Any], source: str) -> list[WorkerGroup]:
     try:
         return [group_from_table(name, table) for name, table in tables.items()]
     except ValueError as error:

@@ -18,7 +18,7 @@ from paceline.cli.options import Option, Parser, UsageError
 from paceline.cli.table import duration, plural, table
 from paceline.errors import LaunchError
 from paceline.launch import Host, runtime
-from paceline.launch.marked import Process, kill, marked
+from paceline.launch.marked import MarkedProcess, kill, marked
 from paceline.launch.ssh import check_program, ssh_command
 
 OPTIONS = (
@@ -103,7 +103,7 @@ def _kill_here(job: str, options: argparse.Namespace) -> int:
     return 0
 
 
-def shown(processes: Sequence[Process]) -> str:
+def shown(processes: Sequence[MarkedProcess]) -> str:
     """Return a table of processes."""
     rows = [
         (str(one.pid), _user(one.uid), one.job, one.role, one.rank, duration(one.age_s), one.command[:_COMMAND_WIDTH])

@@ -18,10 +18,10 @@ from paceline.cli.options import Parser, UsageError, split_command
 from paceline.consistency import parse_groups, weighting_names
 from paceline.launch import (
     Graces,
-    Group,
     Job,
     JobSpec,
     Machine,
+    WorkerGroup,
     backend,
     parse_group,
     with_default_interface,
@@ -158,7 +158,7 @@ def _check_words(options: argparse.Namespace) -> None:
             config.parse(field, value, name)
 
 
-def _groups(given: Iterable[str | Group]) -> tuple[Group, ...]:
+def _groups(given: Iterable[str | WorkerGroup]) -> tuple[WorkerGroup, ...]:
     return tuple(parse_group(one) if isinstance(one, str) else one for one in given)
 
 

@@ -12,7 +12,7 @@ from paceline.errors import ConfigError
 from paceline.hetero import choose
 from paceline.launch.preflight import read_text
 from paceline.naming import suggestion
-from paceline.sim import Cluster, Plan, Result, read_cluster, simulate
+from paceline.sim import Result, SimulatedCluster, SimulatedTraining, read_cluster, simulate
 from paceline.sim.job import ShareKind
 from paceline.sim.measuring import measure
 from paceline.sim.picture import draw
@@ -166,7 +166,7 @@ def _problem(name: str) -> Problem | None:
     return Digits()
 
 
-def _plan(kind: str, cluster: Cluster, options: argparse.Namespace) -> tuple[Plan, str]:
+def _plan(kind: str, cluster: SimulatedCluster, options: argparse.Namespace) -> tuple[SimulatedTraining, str]:
     """Return how a job trains, and with ``dist_auto`` why."""
     store_type, _, shares = kind.partition(":")
     sentence = ""
@@ -179,7 +179,7 @@ def _plan(kind: str, cluster: Cluster, options: argparse.Namespace) -> tuple[Pla
         policy = _policy(store_type, cluster, options)
     seconds = 1000.0 if options.seconds is None and options.rounds is None else options.seconds
     fastest = min(machine.speed.seconds(options.batch_size) for machine in cluster.workers)
-    plan = Plan(
+    plan = SimulatedTraining(
         policy,
         shares or "equal",  # type: ignore[arg-type]
         batch=options.batch_size,
@@ -193,7 +193,7 @@ def _plan(kind: str, cluster: Cluster, options: argparse.Namespace) -> tuple[Pla
     return plan, sentence
 
 
-def _policy(store_type: str, cluster: Cluster, options: argparse.Namespace) -> Policy:
+def _policy(store_type: str, cluster: SimulatedCluster, options: argparse.Namespace) -> Policy:
     count = len(cluster.workers)
     is_sync = store_type == "dist_sync"
     return policy_of(
@@ -208,7 +208,7 @@ def _policy(store_type: str, cluster: Cluster, options: argparse.Namespace) -> P
     )
 
 
-def _groups(cluster: Cluster, options: argparse.Namespace) -> tuple[tuple[int, ...], ...]:
+def _groups(cluster: SimulatedCluster, options: argparse.Namespace) -> tuple[tuple[int, ...], ...]:
     if options.groups is None:
         from paceline.hetero import group_by_speed
 

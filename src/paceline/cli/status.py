@@ -148,11 +148,11 @@ def _gone(rows: Sequence[dict[str, Any]]) -> list[str]:
     ]
 
 
-def _works(member: m.Member, state: m.State) -> bool:
+def _works(member: m.Member, state: m.MemberState) -> bool:
     return member.role == "worker" and state.phase in ("live", "silent")
 
 
-def _row(member: m.Member, state: m.State, status: m.Status, slowest: int) -> dict[str, Any]:
+def _row(member: m.Member, state: m.MemberState, status: m.Status, slowest: int) -> dict[str, Any]:
     waits = [int(rank) for rank in state.waits_for.split()]
     if _works(member, state) and not waits and state.round > slowest:
         waits = [

@@ -18,14 +18,14 @@ from paceline.compression.base import Codec
 from paceline.compression.ddp import DDPState, ddp_hook
 from paceline.compression.legs import Compression, Leg, by_leg
 from paceline.compression.registry import known_codecs, make
-from paceline.compression.state import State
+from paceline.compression.state import CodecState
 
 __all__ = [
     "Codec",
+    "CodecState",
     "Compression",
     "DDPState",
     "Leg",
-    "State",
     "by_leg",
     "ddp_hook",
     "known_codecs",

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from paceline.compression.buffers import GRADIENT_DTYPES, Bytes, Payload, check_flat
-from paceline.compression.state import State
+from paceline.compression.state import CodecState
 from paceline.errors import ProtocolError
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ class Codec(abc.ABC):
     """Turns a bucket, a flat contiguous CPU tensor, into bytes for the wire and back.
 
     A codec holds nothing but its parameters, so that one instance serves any number of buckets and threads; what a
-    sender has to remember is in the :class:`State` of each bucket. Little-endian machines only.
+    sender has to remember is in the :class:`CodecState` of each bucket. Little-endian machines only.
 
     A codec of your own sets ``name``, takes its parameters as arguments of ``__init__``, keeps them as attributes of
     the same names, and defines ``encoded_nbytes`` and the methods whose names begin with one underscore, which need
@@ -44,11 +44,11 @@ class Codec(abc.ABC):
     def encoded_nbytes(self, numel: int) -> int:
         """Return the exact size in bytes of the payload of a bucket of ``numel`` elements."""
 
-    def new_state(self, numel: int) -> State:
+    def new_state(self, numel: int) -> CodecState:
         """Return what a sender needs for a bucket of ``numel`` elements; the residual starts at 0."""
-        return State(numel, torch.zeros(numel) if self.uses_residual else None)
+        return CodecState(numel, torch.zeros(numel) if self.uses_residual else None)
 
-    def encode(self, grad: torch.Tensor, state: State, *, round: int = 0, seed: int = 0) -> Bytes:
+    def encode(self, grad: torch.Tensor, state: CodecState, *, round: int = 0, seed: int = 0) -> Bytes:
         """Encode one round's gradient of one bucket.
 
         Non-finite elements of gradient plus residual count as 0 where there is a residual, which they would spoil
@@ -120,7 +120,7 @@ class Codec(abc.ABC):
         self._checked(payload, numel)
 
     @abc.abstractmethod
-    def _encode(self, grad: torch.Tensor, state: State, payload: Bytes, round: int, seed: int) -> int:
+    def _encode(self, grad: torch.Tensor, state: CodecState, payload: Bytes, round: int, seed: int) -> int:
         """Fill ``payload`` from a gradient of at least one element; return how many elements were dropped."""
 
     @abc.abstractmethod
@@ -155,7 +155,7 @@ class Codec(abc.ABC):
             self._check_content(raw, numel)
         return raw
 
-    def _check_gradient(self, grad: torch.Tensor, state: State) -> None:
+    def _check_gradient(self, grad: torch.Tensor, state: CodecState) -> None:
         check_flat(grad, "grad")
         if grad.dtype not in GRADIENT_DTYPES:
             raise TypeError(f"grad is {grad.dtype}; codecs take float32, float16 and bfloat16, so convert it first")
@@ -164,7 +164,7 @@ class Codec(abc.ABC):
         if self.uses_residual and state.residual is None:
             raise ValueError(f"the state has no residual, which {self.name} needs: take it from this codec's new_state")
 
-    def _note_dropped(self, state: State, dropped: int, round: int) -> None:
+    def _note_dropped(self, state: CodecState, dropped: int, round: int) -> None:
         if dropped and not state.dropped:
             logger.warning(
                 "%s left %d non-finite elements out of a bucket of %d in round %d and sends 0 for them; "

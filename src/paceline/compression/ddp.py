@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from paceline.compression.base import Codec
 from paceline.compression.registry import make
-from paceline.compression.state import State
+from paceline.compression.state import CodecState
 
 #: (identity, elements) of every parameter of a bucket, in its order.
 _Layout: TypeAlias = tuple[tuple[int, int], ...]
@@ -24,7 +24,7 @@ _Layout: TypeAlias = tuple[tuple[int, int], ...]
 @dataclass
 class _Bucket:
     layout: _Layout
-    state: State
+    state: CodecState
     round: int = 0
 
 
@@ -87,7 +87,7 @@ class DDPState:
                 self._carried |= {key: part for (key, _), part in zip(bucket.layout, parts, strict=True)}
         self._buckets.clear()
 
-    def _fill(self, state: State, layout: _Layout) -> None:
+    def _fill(self, state: CodecState, layout: _Layout) -> None:
         if state.residual is not None:
             parts = torch.split(state.residual, [numel for _, numel in layout])
             for (key, _), part in zip(layout, parts, strict=True):

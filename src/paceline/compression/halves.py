@@ -11,7 +11,7 @@ import torch
 
 from paceline.compression.base import Codec
 from paceline.compression.buffers import Bytes
-from paceline.compression.state import State
+from paceline.compression.state import CodecState
 from paceline.extensions import register
 
 #: Elements that are cast at once; both forms stay in the L2 cache.
@@ -30,7 +30,7 @@ class _Half(Codec):
         """Return two bytes per element."""
         return 2 * numel
 
-    def _encode(self, grad: torch.Tensor, state: State, payload: Bytes, round: int, seed: int) -> int:
+    def _encode(self, grad: torch.Tensor, state: CodecState, payload: Bytes, round: int, seed: int) -> int:
         from paceline.compression.kernels import halves
 
         out = torch.from_numpy(payload.view(np.int16))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from paceline.compression.base import Codec
 from paceline.compression.buffers import Bytes, Floats, float32_parts, floats
 from paceline.compression.parameters import check_integer
-from paceline.compression.state import State
+from paceline.compression.state import CodecState
 from paceline.extensions import register
 
 
@@ -46,7 +46,7 @@ class Int8(Codec):
         end_of_scales = 4 * self._chunks(numel)
         return floats(payload[:end_of_scales]), payload[end_of_scales:].view(np.int8)
 
-    def _encode(self, grad: torch.Tensor, state: State, payload: Bytes, round: int, seed: int) -> int:
+    def _encode(self, grad: torch.Tensor, state: CodecState, payload: Bytes, round: int, seed: int) -> int:
         from paceline.compression.kernels import int8
 
         residual = state.residual_array()

@@ -11,7 +11,7 @@ import torch
 
 from paceline.compression.base import Codec
 from paceline.compression.buffers import Bytes, Floats, float32_parts
-from paceline.compression.state import State
+from paceline.compression.state import CodecState
 
 
 class PackedCodec(Codec):
@@ -36,7 +36,7 @@ class PackedCodec(Codec):
     def _table(self, alpha: float) -> Floats:
         """Return ``alpha`` times what each byte stands for, float32 of shape (256, 8 // bits)."""
 
-    def _encode(self, grad: torch.Tensor, state: State, payload: Bytes, round: int, seed: int) -> int:
+    def _encode(self, grad: torch.Tensor, state: CodecState, payload: Bytes, round: int, seed: int) -> int:
         encode, per_byte = self._kernel(), 8 // self.bits
         residual, threshold = state.residual_array(), np.float32(self.threshold)
         return sum(

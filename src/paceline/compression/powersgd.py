@@ -12,7 +12,7 @@ import torch
 from paceline.compression.base import Codec
 from paceline.compression.buffers import Bytes, Floats, floats
 from paceline.compression.parameters import check_integer
-from paceline.compression.state import State
+from paceline.compression.state import CodecState
 from paceline.extensions import register
 
 
@@ -72,12 +72,12 @@ class PowerSGD(Codec):
         shape = _Shape(rows, cols, min(self.rank, cols), numel - rows * cols)
         return shape if shape.nbytes < 4 * numel else _Shape(0, 0, 0, numel)
 
-    def new_state(self, numel: int) -> State:
+    def new_state(self, numel: int) -> CodecState:
         """Return a residual of 0 and the first Q: random, the same on every worker."""
         shape = self._shape(numel)
-        return State(numel, torch.zeros(numel), q=_random(shape.rank, shape.cols, seed=numel))
+        return CodecState(numel, torch.zeros(numel), q=_random(shape.rank, shape.cols, seed=numel))
 
-    def _encode(self, grad: torch.Tensor, state: State, payload: Bytes, round: int, seed: int) -> int:
+    def _encode(self, grad: torch.Tensor, state: CodecState, payload: Bytes, round: int, seed: int) -> int:
         start_of_round = self._start(state)
         dropped, residual = state.accumulate(grad), state.residual_array()
         factors = self._factors(payload, len(residual))
@@ -88,7 +88,7 @@ class PowerSGD(Codec):
         tail[:] = 0
         return dropped
 
-    def _start(self, state: State) -> torch.Tensor:
+    def _start(self, state: CodecState) -> torch.Tensor:
         shape, q = self._shape(state.numel), state.extra.get("q")
         if q is None or q.shape != (shape.rank, shape.cols):
             raise ValueError(f"the state is not from this codec's new_state: {self.params()} needs a q of other shape")

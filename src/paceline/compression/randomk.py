@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from paceline.compression.base import Codec
 from paceline.compression.buffers import Bytes, floats
 from paceline.compression.parameters import check_number
-from paceline.compression.state import State
+from paceline.compression.state import CodecState
 from paceline.compression.topk import DEFAULT_RATIO, kept
 from paceline.extensions import register
 
@@ -59,7 +59,7 @@ class RandomK(Codec):
             sparse.draw(np.uint64(seed), np.uint64(round), numel, chosen)
         return chosen
 
-    def _encode(self, grad: torch.Tensor, state: State, payload: Bytes, round: int, seed: int) -> int:
+    def _encode(self, grad: torch.Tensor, state: CodecState, payload: Bytes, round: int, seed: int) -> int:
         from paceline.compression.kernels import sparse
 
         dropped, residual = state.accumulate(grad), state.residual_array()

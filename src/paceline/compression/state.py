@@ -12,7 +12,7 @@ from paceline.compression.buffers import Floats, float32_parts
 UNSENT = "unsent"
 
 
-class State:
+class CodecState:
     """What a sender keeps about one bucket from round to round. One thread uses it at a time.
 
     Attributes:

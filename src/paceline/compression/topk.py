@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from paceline.compression.base import Codec
 from paceline.compression.buffers import Bytes, Floats, float32_parts, floats
 from paceline.compression.parameters import check_integer, check_number
-from paceline.compression.state import State
+from paceline.compression.state import CodecState
 from paceline.extensions import register
 
 _MOST_ELEMENTS = 2**32
@@ -74,7 +74,7 @@ class TopK(Codec):
         indices = np.require(payload[:half].view(np.uint32), requirements="A")
         return indices, floats(payload[half:])
 
-    def _encode(self, grad: torch.Tensor, state: State, payload: Bytes, round: int, seed: int) -> int:
+    def _encode(self, grad: torch.Tensor, state: CodecState, payload: Bytes, round: int, seed: int) -> int:
         from paceline.compression.kernels import sparse
 
         residual = state.residual_array()

@@ -16,7 +16,7 @@ from paceline.ranges import Ranges, everything, joined
 
 
 @dataclass(frozen=True)
-class Place:
+class SharePosition:
     """Where shares go on."""
 
     epoch: int
@@ -53,7 +53,7 @@ def left_of(state: Mapping[str, Any], settings: State) -> tuple[int, Ranges]:
     return epoch, left
 
 
-def place_of(state: Mapping[str, Any], settings: State) -> Place:
+def place_of(state: Mapping[str, Any], settings: State) -> SharePosition:
     """Return where shares go on.
 
     Args:
@@ -65,7 +65,11 @@ def place_of(state: Mapping[str, Any], settings: State) -> Place:
     """
     if "left" in state:
         epoch, left = left_of(state, settings)
-        return Place(epoch, 1, state["length"], positions(left), []) if left else Place(epoch, 0, 0, [], [])
+        return (
+            SharePosition(epoch, 1, state["length"], positions(left), [])
+            if left
+            else SharePosition(epoch, 0, 0, [], [])
+        )
     again, size, length = [int(one) for one in state.get("again", ())], state["global_batch_size"], state["length"]
     if state["batch"] or again:
         _check_settings(state, settings)
@@ -75,7 +79,7 @@ def place_of(state: Mapping[str, Any], settings: State) -> Place:
     if state["epoch"] < 0 or not 0 <= state["batch"] <= (state.get("first", 0) or rows):
         raise ValueError(f"the state names batch {state['batch']}; an epoch has {rows}")
     first = min(state.get("first", state["batch"] * size), length + len(again))
-    return Place(state["epoch"], state["batch"], first, again, state["shares"])
+    return SharePosition(state["epoch"], state["batch"], first, again, state["shares"])
 
 
 def _check_settings(state: Mapping[str, Any], settings: State) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from paceline.data.sampler import State
 from paceline.errors import PacelineError
-from paceline.hetero.walk import Start
+from paceline.hetero.walk import WalkStart
 from paceline.ranges import Ranges, everything, without
 from paceline.wire import messages as m
 from paceline.worker.session import Session
@@ -30,7 +30,7 @@ class Walker:
         self._session, self._name, self.settings, self.limit = session, name, settings, limit
         self._length: int = settings["length"]
         order = 1 + settings["seed"] % 2**62 if settings["shuffle"] else 0
-        self.following = Start(limit=limit, order=order)
+        self.following = WalkStart(limit=limit, order=order)
         """The next walk."""
         self.start = self.following
         """The walk under way, or the last one."""
@@ -88,9 +88,9 @@ class Walker:
         self.held = tuple(samples.ranges)
         return None if samples.over else self.held
 
-    def _call(self, request: m.TakeSamples | m.AwaitSamples) -> m.Samples:
+    def _call(self, request: m.TakeSamples | m.AwaitSamples) -> m.PoolSamples:
         samples = self._session.call_scheduler(request, f"samples of pool {self._name!r}")
-        assert isinstance(samples, m.Samples)
+        assert isinstance(samples, m.PoolSamples)
         return samples
 
     def give_back(self, rest: Ranges) -> None:

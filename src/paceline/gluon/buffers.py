@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from paceline.gluon.parameter import Network, Parameter
+from paceline.gluon.parameter import Parameter, ReplicatedNetwork
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
 
@@ -35,7 +35,7 @@ class SharedBuffers:
         nets: networks, distinct and with known shapes.
     """
 
-    def __init__(self, store: DistStore, nets: Sequence[Network]) -> None:
+    def __init__(self, store: DistStore, nets: Sequence[ReplicatedNetwork]) -> None:
         self._nets, self._rank, self._stale = nets, store.rank, True
         self._published = self._current()
         self._store = store.sibling("rest") if self._published else None

@@ -17,7 +17,7 @@ _GRAD_REQS = ("write", "add", "null")
 _STYPES = ("default", "row_sparse")
 
 
-class Network(Protocol):
+class ReplicatedNetwork(Protocol):
     """The part of a replicated network that its parameters use."""
 
     contexts: tuple[Context, ...]
@@ -55,7 +55,7 @@ class Parameter:
         wd_mult: factor on the weight decay.
     """
 
-    def __init__(self, name: str, net: Network) -> None:
+    def __init__(self, name: str, net: ReplicatedNetwork) -> None:
         self.name = name
         self.lr_mult = 1.0
         self.wd_mult = 1.0
@@ -65,7 +65,7 @@ class Parameter:
         self._on_set: list[Callable[[Parameter, torch.Tensor], None]] = []
 
     @property
-    def net(self) -> Network:
+    def net(self) -> ReplicatedNetwork:
         """The network that it belongs to."""
         return self._net
 

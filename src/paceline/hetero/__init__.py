@@ -5,8 +5,8 @@ Pure: no socket, thread, clock or random generator. Times are measured by who ca
 
 from paceline.hetero.choose import Choice, choose
 from paceline.hetero.groups import Groups, group_by_speed
-from paceline.hetero.measured import Measured, Step, measured_of
-from paceline.hetero.noise import Noise
+from paceline.hetero.measured import Measured, WorkerRound, measured_of
+from paceline.hetero.noise import StepNoise
 from paceline.hetero.pool import Pool
 from paceline.hetero.regroup import Regrouping
 from paceline.hetero.revise import Revision, StepTime, free_policy
@@ -17,15 +17,15 @@ __all__ = [
     "Choice",
     "Groups",
     "Measured",
-    "Noise",
     "Pool",
     "Regrouping",
     "Revision",
     "Shares",
     "Speed",
     "SpeedMeter",
-    "Step",
+    "StepNoise",
     "StepTime",
+    "WorkerRound",
     "choose",
     "fastest_split",
     "free_policy",

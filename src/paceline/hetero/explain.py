@@ -8,7 +8,7 @@ from paceline.consistency import Policy
 from paceline.hetero.forecast import Forecast
 from paceline.hetero.groups import Groups
 from paceline.hetero.measured import Measured
-from paceline.hetero.noise import Noise
+from paceline.hetero.noise import StepNoise
 
 _SHARES = {"equal": "equal batches", "measured": "batches by speed", "pool": "a pool of samples"}
 
@@ -62,7 +62,7 @@ def _machines(measured: Measured, groups: Groups) -> str:
     return f"{text}, {noise_words(measured.noise)}, {measured.exchange_s:.3g} s per exchange)"
 
 
-def noise_words(noise: Noise) -> str:
+def noise_words(noise: StepNoise) -> str:
     """Return how much the times of steps vary."""
     text = f"jitter {noise.jitter:.0%}"
     if noise.spike_share:

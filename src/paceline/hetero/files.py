@@ -18,8 +18,8 @@ from itertools import pairwise
 from paceline.consistency import Policy
 from paceline.hetero.choose import Choice
 from paceline.hetero.groups import Groups
-from paceline.hetero.measured import Measured, Step, measured_of
-from paceline.hetero.noise import Noise
+from paceline.hetero.measured import Measured, WorkerRound, measured_of
+from paceline.hetero.noise import StepNoise
 from paceline.hetero.speed import Speed
 
 
@@ -44,7 +44,7 @@ def parse_speeds(text: str) -> dict[str, float]:
     return speeds
 
 
-def steps_line(steps: Sequence[Step]) -> str:
+def steps_line(steps: Sequence[WorkerRound]) -> str:
     """Return a worker's steps as a line: samples, seconds and waited seconds of each."""
     return json.dumps([[one.samples, round(one.seconds, 7), round(one.waited_s, 7)] for one in steps])
 
@@ -69,7 +69,7 @@ def parse_steps(text: str) -> Measured:
     """
     try:
         table = json.loads(text)
-        steps = [[Step(*map(float, one)) for one in worker] for worker in table["steps"]]
+        steps = [[WorkerRound(*map(float, one)) for one in worker] for worker in table["steps"]]
         batch = int(max(one.samples for worker in steps for one in worker))
         return measured_of(steps, batch, float(table["update_s"]), hands_out=bool(table["hands_out"]))
     except (KeyError, TypeError) as error:
@@ -123,7 +123,7 @@ def parse_measured(text: str, num_workers: int) -> Measured:
     try:
         table = json.loads(text)
         workers = tuple(Speed(_number(fixed), _number(slope)) for fixed, slope in table["workers"])
-        noise = Noise(*map(_number, table["noise"]))
+        noise = StepNoise(*map(_number, table["noise"]))
         times = _number(table["exchange_s"]), _number(table["update_s"])
         measured = Measured(workers, int(table["batch"]), noise, *times, bool(table["hands_out"]))
     except (KeyError, TypeError, ValueError) as error:

@@ -14,7 +14,7 @@ from statistics import median
 
 import numpy as np
 
-from paceline.hetero.noise import NORMAL_MAD, SPIKE, Noise
+from paceline.hetero.noise import NORMAL_MAD, SPIKE, StepNoise
 
 #: Rounds over which a worker counts, and rounds whose median is what a step takes then: speeds may change.
 WINDOW, BLOCK = 200, 25
@@ -70,7 +70,7 @@ def _angle(share: float) -> float:
     return 2 * math.asin(math.sqrt(share))
 
 
-def noise_now(start: Noise, start_steps: int, counted: Sequence[Counted]) -> Noise:
+def noise_now(start: StepNoise, start_steps: int, counted: Sequence[Counted]) -> StepNoise:
     """Return the noise of now.
 
     Args:

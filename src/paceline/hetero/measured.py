@@ -12,14 +12,14 @@ from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
-from paceline.hetero.noise import Noise
+from paceline.hetero.noise import StepNoise
 from paceline.hetero.speed import Speed, SpeedMeter
 
 #: Rounds in lock step that are measured: half of them with a quarter of the batch.
 ROUNDS = 24
 
 
-class Step(NamedTuple):
+class WorkerRound(NamedTuple):
     """A round of a worker."""
 
     samples: float
@@ -37,7 +37,7 @@ class Measured:
     """Median time of a step of n samples, by rank, without waits and spikes."""
     batch: int = 1
     """Samples of a step of each worker, with equal shares."""
-    noise: Noise = field(default_factory=Noise)
+    noise: StepNoise = field(default_factory=StepNoise)
     exchange_s: float = 0.0
     """Of a round in lock step, what is neither computation nor waiting for slower workers: messages and the update."""
     update_s: float = 0.0
@@ -62,7 +62,7 @@ def sizes(batch: int, rounds: int = ROUNDS) -> list[int]:
 
 
 def measured_of(
-    steps: Sequence[Sequence[Step]], batch: int, update_s: float = 0.0, *, hands_out: bool = True
+    steps: Sequence[Sequence[WorkerRound]], batch: int, update_s: float = 0.0, *, hands_out: bool = True
 ) -> Measured:
     """Return what rounds in lock step show.
 
@@ -84,10 +84,10 @@ def measured_of(
         for step in _settled(one)
     ]
     exchange_s = median(min(step.waited_s for step in round) for round in zip(*steps, strict=False))
-    return Measured(tuple(speeds), batch, Noise.of(ratios), max(exchange_s, update_s), update_s, hands_out)
+    return Measured(tuple(speeds), batch, StepNoise.of(ratios), max(exchange_s, update_s), update_s, hands_out)
 
 
-def _settled(steps: Sequence[Step]) -> Sequence[Step]:
+def _settled(steps: Sequence[WorkerRound]) -> Sequence[WorkerRound]:
     """Leave out the first step of each size; all steps, if none are left.
 
     A step is measured from push to push. What a worker does after its push, it has done for the batch before: so the
@@ -96,7 +96,7 @@ def _settled(steps: Sequence[Step]) -> Sequence[Step]:
     return [step for before, step in pairwise(steps) if step.samples == before.samples] or steps
 
 
-def speed_of(steps: Sequence[Step]) -> Speed:
+def speed_of(steps: Sequence[WorkerRound]) -> Speed:
     """Return the speed that a worker's steps show, one or more."""
     meter = SpeedMeter(window=len(steps))
     for step in _settled(steps):

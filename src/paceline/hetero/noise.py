@@ -23,7 +23,7 @@ NORMAL_MAD = 1.4826
 
 
 @dataclass(frozen=True)
-class Noise:
+class StepNoise:
     """A step takes its worker's median time, times log-normal jitter, and now and then many times as long."""
 
     jitter: float = 0.0
@@ -39,7 +39,7 @@ class Noise:
         return math.exp(self.jitter**2 / 2) * (1 + self.spike_share * (self.spike_factor - 1))
 
     @classmethod
-    def of(cls, ratios: Sequence[float]) -> Noise:
+    def of(cls, ratios: Sequence[float]) -> StepNoise:
         """Return the noise of measured steps of all workers: each one's time over its worker's median for such a step.
 
         Raises:

@@ -1,8 +1,8 @@
 """One queue of samples for all workers: each index is trained on once per epoch, whoever dies.
 
 All workers walk through the pool together, once per iteration of their samplers. Walks are numbered; what a walk hands
-out (:class:`~paceline.hetero.walk.Start`) comes with the requests, and is the same on all workers. A position of the
-epoch's order is *free*, *held* by a worker, *done*, or of a later walk::
+out (:class:`~paceline.hetero.walk.WalkStart`) comes with the requests, and is the same on all workers. A position of
+the epoch's order is *free*, *held* by a worker, *done*, or of a later walk::
 
     state   event                                     becomes   answers
     free    a worker takes samples                    held      Given, with the lowest free positions
@@ -45,7 +45,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from paceline.hetero.walk import Start
+from paceline.hetero.walk import WalkStart
 from paceline.ranges import Ranges, cut, joined, others, without
 
 
@@ -60,7 +60,7 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Over:
+class PoolOver:
     """The walk that the worker asked for has no more samples: all are done."""
 
     worker: int
@@ -99,7 +99,7 @@ class Rest:
     """Other workers that hold some of them."""
 
 
-Answer: TypeAlias = Given | Over | Wait | Refused
+Answer: TypeAlias = Given | PoolOver | Wait | Refused
 
 
 @dataclass
@@ -111,7 +111,7 @@ class _Taker:
     """By number of the request, the last round that the worker had pushed before it asked."""
     last: int = 0
     answer: Answer | None = None
-    waits: tuple[int, int, int, Start] | None = None
+    waits: tuple[int, int, int, WalkStart] | None = None
     """(number, walk, count, start) of a request that waits."""
 
     def trained(self, round: int) -> int:
@@ -128,16 +128,16 @@ class Pool:
         start: the first walk; by default the whole epoch 0.
     """
 
-    def __init__(self, length: int, num_workers: int, start: Start | None = None) -> None:
+    def __init__(self, length: int, num_workers: int, start: WalkStart | None = None) -> None:
         self.length = length
         self._free: Ranges = ()
         self._takers = {worker: _Taker() for worker in range(num_workers)}
-        self._begin(0, start or Start())
+        self._begin(0, start or WalkStart())
 
     # ---- events ----------------------------------------------------------------------------------------------------
 
     def take(
-        self, worker: int, number: int, walk: int, count: int, done: int, round: int = 0, start: Start | None = None
+        self, worker: int, number: int, walk: int, count: int, done: int, round: int = 0, start: WalkStart | None = None
     ) -> list[Answer]:
         """Take a request for samples; returns the answers, to this worker and to others.
 
@@ -150,7 +150,7 @@ class Pool:
             round: the last that it has pushed.
             start: what the walk hands out; by default the whole epoch of the walk's number.
         """
-        start = start or Start(walk)
+        start = start or WalkStart(walk)
         taker = self._takers.get(worker)
         refused = self._objection(taker, worker, number, walk, count, start)
         if taker is None or refused is not None:
@@ -248,7 +248,7 @@ class Pool:
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 
-    def _begin(self, walk: int, start: Start) -> None:
+    def _begin(self, walk: int, start: WalkStart) -> None:
         self.walk, self.start = walk, start
         left = start.positions(self.length)
         self._free, self._later = cut(left, start.limit or self.length)
@@ -257,7 +257,7 @@ class Pool:
         self._goal = others(self._later, self.length)
 
     def _objection(
-        self, taker: _Taker | None, worker: int, number: int, walk: int, count: int, start: Start
+        self, taker: _Taker | None, worker: int, number: int, walk: int, count: int, start: WalkStart
     ) -> Refused | None:
         if taker is None:
             return Refused(worker, number, f"worker {worker} has left")
@@ -273,7 +273,7 @@ class Pool:
             return self._objection_to(start, worker, number, walk)
         return Refused(worker, number, text)
 
-    def _objection_to(self, start: Start, worker: int, number: int, walk: int) -> Refused | None:
+    def _objection_to(self, start: WalkStart, worker: int, number: int, walk: int) -> Refused | None:
         agreed = self._agreed(walk)
         if walk < self.walk or start == agreed:
             return None
@@ -287,7 +287,7 @@ class Pool:
         )
         return Refused(worker, number, text, "ValueError")
 
-    def _agreed(self, walk: int) -> Start | None:
+    def _agreed(self, walk: int) -> WalkStart | None:
         """Return what others have said that a walk hands out; None where nobody has yet."""
         if walk == self.walk:
             return self.start
@@ -322,7 +322,7 @@ class Pool:
         number, walk, count, _ = taker.waits
         taker.waits = None
         if walk < self.walk or not self._free:
-            taker.answer = Over(worker, number, walk)
+            taker.answer = PoolOver(worker, number, walk)
         else:
             ranges, self._free = cut(self._free, count)
             taker.held[number] = ranges

@@ -8,7 +8,7 @@ from paceline.ranges import Ranges, cut, everything, joined
 
 
 @dataclass(frozen=True)
-class Start:
+class WalkStart:
     """What a walk hands out; all workers say the same."""
 
     epoch: int = 0
@@ -38,7 +38,7 @@ class Start:
         is_wrong = self.left != joined(self.left) or (self.left and self.left[-1][1] > length)
         return f"positions {list(self.left)} are not ascending ranges within {length} samples" if is_wrong else ""
 
-    def following(self, length: int) -> Start:
+    def following(self, length: int) -> WalkStart:
         """Return the walk after this one: the rest of the epoch, or the whole next one."""
         _, rest = cut(self.positions(length), self.limit or length)
         return replace(self, left=rest) if rest else replace(self, epoch=self.epoch + 1, left=())

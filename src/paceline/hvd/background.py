@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from paceline.errors import JoinTimeoutError, PacelineError
 from paceline.hvd import execute, wire
 from paceline.hvd.errors import HorovodInternalError
-from paceline.hvd.execute import Group
-from paceline.hvd.link import Link
+from paceline.hvd.execute import FusedOperations
+from paceline.hvd.link import CoordinatorLink
 from paceline.hvd.negotiation import Batch, Down, RankCache, Request, Response, fuse
 from paceline.hvd.negotiation.sets import ProcessSets
 from paceline.hvd.negotiation.words import TENSOR_KINDS, Key
@@ -41,11 +41,11 @@ _MOST_PLANS = 64
 
 
 @dataclass(frozen=True)
-class Plan:
+class BatchPlan:
     """What a batch of cached operations is: the keys of all of them, and the groups of those that this rank is in."""
 
     keys: Sequence[Key]
-    groups: Sequence[Group]
+    groups: Sequence[FusedOperations]
 
 
 class Background:
@@ -59,7 +59,9 @@ class Background:
         timeline: notes what runs.
     """
 
-    def __init__(self, link: Link, generation: int, handles: Handles, cycle_time_s: float, timeline: Timeline) -> None:
+    def __init__(
+        self, link: CoordinatorLink, generation: int, handles: Handles, cycle_time_s: float, timeline: Timeline
+    ) -> None:
         self._timeline = timeline
         self._link, self._generation, self._handles = link, generation, handles
         self._cycle_time_s = cycle_time_s
@@ -68,9 +70,9 @@ class Background:
         self._queue: dict[Key, Request] = {}
         self._urgent = False
         self._due = 0.0
-        self._leaving: wire.Leave | None = None
+        self._leaving: wire.RankLeft | None = None
         self._cache = RankCache()
-        self._plans: dict[bytes, Plan] = {}
+        self._plans: dict[bytes, BatchPlan] = {}
         self._fusion_bytes = 0
         self.down: Down | None = None
         self.sets = ProcessSets(1)
@@ -80,7 +82,7 @@ class Background:
 
     # ---- begin and end ---------------------------------------------------------------------------------------------
 
-    def enter(self, rank: int, size: int, enter: wire.Enter, timeout_s: float) -> Sequence[wire.Enter]:
+    def enter(self, rank: int, size: int, enter: wire.RankEntered, timeout_s: float) -> Sequence[wire.RankEntered]:
         """Wait until all ranks have called ``init``, and start the thread.
 
         Raises:
@@ -112,7 +114,7 @@ class Background:
 
     def leave(self, reason: str, failed: bool = False) -> None:
         """End this generation for all ranks, and the thread."""
-        self._leaving = wire.Leave(reason, failed)
+        self._leaving = wire.RankLeft(reason, failed)
         self._link.wake()
         self._thread.join(_LEAVE_S)
 
@@ -167,7 +169,7 @@ class Background:
             if self.down is not None:
                 return
             reason = f"rank {self._rank}: {text}"
-            self._link.send(wire.ToCoordinator(self._generation, wire.Leave(reason, True)))
+            self._link.send(wire.ToCoordinator(self._generation, wire.RankLeft(reason, True)))
             self._go_down(Down(self._rank, reason))
 
     def _patience_s(self) -> float:
@@ -244,14 +246,14 @@ class Background:
         operation = self._operations.get(key)
         return None if operation is None else operation.request
 
-    def _plan(self, responses: Sequence[Response]) -> Plan:
+    def _plan(self, responses: Sequence[Response]) -> BatchPlan:
         """Return how cached operations are run; the same bits mean the same until the cache changes."""
         if len(self._plans) >= _MOST_PLANS:
             self._plans.clear()
         keys = [response.request.key for response in responses]
-        return Plan(keys, self._groups([one for one in responses if self._is_in(one)]))
+        return BatchPlan(keys, self._groups([one for one in responses if self._is_in(one)]))
 
-    def _groups(self, responses: Sequence[Response]) -> list[Group]:
+    def _groups(self, responses: Sequence[Response]) -> list[FusedOperations]:
         """Return the groups that run as one."""
         fused = fuse(responses, self._fusion_bytes)
         return [execute.group_of(one, self.sets.members(one[0].request.process_set)) for one in fused]
@@ -272,7 +274,7 @@ class Background:
                 ready.append(response)
         self._run_groups(self._groups(ready))
 
-    def _run_groups(self, groups: Sequence[Group]) -> None:
+    def _run_groups(self, groups: Sequence[FusedOperations]) -> None:
         """Run operations, those of a group as one."""
         for group in groups:
             owns = [self._operations.get(key) for key in group.keys]

@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 from paceline.errors import ProtocolError
 from paceline.hvd import wire
-from paceline.hvd.negotiation import Batch, Down, Machine, Submission, Warn
+from paceline.hvd.negotiation import Batch, Down, LogText, Negotiation, Submission
 from paceline.hvd.negotiation.words import Action
 from paceline.hvd.settings import HvdSettings
 from paceline.hvd.timeline import Timeline
@@ -73,8 +73,8 @@ class Coordinator:
         self._deliver = deliver
         self._lock = threading.Lock()
         self._generation = 0
-        self._entered: dict[int, wire.Enter] = {}
-        self._machine: Machine | None = None
+        self._entered: dict[int, wire.RankEntered] = {}
+        self._machine: Negotiation | None = None
         self._is_ended = False
         self._closed = False
         self._listener = SocketListener(addresses, security, name, watch=True)
@@ -88,9 +88,9 @@ class Coordinator:
         """Take a message of a rank."""
         body = message.body
         with self._lock:
-            if isinstance(body, wire.Enter):
+            if isinstance(body, wire.RankEntered):
                 self._enter(rank, message.generation, body)
-            elif message.generation == self._generation and isinstance(body, wire.Leave):
+            elif message.generation == self._generation and isinstance(body, wire.RankLeft):
                 self._end(rank, body.reason, body.failed)
             elif message.generation == self._generation and self._machine is not None:
                 assert isinstance(body, Submission)
@@ -98,7 +98,7 @@ class Coordinator:
                     self._timeline.reported(rank, self._machine.keys_of(body))
                 self._carry_out(self._machine.submit(rank, body, time.monotonic()))
 
-    def _enter(self, rank: int, generation: int, body: wire.Enter) -> None:
+    def _enter(self, rank: int, generation: int, body: wire.RankEntered) -> None:
         if generation > self._generation:
             self._generation, self._entered, self._machine, self._is_ended = generation, {}, None, False
         if generation < self._generation or self._is_ended:
@@ -112,7 +112,7 @@ class Coordinator:
         if error:
             self._end(-1, error, True)
             return
-        self._machine = Machine(self.size, self.settings.options, members[0].sets)
+        self._machine = Negotiation(self.size, self.settings.options, members[0].sets)
         self._send_all(wire.Entered(members, self.settings.fusion_threshold_bytes))
 
     def _end(self, rank: int, reason: str, failed: bool) -> None:
@@ -133,7 +133,7 @@ class Coordinator:
 
     def _carry_out(self, actions: list[Action]) -> None:
         for action in actions:
-            if isinstance(action, Warn):
+            if isinstance(action, LogText):
                 logger.warning("%s", action.text)
                 continue
             self._is_ended |= isinstance(action, Down)
@@ -198,7 +198,7 @@ def _rank_of(peer: bytes, size: int) -> int:
     return int(number) if number.isdigit() and len(number) < 8 and int(number) < size else -1
 
 
-def _difference(members: tuple[wire.Enter, ...]) -> str:
+def _difference(members: tuple[wire.RankEntered, ...]) -> str:
     """Return what ranks gave ``init`` that is not alike; an empty string if nothing."""
     for rank, one in enumerate(members):
         if one.version != members[0].version:

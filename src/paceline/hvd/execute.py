@@ -22,7 +22,7 @@ PACK_BYTES = 512 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class FusedOperations:
     """Operations that run as one, with what follows from their requests: worked out once where they are cached.
 
     Attributes:
@@ -45,7 +45,7 @@ class Group:
         return self.responses[0].request
 
 
-def group_of(responses: Sequence[Response], members: tuple[int, ...]) -> Group:
+def group_of(responses: Sequence[Response], members: tuple[int, ...]) -> FusedOperations:
     """Return the group of responses that were fused, or of a single one."""
     requests = [response.request for response in responses]
     keys = tuple([request.key for request in requests])
@@ -59,7 +59,7 @@ def group_of(responses: Sequence[Response], members: tuple[int, ...]) -> Group:
             else:
                 packs.setdefault(dtype, []).append(number)
     packed = tuple([(dtype, tuple(numbers)) for dtype, numbers in packs.items()])
-    return Group(tuple(responses), members, keys, tuple(whole), packed)
+    return FusedOperations(tuple(responses), members, keys, tuple(whole), packed)
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class Task:
         return self.response.request
 
 
-def run(group: Group, owns: Sequence[Operation | None], plane: Plane) -> None:
+def run(group: FusedOperations, owns: Sequence[Operation | None], plane: Plane) -> None:
     """Run operations and set their outputs.
 
     Args:
@@ -133,7 +133,7 @@ def _empty_like_rest(task: Task, number: int, rows: int) -> torch.Tensor:
     return torch.empty((rows, *shape), dtype=dtype_of(task.request.dtypes[number]), device=task.request.device)
 
 
-def _allreduce(group: Group, owns: Sequence[Operation | None], plane: Plane) -> None:
+def _allreduce(group: FusedOperations, owns: Sequence[Operation | None], plane: Plane) -> None:
     request = group.request
     sources: list[torch.Tensor] = []
     targets: list[torch.Tensor] = []

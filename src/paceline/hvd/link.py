@@ -14,7 +14,7 @@ from paceline.errors import AuthenticationError, JoinTimeoutError
 from paceline.hvd import rendezvous, wire
 from paceline.hvd.coordinator import Coordinator, coordinator_name, identity
 from paceline.hvd.negotiation import Down
-from paceline.hvd.place import Place
+from paceline.hvd.place import ProcessPlace
 from paceline.hvd.settings import HvdSettings
 from paceline.hvd.timeline import Timeline
 from paceline.peer.hosts import own_address, tcp
@@ -29,7 +29,7 @@ _STALE_S = 2.0
 _SLOW_SHARE = 4
 
 
-class Link(ABC):
+class CoordinatorLink(ABC):
     """Sends to the coordinator and receives from it. Used by one thread, except :meth:`wake`.
 
     Attributes:
@@ -67,21 +67,21 @@ class Link(ABC):
         return ""
 
 
-class OwnCoordinator(Link):
+class OwnCoordinator(CoordinatorLink):
     """Rank 0's: the coordinator is in the same process."""
 
-    def __init__(self, place: Place, settings: config.Settings, hvd: HvdSettings, timeline: Timeline) -> None:
+    def __init__(self, place: ProcessPlace, settings: config.Settings, hvd: HvdSettings, timeline: Timeline) -> None:
         self._inbox: queue.SimpleQueue[wire.ToRank | None] = queue.SimpleQueue()
         self._coordinator: Coordinator | None = None
         self._place = place
-        self._meeting: rendezvous.Meeting | None = None
+        self._meeting: rendezvous.CoordinatorAddress | None = None
         self.security = security = rendezvous.security_of(place, settings) if place.size > 1 else Security("")
         addresses = _addresses(place, settings) if place.size > 1 else []
         self._coordinator = Coordinator(
             place.size, addresses, security, coordinator_name(place.job), hvd, self._inbox.put, timeline
         )
         if place.size > 1:
-            self._meeting = rendezvous.Meeting(self._coordinator.addresses[0], security)
+            self._meeting = rendezvous.CoordinatorAddress(self._coordinator.addresses[0], security)
             rendezvous.publish(place, settings, self._meeting)
 
     def configure(self, hvd: HvdSettings) -> None:
@@ -123,7 +123,7 @@ class OwnCoordinator(Link):
         return ", ".join(map(str, self._coordinator.missing()))
 
 
-class Connection(Link):
+class RankConnection(CoordinatorLink):
     """A connection to rank 0.
 
     Raises:
@@ -131,7 +131,7 @@ class Connection(Link):
         JoinTimeoutError: rank 0 was not found in time.
     """
 
-    def __init__(self, place: Place, settings: config.Settings) -> None:
+    def __init__(self, place: ProcessPlace, settings: config.Settings) -> None:
         deadline = time.monotonic() + settings.start_timeout_s
         for meeting in rendezvous.candidates(place, settings):
             self.security = meeting.security
@@ -180,14 +180,14 @@ class Connection(Link):
         self._hub.close(linger_s=1.0)
 
 
-def connect(place: Place, settings: config.Settings, hvd: HvdSettings, timeline: Timeline) -> Link:
+def connect(place: ProcessPlace, settings: config.Settings, hvd: HvdSettings, timeline: Timeline) -> CoordinatorLink:
     """Return this rank's link. In a job of ``paceline launch`` the process joins that job, too."""
     if settings.scheduler:
         current_session()
-    return OwnCoordinator(place, settings, hvd, timeline) if place.rank == 0 else Connection(place, settings)
+    return OwnCoordinator(place, settings, hvd, timeline) if place.rank == 0 else RankConnection(place, settings)
 
 
-def _addresses(place: Place, settings: config.Settings) -> list[str]:
+def _addresses(place: ProcessPlace, settings: config.Settings) -> list[str]:
     if place.on_one_host:
         return [f"ipc://@paceline-hvd-{secrets.token_hex(16)}"]
     if settings.host or settings.interface or settings.scheduler:

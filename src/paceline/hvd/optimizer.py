@@ -16,7 +16,7 @@ from paceline.hvd.codec_reduction import CodecCompression
 from paceline.hvd.compression import Compression, Compressor
 from paceline.hvd.groups import checked_names, make_groups
 from paceline.hvd.process_sets import ProcessSet, global_process_set
-from paceline.hvd.reducer import Choices, Reducer
+from paceline.hvd.reducer import ReduceChoices, Reducer
 from paceline.hvd.starting import Adasum, Average
 from paceline.wrappers import refuse_wrapped
 
@@ -243,7 +243,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
         raise ValueError("groups cannot be compressed by a codec")
     wrapped = _wrapped(optimizer, DistributedMethods, arguments)
     sparse_again = sparse_as_dense and isinstance(optimizer, torch.optim.SparseAdam)
-    choices = Choices(
+    choices = ReduceChoices(
         compression, op, gradient_predivide_factor, sparse_as_dense, sparse_again, process_set, deterministic
     )
     wrapped._hvd = Reducer(named, make_groups(groups, named, params), backward_passes_per_step, choices)

@@ -10,7 +10,7 @@ from paceline.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Place:
+class ProcessPlace:
     """A process among those that were started together.
 
     Attributes:
@@ -32,7 +32,7 @@ class Place:
         """Whether all processes are known to be on this host."""
         return self.local_size == self.size
 
-    def among(self, ranks: Sequence[int]) -> Place:
+    def among(self, ranks: Sequence[int]) -> ProcessPlace:
         """Return the place among some ranks only.
 
         Raises:
@@ -71,7 +71,7 @@ _JOB_NAMES = (
 )  # fmt: skip
 
 
-def find_place(env: Mapping[str, str] | None = None) -> Place:
+def find_place(env: Mapping[str, str] | None = None) -> ProcessPlace:
     """Return this process's place; rank 0 of 1 where no launcher set anything.
 
     Raises:
@@ -86,5 +86,5 @@ def find_place(env: Mapping[str, str] | None = None) -> Place:
                 raise ConfigError(f"{names[0]} and {names[1]} are not numbers") from None
             if not 0 <= rank < size:
                 raise ConfigError(f"{names[0]}={rank} and {names[1]}={size}: a rank is less than the number of ranks")
-            return Place(rank, size, local_size, "|".join(env.get(name, "") for name in _JOB_NAMES))
-    return Place(local_size=1)
+            return ProcessPlace(rank, size, local_size, "|".join(env.get(name, "") for name in _JOB_NAMES))
+    return ProcessPlace(local_size=1)

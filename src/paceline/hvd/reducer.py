@@ -38,7 +38,7 @@ _TOO_MANY = (
 
 
 @dataclass(frozen=True)
-class Choices:
+class ReduceChoices:
     """How gradients are reduced; see :func:`paceline.hvd.DistributedOptimizer`."""
 
     compression: type[Compressor] | CodecCompression
@@ -74,7 +74,7 @@ class Reducer:
         named: Sequence[tuple[str, torch.nn.Parameter]],
         groups: Sequence[Sequence[torch.nn.Parameter]],
         passes: int,
-        choices: Choices,
+        choices: ReduceChoices,
     ) -> None:
         self.named, self.groups, self.passes, self.choices = (
             list(named),

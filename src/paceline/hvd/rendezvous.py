@@ -31,7 +31,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from paceline.config import Settings
 from paceline.errors import AuthenticationError, ConfigError, JoinTimeoutError
-from paceline.hvd.place import Place
+from paceline.hvd.place import ProcessPlace
 from paceline.transport.aead import TamperedError, open_value, seal_value
 from paceline.transport.security import Security, new_job_key
 from paceline.worker.current import current_session
@@ -40,7 +40,7 @@ _POLL_S = 0.01
 
 
 @dataclass(frozen=True)
-class Meeting:
+class CoordinatorAddress:
     """Where the coordinator listens, and the key that its connections need."""
 
     address: str
@@ -61,12 +61,12 @@ def private_folder() -> Path:
     return path
 
 
-def meeting_file(place: Place) -> Path:
+def meeting_file(place: ProcessPlace) -> Path:
     """Return the file by which the ranks of a job on one host meet."""
     return private_folder() / f"{hashlib.sha256(place.job.encode()).hexdigest()[:32]}.json"
 
 
-def security_of(place: Place, settings: Settings) -> Security:
+def security_of(place: ProcessPlace, settings: Settings) -> Security:
     """Return rank 0's security: the job's key, or a new one where all ranks are on one host.
 
     Raises:
@@ -83,7 +83,7 @@ def security_of(place: Place, settings: Settings) -> Security:
     )
 
 
-def publish(place: Place, settings: Settings, meeting: Meeting) -> None:
+def publish(place: ProcessPlace, settings: Settings, meeting: CoordinatorAddress) -> None:
     """Tell the other ranks (rank 0 calls this)."""
     if settings.scheduler and place.is_whole:
         current_session().gather(f"hvd {place.job}", meeting.address.encode())
@@ -97,7 +97,7 @@ def publish(place: Place, settings: Settings, meeting: Meeting) -> None:
         _store(place, settings).set(_entry(place), _sealed(place, meeting))
 
 
-def withdraw(place: Place, meeting: Meeting) -> None:
+def withdraw(place: ProcessPlace, meeting: CoordinatorAddress) -> None:
     """Remove the file that :func:`publish` has written, unless another job of this name has written its own since."""
     path = meeting_file(place)
     with contextlib.suppress(FileNotFoundError):
@@ -105,7 +105,7 @@ def withdraw(place: Place, meeting: Meeting) -> None:
             path.unlink()
 
 
-def candidates(place: Place, settings: Settings) -> Iterator[Meeting]:
+def candidates(place: ProcessPlace, settings: Settings) -> Iterator[CoordinatorAddress]:
     """Yield where the coordinator may be, again whenever that has changed. All ranks but 0 call this.
 
     Raises:
@@ -114,7 +114,7 @@ def candidates(place: Place, settings: Settings) -> Iterator[Meeting]:
     """
     if settings.scheduler and place.is_whole:
         addresses = current_session().gather(f"hvd {place.job}", b"")
-        yield Meeting(addresses[0].decode(), Security.of(settings))
+        yield CoordinatorAddress(addresses[0].decode(), Security.of(settings))
     elif place.on_one_host:
         yield from _from_file(place, settings)
     else:
@@ -126,7 +126,7 @@ def candidates(place: Place, settings: Settings) -> Iterator[Meeting]:
     )
 
 
-def _from_file(place: Place, settings: Settings) -> Iterator[Meeting]:
+def _from_file(place: ProcessPlace, settings: Settings) -> Iterator[CoordinatorAddress]:
     path = meeting_file(place)
     deadline = time.monotonic() + settings.start_timeout_s
     last = ""
@@ -137,22 +137,22 @@ def _from_file(place: Place, settings: Settings) -> Iterator[Meeting]:
             text = ""
         if text and text != last:
             last, content = text, json.loads(text)
-            yield Meeting(content["address"], Security(content["key"], settings.encrypt))
+            yield CoordinatorAddress(content["address"], Security(content["key"], settings.encrypt))
         time.sleep(_POLL_S)
 
 
-def _entry(place: Place) -> str:
+def _entry(place: ProcessPlace) -> str:
     return f"paceline-hvd {place.job}"
 
 
-def _sealed(place: Place, meeting: Meeting) -> str:
+def _sealed(place: ProcessPlace, meeting: CoordinatorAddress) -> str:
     key = meeting.security.value_key
     if not key:
         return meeting.address
     return base64.b64encode(seal_value(key, meeting.address.encode(), _entry(place).encode())).decode()
 
 
-def _opened(place: Place, text: bytes, security: Security) -> Meeting:
+def _opened(place: ProcessPlace, text: bytes, security: Security) -> CoordinatorAddress:
     key = security.value_key
     try:
         address = open_value(key, base64.b64decode(text), _entry(place).encode()) if key else text
@@ -162,10 +162,10 @@ def _opened(place: Place, text: bytes, security: Security) -> Meeting:
             "who wrote it does not hold this job's key. Give all processes the same PACELINE_JOB_KEY, and "
             "PACELINE_INSECURE equal everywhere. If they have that, somebody else has written there"
         ) from None
-    return Meeting(address.decode(), security)
+    return CoordinatorAddress(address.decode(), security)
 
 
-def _store(place: Place, settings: Settings) -> TCPStore:
+def _store(place: ProcessPlace, settings: Settings) -> TCPStore:
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     if not host or not port:
         raise ConfigError("ranks on several hosts find each other by MASTER_ADDR and MASTER_PORT; set them in all")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from paceline.errors import ConfigError
-from paceline.hvd.negotiation import Options
+from paceline.hvd.negotiation import NegotiationSettings
 
 DEFAULT_FUSION_BYTES = 128 * 1024 * 1024
 
@@ -41,9 +41,9 @@ class HvdSettings:
     stall_shutdown_s: float = 0.0
 
     @property
-    def options(self) -> Options:
+    def options(self) -> NegotiationSettings:
         """The settings of the negotiation machine."""
-        return Options(
+        return NegotiationSettings(
             cache_capacity=self.cache_capacity,
             stall_warning_s=self.stall_warning_s if self.stall_check else 0.0,
             stall_shutdown_s=self.stall_shutdown_s if self.stall_check else 0.0,

@@ -12,7 +12,7 @@ from paceline.hvd.negotiation import Batch, Down, Submission
 VERSION = 1
 
 
-class Enter(msgspec.Struct, frozen=True, array_like=True, tag="enter", forbid_unknown_fields=True):
+class RankEntered(msgspec.Struct, frozen=True, array_like=True, tag="enter", forbid_unknown_fields=True):
     """A rank has called ``init``.
 
     Attributes:
@@ -30,7 +30,7 @@ class Enter(msgspec.Struct, frozen=True, array_like=True, tag="enter", forbid_un
     sets: tuple[tuple[int, ...], ...] = ()
 
 
-class Leave(msgspec.Struct, frozen=True, array_like=True, tag="leave", forbid_unknown_fields=True):
+class RankLeft(msgspec.Struct, frozen=True, array_like=True, tag="leave", forbid_unknown_fields=True):
     """A rank has called ``shutdown``, or failed."""
 
     reason: str
@@ -45,7 +45,7 @@ class Entered(msgspec.Struct, frozen=True, array_like=True, tag="entered", forbi
         fusion_bytes: most bytes that are fused.
     """
 
-    members: tuple[Enter, ...]
+    members: tuple[RankEntered, ...]
     fusion_bytes: int
 
 
@@ -53,7 +53,7 @@ class ToCoordinator(msgspec.Struct, frozen=True, array_like=True):
     """A message of a rank. Generations are counted from 1, one for each ``init``."""
 
     generation: int
-    body: Enter | Submission | Leave
+    body: RankEntered | Submission | RankLeft
 
 
 class ToRank(msgspec.Struct, frozen=True, array_like=True):

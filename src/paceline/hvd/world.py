@@ -15,10 +15,10 @@ from paceline import config
 from paceline.hvd import wire
 from paceline.hvd.background import Background
 from paceline.hvd.errors import HorovodInternalError, NotInitializedError
-from paceline.hvd.link import Link, connect
+from paceline.hvd.link import CoordinatorLink, connect
 from paceline.hvd.negotiation import Request
 from paceline.hvd.operation import Handles, Operation
-from paceline.hvd.place import Place, find_place
+from paceline.hvd.place import ProcessPlace, find_place
 from paceline.hvd.planes.base import Alone, Plane
 from paceline.hvd.planes.registry import Planes
 from paceline.hvd.rendezvous import private_folder
@@ -39,10 +39,10 @@ class Base:
         hvd: of this process.
     """
 
-    def __init__(self, place: Place, settings: config.Settings, hvd: HvdSettings) -> None:
+    def __init__(self, place: ProcessPlace, settings: config.Settings, hvd: HvdSettings) -> None:
         self.place, self.settings = place, settings
         self.timeline = Timeline()
-        self.link: Link = connect(place, settings, hvd, self.timeline)
+        self.link: CoordinatorLink = connect(place, settings, hvd, self.timeline)
         self.generation = 0
         self.planes: Planes | None = None
 
@@ -77,7 +77,7 @@ class World:
         base.link.configure(hvd)
         self.background = Background(base.link, base.generation, self.handles, hvd.cycle_time_s, base.timeline)
         host = os.environ.get("HOROVOD_HOSTNAME") or socket.gethostname()
-        enter = wire.Enter(wire.VERSION, host, host_id(), os.getpid(), sets)
+        enter = wire.RankEntered(wire.VERSION, host, host_id(), os.getpid(), sets)
         members = self.background.enter(self.rank, self.size, enter, hvd.start_timeout_s)
         self.nodes = [(one.host, one.host_id) for one in members]
         try:
@@ -215,7 +215,7 @@ def is_initialized() -> bool:
     return _world is not None
 
 
-def _ranks_of(comm: Any, place: Place) -> list[int]:
+def _ranks_of(comm: Any, place: ProcessPlace) -> list[int]:
     if hasattr(comm, "Get_rank"):
         return [int(rank) for rank in comm.allgather(place.rank)]
     if isinstance(comm, Iterable):

@@ -4,9 +4,9 @@ Nothing here imports torch, so a launcher starts fast and needs little memory.
 """
 
 from paceline.launch.backends import BACKENDS, Backend, Job, backend, names
-from paceline.launch.groups import Group, group_from_table, parse_group
+from paceline.launch.groups import WorkerGroup, group_from_table, parse_group
 from paceline.launch.hosts import Host, parse_host_list, parse_hosts, with_default_interface
-from paceline.launch.plan import Late, Member, Plan, ProcessSpec
+from paceline.launch.plan import JobPlan, Late, ProcessName, ProcessSpec
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.render import describe
 from paceline.launch.spec import Graces, JobSpec
@@ -15,15 +15,15 @@ __all__ = [
     "BACKENDS",
     "Backend",
     "Graces",
-    "Group",
     "Host",
     "Job",
+    "JobPlan",
     "JobSpec",
     "Late",
     "Machine",
-    "Member",
-    "Plan",
+    "ProcessName",
     "ProcessSpec",
+    "WorkerGroup",
     "backend",
     "describe",
     "group_from_table",

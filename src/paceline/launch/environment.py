@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from paceline import config
-from paceline.launch.groups import Group
+from paceline.launch.groups import WorkerGroup
 from paceline.launch.plan import Late, Value
 from paceline.launch.spec import JobSpec
 
@@ -54,7 +54,7 @@ def of_host(interface: str) -> dict[str, Value]:
     return {config.variable("interface"): interface} if interface else {}
 
 
-def of_group(spec: JobSpec, group: Group, host_weight: float) -> dict[str, Value]:
+def of_group(spec: JobSpec, group: WorkerGroup, host_weight: float) -> dict[str, Value]:
     """Return what workers learn of their group: its name, their speed, and who steps together in ``dist_gsync``."""
     weight = host_weight if group.weight is None else group.weight
     env: dict[str, Value] = {} if weight == 1 else {config.variable("weight"): f"{weight:g}"}

@@ -26,7 +26,7 @@ _RESOURCES = ("cpus", "gpus", "memory")
 
 
 @dataclass(frozen=True)
-class Group:
+class WorkerGroup:
     """Workers that are alike. Ranks count group by group, in the order of the job's groups.
 
     Raises:
@@ -66,7 +66,7 @@ class Group:
             raise ValueError(f"group {self.name}: weight={self.weight:g}; it is above 0")
 
 
-def parse_group(text: str) -> Group:
+def parse_group(text: str) -> WorkerGroup:
     """Read ``NAME: n=2, hosts=h1,h2, env=A=1, env=B=two, slots=1, select=zone=a, args=--batch-size 32, weight=2``.
 
     A comma that a key does not follow belongs to the value. Quotes around a value keep anything. ``env``, ``select``
@@ -100,7 +100,7 @@ def _refuse_misspelt(name: str, part: str) -> None:
             raise ValueError(f"group {name}: unknown {word!r}; did you mean {meant!r}? If not, put its value in quotes")
 
 
-def group_from_table(name: str, table: Mapping[str, Any]) -> Group:
+def group_from_table(name: str, table: Mapping[str, Any]) -> WorkerGroup:
     """Return the group that a table of a job file, or a command line, describes.
 
     Raises:
@@ -115,7 +115,7 @@ def group_from_table(name: str, table: Mapping[str, Any]) -> Group:
     if "n" not in values:
         raise ValueError(f"group {name}: the number of workers is missing, as in: n=2")
     try:
-        return Group(
+        return WorkerGroup(
             name,
             _number("n", values["n"], int),
             hosts=_hosts(values.get("hosts", "")),

@@ -10,7 +10,7 @@ from paceline.errors import LaunchError
 from paceline.launch.environment import OWNED
 from paceline.launch.hosts import LOCALHOST
 from paceline.launch.options import backend_options
-from paceline.launch.plan import Late, Plan
+from paceline.launch.plan import JobPlan, Late
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.preflight import check_command
 from paceline.launch.render import describe
@@ -18,14 +18,14 @@ from paceline.launch.spec import JobSpec
 from paceline.transport.security import new_job_key
 
 
-class LocalJob:
+class SupervisedJob:
     """A job on this machine; it runs while :meth:`wait` does.
 
     Args:
         plan: what to run.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: JobPlan) -> None:
         self._plan = plan
         self.id = plan.job_id
 
@@ -55,7 +55,7 @@ class LocalJob:
 class LocalBackend:
     """Every process is a child of the launcher."""
 
-    def plan(self, spec: JobSpec, machine: Machine) -> Plan:
+    def plan(self, spec: JobSpec, machine: Machine) -> JobPlan:
         """Place everything on this machine.
 
         Raises:
@@ -66,11 +66,11 @@ class LocalBackend:
             raise ValueError("--sync-dst-dir copies to other hosts, and this job has none: name them with -H")
         return make_plan(spec, machine)
 
-    def render(self, request: Plan) -> str:
+    def render(self, request: JobPlan) -> str:
         """Return the processes and their environment."""
         return describe(request)
 
-    def check(self, request: Plan) -> None:
+    def check(self, request: JobPlan) -> None:
         """Refuse processes for other hosts and commands that do not exist.
 
         Raises:
@@ -83,14 +83,14 @@ class LocalBackend:
                 )
             check_command(process.argv, os.environ | {k: v for k, v in process.env.items() if isinstance(v, str)})
 
-    def submit(self, request: Plan) -> LocalJob:
+    def submit(self, request: JobPlan) -> SupervisedJob:
         """Return the job, which runs while its ``wait`` does.
 
         Raises:
             LaunchError: see :meth:`check`; nothing has been started.
         """
         self.check(request)
-        return LocalJob(request)
+        return SupervisedJob(request)
 
 
 def located(scheduler: str | None) -> Mapping[Late, str]:

@@ -19,7 +19,7 @@ _TRIES, _PAUSE_S = 100, 0.05
 
 
 @dataclass(frozen=True)
-class Process:
+class MarkedProcess:
     """A process whose environment names a job."""
 
     pid: int
@@ -33,7 +33,7 @@ class Process:
     command: str
 
 
-def marked(job_id: str = "", proc: Path = _PROC) -> list[Process]:
+def marked(job_id: str = "", proc: Path = _PROC) -> list[MarkedProcess]:
     """Return the processes of a job, or of all jobs, as far as this user may see them; not this process.
 
     Args:
@@ -49,7 +49,7 @@ def marked(job_id: str = "", proc: Path = _PROC) -> list[Process]:
     return found
 
 
-def kill(processes: Iterable[Process]) -> None:
+def kill(processes: Iterable[MarkedProcess]) -> None:
     """Kill processes, and what they start meanwhile.
 
     Raises:
@@ -69,14 +69,14 @@ def kill(processes: Iterable[Process]) -> None:
     raise LaunchError(f"processes {', '.join(str(one.pid) for one in left)} cannot be killed")
 
 
-def _read(path: Path, uptime_s: float) -> Process:
+def _read(path: Path, uptime_s: float) -> MarkedProcess:
     """Return a process; its job is empty if it belongs to none, or has ended and waits for its parent."""
     pairs = (one.partition("=") for one in (path / "environ").read_bytes().decode(errors="replace").split("\0"))
     environ = {name: value for name, _, value in pairs}
     stat = (path / "stat").read_text(errors="replace")
     uids = next(line for line in (path / "status").read_text(errors="replace").splitlines() if line.startswith("Uid:"))
     born = int(stat[stat.rindex(")") + 2 :].split()[19])
-    return Process(
+    return MarkedProcess(
         pid=int(path.name),
         uid=int(uids.split()[2]),
         job=environ.get(config.variable("job_id"), ""),

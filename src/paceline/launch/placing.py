@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from paceline.launch.groups import Group
+from paceline.launch.groups import WorkerGroup
 from paceline.launch.hosts import Host
 from paceline.launch.spec import JobSpec
 
 
-class Place(NamedTuple):
+class Placement(NamedTuple):
     """Where a process runs: host, index among the processes of its role there, and their number."""
 
     host: Host
@@ -19,12 +19,12 @@ class Place(NamedTuple):
     local_size: int
 
 
-def place_servers(spec: JobSpec) -> list[Place]:
+def place_servers(spec: JobSpec) -> list[Placement]:
     """Deal the servers to the job's hosts in turn; slots do not count."""
     return _numbered([spec.hosts[index % len(spec.hosts)] for index in range(spec.servers)])
 
 
-def place_workers(spec: JobSpec) -> list[tuple[Group, Place]]:
+def place_workers(spec: JobSpec) -> list[tuple[WorkerGroup, Placement]]:
     """Deal the workers of each group to its hosts in turn, as long as a host has slots.
 
     Raises:
@@ -41,13 +41,13 @@ def place_workers(spec: JobSpec) -> list[tuple[Group, Place]]:
     return list(zip(groups, _numbered(dealt), strict=True))
 
 
-def place_alone(spec: JobSpec, role: str) -> list[Place]:
+def place_alone(spec: JobSpec, role: str) -> list[Placement]:
     """Give every process of a role a host of its own, named ``ROLE-RANK``: where an engine chooses the hosts."""
     count = spec.num_workers if role == "worker" else spec.servers
-    return [Place(Host(f"{role}-{rank}"), 0, 1) for rank in range(count)]
+    return [Placement(Host(f"{role}-{rank}"), 0, 1) for rank in range(count)]
 
 
-def _deal(group: Group, hosts: Sequence[Host], used: Counter[str]) -> list[Host]:
+def _deal(group: WorkerGroup, hosts: Sequence[Host], used: Counter[str]) -> list[Host]:
     dealt: list[Host] = []
     own: Counter[str] = Counter()
     while len(dealt) < group.count:
@@ -67,12 +67,12 @@ def _deal(group: Group, hosts: Sequence[Host], used: Counter[str]) -> list[Host]
     return dealt
 
 
-def _numbered(dealt: Iterable[Host]) -> list[Place]:
+def _numbered(dealt: Iterable[Host]) -> list[Placement]:
     hosts = list(dealt)
     sizes = Counter(host.name for host in hosts)
     so_far: Counter[str] = Counter()
     result = []
     for host in hosts:
-        result.append(Place(host, so_far[host.name], sizes[host.name]))
+        result.append(Placement(host, so_far[host.name], sizes[host.name]))
         so_far[host.name] += 1
     return result

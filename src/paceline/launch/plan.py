@@ -31,7 +31,7 @@ class Late(enum.Enum):
 Value: TypeAlias = str | Late
 
 
-class Member(NamedTuple):
+class ProcessName(NamedTuple):
     """Identity of a process: its role and its launch index within the role."""
 
     role: str
@@ -55,9 +55,9 @@ class ProcessSpec:
     """Worker group, of workers."""
 
     @property
-    def member(self) -> Member:
+    def member(self) -> ProcessName:
         """Identity of the process."""
-        return Member(self.role, self.rank)
+        return ProcessName(self.role, self.rank)
 
     def environment(self, known: Mapping[Late, str]) -> dict[str, str]:
         """Return ``env`` with every late value filled in.
@@ -69,7 +69,7 @@ class ProcessSpec:
 
 
 @dataclass(frozen=True)
-class Plan:
+class JobPlan:
     """The processes of a job in the order they start: scheduler (at most one), servers, workers.
 
     Raises:

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from paceline.launch import environment
-from paceline.launch.groups import Group
+from paceline.launch.groups import WorkerGroup
 from paceline.launch.hosts import LOCALHOST, Host
-from paceline.launch.placing import Place, place_alone, place_servers, place_workers
-from paceline.launch.plan import Plan, ProcessSpec, Value
+from paceline.launch.placing import Placement, place_alone, place_servers, place_workers
+from paceline.launch.plan import JobPlan, ProcessSpec, Value
 from paceline.launch.spec import JobSpec
 
 
@@ -34,7 +34,7 @@ class Machine:
         return cls(sys.executable, {LOCALHOST: len(os.sched_getaffinity(0))}, dict(os.environ), os.getcwd())
 
 
-def make_plan(spec: JobSpec, machine: Machine, *, alone: bool = False) -> Plan:
+def make_plan(spec: JobSpec, machine: Machine, *, alone: bool = False) -> JobPlan:
     """Turn a job spec into a job plan. Pure: the same arguments make the same plan.
 
     Of the launcher's environment the plan repeats only what changes a default (OMP_NUM_THREADS, MASTER_PORT,
@@ -55,12 +55,12 @@ def make_plan(spec: JobSpec, machine: Machine, *, alone: bool = False) -> Plan:
         for rank, place in enumerate(place_alone(spec, "server") if alone else place_servers(spec))
     ]
     first = Host("scheduler-0") if alone else spec.hosts[0]
-    scheduler = [_role(spec, machine, "scheduler", 0, Place(first, 0, 1))] if servers else []
+    scheduler = [_role(spec, machine, "scheduler", 0, Placement(first, 0, 1))] if servers else []
     places = _workers_alone(spec) if alone else place_workers(spec)
     workers = [_worker(spec, machine, rank, *one) for rank, one in enumerate(places)]
     hosts = {one.name: one for one in (*spec.hosts, *(place.host for _, place in places))}
     used = {process.host for process in (*scheduler, *servers, *workers)}
-    return Plan(
+    return JobPlan(
         (*scheduler, *servers, *workers),
         spec.job_id,
         spec.graces,
@@ -72,7 +72,7 @@ def make_plan(spec: JobSpec, machine: Machine, *, alone: bool = False) -> Plan:
     )
 
 
-def _workers_alone(spec: JobSpec) -> list[tuple[Group, Place]]:
+def _workers_alone(spec: JobSpec) -> list[tuple[WorkerGroup, Placement]]:
     """Give every worker a host of its own."""
     groups = [group for group in spec.worker_groups for _ in range(group.count)]
     return list(zip(groups, place_alone(spec, "worker"), strict=True))
@@ -82,7 +82,7 @@ def _given(spec: JobSpec) -> set[str]:
     return {*spec.env, *spec.env_worker, *spec.env_server, *(name for group in spec.groups for name in group.env)}
 
 
-def _role(spec: JobSpec, machine: Machine, role: str, rank: int, place: Place) -> ProcessSpec:
+def _role(spec: JobSpec, machine: Machine, role: str, rank: int, place: Placement) -> ProcessSpec:
     env: dict[str, Value] = environment.unbuffered(machine.environ)
     env |= spec.env
     env |= spec.env_server
@@ -92,7 +92,7 @@ def _role(spec: JobSpec, machine: Machine, role: str, rank: int, place: Place) -
     return ProcessSpec(role, rank, (machine.python, "-m", "paceline", role), env, place.host.name)
 
 
-def _worker(spec: JobSpec, machine: Machine, rank: int, group: Group, place: Place) -> ProcessSpec:
+def _worker(spec: JobSpec, machine: Machine, rank: int, group: WorkerGroup, place: Placement) -> ProcessSpec:
     env: dict[str, Value] = environment.unbuffered(machine.environ)
     env |= environment.master(_master_host(spec, place), machine.environ) if spec.torchrun_env else {}
     env |= _threads(machine, place)
@@ -108,13 +108,13 @@ def _worker(spec: JobSpec, machine: Machine, rank: int, group: Group, place: Pla
     return ProcessSpec("worker", rank, (*spec.command, *group.args), env, place.host.name, group.name)
 
 
-def _master_host(spec: JobSpec, place: Place) -> str:
+def _master_host(spec: JobSpec, place: Placement) -> str:
     """Return the host of ``torch.distributed``'s store if it is known beforehand, or nothing."""
     only = {host.name for host in spec.hosts} | {host.name for group in spec.groups for host in group.hosts}
     return LOCALHOST if only == {place.host.name} and place.host.name in (LOCALHOST, "localhost") else ""
 
 
-def _threads(machine: Machine, place: Place) -> dict[str, Value]:
+def _threads(machine: Machine, place: Placement) -> dict[str, Value]:
     """Share the cores: N workers that each start a thread per core would slow each other down."""
     given = machine.environ.get("OMP_NUM_THREADS")
     if given:
@@ -123,7 +123,7 @@ def _threads(machine: Machine, place: Place) -> dict[str, Value]:
     return {} if cores is None else {"OMP_NUM_THREADS": str(max(1, cores // place.local_size))}
 
 
-def _notes(machine: Machine, spec: JobSpec, places: list[tuple[Group, Place]]) -> tuple[str, ...]:
+def _notes(machine: Machine, spec: JobSpec, places: list[tuple[WorkerGroup, Placement]]) -> tuple[str, ...]:
     if machine.environ.get("OMP_NUM_THREADS") or "OMP_NUM_THREADS" in _given(spec):
         return ()
     workers = {place.host.name: place for _, place in places}

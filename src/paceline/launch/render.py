@@ -7,12 +7,12 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from paceline.launch.plan import Late, Plan, ProcessSpec, Value
+from paceline.launch.plan import JobPlan, Late, ProcessSpec, Value
 
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 
 
-def describe(plan: Plan, commands: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> str:
+def describe(plan: JobPlan, commands: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> str:
     """Return the plan as text: one block per process. Secrets are masked, other late values are described.
 
     Args:
@@ -29,7 +29,7 @@ def describe(plan: Plan, commands: Sequence[str] = (), environ: Mapping[str, str
     return "\n\n".join(blocks) + "\n"
 
 
-def _summary(plan: Plan) -> str:
+def _summary(plan: JobPlan) -> str:
     counts = Counter(process.role for process in plan)
     return f"job {plan.job_id}: " + ", ".join(f"{n} {role}{'s' if n > 1 else ''}" for role, n in counts.items())
 

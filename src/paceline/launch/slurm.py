@@ -51,7 +51,7 @@ _CODES = {"TIMEOUT": 124, "CANCELLED": 130, "OUT_OF_MEMORY": 137, "NODE_FAIL": 1
 
 
 @dataclass(frozen=True)
-class Batch:
+class SlurmBatch:
     """A batch job to submit."""
 
     script: str
@@ -63,7 +63,7 @@ class Batch:
 class SlurmBackend:
     """Submits a batch job, or runs a job inside an allocation."""
 
-    def plan(self, spec: JobSpec, machine: Machine) -> Batch | RemoteRequest:
+    def plan(self, spec: JobSpec, machine: Machine) -> SlurmBatch | RemoteRequest:
         """Make a batch script; inside an allocation deal the processes to its nodes.
 
         Raises:
@@ -77,7 +77,7 @@ class SlurmBackend:
         python, path = options.get("python", machine.python), machine.environ.get("PYTHONPATH", "")
         script = batch_script(spec, python, machine.directory, path)
         make_plan(replace(spec, hosts=(Host("node"),)), machine)  # finds what cannot be
-        return Batch(script, spec, machine.directory, options.get("detach", "0") not in ("0", ""))
+        return SlurmBatch(script, spec, machine.directory, options.get("detach", "0") not in ("0", ""))
 
     def _inside(self, spec: JobSpec, machine: Machine, options: Mapping[str, str]) -> RemoteRequest:
         spec, components = place_on_nodes(spec, machine.environ)
@@ -91,22 +91,22 @@ class SlurmBackend:
 
         return RemoteRequest(plan, machine.python, command, environ)
 
-    def render(self, request: Batch | RemoteRequest) -> str:
+    def render(self, request: SlurmBatch | RemoteRequest) -> str:
         """Return the batch script, or the processes and the commands that reach their nodes."""
-        if isinstance(request, Batch):
+        if isinstance(request, SlurmBatch):
             return request.script
         commands = [shlex.join(request.command(host)) for host in request.plan.hosts]
         return describe(request.plan, commands, request.environ)
 
-    def check(self, request: Batch | RemoteRequest) -> None:
+    def check(self, request: SlurmBatch | RemoteRequest) -> None:
         """Look for Slurm's programs.
 
         Raises:
             LaunchError: they are missing.
         """
-        check_program("sbatch" if isinstance(request, Batch) else "srun", "slurm-client")
+        check_program("sbatch" if isinstance(request, SlurmBatch) else "srun", "slurm-client")
 
-    def submit(self, request: Batch | RemoteRequest) -> SlurmJob | RemoteJob:
+    def submit(self, request: SlurmBatch | RemoteRequest) -> SlurmJob | RemoteJob:
         """Submit the batch job; inside an allocation return the job, which runs while its ``wait`` does.
 
         Raises:

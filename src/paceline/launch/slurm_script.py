@@ -6,7 +6,7 @@ import math
 import shlex
 from collections.abc import Iterator, Mapping
 
-from paceline.launch.groups import Group
+from paceline.launch.groups import WorkerGroup
 from paceline.launch.spec import JobSpec
 
 #: Variable that brings the job spec into the allocation. It is no word of a command line.
@@ -49,7 +49,7 @@ def lead_s(options: Mapping[str, str]) -> int:
         raise ValueError(f"-o signal={options['signal']}: it is a number of seconds") from None
 
 
-def directives(group: Group, options: Mapping[str, str]) -> Iterator[str]:
+def directives(group: WorkerGroup, options: Mapping[str, str]) -> Iterator[str]:
     """Yield what a group asks for.
 
     Raises:
@@ -76,7 +76,7 @@ def directives(group: Group, options: Mapping[str, str]) -> Iterator[str]:
         yield f"--mem={_memory(group.resources['memory'], tasks)}"
 
 
-def _shape(group: Group, options: Mapping[str, str]) -> tuple[int, int]:
+def _shape(group: WorkerGroup, options: Mapping[str, str]) -> tuple[int, int]:
     """Return the number of nodes of a group and of its workers on each."""
     if group.slots is not None:
         tasks = min(group.slots, group.count)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from paceline import config
 from paceline.errors import ConfigError
-from paceline.launch.groups import Group
+from paceline.launch.groups import WorkerGroup
 from paceline.launch.hosts import LOCALHOST, Host
 
 
@@ -56,7 +56,7 @@ class JobSpec:
     job_id: str = "job"
     hosts: tuple[Host, ...] = (Host(LOCALHOST),)
     """Where processes go, in turn. Engines that allocate hosts themselves do not read it."""
-    groups: tuple[Group, ...] = ()
+    groups: tuple[WorkerGroup, ...] = ()
     """Worker groups; empty: all workers are alike."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables for every process, weaker than ``settings``."""
@@ -109,9 +109,9 @@ class JobSpec:
         object.__setattr__(self, "num_workers", total)
 
     @property
-    def worker_groups(self) -> tuple[Group, ...]:
+    def worker_groups(self) -> tuple[WorkerGroup, ...]:
         """The groups; one of all workers if the job has none."""
-        return self.groups or (Group("all", self.num_workers),)
+        return self.groups or (WorkerGroup("all", self.num_workers),)
 
     @property
     def servers(self) -> int:

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from paceline.launch.groups import Group
+from paceline.launch.groups import WorkerGroup
 from paceline.launch.hosts import Host
 from paceline.launch.spec import Graces, JobSpec
 
@@ -27,7 +27,8 @@ def from_json(text: str) -> JobSpec:
         values["command"] = tuple(values["command"])
         values["hosts"] = _hosts(values["hosts"])
         values["groups"] = tuple(
-            Group(**(one | {"hosts": _hosts(one["hosts"]), "args": tuple(one["args"])})) for one in values["groups"]
+            WorkerGroup(**(one | {"hosts": _hosts(one["hosts"]), "args": tuple(one["args"])}))
+            for one in values["groups"]
         )
         values["graces"] = Graces(**values["graces"])
         return JobSpec(**values)

@@ -103,10 +103,10 @@ class Liveness:
             if self._is_suspect(one, now)
         ]
 
-    def suspects_near(self, near: Seat, seats: Iterable[Seat], now: float) -> list[m.Suspect]:
+    def suspects_near(self, near: Seat, seats: Iterable[Seat], now: float) -> list[m.SilentMember]:
         """Return the suspects on a member's host, for its news."""
         found = [one for one in self.suspects(seats, now) if one.host_id == near.member.host_id]
-        return [m.Suspect(one.role, one.rank, one.pid) for one in found]
+        return [m.SilentMember(one.role, one.rank, one.pid) for one in found]
 
     def note_state(self, seat: Seat, state: str, now: float) -> None:
         """Note what was seen of a member's process."""

@@ -78,7 +78,7 @@ from paceline.membership.following import Following
 from paceline.membership.liveness import Liveness, Suspect
 from paceline.membership.losses import Losses, obituary
 from paceline.membership.newcomers import free_rank, objection
-from paceline.membership.rounds import Rounds
+from paceline.membership.rounds import TrainedRounds
 from paceline.membership.seat import Seat
 from paceline.membership.seats import Seats
 from paceline.membership.starting import Starting
@@ -115,7 +115,7 @@ class Membership:
         self.losses = Losses(settings.on_worker_death)
         self._waits = Waits(settings.num_workers, self._seats, self.losses)
         self._liveness, self._following = Liveness(settings, now), Following(settings)
-        self._rounds = Rounds()
+        self._rounds = TrainedRounds()
         self._gone: dict[MemberKey, int] = {}
         """Exit codes of those who ended before they joined."""
         self.deaths: list[m.Death] = []
@@ -416,7 +416,7 @@ class Membership:
     def _tell_servers(self) -> list[Action]:
         return [Answer(one.peer, 0, self._news()) for one in self._seats.of_role("server") if one.live]
 
-    def _news(self, suspects: Sequence[m.Suspect] = ()) -> m.News:
+    def _news(self, suspects: Sequence[m.SilentMember] = ()) -> m.News:
         left = {seat.member.rank for seat in self._seats.of_role("worker") if seat.left}
         out = sorted(left | self.losses.ranks)
         ends, groups = self._ending is not None, self._following.groups

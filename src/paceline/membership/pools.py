@@ -17,8 +17,8 @@ have trained on.
 from __future__ import annotations
 
 from paceline.hetero.pool import Answer as PoolAnswer
-from paceline.hetero.pool import Given, Over, Pool, Refused, Wait
-from paceline.hetero.walk import Start
+from paceline.hetero.pool import Given, Pool, PoolOver, Refused, Wait
+from paceline.hetero.walk import WalkStart
 from paceline.membership.actions import Action, Answer, Waiting, refuse
 from paceline.wire import messages as m
 
@@ -37,7 +37,7 @@ class Pools:
         self._num_workers = num_workers
         self._pools: dict[str, Pool] = {}
         self._waiting: dict[tuple[str, int], Waiting] = {}
-        self._ready: dict[tuple[str, int], m.Samples] = {}
+        self._ready: dict[tuple[str, int], m.PoolSamples] = {}
         """Answers that came before the worker asked for them."""
         self._left: dict[int, int] = {}
         """Workers that have left or died, and their last rounds."""
@@ -49,7 +49,7 @@ class Pools:
 
     def take(self, rank: int, waiting: Waiting, body: m.TakeSamples) -> list[Action]:
         """Give a worker samples, or say that it has to wait."""
-        start = Start(body.epoch, tuple(body.left), body.limit, body.order)
+        start = WalkStart(body.epoch, tuple(body.left), body.limit, body.order)
         pool = self._pools.get(body.pool)
         if pool is None:
             if len(self._pools) >= MAX_POOLS:
@@ -135,6 +135,6 @@ def _answer_to(waiting: Waiting, answer: PoolAnswer) -> Answer:
     return Answer(waiting.peer, waiting.seq, _samples(answer))
 
 
-def _samples(answer: PoolAnswer) -> m.Samples:
+def _samples(answer: PoolAnswer) -> m.PoolSamples:
     ranges = list(answer.ranges) if isinstance(answer, Given) else []
-    return m.Samples(ranges, isinstance(answer, Over), isinstance(answer, Wait))
+    return m.PoolSamples(ranges, isinstance(answer, PoolOver), isinstance(answer, Wait))

@@ -15,7 +15,7 @@ from paceline.membership.actions import Action, MemberKey, Warn
 from paceline.membership.seat import Seat
 
 
-class Rounds:
+class TrainedRounds:
     """What was said of unequal rounds."""
 
     def __init__(self) -> None:

@@ -67,11 +67,11 @@ class Seat:
         self.step_s, self.usual_s, self.usual_samples = beat.step_s, beat.usual_s, beat.usual_samples
         self.spread = beat.spread
 
-    def report(self, waits_for: str, now: float) -> m.State:
+    def report(self, waits_for: str, now: float) -> m.MemberState:
         """Return how this member does."""
         phase = "dead" if self.dead else "left" if self.left else "silent" if self.warned else "live"
         heard_s = now - self.heard
-        return m.State(
+        return m.MemberState(
             self.round, self.pace, heard_s, self.memory, self.sent, self.received, phase, waits_for, self.step_s
         )
 

@@ -10,7 +10,7 @@ OnNan = Literal["error", "skip", "pass"]
 
 
 @dataclass(frozen=True)
-class Choices:
+class MergeChoices:
     """Options of how gradients are merged and applied."""
 
     reduction: Literal["mean", "sum"] = "mean"

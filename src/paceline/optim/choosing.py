@@ -25,7 +25,7 @@ from paceline.optim.choices import Update
 from paceline.optim.local_update import LocalUpdate
 from paceline.optim.server_update import ServerUpdate
 from paceline.optim.store_update import StoreUpdate
-from paceline.optim.strategy import Setup, Strategy
+from paceline.optim.strategy import Strategy, StrategySetup
 from paceline.optim.watch import refuse_renormalising
 from paceline.optim.worker_update import WorkerUpdate
 from paceline.transport.allocator import give_back_freed_memory
@@ -33,7 +33,7 @@ from paceline.transport.allocator import give_back_freed_memory
 Kind = Literal["alone", "reduced", "worker", "server"]
 
 
-def choose_strategy(setup: Setup, store: KVStoreBase, update: Update | None) -> Strategy:
+def choose_strategy(setup: StrategySetup, store: KVStoreBase, update: Update | None) -> Strategy:
     """Make the strategy for a store. Collective if the store is distributed.
 
     Args:
@@ -48,7 +48,7 @@ def choose_strategy(setup: Setup, store: KVStoreBase, update: Update | None) -> 
     return _MAKERS[_kind_of(setup, store, update)](setup, store)
 
 
-def _kind_of(setup: Setup, store: KVStoreBase, update: Update | None) -> Kind:
+def _kind_of(setup: StrategySetup, store: KVStoreBase, update: Update | None) -> Kind:
     if update not in (None, "worker", "server"):
         raise ValueError(f"update is 'worker' or 'server', not {update!r}")
     if not isinstance(store, DistStore):
@@ -60,24 +60,24 @@ def _kind_of(setup: Setup, store: KVStoreBase, update: Update | None) -> Kind:
     return update or ("worker" if store.policy.merge == "all" else "server")
 
 
-def _make_alone(setup: Setup, store: KVStoreBase) -> LocalUpdate:
+def _make_alone(setup: StrategySetup, store: KVStoreBase) -> LocalUpdate:
     return LocalUpdate(setup, store)
 
 
-def _make_reduced(setup: Setup, store: KVStoreBase) -> StoreUpdate:
+def _make_reduced(setup: StrategySetup, store: KVStoreBase) -> StoreUpdate:
     if codecs.by_leg(setup.compression):
         store.set_gradient_compression(setup.compression or ())
     return StoreUpdate(setup, store)
 
 
-def _make_worker(setup: Setup, store: DistStore) -> WorkerUpdate:
+def _make_worker(setup: StrategySetup, store: DistStore) -> WorkerUpdate:
     own = store.for_optimizer(setup.choices.reduction == "mean")
     strategy = WorkerUpdate(setup, own, _prepare(setup, own, "worker"))
     _wait_for_all(own)
     return strategy
 
 
-def _make_server(setup: Setup, store: DistStore) -> ServerUpdate:
+def _make_server(setup: StrategySetup, store: DistStore) -> ServerUpdate:
     if setup.choices.reduction == "mean" and setup.choices.clip_norm is None:
         store = able_to_regroup(store)
     clip_norm = setup.choices.clip_norm if store.policy.merges_rounds else None
@@ -87,7 +87,7 @@ def _make_server(setup: Setup, store: DistStore) -> ServerUpdate:
     return strategy
 
 
-_MAKERS: dict[Kind, Callable[[Setup, Any], Strategy]] = {
+_MAKERS: dict[Kind, Callable[[StrategySetup, Any], Strategy]] = {
     "alone": _make_alone,
     "reduced": _make_reduced,
     "worker": _make_worker,
@@ -95,7 +95,7 @@ _MAKERS: dict[Kind, Callable[[Setup, Any], Strategy]] = {
 }
 
 
-def _prepare(setup: Setup, store: DistStore, update: Update) -> Buffers | None:
+def _prepare(setup: StrategySetup, store: DistStore, update: Update) -> Buffers | None:
     """Compare the workers, set codecs and share the model's buffers; returns the buffers."""
     _agree(setup, store, update)
     store.set_gradient_compression(setup.compression or ())
@@ -106,7 +106,7 @@ def _prepare(setup: Setup, store: DistStore, update: Update) -> Buffers | None:
     return Buffers(store, setup.model, [param for _, param, _ in setup.named])
 
 
-def _agree(setup: Setup, store: DistStore, update: Update) -> None:
+def _agree(setup: StrategySetup, store: DistStore, update: Update) -> None:
     """Compare the model and all options with the other workers, before anything is sent."""
     by_leg = codecs.by_leg(setup.compression or ())
     legs = sorted((leg, sorted(codec.params().items())) for leg, codec in by_leg.items())

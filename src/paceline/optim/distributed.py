@@ -14,12 +14,12 @@ from paceline import compression as codecs
 from paceline.errors import PacelineError
 from paceline.kvstore import create
 from paceline.kvstore.base import KVStoreBase
-from paceline.optim.choices import Choices, OnNan, Update
+from paceline.optim.choices import MergeChoices, OnNan, Update
 from paceline.optim.choosing import choose_strategy
 from paceline.optim.names import name_added, name_parameters
-from paceline.optim.samples import Samples
+from paceline.optim.samples import SampleCounter
 from paceline.optim.server_update import ServerUpdate
-from paceline.optim.strategy import Setup
+from paceline.optim.strategy import StrategySetup
 from paceline.optim.watch import ModelWatch, refuse_scripted
 from paceline.wrappers import refuse_wrapped
 
@@ -100,20 +100,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if lazy and model is None:
             raise ValueError("lazy=True needs model=: its forward pass waits for the weights")
         refuse_scripted(model)
-        choices = Choices(
+        choices = MergeChoices(
             reduction, backward_passes_per_step, overlap, lazy, clip_grad_norm, clip_grad_value, on_nan
         )  # fmt: skip
         codecs.by_leg(compression)  # raises for wrong settings before anything is changed
         self.inner = optimizer
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.__dict__ |= {name: one for name, one in vars(optimizer).items() if name in _STATE_HOOKS}
-        self._named_model, self._samples = model, Samples(samples, batch_dim)
+        self._named_model, self._samples = model, SampleCounter(samples, batch_dim)
         named = model.named_parameters() if model is not None and named_parameters is None else named_parameters
         self._names = name_parameters(self.param_groups, named)
         self._layout = _layout(self.param_groups)
         store = _store(kvstore, staleness=staleness, weighting=weighting, lr_scale=lr_scale, age=age)
         self._refuse_wrapped(store)
-        setup = Setup(optimizer, self._names, choices, model, self._samples, compression)
+        setup = StrategySetup(optimizer, self._names, choices, model, self._samples, compression)
         self._strategy = choose_strategy(setup, store, update)
         self.kvstore = self._strategy.store
         self._own_stores = [one for one in dict.fromkeys((self.kvstore, store)) if one is not kvstore]

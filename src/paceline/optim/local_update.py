@@ -15,7 +15,7 @@ from paceline.optim.backward import BackwardWatch
 from paceline.optim.buffers import Buffers
 from paceline.optim.codec_states import codec_entry, set_residuals
 from paceline.optim.finite import WAY_OUT, is_finite, listed, sums_up
-from paceline.optim.strategy import Closure, Named, Setup
+from paceline.optim.strategy import Closure, Named, StrategySetup
 from paceline.optim.watch import ModelWatch
 
 
@@ -29,7 +29,7 @@ class LocalUpdate:
 
     scales_by_itself = False
 
-    def __init__(self, setup: Setup, store: KVStoreBase) -> None:
+    def __init__(self, setup: StrategySetup, store: KVStoreBase) -> None:
         self.inner, self.named, self.choices = setup.inner, list(setup.named), setup.choices
         self.store = store
         self.buffers: Buffers | None = None
@@ -141,7 +141,7 @@ class MergingUpdate(LocalUpdate):
         store: merges the gradients.
     """
 
-    def __init__(self, setup: Setup, store: KVStoreBase) -> None:
+    def __init__(self, setup: StrategySetup, store: KVStoreBase) -> None:
         super().__init__(setup, store)
         self._samples = setup.samples
         adds_up = self.choices.reduction == "sum"

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from paceline.kvstore.dist import DistStore
 from paceline.optim.buffers import Buffers
-from paceline.optim.samples import Samples
+from paceline.optim.samples import SampleCounter
 from paceline.updaters import Options
 
 
@@ -37,7 +37,7 @@ class Round:
     def __init__(
         self,
         store: DistStore,
-        samples: Samples,
+        samples: SampleCounter,
         buffers: Buffers | None,
         options: Callable[[], list[Options]],
         has_gradients: Callable[[], bool],

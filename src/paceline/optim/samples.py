@@ -56,7 +56,7 @@ class Count:
     doubt: str = ""
 
 
-class Samples:
+class SampleCounter:
     """Counts the samples behind each push of one worker.
 
     Args:
@@ -80,11 +80,11 @@ class Samples:
         """Whether a push has counted the running pass."""
         self._told: Tally | None = None
         """The batch under way, if somebody tells."""
-        self._batches: list[dealt.Batch] = []
+        self._batches: list[dealt.DealtBatch] = []
         self._is_dealt = True
         """Whether the batches of all passes since the last push are known."""
         self._newest = 0
-        self._batch: dealt.Batch | None = None
+        self._batch: dealt.DealtBatch | None = None
         self._warned = False
 
     # ---- calls of the model ----------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from paceline.optim.exchange import Exchange
 from paceline.optim.finite import WAY_OUT, is_finite, sums_up
 from paceline.optim.round import Round
 from paceline.optim.sparse import SparseExchange, find_sparse
-from paceline.optim.strategy import Closure, Named, Setup
+from paceline.optim.strategy import Closure, Named, StrategySetup
 from paceline.optim.watch import ModelWatch
 from paceline.updaters import KeyOptions, Options, UpdaterSpec, make_spec, option_groups
 from paceline.worker.optimizer_states import States
@@ -53,7 +53,7 @@ class ServerUpdate:
     #: All workers take part in each round, so the servers must know of a step that a GradScaler skips.
     scales_by_itself = True
 
-    def __init__(self, setup: Setup, store: DistStore, buffers: Buffers | None) -> None:
+    def __init__(self, setup: StrategySetup, store: DistStore, buffers: Buffers | None) -> None:
         self.inner, self.named, self.choices = setup.inner, list(setup.named), setup.choices
         self.store, self.buffers, self._samples = store, buffers, setup.samples
         self.model_watch: ModelWatch | None = None

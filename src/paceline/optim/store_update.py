@@ -15,7 +15,7 @@ from paceline.kvstore.base import KVStoreBase
 from paceline.optim.buffers import buffers_of, untrained
 from paceline.optim.local_update import MergingUpdate
 from paceline.optim.samples import Count
-from paceline.optim.strategy import Named, Setup
+from paceline.optim.strategy import Named, StrategySetup
 from paceline.optim.watch import refuse_renormalising
 from paceline.tensors import real_view
 
@@ -44,7 +44,7 @@ class StoreUpdate(MergingUpdate):
         store: only broadcasts and reduces.
     """
 
-    def __init__(self, setup: Setup, store: KVStoreBase) -> None:
+    def __init__(self, setup: StrategySetup, store: KVStoreBase) -> None:
         super().__init__(setup, store)
         self._model = setup.model
         self._alone = store.num_workers == 1

@@ -13,9 +13,9 @@ from paceline.compression import Compression
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.weights import Weights
 from paceline.optim.buffers import Buffers
-from paceline.optim.choices import Choices
+from paceline.optim.choices import MergeChoices
 from paceline.optim.names import NamedParameter
-from paceline.optim.samples import Samples
+from paceline.optim.samples import SampleCounter
 from paceline.optim.watch import ModelWatch
 
 Named: TypeAlias = Sequence[NamedParameter]
@@ -23,7 +23,7 @@ Closure: TypeAlias = Callable[[], Any]
 
 
 @dataclass(frozen=True)
-class Setup:
+class StrategySetup:
     """Arguments of a strategy, except its store.
 
     Attributes:
@@ -37,9 +37,9 @@ class Setup:
 
     inner: torch.optim.Optimizer
     named: Named
-    choices: Choices
+    choices: MergeChoices
     model: torch.nn.Module | None
-    samples: Samples
+    samples: SampleCounter
     compression: Compression | None
 
 

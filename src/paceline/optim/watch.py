@@ -12,7 +12,7 @@ import torch
 from paceline.errors import PacelineError
 from paceline.kvstore.weights import Weights
 from paceline.optim.buffers import Buffers
-from paceline.optim.samples import Samples
+from paceline.optim.samples import SampleCounter
 
 _UNWATCHED = (
     "give that named_parameters=model.named_parameters() instead of model=, and set optimizer.samples to the size of "
@@ -100,7 +100,7 @@ class ModelWatch:
     def __init__(
         self,
         model: torch.nn.Module,
-        samples: Samples,
+        samples: SampleCounter,
         buffers: Buffers | None,
         synchronize: Callable[[], None],
         lazy: bool,

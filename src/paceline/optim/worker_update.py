@@ -26,7 +26,7 @@ from paceline.optim.finite import WAY_OUT, is_finite, listed, sums_up
 from paceline.optim.local_update import MergingUpdate
 from paceline.optim.round import Round
 from paceline.optim.sparse import SparseExchange, find_sparse
-from paceline.optim.strategy import Named, Setup
+from paceline.optim.strategy import Named, StrategySetup
 from paceline.updaters import Options, UpdaterSpec
 from paceline.updaters.spec import plain
 
@@ -48,7 +48,7 @@ class WorkerUpdate(MergingUpdate):
 
     store: DistStore
 
-    def __init__(self, setup: Setup, store: DistStore, buffers: Buffers | None) -> None:
+    def __init__(self, setup: StrategySetup, store: DistStore, buffers: Buffers | None) -> None:
         super().__init__(dataclasses.replace(setup, named=[]), store)
         self._model = setup.model
         self.buffers = buffers

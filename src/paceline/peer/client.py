@@ -39,7 +39,7 @@ from collections.abc import Callable, Iterable
 
 from paceline.errors import AuthenticationError, ProtocolError, RemoteError
 from paceline.peer.call import Call, OnAnswer, OnFailed
-from paceline.peer.connection import Connection, identity
+from paceline.peer.connection import ChannelRequests, identity
 from paceline.peer.damaged import Damaged
 from paceline.peer.shared_hub import SharedHub
 from paceline.transport import Hub
@@ -76,7 +76,7 @@ class Client:
     ) -> None:
         self._hub, self._on_news, self._check, self._clock = hub, on_news, check, clock
         self._shared = SharedHub(hub, self._use)
-        self._connections: list[Connection] = []
+        self._connections: list[ChannelRequests] = []
         """By channel. The mutex of the shared hub guards what each holds."""
         self._next_check = 0.0
         self.damaged = Damaged()
@@ -99,7 +99,7 @@ class Client:
         name = f"{peer} {where}".strip()
         logger.info("connecting to %s at %s", name, address)
         channel = self._hub.connect(address, identity(role), peer, bulk=bulk)
-        self._connections.append(Connection(channel, name))
+        self._connections.append(ChannelRequests(channel, name))
         return channel
 
     # ---- asking ----------------------------------------------------------------------------------------------------
@@ -253,10 +253,10 @@ class Client:
             return error
         return None
 
-    def _probe(self, connection: Connection, now: float, at_once: bool = False) -> None:
+    def _probe(self, connection: ChannelRequests, now: float, at_once: bool = False) -> None:
         self._shared.post(lambda: connection.probe(now, at_once))
 
-    def _look_after(self, connection: Connection, now: float) -> None:
+    def _look_after(self, connection: ChannelRequests, now: float) -> None:
         reason = self._hub.refused(connection.channel)
         if not reason:
             self._probe(connection, now)

@@ -4,8 +4,8 @@ States of a request:
 
 | state | event | next state |
 |---|---|---|
-| held: asked after a claim | the peer admits this process (:meth:`Connection.admit`) | sent |
-| held | the peer does not (:meth:`Connection.turn_away`) | forgotten |
+| held: asked after a claim | the peer admits this process (:meth:`ChannelRequests.admit`) | sent |
+| held | the peer does not (:meth:`ChannelRequests.turn_away`) | forgotten |
 | sent | no answer for ``PROBE_AFTER_S``, or the connection was lost | probed: a ``Probe`` asks after it |
 | probed | the peer says that it never arrived (``Unknown``) | sent, the same message again |
 | probed | the peer has an answer and gives it again | answered |
@@ -39,7 +39,7 @@ def identity(role: str) -> bytes:
     return f"{role}-{os.getpid()}-{secrets.token_hex(8)}".encode()
 
 
-class Message(NamedTuple):
+class PostedRequest(NamedTuple):
     """A request on its way to the hub."""
 
     channel: int
@@ -61,7 +61,7 @@ class _Asked(NamedTuple):
     frames: Frames
 
 
-class Connection:
+class ChannelRequests:
     """The requests over one channel of a hub.
 
     Args:
@@ -79,7 +79,7 @@ class Connection:
         """Return how many requests are sent and not answered, probes included."""
         return len(self._outbox)
 
-    def ask(self, call: Call, body: m.Request, frames: Frames, now: float) -> list[Message]:
+    def ask(self, call: Call, body: m.Request, frames: Frames, now: float) -> list[PostedRequest]:
         """Take a request; returns what is to be sent. A claim holds back what is asked after it."""
         asked = _Asked(call, body, frames)
         if self._held is not None:
@@ -89,13 +89,13 @@ class Connection:
             self._held = []
         return [self._number(asked, now)]
 
-    def _number(self, asked: _Asked, now: float) -> Message:
+    def _number(self, asked: _Asked, now: float) -> PostedRequest:
         seq = self._outbox.add(asked, now)
         if asked.call is not None:
             asked.call.seq = seq
-        return Message(self.channel, seq, self._outbox.acked, asked.body, asked.frames)
+        return PostedRequest(self.channel, seq, self._outbox.acked, asked.body, asked.frames)
 
-    def admit(self, now: float) -> list[Message]:
+    def admit(self, now: float) -> list[PostedRequest]:
         """Send what was held back, and hold back nothing more."""
         held, self._held = self._held or [], None
         return [self._number(asked, now) for asked in held]
@@ -111,14 +111,14 @@ class Connection:
         self._outbox.answer(seq)
         return None if asked is None else asked.call
 
-    def again(self, probe: int, seqs: Sequence[int]) -> list[Message]:
+    def again(self, probe: int, seqs: Sequence[int]) -> list[PostedRequest]:
         """Send again what has never arrived, as the answer to a probe says."""
         self._outbox.answer(probe)
         found = [(seq, self._outbox.content(seq)) for seq in seqs]
         acked = self._outbox.acked
-        return [Message(self.channel, seq, acked, one.body, one.frames) for seq, one in found if one is not None]
+        return [PostedRequest(self.channel, seq, acked, one.body, one.frames) for seq, one in found if one is not None]
 
-    def probe(self, now: float, at_once: bool = False) -> list[Message]:
+    def probe(self, now: float, at_once: bool = False) -> list[PostedRequest]:
         """Ask after requests whose answer is overdue; after all of them ``at_once`` when the connection was lost."""
         late = []
         for seq in self._outbox.overdue(now, 0.0 if at_once else PROBE_AFTER_S):

@@ -76,7 +76,7 @@ def _memory() -> int:
 
 
 @dataclass(frozen=True)
-class Pace:
+class StepPace:
     """How long a worker computes in a step, as heartbeats say it: see :class:`~paceline.wire.messages.Heartbeat`."""
 
     step_s: float = 0.0
@@ -112,7 +112,7 @@ class Lifeline:
         hub: Hub,
         address: str = "",
         on_change: Callable[[], None] = lambda: None,
-        pace: Callable[[], Pace] = Pace,
+        pace: Callable[[], StepPace] = StepPace,
         speed: float = 0.0,
     ) -> None:
         self._settings, self._hub, self._on_change, self._pace = settings, hub, on_change, pace
@@ -129,7 +129,7 @@ class Lifeline:
         self._liveness = Liveness(settings, now)
         self._scheduler = self._seat_of_scheduler(now)
         self._join_until = 0.0
-        self._suspects: list[m.Suspect] = []
+        self._suspects: list[m.SilentMember] = []
         """Members of this host of which the scheduler wants to know more."""
         self.round = 0
         self.failure: PacelineError | None = None

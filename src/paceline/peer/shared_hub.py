@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from paceline.errors import PacelineError
-from paceline.peer.connection import Message
+from paceline.peer.connection import PostedRequest
 from paceline.transport import Hub
 from paceline.transport.base import Frames
 
@@ -58,11 +58,11 @@ class SharedHub:
         """The thread that drives."""
         self._in_use = False
         """The driver uses what has arrived."""
-        self._queue: list[Message] = []
+        self._queue: list[PostedRequest] = []
         """What the driver is to send, in order."""
         self._closed = False
 
-    def post(self, make: Callable[[], Iterable[Message]]) -> None:
+    def post(self, make: Callable[[], Iterable[PostedRequest]]) -> None:
         """Send messages, which another thread may do a moment later.
 
         Args:
@@ -148,13 +148,13 @@ class SharedHub:
         # A thread that drives, and is not in a callback, was interrupted by a signal before it could stop.
         return self._driver is None or (self._driver == threading.get_ident() and not self._in_use)
 
-    def _start_driving(self) -> list[Message]:
+    def _start_driving(self) -> list[PostedRequest]:
         """Become the driver; returns what is to be sent first. The caller holds the mutex."""
         self._driver = threading.get_ident()
         batch, self._queue = self._queue, []
         return batch
 
-    def _drive(self, batch: list[Message], timeout_s: float | None) -> list[Exception]:
+    def _drive(self, batch: list[PostedRequest], timeout_s: float | None) -> list[Exception]:
         """Send, receive once if there is a timeout, and stop driving; returns what ``use`` returned."""
         try:
             self._send(batch)
@@ -170,7 +170,7 @@ class SharedHub:
         finally:
             self._in_use = False
 
-    def _send(self, batch: Iterable[Message]) -> None:
+    def _send(self, batch: Iterable[PostedRequest]) -> None:
         for message in batch:
             self._hub.send(message.channel, message.encoded())
 
@@ -185,7 +185,7 @@ class SharedHub:
                 self._stop_driving()
             raise
 
-    def _next_or_stop(self) -> list[Message]:
+    def _next_or_stop(self) -> list[PostedRequest]:
         with self.mutex:
             batch, self._queue = self._queue, []
             if not batch:

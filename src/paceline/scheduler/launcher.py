@@ -30,7 +30,7 @@ class Ended(NamedTuple):
     code: int
 
 
-class Runs(NamedTuple):
+class StartProgress(NamedTuple):
     """A process of the job that runs, and the CPU time that it has used."""
 
     role: str
@@ -83,7 +83,7 @@ class Launcher:
             with contextlib.suppress(OSError):  # the launcher does not read any more
                 os.write(self._ready_fd, line.encode() + b"\n")
 
-    def news(self) -> list[Ended | Runs]:
+    def news(self) -> list[Ended | StartProgress]:
         """Return what the launcher has said of processes since the last call, without waiting."""
         if self._ended_fd is None:
             return []
@@ -98,5 +98,5 @@ class Launcher:
         return [_parsed(*json.loads(line)) for line in lines]
 
 
-def _parsed(role: str, rank: int, code: int | None, cpu_s: float = 0.0) -> Ended | Runs:
-    return Runs(role, rank, cpu_s) if code is None else Ended(role, rank, code)
+def _parsed(role: str, rank: int, code: int | None, cpu_s: float = 0.0) -> Ended | StartProgress:
+    return StartProgress(role, rank, cpu_s) if code is None else Ended(role, rank, code)

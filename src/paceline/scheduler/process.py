@@ -14,7 +14,7 @@ from paceline.logs import set_up_logging
 from paceline.membership import Action, Finish, Membership, Warn, describe
 from paceline.peer.answerer import Answerer
 from paceline.peer.hosts import bind_address, host_id, process_state
-from paceline.scheduler.launcher import Launcher, Runs
+from paceline.scheduler.launcher import Launcher, StartProgress
 from paceline.transport import Listener, Security
 from paceline.transport.sockets import SocketListener
 
@@ -62,7 +62,7 @@ class Scheduler:
     def _take_news_of_launcher(self) -> None:
         for one in self._launcher.news():
             now = time.monotonic()
-            if isinstance(one, Runs):
+            if isinstance(one, StartProgress):
                 self._membership.note_cpu(*one, now)
             else:
                 self._perform(self._membership.ended(*one, now))

@@ -32,7 +32,7 @@ from paceline.errors import ProtocolError
 from paceline.server.admission import raise_for
 from paceline.server.apply import ApplySink
 from paceline.server.bucket import Slot, StoredBucket
-from paceline.server.clip_state import Asked, Held, Norm, Question, ReplyFn, square_sum
+from paceline.server.clip_state import Asked, HeldCohort, Norm, Question, ReplyFn, square_sum
 from paceline.server.merge import Accumulator
 from paceline.wire import messages as m
 
@@ -60,7 +60,7 @@ class ClipSink:
             norm.error = self._sink.refuse(slot, action.workers, accumulator.objection)
             accumulator.close()
         else:
-            clipping.held[unit] = Held(action, accumulator, norm)
+            clipping.held[unit] = HeldCohort(action, accumulator, norm)
         asked = clipping.questions.pop(unit, [])
         clipping.questions[unit] = [one for one in asked if norm.rounds.get(one.question.worker) != one.round]
         for one in asked:

@@ -40,7 +40,7 @@ class Norm:
 
 
 @dataclass(eq=False)
-class Held:
+class HeldCohort:
     """A complete cohort of a slot that waits for its factor, with those whom it keeps waiting."""
 
     action: Apply
@@ -89,7 +89,7 @@ class Asked:
 class Clipping:
     """What a slot of a store that clips knows, by unit of workers."""
 
-    held: dict[int, Held] = field(default_factory=dict)
+    held: dict[int, HeldCohort] = field(default_factory=dict)
     norms: dict[int, Norm] = field(default_factory=dict)
     """Of the last cohort, held or applied: who asks late gets the same answer."""
     questions: dict[int, list[Asked]] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class Clipping:
             for half, accumulator, place in zip((left, right), parts, places, strict=True):
                 norm = Norm(held.norm.rounds, {place: square_sum(accumulator)}, held.norm.skipped)
                 half.norms[unit] = norm
-                half.held[unit] = Held(held.action, accumulator, norm, list(held.releases))
+                half.held[unit] = HeldCohort(held.action, accumulator, norm, list(held.releases))
         for unit, asked in self.questions.items():
             left.questions[unit] = [one for one in asked if one.start < position]
             right.questions[unit] = [one for one in asked if one.stop > position]

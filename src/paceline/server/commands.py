@@ -11,7 +11,7 @@ from paceline import extensions
 from paceline.config import Settings
 from paceline.extensions import register
 from paceline.server.asker import Asker, Handlers, Result
-from paceline.server.hosted import Stores
+from paceline.server.hosted import HostedStores
 from paceline.server.state import get_state, set_state
 from paceline.transport.base import Frames
 from paceline.wire import messages as m
@@ -21,7 +21,7 @@ class CommandContext(Protocol):
     """What a command may use of its server."""
 
     settings: Settings
-    stores: Stores
+    stores: HostedStores
 
 
 #: ``command(context, body)``: what it returns is sent back. ``KVStore.send_command_to_servers(name, body)`` runs it.
@@ -67,4 +67,4 @@ class Commands:
 
     def _command(self, asker: Asker, body: m.Command, frames: Frames) -> Result:
         run: CommandFn = extensions.find("command", body.head)
-        return m.Answer(run(self._context, body.body))
+        return m.CommandAnswer(run(self._context, body.body))

@@ -60,7 +60,7 @@ class HostedStore:
             raise ProtocolError(f"server {server} does not forward for worker {worker}")
 
 
-class Stores(dict[str, HostedStore]):
+class HostedStores(dict[str, HostedStore]):
     """The open stores of a server, by name.
 
     Attributes:

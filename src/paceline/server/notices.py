@@ -27,7 +27,7 @@ from functools import partial
 from paceline.errors import ProtocolError
 from paceline.server.asker import Asker, Handlers
 from paceline.server.forward.sink import AskFn
-from paceline.server.hosted import HostedStore, Stores
+from paceline.server.hosted import HostedStore, HostedStores
 from paceline.transport.base import Frames
 from paceline.wire import messages as m
 
@@ -40,7 +40,7 @@ class Notices:
         ask: sends a request to another server.
     """
 
-    def __init__(self, stores: Stores, ask: AskFn) -> None:
+    def __init__(self, stores: HostedStores, ask: AskFn) -> None:
         self._stores, self._ask = stores, ask
         self._unconfirmed: Counter[int] = Counter()
         """By worker that was taken out: owners that have not confirmed it."""

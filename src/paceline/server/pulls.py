@@ -6,7 +6,7 @@ from paceline.errors import ProtocolError
 from paceline.server import rows
 from paceline.server.answers import send_known, send_values
 from paceline.server.asker import Asker, Handlers, Result
-from paceline.server.hosted import Stores
+from paceline.server.hosted import HostedStores
 from paceline.server.push_request import Known
 from paceline.server.release import show
 from paceline.tensors import from_frame, to_frame
@@ -21,7 +21,7 @@ class Pulls:
         stores: of this server.
     """
 
-    def __init__(self, stores: Stores) -> None:
+    def __init__(self, stores: HostedStores) -> None:
         self._stores = stores
         self.of_workers: Handlers = {
             m.Pull: self._pull,

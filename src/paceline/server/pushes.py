@@ -12,7 +12,7 @@ from paceline.server.answers import answer_push, answer_sum
 from paceline.server.asker import Asker, Handlers
 from paceline.server.clip import ClipSink, Located
 from paceline.server.forward.store import ForwardStore
-from paceline.server.hosted import Stores
+from paceline.server.hosted import HostedStores
 from paceline.server.push_request import PushRequest
 from paceline.server.pushed_values import values_of, values_of_sum
 from paceline.server.sums import check_sum, push_sum
@@ -40,7 +40,7 @@ class Pushes:
         stores: of this server.
     """
 
-    def __init__(self, stores: Stores) -> None:
+    def __init__(self, stores: HostedStores) -> None:
         self._stores = stores
         self.of_workers: Handlers = {m.Push: self._push, m.AskNorm: self._ask_norm, m.Commit: self._commit}
         self.of_servers: Handlers = {m.PushSum: self._push_sum}

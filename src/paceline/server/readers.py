@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from paceline.compression import Codec, State
+from paceline.compression import Codec, CodecState
 from paceline.compression.buffers import Bytes
 from paceline.server.parts import Parts
 
@@ -26,7 +26,7 @@ class Readers:
     """How often what a unit knows has moved."""
     holds: dict[int, int] = field(default_factory=dict)
     """The version that a worker was told last."""
-    states: dict[int, State] = field(default_factory=dict)
+    states: dict[int, CodecState] = field(default_factory=dict)
     """What the codec remembers, by unit."""
 
     parts: Parts = field(default_factory=Parts)

@@ -26,12 +26,12 @@ from paceline.errors import PacelineError, ProtocolError
 from paceline.server.asker import AnswerFn, Asker, Handlers
 from paceline.server.commands import Commands
 from paceline.server.forward.sink import AskFn
-from paceline.server.hosted import Stores
+from paceline.server.hosted import HostedStores
 from paceline.server.members import Members
 from paceline.server.notices import Notices
 from paceline.server.pulls import Pulls
 from paceline.server.pushes import Pushes
-from paceline.server.setup import Setup
+from paceline.server.setup import StoreSetup
 from paceline.transport.base import Frames, check_memory
 from paceline.wire import messages as m
 
@@ -57,10 +57,16 @@ class RequestHandler:
 
     def __init__(self, settings: Settings, answer: AnswerFn, ask: AskFn = no_connection) -> None:
         self.settings = settings
-        self.stores = Stores()
+        self.stores = HostedStores()
         self._answer, self._members = answer, Members()
         pushes, notices = Pushes(self.stores), Notices(self.stores, ask)
-        parts = Setup(settings, self._members, self.stores, ask), pushes, Pulls(self.stores), Commands(self), notices
+        parts = (
+            StoreSetup(settings, self._members, self.stores, ask),
+            pushes,
+            Pulls(self.stores),
+            Commands(self),
+            notices,
+        )
         self._notices = notices
         self._taken_out: tuple[frozenset[int], int] = frozenset(), 0
         """Workers, and how many stores were ever open, at the last :meth:`take_out`."""

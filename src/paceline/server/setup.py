@@ -14,7 +14,7 @@ from paceline.server.admission import check_clipping
 from paceline.server.asker import Asker, Handlers
 from paceline.server.forward.sink import AskFn
 from paceline.server.forward.store import ForwardStore
-from paceline.server.hosted import HostedStore, Stores
+from paceline.server.hosted import HostedStore, HostedStores
 from paceline.server.members import Members
 from paceline.server.own import OwnStore
 from paceline.tensors import dtype_of, from_frame
@@ -25,7 +25,7 @@ from paceline.wire import messages as m
 _spec_decoder = msgspec.msgpack.Decoder(UpdaterSpec)
 
 
-class Setup:
+class StoreSetup:
     """Handles requests that set stores up.
 
     Args:
@@ -35,7 +35,7 @@ class Setup:
         ask: sends a request to another server.
     """
 
-    def __init__(self, settings: Settings, members: Members, stores: Stores, ask: AskFn) -> None:
+    def __init__(self, settings: Settings, members: Members, stores: HostedStores, ask: AskFn) -> None:
         self._settings, self._members, self._stores, self._ask = settings, members, stores, ask
         self.of_workers: Handlers = {
             m.OpenStore: self._open,

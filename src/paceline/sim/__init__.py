@@ -1,6 +1,6 @@
 """A job under a simulated clock: the rule of the servers, with workers, links and servers that only take time."""
 
-from paceline.sim.cluster import Cluster, Machine, read_cluster
-from paceline.sim.job import Plan, Result, simulate
+from paceline.sim.cluster import SimulatedCluster, SimulatedWorker, read_cluster
+from paceline.sim.job import Result, SimulatedTraining, simulate
 
-__all__ = ["Cluster", "Machine", "Plan", "Result", "read_cluster", "simulate"]
+__all__ = ["Result", "SimulatedCluster", "SimulatedTraining", "SimulatedWorker", "read_cluster", "simulate"]

@@ -40,7 +40,7 @@ from paceline.naming import suggestion
 
 
 @dataclass(frozen=True)
-class Machine:
+class SimulatedWorker:
     """A worker."""
 
     speed: Speed
@@ -49,10 +49,10 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class SimulatedCluster:
     """Workers, noise, servers and the size of the model."""
 
-    workers: tuple[Machine, ...]
+    workers: tuple[SimulatedWorker, ...]
     jitter: float = 0.0
     """Sigma of the log-normal noise of each step."""
     spike_probability: float = 0.0
@@ -92,7 +92,7 @@ _SECTIONS = {
 }
 
 
-def read_cluster(path: str | os.PathLike[str]) -> Cluster:
+def read_cluster(path: str | os.PathLike[str]) -> SimulatedCluster:
     """Read a cluster file.
 
     Raises:
@@ -112,16 +112,16 @@ def read_cluster(path: str | os.PathLike[str]) -> Cluster:
     wrong = [name for name, value in fields.items() if not isinstance(value, int | float)]
     if wrong:
         raise ConfigError(f"cluster file {path}: {wrong[0]} is {fields[wrong[0]]!r}; it must be a number")
-    return Cluster(tuple(machines), **fields)
+    return SimulatedCluster(tuple(machines), **fields)
 
 
-def _machines(path: str | os.PathLike[str], table: Mapping[str, Any]) -> list[Machine]:
+def _machines(path: str | os.PathLike[str], table: Mapping[str, Any]) -> list[SimulatedWorker]:
     _check_names(path, table, _WORKER, "key of [[workers]]")
     try:
         seconds, batch = float(table["batch_s"]), int(table.get("batch", 32))
         fixed = float(table.get("fixed", 0.0))
         speed = Speed(fixed * seconds, (1 - fixed) * seconds / batch)
-        machine = Machine(speed, float(table.get("bandwidth", math.inf)))
+        machine = SimulatedWorker(speed, float(table.get("bandwidth", math.inf)))
         return [dataclasses.replace(machine) for _ in range(int(table.get("count", 1)))]
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise ConfigError(f"cluster file {path}: [[workers]] needs batch_s, a number of seconds ({error!r})") from error

@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 
 from paceline.consistency import Action, Apply, Drop, Merge, Policy, Release, Rule, Stats, new_rule
 from paceline.errors import MissingExtraError
-from paceline.hetero import Shares, SpeedMeter, Step
-from paceline.sim.cluster import Cluster
+from paceline.hetero import Shares, SpeedMeter, WorkerRound
+from paceline.sim.cluster import SimulatedCluster
 from paceline.sim.problem import Nothing, Problem
-from paceline.sim.resources import Link, Processor, call_later
+from paceline.sim.resources import Processor, SharedLink, call_later
 from paceline.sim.source import NoData, OneQueue, OwnData
 
 Vector = NDArray[np.float64]
@@ -35,7 +35,7 @@ ShareKind = Literal["equal", "data", "measured", "pool"]
 
 
 @dataclass(frozen=True)
-class Plan:
+class SimulatedTraining:
     """How a simulated job trains."""
 
     policy: Policy
@@ -82,7 +82,7 @@ class Result:
     network_bytes: float = 0.0
     server_busy_s: float = 0.0
     """Time that each server worked."""
-    steps: list[list[Step]] = field(default_factory=list)
+    steps: list[list[WorkerRound]] = field(default_factory=list)
     """With ``keep_steps``: each worker's finished rounds."""
 
     @property
@@ -100,7 +100,9 @@ class Result:
 Observer: TypeAlias = Callable[[int, Sequence[Action]], None]
 
 
-def simulate(cluster: Cluster, plan: Plan, problem: Problem | None = None, observer: Observer | None = None) -> Result:
+def simulate(
+    cluster: SimulatedCluster, plan: SimulatedTraining, problem: Problem | None = None, observer: Observer | None = None
+) -> Result:
     """Run a job under a simulated clock.
 
     Args:
@@ -124,7 +126,12 @@ def simulate(cluster: Cluster, plan: Plan, problem: Problem | None = None, obser
 
 class _Job:
     def __init__(
-        self, environment: Any, cluster: Cluster, plan: Plan, problem: Problem, observer: Observer | None
+        self,
+        environment: Any,
+        cluster: SimulatedCluster,
+        plan: SimulatedTraining,
+        problem: Problem,
+        observer: Observer | None,
     ) -> None:
         self._observer = observer
         self._environment, self._cluster, self._plan, self._problem = environment, cluster, plan, problem
@@ -134,7 +141,7 @@ class _Job:
         self._source = self._make_source()
         self._shares = Shares(plan.batch * count, [1.0] * count) if plan.shares == "measured" else None
         self._meters = [SpeedMeter() for _ in range(count)]
-        self._into, self._out_of = (Link(environment, cluster.bandwidth) for _ in range(2))
+        self._into, self._out_of = (SharedLink(environment, cluster.bandwidth) for _ in range(2))
         self._server = Processor(environment)
         self._bytes = cluster.model_bytes / cluster.servers
         self._weights = problem.initial()
@@ -202,7 +209,7 @@ class _Job:
     def _push(self, worker: int) -> None:
         self._send(self._into, worker, partial(self._arrive, worker))
 
-    def _send(self, link: Link, worker: int, then: Any) -> None:
+    def _send(self, link: SharedLink, worker: int, then: Any) -> None:
         """Send a message of all keys over a worker's link and the servers'; the slower one counts."""
         at_least = self._cluster.latency_s + self._cluster.model_bytes / self._cluster.workers[worker].bandwidth
         ends_at = self._environment.now + at_least
@@ -262,7 +269,7 @@ class _Job:
         if self._plan.keep_steps:
             seconds = self._seconds[worker]
             waited = self._environment.now - self._begun[worker] - seconds
-            self._result.steps[worker].append(Step(self._batch[worker], seconds, waited))
+            self._result.steps[worker].append(WorkerRound(self._batch[worker], seconds, waited))
         self._begin_round(worker)
 
     def _revise(self) -> None:

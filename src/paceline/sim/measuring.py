@@ -5,13 +5,13 @@ from __future__ import annotations
 from itertools import groupby
 
 from paceline.consistency import Policy
-from paceline.hetero import Measured, Step, measured_of
+from paceline.hetero import Measured, WorkerRound, measured_of
 from paceline.hetero.measured import ROUNDS, sizes
-from paceline.sim.cluster import Cluster
-from paceline.sim.job import Plan, simulate
+from paceline.sim.cluster import SimulatedCluster
+from paceline.sim.job import SimulatedTraining, simulate
 
 
-def measure(cluster: Cluster, batch: int = 32, rounds: int = ROUNDS, seed: int = 0) -> tuple[Measured, float]:
+def measure(cluster: SimulatedCluster, batch: int = 32, rounds: int = ROUNDS, seed: int = 0) -> tuple[Measured, float]:
     """Return what some rounds in lock step show of a simulated cluster, and how long they take in seconds.
 
     Only what a real job sees too is used: how long each worker computes and waits in each round, and the time of an
@@ -26,10 +26,12 @@ def measure(cluster: Cluster, batch: int = 32, rounds: int = ROUNDS, seed: int =
     Raises:
         MissingExtraError: simpy is not installed.
     """
-    steps: list[list[Step]] = [[] for _ in cluster.workers]
+    steps: list[list[WorkerRound]] = [[] for _ in cluster.workers]
     seconds = 0.0
     for number, (size, some) in enumerate(groupby(sizes(batch, rounds))):
-        plan = Plan(Policy("all"), batch=size, rounds=len(list(some)), seed=2 * seed + number, keep_steps=True)
+        plan = SimulatedTraining(
+            Policy("all"), batch=size, rounds=len(list(some)), seed=2 * seed + number, keep_steps=True
+        )
         result = simulate(cluster, plan)
         seconds += result.seconds
         for kept, more in zip(steps, result.steps, strict=True):

@@ -12,7 +12,7 @@ Indices = NDArray[np.int64]
 Samples = NDArray[Any]
 
 
-class Network:
+class SmallNetwork:
     """One hidden layer of rectified units, and a softmax over classes.
 
     Args:

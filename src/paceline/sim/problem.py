@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from paceline.sim.network import Indices, Network, Vector
+from paceline.sim.network import Indices, SmallNetwork, Vector
 
 
 class Problem(Protocol):
@@ -54,7 +54,7 @@ class Digits:
         self.test_images, self.test_labels = images[:360], labels[:360]
         self.images, self.labels = images[360:], labels[360:]
         self.length = len(self.labels)
-        self._network, self._seed = Network(64, hidden, 10), seed
+        self._network, self._seed = SmallNetwork(64, hidden, 10), seed
 
     def initial(self) -> Vector:
         """Return random weights."""
@@ -90,7 +90,7 @@ class Teacher:
         self, length: int = 100_000, inputs: int = 16, hidden: int = 32, noise: float = 0.05, seed: int = 0
     ) -> None:
         rng = np.random.default_rng([seed, 7])
-        teacher = Network(inputs, 2 * hidden, 10)
+        teacher = SmallNetwork(inputs, 2 * hidden, 10)
         weights = teacher.initial(rng)
         self._train = rng.normal(size=(length, inputs)).astype(np.float32)
         self._test = rng.normal(size=(1000, inputs))
@@ -99,7 +99,7 @@ class Teacher:
         self.labels[wrong] = rng.integers(0, 10, int(wrong.sum()))
         self._test_labels = teacher.classes(weights, self._test)
         self.length = length
-        self._network, self._seed = Network(inputs, hidden, 10), seed
+        self._network, self._seed = SmallNetwork(inputs, hidden, 10), seed
 
     def initial(self) -> Vector:
         """Return random weights."""

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 
-class Link:
+class SharedLink:
     """A link whose bandwidth all flows share alike at any time.
 
     Instead of the remaining bytes of each flow it keeps how many bytes every flow has got since the beginning of time.

@@ -13,7 +13,7 @@ from paceline.testing.readable import readable
 READ_VARIABLE, WRITE_VARIABLE = "PACELINE_TESTING_READ_FD", "PACELINE_TESTING_WRITE_FD"
 
 
-class Lines:
+class JsonLines:
     """Reads JSON values from a pipe, each with a deadline.
 
     Args:
@@ -48,7 +48,7 @@ def say(fd: int, value: Any) -> None:
     os.write(fd, json.dumps(value).encode() + b"\n")
 
 
-_heard: Lines | None = None
+_heard: JsonLines | None = None
 
 
 def tell(value: Any) -> None:
@@ -64,5 +64,5 @@ def listen(timeout_s: float = 60.0) -> Any:
         EOFError: the test has ended.
     """
     global _heard
-    _heard = _heard or Lines(int(os.environ[READ_VARIABLE]))
+    _heard = _heard or JsonLines(int(os.environ[READ_VARIABLE]))
     return _heard.next(timeout_s)

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 
-class Cluster(ABC):
+class StepwiseStart(ABC):
     """A context that starts something in steps. What has been started ends at the exit, and when a step fails."""
 
     @abstractmethod

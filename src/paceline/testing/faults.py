@@ -88,7 +88,7 @@ class Chance:
             self._sleep(self._random.uniform(0.0, self.faults.pause_s))
 
 
-class Held(Generic[Peer]):
+class DelayedMessages(Generic[Peer]):
     """Messages that have arrived and are delayed.
 
     Args:
@@ -140,7 +140,7 @@ class FaultyHub:
 
     def __init__(self, inner: Hub, chance: Chance) -> None:
         self.inner = inner
-        self.held: Held[int] = Held(chance)
+        self.held: DelayedMessages[int] = DelayedMessages(chance)
         self._chance = chance
         self._bulk: set[int] = set()
 
@@ -204,7 +204,7 @@ class FaultyListener:
     def __init__(self, inner: Listener, chance: Chance) -> None:
         self.inner = inner
         self._chance = chance
-        self._held: Held[bytes] = Held(chance)
+        self._held: DelayedMessages[bytes] = DelayedMessages(chance)
         self._hubs: list[FaultyHub] = []
 
     @property

@@ -49,7 +49,7 @@ def read_at_start(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if name.startswith(_READ_AT_START)}
 
 
-class Child:
+class ForkedProcess:
     """A forked process, with the part of ``subprocess.Popen`` that is used."""
 
     def __init__(self, fork_server: ForkServer, pid: int) -> None:
@@ -112,7 +112,7 @@ class ForkServer:
 
     def fork(
         self, argv: Sequence[str], env: Mapping[str, str], output: int, register: int, pass_fds: Sequence[int]
-    ) -> Child:
+    ) -> ForkedProcess:
         """Run ``python -m MODULE ARGUMENTS`` in a new child.
 
         Args:
@@ -134,7 +134,7 @@ class ForkServer:
                 if time.monotonic() > deadline:
                     self._late += 1
                     raise RuntimeError(f"no child was forked within {_START_TIMEOUT_S:g} s")
-            return Child(self, pid)
+            return ForkedProcess(self, pid)
 
     def _hear(self, timeout_s: float) -> int | None:
         """Receive one message; returns the id of a new child if the message is about one."""

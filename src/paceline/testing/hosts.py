@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.testing.cluster import Cluster
+from paceline.testing.cluster import StepwiseStart
 
 _TOOLS = ("ip", "tc", "unshare", "nsenter")
 _INTERFACE = "eth0"
@@ -81,7 +81,7 @@ class _Namespace:
         self._holder.communicate()
 
 
-class Host:
+class NamespaceHost:
     """One host: where processes can be started, and its plug.
 
     Args:
@@ -123,7 +123,7 @@ class Host:
         self.run(f"ip link set {_INTERFACE} up")
 
 
-class Hosts(Cluster):
+class Hosts(StepwiseStart):
     """Hosts in one network: two at the ends of a cable, more around a switch. ::
 
         with Hosts(2, rate_bits_s=1e9) as hosts:
@@ -138,11 +138,11 @@ class Hosts(Cluster):
         if not 1 <= count <= 200:
             raise ValueError(f"{count} hosts; 1 to 200 are possible")
         self._count, self._rate_bits_s = count, rate_bits_s
-        self._hosts: list[Host] = []
+        self._hosts: list[NamespaceHost] = []
 
     def _open(self, stack: contextlib.ExitStack) -> None:
         namespaces = [_closing(stack, _Namespace()) for _ in range(self._count)]
-        self._hosts = [Host(one, f"10.77.0.{index + 1}") for index, one in enumerate(namespaces)]
+        self._hosts = [NamespaceHost(one, f"10.77.0.{index + 1}") for index, one in enumerate(namespaces)]
         if self._count == 2:
             self._join_directly(namespaces)
         else:
@@ -175,13 +175,13 @@ class Hosts(Cluster):
                 f"tc qdisc add dev {interface} root tbf rate {rate:.0f}bit burst {burst:.0f}b latency {queue_us:.0f}us"
             )
 
-    def __getitem__(self, index: int) -> Host:
+    def __getitem__(self, index: int) -> NamespaceHost:
         return self._hosts[index]
 
     def __len__(self) -> int:
         return len(self._hosts)
 
-    def __iter__(self) -> Iterator[Host]:
+    def __iter__(self) -> Iterator[NamespaceHost]:
         return iter(self._hosts)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline import config
 from paceline.testing.faults import Faults
-from paceline.testing.hosts import Host, Hosts
+from paceline.testing.hosts import Hosts, NamespaceHost
 from paceline.testing.job import LocalJob
 
 
@@ -44,7 +44,7 @@ class HostsJob(LocalJob):
         self._places = {("scheduler", 0): (hosts[0], 0)}
         self._places |= _places("worker", workers, hosts) | _places("server", servers, hosts)
 
-    def host_of(self, role: str, rank: int) -> Host:
+    def host_of(self, role: str, rank: int) -> NamespaceHost:
         """Return the host on which a process runs."""
         return self._places[role, rank][0]
 
@@ -60,7 +60,7 @@ class HostsJob(LocalJob):
         return super()._environment(role, rank, scheduler) | own
 
 
-def _places(role: str, numbers: Sequence[int], hosts: Hosts) -> dict[tuple[str, int], tuple[Host, int]]:
+def _places(role: str, numbers: Sequence[int], hosts: Hosts) -> dict[tuple[str, int], tuple[NamespaceHost, int]]:
     """Return host and local rank of every process of a role."""
     places = [(host, local_rank) for host, number in zip(hosts, numbers, strict=True) for local_rank in range(number)]
     return {(role, rank): place for rank, place in enumerate(places)}

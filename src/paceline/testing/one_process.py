@@ -19,7 +19,7 @@ from paceline.server.requests import RequestHandler
 from paceline.transport.base import Frames
 from paceline.wire import messages as m
 from paceline.worker.session import Session
-from paceline.worker.stores import Store, Stores
+from paceline.worker.stores import Store, WorkerStores
 
 
 class _Session:
@@ -27,7 +27,7 @@ class _Session:
 
     def __init__(self, job: OneProcess, rank: int) -> None:
         self._job, self.rank, self.settings = job, rank, job.settings
-        self.stores = Stores()
+        self.stores = WorkerStores()
         self.workers, self.servers = job.workers, job.servers
         self.host_id, self.pid = job.workers[rank].host_id, os.getpid()
         self.waited_s = 0.0

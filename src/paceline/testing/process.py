@@ -12,8 +12,8 @@ from typing import IO, Any
 
 from paceline import forks
 from paceline.launch.supervise.guardian import Guardian
-from paceline.testing.channel import READ_VARIABLE, WRITE_VARIABLE, Lines, say
-from paceline.testing.fork_server import Child, ForkServer
+from paceline.testing.channel import READ_VARIABLE, WRITE_VARIABLE, JsonLines, say
+from paceline.testing.fork_server import ForkedProcess, ForkServer
 
 
 class WorkerFailedError(AssertionError):
@@ -88,7 +88,7 @@ class Process:
         """Kill it if it still runs, and release it."""
         self.kill()
         self._handle.wait(10.0)
-        if isinstance(self._handle, Child):
+        if isinstance(self._handle, ForkedProcess):
             self._handle.close()
 
 
@@ -140,7 +140,7 @@ class Worker(Process):
         finally:
             os.close(theirs_in)
             os.close(theirs_out)
-        self._lines = Lines(self._from_worker)
+        self._lines = JsonLines(self._from_worker)
 
     def heard(self, timeout_s: float = 60.0) -> Any:
         """Return the next value that the worker function sends with :func:`paceline.testing.tell`.

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from paceline.launch.supervise.child import die_with_parent
-from paceline.testing.cluster import Cluster
+from paceline.testing.cluster import StepwiseStart
 from paceline.testing.hosts import Hosts, why_no_hosts
 
 _PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "sinfo")
@@ -47,7 +47,7 @@ def why_no_slurm() -> str:
     return why_no_hosts() or (f"needs {', '.join(absent)} (packages slurm-wlm, munge)" if absent else "")
 
 
-class SlurmCluster(Cluster):
+class SlurmCluster(StepwiseStart):
     """Nodes ``h1``, ``h2``, ... of a Slurm cluster in network namespaces. ::
 
         with SlurmCluster(2) as cluster:

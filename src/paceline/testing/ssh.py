@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from paceline.launch.supervise.child import die_with_parent
-from paceline.testing.cluster import Cluster
-from paceline.testing.hosts import Host, Hosts, why_no_hosts
+from paceline.testing.cluster import StepwiseStart
+from paceline.testing.hosts import Hosts, NamespaceHost, why_no_hosts
 
 _SSHD = "/usr/sbin/sshd"
 PORT = 2222
@@ -53,7 +53,7 @@ def why_no_ssh() -> str:
     return why_no_hosts() or (f"needs {', '.join(absent)} (packages openssh-server, openssh-client)" if absent else "")
 
 
-class SshHosts(Cluster):
+class SshHosts(StepwiseStart):
     """Hosts of :mod:`paceline.testing.hosts`, each with a host name of its own and an ssh server. ::
 
         with SshHosts(3) as cluster:
@@ -95,7 +95,7 @@ class SshHosts(Cluster):
         """Path of the ssh client's configuration."""
         return str(self.folder / "ssh_config")
 
-    def __getitem__(self, index: int) -> Host:
+    def __getitem__(self, index: int) -> NamespaceHost:
         return self.hosts[index]
 
     def command(self, argv: Sequence[str]) -> list[str]:

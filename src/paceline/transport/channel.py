@@ -20,7 +20,7 @@ from paceline.transport.admission import HANDSHAKE_S
 from paceline.transport.connection import Connection, Room, read
 from paceline.transport.endpoints import dial, end
 from paceline.transport.handshake import GREETING_BYTES, Agreed, HandshakeError, Initiator, Way
-from paceline.transport.inbox import Inbox
+from paceline.transport.inbox import ReceivedQueue
 from paceline.transport.keepalive import HostWatch, tune
 from paceline.transport.records import RecordWriter
 from paceline.transport.security import Security, is_of_another_user
@@ -61,7 +61,7 @@ class Channel(Connection):
         listener: str,
         security: Security,
         bulk: bool,
-        inbox: Inbox[int],
+        inbox: ReceivedQueue[int],
     ) -> None:
         super().__init__(identity.decode("ascii", "replace"), keeps=True)
         self._index, self._address, self._identity, self._listener = index, address, identity, listener

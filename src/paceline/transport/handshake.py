@@ -107,7 +107,7 @@ class Initiator:
         self._identity = identity
         self._wishes = bytes([_ENCRYPT * encrypt])
         self._needs = encrypt and not way.is_unix
-        self._noise = noise.Noise(psk, way.prologue) if psk else None
+        self._noise = noise.NoiseHandshake(psk, way.prologue) if psk else None
 
     def hello(self) -> bytes:
         """Return the first message."""
@@ -180,7 +180,7 @@ class Responder:
 
     def __init__(self, psk: bytes, encrypt: bool, way: Way, seen: Seen | None = None) -> None:
         self._seen = Seen() if seen is None else seen
-        self._noise = noise.Noise(psk, way.prologue) if psk else None
+        self._noise = noise.NoiseHandshake(psk, way.prologue) if psk else None
         self._encrypt, self._is_unix = encrypt, way.is_unix
         self._ciphers: tuple[Cipher, Cipher] | None = None
         self.wanted = GREETING_BYTES
@@ -226,7 +226,7 @@ class Responder:
         self.wanted = _JOIN_BYTES + AesGcm.overhead
         return reply
 
-    def _answer(self, one: noise.Noise, body: bytes) -> bytes:
+    def _answer(self, one: noise.NoiseHandshake, body: bytes) -> bytes:
         try:
             wishes = one.read_first(body)
             self._encrypt = not self._is_unix and (self._encrypt or bool(wishes[0] & _ENCRYPT))

@@ -22,12 +22,12 @@ class _Arrived(Generic[Source]):
     room: threading.Semaphore
 
 
-class Inbox(Generic[Source]):
+class ReceivedQueue(Generic[Source]):
     """A queue of messages that one thread takes, and that anybody can make it look at."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[_Arrived[Source] | None] = queue.SimpleQueue()
-        self._watchers: list[Inbox[Any]] = []
+        self._watchers: list[ReceivedQueue[Any]] = []
 
     def put(self, source: Source, frames: Sequence[Any], size: int, room: threading.Semaphore) -> None:
         """Add a message; ``room`` is released when it is taken."""
@@ -38,7 +38,7 @@ class Inbox(Generic[Source]):
         for watcher in self._watchers:
             watcher.wake()
 
-    def add_watcher(self, other: Inbox[Any]) -> None:
+    def add_watcher(self, other: ReceivedQueue[Any]) -> None:
         """Wake another inbox for everything that arrives here."""
         self._watchers.append(other)
 

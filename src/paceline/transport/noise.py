@@ -40,7 +40,7 @@ def _hkdf(chaining_key: bytes, material: bytes, count: int) -> list[bytes]:
     return outputs
 
 
-class Noise:
+class NoiseHandshake:
     """One side of a handshake. Each of the two messages is made by one side and read by the other.
 
     Args:

@@ -27,7 +27,7 @@ from paceline.transport.channel import Channel
 from paceline.transport.connection import Connection, close_connections, read
 from paceline.transport.endpoints import end, listen
 from paceline.transport.handshake import Agreed, Responder, Seen, Way
-from paceline.transport.inbox import Inbox
+from paceline.transport.inbox import ReceivedQueue
 from paceline.transport.keepalive import HostWatch, tune
 from paceline.transport.records import RecordWriter
 from paceline.transport.security import Security
@@ -86,7 +86,7 @@ class SocketListener:
             keep_freed_frames()
         self._security, self._watch, self._bulk = security, watch, bulk
         self._pid = os.getpid()
-        self._inbox: Inbox[bytes] = Inbox()
+        self._inbox: ReceivedQueue[bytes] = ReceivedQueue()
         self._peers: dict[bytes, _Peer] = {}
         self._lost: list[bytes] = []
         self._lock = threading.Lock()
@@ -201,7 +201,7 @@ class SocketHub:
         self._security = security
         self._pid = os.getpid()
         self._channels: list[Channel] = []
-        self._inbox: Inbox[int] = Inbox()
+        self._inbox: ReceivedQueue[int] = ReceivedQueue()
         self._closed = False
         self._lock = threading.Lock()
         _open.add(self)
@@ -218,7 +218,7 @@ class SocketHub:
                 channel.start()
         return index
 
-    def add_inbox(self, inbox: Inbox[Any]) -> None:
+    def add_inbox(self, inbox: ReceivedQueue[Any]) -> None:
         """Have another inbox of the same thread wake up for what arrives on all channels."""
         self._inbox.add_watcher(inbox)
 

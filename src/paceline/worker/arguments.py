@@ -10,11 +10,11 @@ import torch
 from paceline import arguments as check
 from paceline.keys import Key, Keys, Values, normalise
 from paceline.worker.key_table import KeyTable
-from paceline.worker.plan import Plan
+from paceline.worker.plan import CallPlan
 from paceline.worker.rows import own_bucket
 
 #: A plan and its values: one tensor, or several, per key.
-Planned: TypeAlias = tuple[Plan, Any]
+Planned: TypeAlias = tuple[CallPlan, Any]
 #: Tensors that are pushed or pulled as rows, by key.
 ByRows: TypeAlias = dict[Key, list[torch.Tensor]]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from paceline.compression import Codec, State
+from paceline.compression import Codec, CodecState
 from paceline.errors import ProtocolError
 from paceline.interval_map import IntervalMap, same
 from paceline.local_merge import Route
@@ -71,7 +71,7 @@ class BucketSide:
     rounds: Rounds
     sending: list[_Sending] = field(default_factory=list)
     """Requests that are not answered yet. Some answered ones may still be in the list."""
-    codec_states: dict[tuple[int, int], State] = field(default_factory=dict)
+    codec_states: dict[tuple[int, int], CodecState] = field(default_factory=dict)
     """What the codec of pushes remembers, per range, the last used one last; residuals are views of the block's."""
     most_codec_states: int = _MIN_CODEC_STATES
     """Ranges beyond which the one that was used least recently is forgotten."""
@@ -182,7 +182,7 @@ class WorkerBlock:
         first = self.layout.buckets[bucket].start + start
         return slice(first, first + length)
 
-    def codec_state(self, codec: Codec, bucket: int, start: int, length: int) -> State:
+    def codec_state(self, codec: Codec, bucket: int, start: int, length: int) -> CodecState:
         """Return the codec's state of a range.
 
         Residuals lie in one arena, so that they stay with their elements however pushes are cut. What else a codec

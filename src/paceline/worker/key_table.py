@@ -13,7 +13,7 @@ from paceline.tensors import dtype_name
 from paceline.worker.block import WorkerBlock
 from paceline.worker.host_memory import HostMemory
 from paceline.worker.new_keys import NewKeys
-from paceline.worker.plan import Place, Plan, make_plan
+from paceline.worker.plan import CallPlan, Place, make_plan
 from paceline.worker.session import Session
 
 #: Plans that are remembered at least, however few keys there are: one for each list of keys that was used last.
@@ -40,7 +40,7 @@ class KeyTable:
         self._host_memory = HostMemory(session, store)
         self.blocks: dict[int, WorkerBlock] = {}
         self._where: dict[Key, Place] = {}
-        self._plans: dict[tuple[Key, ...], Plan] = {}
+        self._plans: dict[tuple[Key, ...], CallPlan] = {}
 
     @property
     def keys(self) -> list[Key]:
@@ -73,7 +73,7 @@ class KeyTable:
                 raise KeyMismatchError(f"key {key!r} is not initialised in store {self._store!r}; call init first")
         return [self._where[key] for key in keys]
 
-    def plan(self, keys: tuple[Key, ...]) -> Plan:
+    def plan(self, keys: tuple[Key, ...]) -> CallPlan:
         """Return the plan of calls on these keys."""
         plan = self._plans.pop(keys, None)
         if plan is None:
@@ -83,7 +83,7 @@ class KeyTable:
             del self._plans[next(iter(self._plans))]
         return plan
 
-    def known_plan(self, keys: tuple[Key, ...]) -> Plan | None:
+    def known_plan(self, keys: tuple[Key, ...]) -> CallPlan | None:
         """Return the plan of calls on these keys, or None if there was no such call before."""
         return self._plans.get(keys)
 

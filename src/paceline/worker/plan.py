@@ -23,7 +23,7 @@ Place = tuple[WorkerBlock, int]
 
 
 @dataclass(eq=False)
-class Step:
+class CallStep:
     """A part of a call: its keys, their places in the arenas, and their ranges by route."""
 
     positions: range
@@ -40,20 +40,20 @@ class Step:
 
 
 @dataclass(eq=False)
-class Plan:
+class CallPlan:
     """The steps of a call, and the shapes that its values must have."""
 
-    steps: list[Step]
+    steps: list[CallStep]
     shapes: list[torch.Size]
 
 
-def make_plan(places: Sequence[Place]) -> Plan:
+def make_plan(places: Sequence[Place]) -> CallPlan:
     """Plan calls on these keys, in this order."""
     steps, start = [], 0
     for stop in _cuts(places):
         steps.append(_step(range(start, stop), places[start:stop]))
         start = stop
-    return Plan(steps, [block.value_of(index).shape for block, index in places])
+    return CallPlan(steps, [block.value_of(index).shape for block, index in places])
 
 
 def _cuts(places: Sequence[Place]) -> Iterator[int]:
@@ -71,7 +71,7 @@ def _same_bucket(one: Place, other: Place) -> bool:
     return one[0] is other[0] and bool(one[0].buckets_of(one[1]) & other[0].buckets_of(other[1]))
 
 
-def _step(positions: range, places: Sequence[Place]) -> Step:
+def _step(positions: range, places: Sequence[Place]) -> CallStep:
     blocks: dict[WorkerBlock, list[int]] = {}
     for block, index in places:
         blocks.setdefault(block, []).append(index)
@@ -81,4 +81,4 @@ def _step(positions: range, places: Sequence[Place]) -> Step:
             sends.setdefault(block.routes[part.bucket], []).append((block, part))
     values = [block.value_of(index) for block, index in places]
     grads = [block.grad_of(index) for block, index in places]
-    return Step(positions, list(places), values, grads, sends)
+    return CallStep(positions, list(places), values, grads, sends)

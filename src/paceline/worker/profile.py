@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from paceline.hetero import Step
+from paceline.hetero import WorkerRound
 from paceline.hetero.files import steps_line, steps_text
 from paceline.hetero.live_noise import WINDOW, Counted, count
 from paceline.hetero.measured import speed_of
 from paceline.wire import messages as m
-from paceline.worker.stores import Stores
+from paceline.worker.stores import WorkerStores
 
 #: Rounds that are not measured: the first ones load libraries and make memory.
 WARM_UP = 3
@@ -25,7 +25,7 @@ _USUAL = 25
 _RECENT = 9
 
 
-class Pace:
+class RoundTimes:
     """Measures rounds: the time from the first push of one to that of the next, less the waits for answers.
 
     Args:
@@ -38,9 +38,9 @@ class Pace:
         self._round, self._since, self._waited = 0, 0.0, 0.0
         self.rounds = 0
         """Rounds that were measured."""
-        self._last: tuple[Step, ...] = ()
+        self._last: tuple[WorkerRound, ...] = ()
         """The last rounds. What they show is worked out when it is asked for, not with every push."""
-        self._all: list[Step] | None = [] if keep else None
+        self._all: list[WorkerRound] | None = [] if keep else None
         self.samples = 1.0
         """Of the largest batch so far."""
 
@@ -58,7 +58,7 @@ class Pace:
         seconds = now - self._since - (waited_s - self._waited)
         if self._round >= WARM_UP and seconds > 0 and samples > 0:
             self.samples = max(self.samples, samples)
-            step = Step(samples, seconds, waited_s - self._waited)
+            step = WorkerRound(samples, seconds, waited_s - self._waited)
             self._last = (*self._last[1 - WINDOW :], step)  # replaced, as another thread reads it
             if self._all is not None:
                 self._all.append(step)
@@ -81,7 +81,7 @@ class Pace:
         return max(usual, self._clock() - self._since - (waited_s - self._waited))
 
     @property
-    def steps(self) -> Sequence[Step]:
+    def steps(self) -> Sequence[WorkerRound]:
         """The rounds that were measured: all of them, or the last ones."""
         return self._last[-_USUAL:] if self._all is None else self._all
 
@@ -102,8 +102,8 @@ class Pace:
 class Team(Protocol):
     """What a profile needs of a worker's session."""
 
-    pace: Pace
-    stores: Stores
+    pace: RoundTimes
+    stores: WorkerStores
     hands_out: bool
 
     @property

@@ -24,13 +24,13 @@ from paceline.peer.call import Call, OnAnswer
 from paceline.peer.client import Client
 from paceline.peer.hosts import address_for
 from paceline.peer.lifeline import Lifeline
-from paceline.peer.lifeline import Pace as ReportedPace
+from paceline.peer.lifeline import StepPace as ReportedPace
 from paceline.transport import Hub
 from paceline.transport.base import Frames
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_GATHER_BYTES
-from paceline.worker.profile import Pace, Profile
-from paceline.worker.stores import Store, Stores
+from paceline.worker.profile import Profile, RoundTimes
+from paceline.worker.stores import Store, WorkerStores
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Session:
         self.settings = settings
         self._pid = os.getpid()
         self._gathers: Counter[str] = Counter()
-        self.stores = Stores()
+        self.stores = WorkerStores()
         self._closed = False
         self.waited_s = 0.0
         """Seconds that this worker has spent waiting for answers: what is left of a step is computation."""
@@ -77,7 +77,7 @@ class Session:
         """This worker's sides of pools of samples, by name."""
         self.hands_out = False
         """Whether samples of this job go to whoever is free, so that unequal workers can train on unlike parts."""
-        self.pace = Pace(keep=bool(settings.profile_steps))
+        self.pace = RoundTimes(keep=bool(settings.profile_steps))
         self._is_waiting = False
         self._profile = (
             Profile(settings.profile, settings.profile_rounds, settings.profile_steps) if settings.profile else None

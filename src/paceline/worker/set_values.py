@@ -11,12 +11,12 @@ from paceline.peer.call import Call
 from paceline.tensors import to_frame
 from paceline.wire import messages as m
 from paceline.worker.block import WorkerBlock
-from paceline.worker.plan import Plan, Step
+from paceline.worker.plan import CallPlan, CallStep
 from paceline.worker.session import Session
 
 
 def set_values(
-    session: Session, store: str, plan: Plan, values: Sequence[torch.Tensor], wait: Callable[[Step], None]
+    session: Session, store: str, plan: CallPlan, values: Sequence[torch.Tensor], wait: Callable[[CallStep], None]
 ) -> None:
     """Set the values of a plan's keys on their owners. When it returns, the owners have them.
 

@@ -24,7 +24,7 @@ class Store(Protocol):
         """Number of elements of all its values."""
 
 
-class Stores:
+class WorkerStores:
     """The stores of one worker, by the names that the servers know."""
 
     def __init__(self) -> None:

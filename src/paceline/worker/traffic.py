@@ -18,7 +18,7 @@ from paceline.transport.base import Frames
 from paceline.wire import messages as m
 from paceline.worker import absence, answers
 from paceline.worker.block import BucketRange, WorkerBlock
-from paceline.worker.plan import Plan, Step
+from paceline.worker.plan import CallPlan, CallStep
 from paceline.worker.session import Session
 
 Located = tuple[WorkerBlock, BucketRange]
@@ -60,7 +60,7 @@ class Traffic:
 
     # ---- calls on lists of keys ------------------------------------------------------------------------------------
 
-    def push(self, plan: Plan, values: Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]]) -> None:
+    def push(self, plan: CallPlan, values: Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]]) -> None:
         """Push one value per key of the plan, or a list of device values, which are summed."""
         for step in plan.steps:
             self.wait(step)
@@ -69,11 +69,11 @@ class Traffic:
                 self.push_ranges(route, located, want=self._answers_bring_values)
             step.set_fresh(self._answers_bring_values)
 
-    def pull(self, plan: Plan, outs: Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]]) -> None:
+    def pull(self, plan: CallPlan, outs: Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]]) -> None:
         """Copy the values of the plan's keys into one tensor per key, or into a list of tensors per key."""
         self.refresh(plan, lambda step: _empty(step.values, [outs[position] for position in step.positions]))
 
-    def refresh(self, plan: Plan, then: Callable[[Step], None] = lambda step: None) -> None:
+    def refresh(self, plan: CallPlan, then: Callable[[CallStep], None] = lambda step: None) -> None:
         """Pull the values of keys into their arenas, step by step."""
         for step in plan.steps:
             self.wait(step)
@@ -83,7 +83,7 @@ class Traffic:
             if not self._merges_rounds:
                 step.set_fresh(False)
 
-    def wait(self, step: Step) -> None:
+    def wait(self, step: CallStep) -> None:
         """Wait for the answers to requests on a step's keys."""
         self._session.check()  # also before a forked child writes to the arena of its parent
         calls = [call for sends in step.sends.values() for block, one in sends for call in block.outstanding(one)]

@@ -11,7 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.hvd.negotiation import Batch, Down, Machine, Options, RankCache, Request, Response, Submission, Warn
+from paceline.hvd.negotiation import (
+    Batch,
+    Down,
+    LogText,
+    Negotiation,
+    NegotiationSettings,
+    RankCache,
+    Request,
+    Response,
+    Submission,
+)
 from paceline.hvd.negotiation.words import Action, Key
 
 
@@ -39,8 +49,11 @@ class Rank:
 class Job:
     """A machine and ranks; what they send waits until the test delivers it."""
 
-    def __init__(self, size: int, options: Options = Options(), sets: tuple[tuple[int, ...], ...] = ()) -> None:  # noqa: B008
-        self.machine = Machine(size, options, sets)
+    def __init__(
+        self, size: int, options: NegotiationSettings | None = None, sets: tuple[tuple[int, ...], ...] = ()
+    ) -> None:
+        options = options or NegotiationSettings()
+        self.machine = Negotiation(size, options, sets)
         self.ranks = [Rank() for _ in range(size)]
         self.outbox: list[deque[Submission]] = [deque() for _ in range(size)]
         self.other: list[Action] = []
@@ -114,7 +127,7 @@ def test_changed_request_of_one_rank_is_seen_by_all() -> None:
 
 
 def test_bit_of_a_forgotten_index_means_what_it_meant() -> None:
-    job = Job(2, Options(cache_capacity=1))
+    job = Job(2, NegotiationSettings(cache_capacity=1))
     job.all_at_once(allreduce("x"), allreduce("x"))
     job.send(0, allreduce("x"))  # a bit, under way
     for rank in (0, 1):
@@ -236,7 +249,7 @@ def test_objects_reach_all_ranks() -> None:
 
 
 def test_stalls_are_reported_once_with_names_and_missing_ranks_and_end_the_job() -> None:
-    job = Job(3, Options(stall_warning_s=60, stall_shutdown_s=100))
+    job = Job(3, NegotiationSettings(stall_warning_s=60, stall_shutdown_s=100))
     job.all_at_once(*[allreduce("cached")] * 3)
     job.send(0, allreduce("x"), allreduce("cached"))
     job.send(1, allreduce("x"))
@@ -247,7 +260,7 @@ def test_stalls_are_reported_once_with_names_and_missing_ranks_and_end_the_job()
     job.note(job.machine.tick(71))
     job.note(job.machine.tick(72))
     [warning] = job.other
-    assert isinstance(warning, Warn)
+    assert isinstance(warning, LogText)
     assert "1: [allreduce.cached]\n2: [allreduce.x, allreduce.cached]" in warning.text
     job.note(job.machine.tick(112))
     assert isinstance(job.other[-1], Down)
@@ -256,7 +269,7 @@ def test_stalls_are_reported_once_with_names_and_missing_ranks_and_end_the_job()
 
 
 def test_no_stall_check_with_a_time_of_0() -> None:
-    job = Job(2, Options(stall_warning_s=0))
+    job = Job(2, NegotiationSettings(stall_warning_s=0))
     job.send(0, allreduce("x"))
     job.settle()
     assert job.machine.tick(1e9) == []
@@ -264,7 +277,7 @@ def test_no_stall_check_with_a_time_of_0() -> None:
 
 @pytest.mark.parametrize("cached", [False, True])
 def test_one_name_with_different_kinds_fails_on_all(cached: bool) -> None:
-    job = Job(3, Options(conflict_s=5))
+    job = Job(3, NegotiationSettings(conflict_s=5))
     if cached:
         job.all_at_once(*[allreduce("x")] * 3)
     before = len(job.ranks[0].ran)
@@ -285,7 +298,7 @@ def test_one_name_with_different_kinds_fails_on_all(cached: bool) -> None:
 
 
 def test_same_name_with_different_kinds_is_right_where_all_ranks_ask_for_both() -> None:
-    job = Job(2, Options(conflict_s=5))
+    job = Job(2, NegotiationSettings(conflict_s=5))
     job.send(0, allreduce("x"), allgather("x", 1))
     job.send(1, allgather("x", 1))
     job.settle()
@@ -306,7 +319,7 @@ def test_same_name_with_different_kinds_is_right_where_all_ranks_ask_for_both() 
     ],
 )
 def test_rank_that_breaks_the_protocol_ends_the_job(first: list[Request], second: list[Request], text: str) -> None:
-    machine = Machine(2, Options())
+    machine = Negotiation(2, NegotiationSettings())
     machine.submit(0, Submission(0, requests=tuple(first)), 0.0)
     [down] = machine.submit(0, Submission(0, requests=tuple(second)), 0.0)
     assert isinstance(down, Down)
@@ -315,10 +328,10 @@ def test_rank_that_breaks_the_protocol_ends_the_job(first: list[Request], second
 
 
 def test_bits_that_nobody_was_given_end_the_job() -> None:
-    machine = Machine(2, Options())
+    machine = Negotiation(2, NegotiationSettings())
     machine.lose(1, "gone")
     assert machine.submit(0, Submission(0, b"\x01"), 0.0) == []
-    machine = Machine(2, Options())
+    machine = Negotiation(2, NegotiationSettings())
     [down] = machine.submit(0, Submission(0, b"\x01"), 0.0)
     assert isinstance(down, Down)
 
@@ -333,7 +346,7 @@ def test_bits_that_nobody_was_given_end_the_job() -> None:
 def test_all_ranks_run_the_same_whatever_the_order(seed: int, size: int, capacity: int, joins: bool) -> None:
     chance = random.Random(seed)
     sets = ((0,), (0, 1), (1, 2, 3)) if size == 4 else ()
-    job = Job(size, Options(cache_capacity=capacity, stall_warning_s=0), sets)
+    job = Job(size, NegotiationSettings(cache_capacity=capacity, stall_warning_s=0), sets)
     steps = 6
     plans: list[list[list[Request]]] = [[] for _ in range(size)]
     wanted: list[Request] = []

@@ -6,23 +6,23 @@ from typing import Any
 import pytest
 
 from paceline.config import check_names
-from paceline.launch import Group, JobSpec, Machine
+from paceline.launch import JobSpec, Machine, WorkerGroup
 from paceline.launch.k8s.manifests import Manifests, make_manifests
-from paceline.launch.k8s.options import LAYOUTS, Options
+from paceline.launch.k8s.options import LAYOUTS, KubernetesOptions
 from paceline.launch.options import typed_options
 from tests.launch import golden
 
 GOLDEN = Path(__file__).parent / "golden"
 MACHINE = Machine("/opt/python", {}, {}, "/home/me")
 GROUPS = (
-    Group(
+    WorkerGroup(
         "a100",
         2,
         select={"pool": "a100"},
         resources={"cpus": "4", "gpus": "1", "memory": "8Gi"},
         env={"NOTE": 'spaces, commas, "quotes" and $(HOME)'},
     ),
-    Group("old", 1, args=("--batch-size", "8"), weight=0.5),
+    WorkerGroup("old", 1, args=("--batch-size", "8"), weight=0.5),
 )
 
 
@@ -148,7 +148,7 @@ def test_options_reach_the_pods() -> None:
 )
 def test_wrong_options_are_named(options: dict[str, str], text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        typed_options("k8s", Options, options)
+        typed_options("k8s", KubernetesOptions, options)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.exitcodes import PEER_FAILED
-from paceline.launch import Member
+from paceline.launch import ProcessName
 from paceline.launch.k8s.state import first_failure, pods, verdict, workers_done
 
 
@@ -23,7 +23,11 @@ def ended(code: int, at: str) -> dict[str, Any]:
 
 def test_rank_is_that_of_the_group_and_the_completion_index() -> None:
     found = pods({"items": [item("worker", 2, 1, phase="Running"), item("worker", 0, 0), item("server", 0)]})
-    assert [pod.member for pod in found] == [Member("server", 0), Member("worker", 0), Member("worker", 3)]
+    assert [pod.member for pod in found] == [
+        ProcessName("server", 0),
+        ProcessName("worker", 0),
+        ProcessName("worker", 3),
+    ]
 
 
 def test_the_first_that_failed_by_itself_is_the_failure() -> None:
@@ -38,7 +42,7 @@ def test_the_first_that_failed_by_itself_is_the_failure() -> None:
     )
     first = first_failure(found)
     assert first is not None
-    assert (first.member, first.code, first.reason) == (Member("worker", 1), 3, "Error")
+    assert (first.member, first.code, first.reason) == (ProcessName("worker", 1), 3, "Error")
 
 
 def test_a_job_whose_members_all_lost_another_has_the_first_of_them_as_failure() -> None:
@@ -46,7 +50,7 @@ def test_a_job_whose_members_all_lost_another_has_the_first_of_them_as_failure()
     items = [item("worker", 0, index, phase="Failed", state=ended(PEER_FAILED, at)) for index, at in codes]
     first = first_failure(pods({"items": items}))
     assert first is not None
-    assert first.member == Member("worker", 1)
+    assert first.member == ProcessName("worker", 1)
 
 
 def test_an_evicted_pod_without_a_container_has_failed() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.launch import Group, Host, JobSpec
+from paceline.launch import Host, JobSpec, WorkerGroup
 from paceline.launch.sge.script import agent_file, job_script, options_of
 
 
@@ -28,8 +28,8 @@ def test_what_no_directive_can_hold_is_refused() -> None:
         script(queu="a")
 
 
-@pytest.mark.parametrize("group", [Group("a", 1, select={"queue": "q"}), Group("a", 1, hosts=(Host("h"),))])
-def test_group_that_chooses_its_hosts_is_refused(group: Group) -> None:
+@pytest.mark.parametrize("group", [WorkerGroup("a", 1, select={"queue": "q"}), WorkerGroup("a", 1, hosts=(Host("h"),))])
+def test_group_that_chooses_its_hosts_is_refused(group: WorkerGroup) -> None:
     with pytest.raises(ValueError, match="-o queue=NAME"):
         options_of(JobSpec(("x",), groups=(group,)))
 

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 
-from paceline.launch import Graces, Host, Late, Plan, ProcessSpec
+from paceline.launch import Graces, Host, JobPlan, Late, ProcessSpec
 from paceline.launch.local import located
 from paceline.launch.plan import Value
 from paceline.launch.remote import RemoteJob, RemoteRequest
@@ -26,7 +26,7 @@ def environment(role: str, joined: bool) -> dict[str, Value]:
 
 job = json.loads(sys.argv[1])
 roles = [role for role, _, _ in job["processes"]]
-plan = Plan(
+plan = JobPlan(
     tuple(
         ProcessSpec(
             role, rank, tuple(argv), environment(role, "scheduler" in roles),

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.launch import Member
+from paceline.launch import ProcessName
 from paceline.launch.supervise.console import ERR, OUT, Console
 
-W0, W1 = Member("worker", 0), Member("worker", 1)
+W0, W1 = ProcessName("worker", 0), ProcessName("worker", 1)
 
 
 @pytest.fixture
@@ -30,9 +30,9 @@ def written(fd: int) -> bytes:
 def test_every_line_says_who_printed_it(files: dict[int, int]) -> None:
     console = Console(files)
     console.feed(W0, OUT, b"one\ntw")
-    console.feed(Member("server", 1), OUT, b"x\n")
+    console.feed(ProcessName("server", 1), OUT, b"x\n")
     console.feed(W0, OUT, b"o\n")
-    console.feed(Member("scheduler", 0), ERR, b"\xff\n")
+    console.feed(ProcessName("scheduler", 0), ERR, b"\xff\n")
     console.say("careful")
     assert written(files[OUT]) == b"[worker 0] one\n[server 1] x\n[worker 0] two\n"
     assert written(files[ERR]) == b"[scheduler] \xff\n[launch] careful\n"
@@ -90,7 +90,7 @@ def terminal() -> Iterator[Terminal]:
 def test_terminal_gets_a_colour_for_each_role(terminal: Terminal) -> None:
     console = Console({OUT: terminal.fd, ERR: terminal.fd}, {})
     console.feed(W1, OUT, b"one\n")
-    console.feed(Member("server", 0), ERR, b"two\n")
+    console.feed(ProcessName("server", 0), ERR, b"two\n")
     terminal.shows(b"\x1b[32m[worker 1] \x1b[0mone\x1b[K\n\x1b[34m[server 0] \x1b[0mtwo\x1b[K\n")
 
 

@@ -7,31 +7,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.exitcodes import PEER_FAILED, WORKER_LOST, describe_code
-from paceline.launch import Graces, Member
+from paceline.launch import Graces, ProcessName
 from paceline.launch.supervise.events import (
     Action,
     Complete,
     Event,
     Exited,
-    Finish,
     Interrupted,
+    JobEnded,
     Look,
     Lost,
     NotStarted,
     Over,
     Ready,
     Runs,
+    ShowLine,
     Signal,
-    Start,
     Started,
+    StartProcesses,
     Stopped,
     Tick,
-    Warn,
 )
 from paceline.launch.supervise.exits import LOOK_S, SAY_S
-from paceline.launch.supervise.lifecycle import Lifecycle, Phase
+from paceline.launch.supervise.lifecycle import JobLifecycle, Phase
 
-SCHEDULER, SERVER, W0, W1 = Member("scheduler", 0), Member("server", 0), Member("worker", 0), Member("worker", 1)
+SCHEDULER, SERVER, W0, W1 = (
+    ProcessName("scheduler", 0),
+    ProcessName("server", 0),
+    ProcessName("worker", 0),
+    ProcessName("worker", 1),
+)
 ALL = (SCHEDULER, SERVER, W0, W1)
 GRACES = Graces(start_s=60, survivors_s=6, idle_s=300, leave_s=10, terminate_s=5, kill_s=5)
 
@@ -40,16 +45,16 @@ class World:
     """Plays the processes and the clock for a lifecycle."""
 
     def __init__(
-        self, members: tuple[Member, ...] = ALL, unstartable: Member | None = None, may_go_on: bool = False
+        self, members: tuple[ProcessName, ...] = ALL, unstartable: ProcessName | None = None, may_go_on: bool = False
     ) -> None:
         self.now = 0.0
         self.unstartable = unstartable
         self.finished: list[int] = []
-        self.signals: list[tuple[int, tuple[Member, ...]]] = []
+        self.signals: list[tuple[int, tuple[ProcessName, ...]]] = []
         self.warnings: list[str] = []
-        self.busy: set[Member] = set()
+        self.busy: set[ProcessName] = set()
         """These use CPU time."""
-        self.cycle = Lifecycle(members, GRACES, self.now, may_go_on)
+        self.cycle = JobLifecycle(members, GRACES, self.now, may_go_on)
         self._do(self.cycle.begin())
 
     def tell(self, event: Event) -> None:
@@ -64,19 +69,19 @@ class World:
     def _do(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
-                case Start(members):
+                case StartProcesses(members):
                     self._start(members)
                 case Signal(signum, members):
                     self.signals.append((signum, members))
                 case Look(members):
                     for member in members:
                         self.tell(Runs(member, self.now if member in self.busy else 0.0))
-                case Warn(text):
+                case ShowLine(text):
                     self.warnings.append(text)
-                case Finish(code):
+                case JobEnded(code):
                     self.finished.append(code)
 
-    def _start(self, members: tuple[Member, ...]) -> None:
+    def _start(self, members: tuple[ProcessName, ...]) -> None:
         for member in members:
             if member == self.unstartable:
                 self.tell(NotStarted(member, "cannot be run: too many processes"))
@@ -380,12 +385,12 @@ def test_who_was_stopped_for_a_moment_goes_on() -> None:
 
 def test_workers_may_take_longer_after_an_interrupt_than_after_a_failure() -> None:
     graces = Graces(survivors_s=6, interrupt_s=50)
-    cycle = Lifecycle((W0,), graces, 0.0)
+    cycle = JobLifecycle((W0,), graces, 0.0)
     cycle.begin()
     cycle.handle(Started(W0), 0.0)
     cycle.handle(Interrupted(signal.SIGTERM), 1.0)
     assert cycle.handle(Tick(), 50.9) == []
-    assert Warn("worker 0 did not leave within 50 s") in cycle.handle(Tick(), 51.0)
+    assert ShowLine("worker 0 did not leave within 50 s") in cycle.handle(Tick(), 51.0)
 
 
 def test_job_whose_command_does_not_exist_has_the_code_of_a_shell(world: World) -> None:
@@ -586,7 +591,7 @@ def test_verdict_of_a_stopped_scheduler_is_not_waited_for() -> None:
 
 
 def test_failure_of_the_last_worker_is_explained_within_the_deadline_however_long_survivors_may_take() -> None:
-    cycle = Lifecycle(ALL, Graces(survivors_s=600), 0.0)
+    cycle = JobLifecycle(ALL, Graces(survivors_s=600), 0.0)
     for event in [Ready(), *map(Started, ALL), Exited(W0, 3), Exited(W1, 0)]:
         cycle.handle(event, 0.0)
     assert cycle.deadline == Graces().leave_s
@@ -601,7 +606,7 @@ def test_worker_that_lost_another_one_fails_at_once() -> None:
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.sampled_from([0, 0, 0, 1, 137]))), st.booleans())
 def test_every_job_ends_once_and_only_a_good_one_with_zero(steps: list[tuple[int, int, int]], killable: bool) -> None:
     world = World()
-    spoilt, done = False, set[Member]()
+    spoilt, done = False, set[ProcessName]()
     for kind, index, code in steps:
         if kind == 0:
             spoilt |= not world.finished

@@ -8,7 +8,7 @@ import re
 import signal
 
 from paceline.exitcodes import PEER_FAILED
-from paceline.launch import Graces, Member
+from paceline.launch import Graces, ProcessName
 from paceline.launch.supervise import lifecycle
 from paceline.launch.supervise.events import (
     Action,
@@ -20,18 +20,23 @@ from paceline.launch.supervise.events import (
     Over,
     Ready,
     Runs,
-    Start,
     Started,
+    StartProcesses,
     Stopped,
     Tick,
 )
-from paceline.launch.supervise.lifecycle import Lifecycle, Phase
+from paceline.launch.supervise.lifecycle import JobLifecycle, Phase
 
-SCHEDULER, SERVER, W0, W1 = Member("scheduler", 0), Member("server", 0), Member("worker", 0), Member("worker", 1)
+SCHEDULER, SERVER, W0, W1 = (
+    ProcessName("scheduler", 0),
+    ProcessName("server", 0),
+    ProcessName("worker", 0),
+    ProcessName("worker", 1),
+)
 JOBS = [(SCHEDULER, SERVER, W0, W1), (SCHEDULER, W0), (W0, W1)]
 
 
-class Recorded(Lifecycle):
+class Recorded(JobLifecycle):
     """Remembers every phase that it was in."""
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -41,7 +46,7 @@ class Recorded(Lifecycle):
         super().__setattr__(name, value)
 
 
-def drawn(chance: random.Random, cycle: Lifecycle, now: float) -> Event:
+def drawn(chance: random.Random, cycle: JobLifecycle, now: float) -> Event:
     """One event that can happen now."""
     events: list[Event] = [Tick(), Tick(), Interrupted(signal.SIGTERM)]
     events += [Ready()] * 3 if cycle.phase is Phase.STARTING else []
@@ -59,7 +64,7 @@ def walk(seed: int) -> list[str]:
     cycle, now = Recorded(chance.choice(JOBS), Graces(), 0.0, chance.random() < 0.3), 0.0
 
     def start(actions: list[Action]) -> None:
-        for member in [one for action in actions if isinstance(action, Start) for one in action.members]:
+        for member in [one for action in actions if isinstance(action, StartProcesses) for one in action.members]:
             if chance.random() < 0.05:
                 start(cycle.handle(NotStarted(member, "cannot be run"), now))
                 return

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.launch.supervise.lines import LONGEST_LINE, Line, LineSplitter, Tail
+from paceline.launch.supervise.lines import LONGEST_LINE, LastLines, Line, LineSplitter
 
 TEXT = st.text("ab\r\n", max_size=30).map(str.encode)
 
@@ -64,20 +64,20 @@ def test_progress_bar_can_be_previewed_before_it_is_overwritten() -> None:
 
 
 def test_tail_keeps_the_last_lines_as_a_terminal_shows_them() -> None:
-    tail = Tail(length=3)
+    tail = LastLines(length=3)
     for line in split(b"a\nb\n\r10%\r20%\r30%\nc\n"):
         tail.add(line)
     assert tail.lines() == [b"b", b"30%", b"c"]
 
 
 def test_tail_keeps_what_only_an_empty_line_follows() -> None:
-    tail = Tail()
+    tail = LastLines()
     for line in split(b"90%\r\r\nerror\n\nlast"):
         tail.add(line)
     assert tail.lines() == [b"90%", b"error", b"", b"last"]
 
 
 def test_tail_cuts_long_lines() -> None:
-    tail = Tail(width=4)
+    tail = LastLines(width=4)
     tail.add(Line(b"abcdefgh", b"\n"))
     assert tail.lines() == [b"abcd"]

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from paceline.launch import Member
+from paceline.launch import ProcessName
 from paceline.launch.supervise.events import Complete, Lost, Over
 from paceline.launch.supervise.ready import EndedPipe, ReadyPipe
 
@@ -46,7 +46,11 @@ def test_news_follow_the_address(pipe: ReadyPipe) -> None:
     assert pipe.read() == "tcp://127.0.0.1:5555"
     assert pipe.news() == []
     os.write(pipe.write_fd, b'sed", false]\nnonsense\n[]\n["lost", "worker", 2, "it died", true]\n["over"]\n')
-    assert pipe.news() == [Lost(Member("worker", 1), "it raised"), Lost(Member("worker", 2), "it died", True), Over()]
+    assert pipe.news() == [
+        Lost(ProcessName("worker", 1), "it raised"),
+        Lost(ProcessName("worker", 2), "it died", True),
+        Over(),
+    ]
     assert not pipe.ended
     pipe.close_write()
     assert pipe.news() == []
@@ -55,16 +59,16 @@ def test_news_follow_the_address(pipe: ReadyPipe) -> None:
 
 def test_ends_are_written_as_lines_also_when_nobody_reads() -> None:
     pipe = EndedPipe()
-    pipe.write(Member("server", 2), 137)
+    pipe.write(ProcessName("server", 2), 137)
     assert os.read(pipe.read_fd, 100) == b'["server", 2, 137]\n'
     pipe.close_read()
-    pipe.write(Member("server", 2), 137)
+    pipe.write(ProcessName("server", 2), 137)
     pipe.close()
 
 
 def test_cpu_times_are_lines_without_a_code() -> None:
     pipe = EndedPipe()
-    pipe.write_cpu(Member("worker", 2), 0.25)
+    pipe.write_cpu(ProcessName("worker", 2), 0.25)
     assert os.read(pipe.read_fd, 100) == b'["worker", 2, null, 0.25]\n'
     pipe.close_read()
     pipe.close()

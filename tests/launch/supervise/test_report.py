@@ -1,13 +1,15 @@
 from __future__ import annotations
 
-from paceline.launch import Member
+from paceline.launch import ProcessName
 from paceline.launch.supervise.failure import Failure
 from paceline.launch.supervise.report import failure_block
 
 
 def test_block_names_who_failed_first_and_shows_its_last_words() -> None:
-    failure = Failure(Member("worker", 1), 3, "exit code 3", 12.34)
-    block = failure_block(failure, [b"loading", b"\xff boom"], {Member("worker", 0): 1, Member("server", 0): 139})
+    failure = Failure(ProcessName("worker", 1), 3, "exit code 3", 12.34)
+    block = failure_block(
+        failure, [b"loading", b"\xff boom"], {ProcessName("worker", 0): 1, ProcessName("server", 0): 139}
+    )
     assert block.splitlines()[1:-1] == [
         b"worker 1 failed: exit code 3, 12.3 s after the start",
         b"its last lines:",
@@ -18,12 +20,12 @@ def test_block_names_who_failed_first_and_shows_its_last_words() -> None:
 
 
 def test_silent_death_by_kill_gets_a_hint() -> None:
-    block = failure_block(Failure(Member("worker", 0), 137, "killed by SIGKILL (exit code 137)", 1.0), [], {})
+    block = failure_block(Failure(ProcessName("worker", 0), 137, "killed by SIGKILL (exit code 137)", 1.0), [], {})
     assert b"out of memory" in block
     assert b"it printed nothing" in block
 
 
 def test_taken_port_gets_a_hint() -> None:
     tail = [b"Traceback", b"DistNetworkError: code: -98, name: EADDRINUSE, message: address already in use"]
-    block = failure_block(Failure(Member("worker", 0), 1, "exit code 1", 1.0), tail, {})
+    block = failure_block(Failure(ProcessName("worker", 0), 1, "exit code 1", 1.0), tail, {})
     assert block.splitlines()[2].startswith(b"another program has its port; if that is MASTER_PORT, leave it unset")

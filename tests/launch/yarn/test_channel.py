@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from paceline.errors import ProtocolError
-from paceline.launch.yarn.channel import Channel, accept, connect
-from paceline.launch.yarn.hub import Hub
+from paceline.launch.yarn.channel import AgentChannel, accept, connect
+from paceline.launch.yarn.hub import ContainerHub
 from paceline.transport.handshake import HandshakeError
 from paceline.transport.security import new_job_key
 
@@ -23,8 +23,8 @@ def listener() -> Iterator[socket.socket]:
         yield made
 
 
-def pair(listener: socket.socket) -> tuple[Channel, Channel]:
-    made: list[Channel] = []
+def pair(listener: socket.socket) -> tuple[AgentChannel, AgentChannel]:
+    made: list[AgentChannel] = []
     thread = threading.Thread(target=lambda: made.append(accept(listener.accept()[0], KEY)))
     thread.start()
     client = connect("127.0.0.1", listener.getsockname()[1], KEY, "worker-0")
@@ -59,7 +59,7 @@ def test_changed_frame_ends_the_connection(listener: socket.socket) -> None:
 
 @pytest.mark.parametrize(("key", "name"), [(new_job_key(), "worker-0"), (KEY, "worker-7")])
 def test_hub_lets_no_stranger_wait(listener: socket.socket, key: str, name: str) -> None:
-    hub = Hub(KEY, ["worker-0"])
+    hub = ContainerHub(KEY, ["worker-0"])
     thread = threading.Thread(target=lambda: hub.admit(listener.accept()[0]))
     thread.start()
     if key == KEY:

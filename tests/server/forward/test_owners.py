@@ -47,7 +47,7 @@ class Owner:
         if peer not in self.members:
             return m.Failed("ProtocolError", "claim it first")
         self.carried_out.append(body.head)
-        return m.Answer(body.head)
+        return m.CommandAnswer(body.head)
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_an_answer_that_cannot_be_read_is_asked_for_again() -> None:
     [(peer, _)] = owner.listener.receive(0.0)
     owner.listener.send(peer, [b"\xc1 is no message"])
     work(owner, asking, lambda: bool(heard))
-    assert heard == [m.Answer("first")]
+    assert heard == [m.CommandAnswer("first")]
 
 
 def test_an_owner_that_does_not_admit_this_server_fails_what_it_is_asked() -> None:

@@ -2,27 +2,27 @@
 
 from paceline.hvd.negotiation.cache import RankCache, Submission
 from paceline.hvd.negotiation.fusion import fuse
-from paceline.hvd.negotiation.machine import Machine
+from paceline.hvd.negotiation.machine import Negotiation
 from paceline.hvd.negotiation.words import (
     GLOBAL_SET,
     Batch,
     Down,
-    Options,
+    LogText,
+    NegotiationSettings,
     Request,
     Response,
-    Warn,
 )
 
 __all__ = [
     "GLOBAL_SET",
     "Batch",
     "Down",
-    "Machine",
-    "Options",
+    "LogText",
+    "Negotiation",
+    "NegotiationSettings",
     "RankCache",
     "Request",
     "Response",
     "Submission",
-    "Warn",
     "fuse",
 ]

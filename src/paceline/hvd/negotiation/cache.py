@@ -86,7 +86,7 @@ class RankCache:
 
 
 @dataclass
-class Entry:
+class CachedOperation:
     """A cached operation at the coordinator."""
 
     index: int
@@ -99,9 +99,9 @@ class CoordinatorCache:
     """The coordinator's side of the cache."""
 
     capacity: int
-    entries: dict[int, Entry] = field(default_factory=dict)
-    by_key: dict[Key, Entry] = field(default_factory=dict)
-    graves: dict[int, tuple[int, Entry]] = field(default_factory=dict)
+    entries: dict[int, CachedOperation] = field(default_factory=dict)
+    by_key: dict[Key, CachedOperation] = field(default_factory=dict)
+    graves: dict[int, tuple[int, CachedOperation]] = field(default_factory=dict)
     """Forgotten entries, with the number of the batch that says so."""
     masks: dict[int, int] = field(default_factory=dict)
     """Indices of the entries of each process set."""
@@ -119,7 +119,7 @@ class CoordinatorCache:
         while index in self.entries or index in self.graves:
             index += 1
         self._lowest_free = index + 1
-        entry = Entry(index, key, dict(requests))
+        entry = CachedOperation(index, key, dict(requests))
         self.entries[index] = self.by_key[key] = entry
         self.masks[key[0]] = self.masks.get(key[0], 0) | 1 << index
         return index
@@ -136,7 +136,7 @@ class CoordinatorCache:
             self._recent, old = 0, idle
         return min(old, default=-1)
 
-    def forget(self, index: int, batch: int) -> Entry:
+    def forget(self, index: int, batch: int) -> CachedOperation:
         """Forget an entry in the batch with this number; returns it."""
         entry = self.entries.pop(index)
         del self.by_key[entry.key]

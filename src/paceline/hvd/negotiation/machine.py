@@ -41,15 +41,15 @@ from paceline.hvd.negotiation.words import (
     Batch,
     Down,
     Key,
-    Options,
+    LogText,
+    NegotiationSettings,
     Pending,
     Request,
     Response,
-    Warn,
 )
 
 
-class Machine:
+class Negotiation:
     """Decides what runs, and in which order.
 
     Args:
@@ -58,7 +58,7 @@ class Machine:
         sets: process sets that exist from the start, each a list of ranks; they get the ids 1, 2, ...
     """
 
-    def __init__(self, size: int, options: Options, sets: Sequence[Sequence[int]] = ()) -> None:
+    def __init__(self, size: int, options: NegotiationSettings, sets: Sequence[Sequence[int]] = ()) -> None:
         self.size, self.options = size, options
         self.sets = ProcessSets(size, sets)
         self._cache = CoordinatorCache(options.cache_capacity)
@@ -113,7 +113,7 @@ class Machine:
         failed = [self._fail(key, text, now) for key, text in conflicts(everything, now, self.options.conflict_s)]
         actions = self._batch(failed)
         if warning:
-            actions.append(Warn(warning))
+            actions.append(LogText(warning))
         if fatal:
             actions += self.lose(-1, fatal)
         return actions

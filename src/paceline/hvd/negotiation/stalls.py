@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from paceline.hvd.negotiation.words import Key, Options, Pending
+from paceline.hvd.negotiation.words import Key, NegotiationSettings, Pending
 
 _MOST_NAMES = 6
 
@@ -14,7 +14,7 @@ def stalled(
     warned: set[Key],
     missing: Callable[[Key, Iterable[int]], list[int]],
     now: float,
-    options: Options,
+    options: NegotiationSettings,
 ) -> tuple[str, str]:
     """Return a warning, and why everything must end; each may be empty.
 

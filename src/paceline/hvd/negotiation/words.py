@@ -124,17 +124,17 @@ class Down(msgspec.Struct, frozen=True, array_like=True, tag="down", forbid_unkn
 
 
 @dataclass(frozen=True)
-class Warn:
+class LogText:
     """Log a text."""
 
     text: str
 
 
-Action: TypeAlias = Batch | Down | Warn
+Action: TypeAlias = Batch | Down | LogText
 
 
 @dataclass(frozen=True)
-class Options:
+class NegotiationSettings:
     """Settings of the machine. Times are seconds.
 
     Attributes:

@@ -7,14 +7,14 @@ import msgspec
 from paceline import arguments as check
 from paceline import compression
 from paceline.compression import Compression
-from paceline.kvstore.dist.lifecycle import Lifecycle
+from paceline.kvstore.dist.lifecycle import StoreLifecycle
 from paceline.wire import messages as m
 from paceline.worker.key_table import KeyTable
 from paceline.worker.traffic import Traffic
 
 
 def set_compression(
-    name: str, settings: Compression, lifecycle: Lifecycle, table: KeyTable, traffic: Traffic
+    name: str, settings: Compression, lifecycle: StoreLifecycle, table: KeyTable, traffic: Traffic
 ) -> None:
     """Set codecs on this worker and on all servers. Every worker calls it, before its first push.
 

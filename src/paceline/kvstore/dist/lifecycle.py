@@ -25,7 +25,7 @@ from paceline.worker.session import Session
 from paceline.worker.traffic import Traffic
 
 
-class Lifecycle:
+class StoreLifecycle:
     """Opens a store on all servers, runs its barriers, and leaves it.
 
     Args:

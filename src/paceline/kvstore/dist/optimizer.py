@@ -9,7 +9,7 @@ import msgspec
 
 from paceline.keys import Key, Keys, checked_table
 from paceline.kvstore.base import OptimizerLike
-from paceline.kvstore.dist.lifecycle import Lifecycle
+from paceline.kvstore.dist.lifecycle import StoreLifecycle
 from paceline.kvstore.options import class_of, in_force, plain_keys
 from paceline.kvstore.schedule import Schedule, schedule_of
 from paceline.updaters import (
@@ -43,7 +43,7 @@ class ServerOptimizer:
     """
 
     def __init__(
-        self, session: Session, name: str, lifecycle: Lifecycle, table: KeyTable, traffic: Traffic
+        self, session: Session, name: str, lifecycle: StoreLifecycle, table: KeyTable, traffic: Traffic
     ) -> None:
         self._session, self._name = session, name
         self._lifecycle, self._table, self._traffic = lifecycle, table, traffic

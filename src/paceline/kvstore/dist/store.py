@@ -16,7 +16,7 @@ from paceline.keys import Key, Keys, Values, normalise
 from paceline.kvstore.base import KVStore, OptimizerLike, Updater
 from paceline.kvstore.checkpoint import optimizer_states as state_files
 from paceline.kvstore.dist.compression import set_compression
-from paceline.kvstore.dist.lifecycle import Lifecycle
+from paceline.kvstore.dist.lifecycle import StoreLifecycle
 from paceline.kvstore.dist.optimizer import ServerOptimizer
 from paceline.kvstore.dist.row_pulls import pull_as_rows, pull_some_rows
 from paceline.kvstore.options import no_optimizer
@@ -59,7 +59,7 @@ class DistStore(KVStore):
         self.table = KeyTable(session, name, lambda: is_whole_tensor(this.spec.name), policy.merge == "all", local_merge)
         self.traffic = Traffic(session, name, policy.merges_rounds)
         self.rows = RowTraffic(session, name, self.traffic)
-        self.lifecycle = Lifecycle(session, name, policy, self.table, self.traffic)
+        self.lifecycle = StoreLifecycle(session, name, policy, self.table, self.traffic)
         self._set_merging(mean, clip_norm)
         self._optimizer = ServerOptimizer(session, name, self.lifecycle, self.table, self.traffic)
         self._ignored: set[Key] = set()
@@ -393,7 +393,7 @@ class DistStore(KVStore):
     def send_command_to_servers(self, head: str, body: str = "") -> list[str]:
         """Run a registered server command on every server and return the answers in server order."""
         answers = self.lifecycle.ask_all_servers(m.Command(head, body), f"command {head!r}")
-        return [answer.body for answer in answers if isinstance(answer, m.Answer)]
+        return [answer.body for answer in answers if isinstance(answer, m.CommandAnswer)]
 
     def stats(self) -> dict[str, Any]:
         """Return counters over all servers.

@@ -12,7 +12,7 @@ from paceline.keys import Key
 from paceline.updaters.rows import sum_rows
 
 if TYPE_CHECKING:
-    from paceline.compression import Codec, Compression, State
+    from paceline.compression import Codec, CodecState, Compression
 
 
 #: Name of the number of pushes among the tensors of a codec's state.
@@ -29,7 +29,7 @@ class Merger:
     def __init__(self) -> None:
         self._buffers: dict[Key, torch.Tensor] = {}
         self._codec: Codec | None = None
-        self._residuals: dict[tuple[Key, int], State] = {}
+        self._residuals: dict[tuple[Key, int], CodecState] = {}
         self._rounds: dict[tuple[Key, int], int] = {}
 
     def set_codec(self, params: Compression) -> None:
@@ -77,7 +77,7 @@ class Merger:
         self._residuals = {where: state for where, (state, _) in loaded.items()}
         self._rounds = {where: round for where, (_, round) in loaded.items()}
 
-    def _loaded(self, tensors: Mapping[str, torch.Tensor]) -> tuple[State, int]:
+    def _loaded(self, tensors: Mapping[str, torch.Tensor]) -> tuple[CodecState, int]:
         if self._codec is None or not self.keeps_residuals:
             raise ValueError("codec states were given, but there is no codec that keeps states")
         if not {"residual", _ROUND} <= tensors.keys():

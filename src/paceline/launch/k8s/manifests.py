@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from paceline.launch.k8s.options import Options
-from paceline.launch.k8s.pods import KEY, Crew, Object, Places, crews, job_spec, labels, pod_template
+from paceline.launch.k8s.options import KubernetesOptions
+from paceline.launch.k8s.pods import KEY, Object, Places, PodTemplate, crews, job_spec, labels, pod_template
 from paceline.launch.k8s.yaml_text import documents
 from paceline.launch.options import typed_options
 from paceline.launch.plan import Late
@@ -37,7 +37,7 @@ class Manifests:
 
     name: str
     """Of the job; all objects have it in a label."""
-    options: Options
+    options: KubernetesOptions
     objects: tuple[Object, ...]
     """Without the Secret, in the order in which they are created."""
     spec: JobSpec
@@ -68,7 +68,7 @@ def make_manifests(spec: JobSpec, machine: Machine, restart: int = 0) -> Manifes
     """
     if spec.sync:
         raise ValueError("launcher 'k8s' does not copy a directory: use the image, or a volume and -o directory=/path")
-    options = typed_options("k8s", Options, spec.options)
+    options = typed_options("k8s", KubernetesOptions, spec.options)
     elsewhere = replace(machine, python=options.python, cores={}, directory="")
     plan = make_plan(spec, elsewhere, alone=True)
     name = f"pl-{spec.job_id}"  # not paceline-: Kubernetes makes variables of the names of Services
@@ -88,7 +88,7 @@ def _meta(name: str, job: str) -> Object:
     return {"name": name, "labels": labels(job)}
 
 
-def _jobset(name: str, parts: list[Crew], options: Options, spec: JobSpec) -> Object:
+def _jobset(name: str, parts: list[PodTemplate], options: KubernetesOptions, spec: JobSpec) -> Object:
     worker = next(crew for crew in parts if crew.role == "worker")
     places = Places(
         f"{name}-scheduler-0-0.{name}",
@@ -99,7 +99,9 @@ def _jobset(name: str, parts: list[Crew], options: Options, spec: JobSpec) -> Ob
     return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": _meta(name, name), "spec": body}
 
 
-def _jobset_spec(name: str, parts: list[Crew], options: Options, spec: JobSpec, places: Places) -> Object:
+def _jobset_spec(
+    name: str, parts: list[PodTemplate], options: KubernetesOptions, spec: JobSpec, places: Places
+) -> Object:
     """Return the JobSet: servers start when the scheduler listens, workers when servers run; workers decide success."""
     replicated: list[Object] = []
     for crew in parts:
@@ -121,7 +123,7 @@ def _jobset_spec(name: str, parts: list[Crew], options: Options, spec: JobSpec, 
     }
 
 
-def _trainer(name: str, parts: list[Crew], options: Options, spec: JobSpec) -> list[Object]:
+def _trainer(name: str, parts: list[PodTemplate], options: KubernetesOptions, spec: JobSpec) -> list[Object]:
     """Return a runtime for jobs of this shape, and one TrainJob of it.
 
     Kubeflow names the JobSet after the TrainJob, which the runtime does not know. So the scheduler is the JobSet's
@@ -164,7 +166,7 @@ def _trainer(name: str, parts: list[Crew], options: Options, spec: JobSpec) -> l
     return [runtime, train_job]
 
 
-def _jobs(name: str, parts: list[Crew], options: Options, spec: JobSpec, restart: int) -> list[Object]:
+def _jobs(name: str, parts: list[PodTemplate], options: KubernetesOptions, spec: JobSpec, restart: int) -> list[Object]:
     worker = next(crew for crew in parts if crew.role == "worker")
     places = Places(f"{name}-scheduler-0.{name}", f"{name}-{worker.name}-0.{name}", {"value": str(restart)})
     service = _service(name, name, {"clusterIP": "None", "publishNotReadyAddresses": True}, labels(name))
@@ -176,7 +178,7 @@ def _jobs(name: str, parts: list[Crew], options: Options, spec: JobSpec, restart
     return objects
 
 
-def _pods(name: str, parts: list[Crew], options: Options, spec: JobSpec, restart: int) -> list[Object]:
+def _pods(name: str, parts: list[PodTemplate], options: KubernetesOptions, spec: JobSpec, restart: int) -> list[Object]:
     objects: list[Object] = []
     if spec.servers:
         marks = labels(name) | {"paceline-role": "scheduler"}

@@ -24,7 +24,7 @@ _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
 
 @dataclass(frozen=True)
-class Options:
+class KubernetesOptions:
     """Options of the backend ``k8s``.
 
     Raises:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from paceline import config
-from paceline.launch.groups import Group
-from paceline.launch.k8s.options import Options, volume
-from paceline.launch.plan import Late, Plan, ProcessSpec
+from paceline.launch.groups import WorkerGroup
+from paceline.launch.k8s.options import KubernetesOptions, volume
+from paceline.launch.plan import JobPlan, Late, ProcessSpec
 
 Object: TypeAlias = dict[str, Any]
 
@@ -27,13 +27,13 @@ _TERM_GRACE_S = 15
 
 
 @dataclass(frozen=True)
-class Crew:
+class PodTemplate:
     """Processes that share a template: the scheduler, the servers, or a worker group."""
 
     name: str
     role: str
     processes: tuple[ProcessSpec, ...]
-    group: Group | None = None
+    group: WorkerGroup | None = None
 
     @property
     def first_rank(self) -> int:
@@ -41,7 +41,7 @@ class Crew:
         return self.processes[0].rank
 
 
-def crews(plan: Plan, groups: Sequence[Group], *, named: bool) -> list[Crew]:
+def crews(plan: JobPlan, groups: Sequence[WorkerGroup], *, named: bool) -> list[PodTemplate]:
     """Return the crews of a plan: scheduler, servers, then the worker groups.
 
     Args:
@@ -53,10 +53,10 @@ def crews(plan: Plan, groups: Sequence[Group], *, named: bool) -> list[Crew]:
     for role in ("scheduler", "server"):
         processes = tuple(process for process in plan if process.role == role)
         if processes:
-            found.append(Crew(role, role, processes))
+            found.append(PodTemplate(role, role, processes))
     for group in groups:
         processes = tuple(process for process in plan if process.role == "worker" and process.group == group.name)
-        found.append(Crew(f"worker-{group.name}" if named else "worker", "worker", processes, group))
+        found.append(PodTemplate(f"worker-{group.name}" if named else "worker", "worker", processes, group))
     return found
 
 
@@ -79,7 +79,9 @@ def labels(name: str) -> dict[str, str]:
     return {"app.kubernetes.io/name": "paceline", "app.kubernetes.io/instance": name}
 
 
-def pod_template(job: str, crew: Crew, options: Options, places: Places, process: ProcessSpec | None = None) -> Object:
+def pod_template(
+    job: str, crew: PodTemplate, options: KubernetesOptions, places: Places, process: ProcessSpec | None = None
+) -> Object:
     """Return the template of a crew's pods.
 
     Args:
@@ -124,7 +126,7 @@ def literal(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def _command(crew: Crew, process: ProcessSpec, indexed: bool) -> Object:
+def _command(crew: PodTemplate, process: ProcessSpec, indexed: bool) -> Object:
     words = [literal(word) for word in process.argv]
     if not indexed or crew.role == "scheduler":
         return {"command": words}
@@ -133,7 +135,9 @@ def _command(crew: Crew, process: ProcessSpec, indexed: bool) -> Object:
     return {"command": ["/bin/sh", "-c", literal(f'{exports}exec "$@"'), "sh", *words]}
 
 
-def _env(crew: Crew, process: ProcessSpec, indexed: bool, secret: str, port: int, places: Places) -> list[Object]:
+def _env(
+    crew: PodTemplate, process: ProcessSpec, indexed: bool, secret: str, port: int, places: Places
+) -> list[Object]:
     known = {
         Late.BIND: f"tcp://0.0.0.0:{port}",
         Late.SCHEDULER: f"tcp://{places.scheduler}:{port}",
@@ -155,7 +159,7 @@ def _env(crew: Crew, process: ProcessSpec, indexed: bool, secret: str, port: int
     return env
 
 
-def _ports(crew: Crew, port: int) -> Object:
+def _ports(crew: PodTemplate, port: int) -> Object:
     """Return the scheduler's port, and a probe: servers and workers are created when it listens."""
     if crew.role != "scheduler":
         return {}
@@ -163,7 +167,7 @@ def _ports(crew: Crew, port: int) -> Object:
     return {"ports": [{"name": "scheduler", "containerPort": port}], "readinessProbe": probe}
 
 
-def _resources(group: Group | None) -> Object:
+def _resources(group: WorkerGroup | None) -> Object:
     given: Mapping[str, str] = group.resources if group is not None else {}
     names = {"cpus": "cpu", "memory": "memory", "gpus": "nvidia.com/gpu"}
     amounts = {names[name]: _quantity(name, text) for name, text in given.items()}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.exitcodes import PEER_FAILED
-from paceline.launch.plan import Member
+from paceline.launch.plan import ProcessName
 
 _INDEX = "batch.kubernetes.io/job-completion-index"
 #: Reasons for which a container waits that time does not mend.
@@ -25,7 +25,7 @@ class Pod:
     """One pod of a job."""
 
     name: str
-    member: Member
+    member: ProcessName
     node: str
     phase: str
     has_started: bool
@@ -72,7 +72,7 @@ def _pod(item: Mapping[str, Any]) -> Pod:
     meta, status = item["metadata"], item.get("status") or {}
     marks, notes = meta.get("labels") or {}, meta.get("annotations") or {}
     index = int(notes.get(_INDEX) or marks.get(_INDEX) or 0)
-    member = Member(marks.get("paceline-role", "worker"), int(marks.get("paceline-first-rank", 0)) + index)
+    member = ProcessName(marks.get("paceline-role", "worker"), int(marks.get("paceline-first-rank", 0)) + index)
     states = [one.get("state") or {} for one in status.get("containerStatuses") or ()]
     state: Mapping[str, Any] = states[0] if states else {}
     ended, waiting = state.get("terminated") or {}, state.get("waiting") or {}

@@ -12,11 +12,11 @@ from paceline.launch.environment import OWNED
 from paceline.launch.hosts import Host
 from paceline.launch.options import typed_options
 from paceline.launch.planner import Machine, make_plan
-from paceline.launch.ray_cluster.bundles import Bundle, Options, bundles
-from paceline.launch.ray_cluster.request import Request
+from paceline.launch.ray_cluster.bundles import Bundle, RayOptions, bundles
+from paceline.launch.ray_cluster.request import PlacementRequest
 from paceline.launch.remote import RemoteJob, RemoteRequest, agent_script, forwarded
 from paceline.launch.remote.broker import SOCKET, Broker
-from paceline.launch.remote.link import Link
+from paceline.launch.remote.link import AgentLink
 from paceline.launch.render import describe
 from paceline.launch.spec import JobSpec
 
@@ -30,7 +30,7 @@ class RayRequest:
 
     remote: RemoteRequest
     bundles: tuple[Bundle, ...]
-    options: Options
+    options: RayOptions
 
 
 class RayBackend:
@@ -42,7 +42,7 @@ class RayBackend:
         Raises:
             ValueError: an option or an amount cannot be; see also :func:`~paceline.launch.make_plan`.
         """
-        options = typed_options("ray", Options, spec.options)
+        options = typed_options("ray", RayOptions, spec.options)
         plan = make_plan(spec, replace(machine, cores={}), alone=True)
         plan = replace(plan, hosts=tuple(Host(process.host) for process in plan))
         environ = forwarded(machine.environ, OWNED)
@@ -117,7 +117,7 @@ class RayJob:
         return iter(())
 
     def _start_driver(self, request: RayRequest) -> None:
-        asked = Request(
+        asked = PlacementRequest(
             job=f"paceline-{self.id}",
             address=request.options.address,
             socket=self._driver.socket,
@@ -132,7 +132,7 @@ class RayJob:
             raise LaunchError(f"the Ray driver did not answer within {timeout_s:g} s")
 
 
-def explain(host: Host, link: Link) -> str:
+def explain(host: Host, link: AgentLink) -> str:
     """Return why the agent of a process ended: what Ray says, if it was Ray."""
     text = "\n".join(link.errors)
     if "Ray: " in text:

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from paceline.launch.groups import Group
-from paceline.launch.plan import Plan, ProcessSpec
+from paceline.launch.groups import WorkerGroup
+from paceline.launch.plan import JobPlan, ProcessSpec
 from paceline.launch.spec import JobSpec
 
 _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
@@ -36,7 +36,7 @@ class Bundle:
 
 
 @dataclass(frozen=True)
-class Options:
+class RayOptions:
     """Options of the backend ``ray``.
 
     Raises:
@@ -66,7 +66,7 @@ class Options:
             raise ValueError("server-cpus is 0 or more, and wait above 0 seconds")
 
 
-def bundles(spec: JobSpec, plan: Plan, options: Options) -> tuple[Bundle, ...]:
+def bundles(spec: JobSpec, plan: JobPlan, options: RayOptions) -> tuple[Bundle, ...]:
     """Return a bundle per process of the plan, in its order.
 
     Raises:
@@ -81,7 +81,7 @@ def bundles(spec: JobSpec, plan: Plan, options: Options) -> tuple[Bundle, ...]:
     return tuple(found)
 
 
-def _bundle(process: ProcessSpec, group: Group | None, index: int, options: Options) -> Bundle:
+def _bundle(process: ProcessSpec, group: WorkerGroup | None, index: int, options: RayOptions) -> Bundle:
     if process.role == "scheduler":
         return Bundle(process.host, {"CPU": _SCHEDULER_CPUS})
     if group is None:

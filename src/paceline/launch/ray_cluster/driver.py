@@ -5,7 +5,7 @@ actors of the job; a command in an actor loses its stdin and ends too.
 
 | it reads | it writes |
 |---|---|
-| one line of JSON on stdin: a ``Request`` | ``ready`` on stdout when the bundles are reserved |
+| one line of JSON on stdin: a ``PlacementRequest`` | ``ready`` on stdout when the bundles are reserved |
 | connections to the unix socket, see :mod:`~paceline.launch.ray_cluster.rsh` | frames on them |
 
 Errors before ``ready`` are one text on stderr, and exit code 1.
@@ -28,7 +28,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from paceline.launch.ray_cluster.actor import Shell
 from paceline.launch.ray_cluster.frames import ERR, EXIT, LARGEST, pack
-from paceline.launch.ray_cluster.request import Request
+from paceline.launch.ray_cluster.request import PlacementRequest
 from paceline.launch.shell import LOST
 
 _REACH_S = 10.0
@@ -36,7 +36,7 @@ _REACH_S = 10.0
 
 def main() -> int:
     """Run until stdin ends."""
-    request = Request(**json.loads(sys.stdin.readline()))
+    request = PlacementRequest(**json.loads(sys.stdin.readline()))
     try:
         _reach(request.address)
         ray.init(request.address or "auto", namespace=request.job, log_to_driver=False, logging_level="error")
@@ -72,7 +72,7 @@ def _reach(address: str) -> None:
             raise OSError(f"nothing listens at {address} ({error.strerror or error})") from error
 
 
-def _reserve(request: Request) -> PlacementGroup:
+def _reserve(request: PlacementRequest) -> PlacementGroup:
     """Return the placement group when all its bundles are reserved.
 
     Raises:
@@ -91,7 +91,7 @@ def _reserve(request: Request) -> PlacementGroup:
     return group
 
 
-def _no_room(request: Request) -> str:
+def _no_room(request: PlacementRequest) -> str:
     asked = [
         " ".join([*(f"{name}={amount:g}" for name, amount in one.items()), *(f"{k}={v}" for k, v in labels.items())])
         for one, labels in zip(request.resources, request.labels, strict=True)
@@ -116,13 +116,13 @@ def _no_room(request: Request) -> str:
     )
 
 
-def _accept(listener: socket.socket, group: PlacementGroup, request: Request) -> None:
+def _accept(listener: socket.socket, group: PlacementGroup, request: PlacementRequest) -> None:
     while True:
         connection, _ = listener.accept()
         threading.Thread(target=_serve, args=[connection, group, request], daemon=True).start()
 
 
-def _serve(connection: socket.socket, group: PlacementGroup, request: Request) -> None:
+def _serve(connection: socket.socket, group: PlacementGroup, request: PlacementRequest) -> None:
     """Run one command for one remote shell."""
     actor = None
     with connection, contextlib.suppress(OSError):  # the remote shell is gone; the actor goes too

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True)
-class Request:
+class PlacementRequest:
     """A placement group, and where to serve the remote shells."""
 
     job: str

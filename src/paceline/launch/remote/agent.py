@@ -18,10 +18,20 @@ from paceline.errors import PacelineError
 from paceline.interfaces import address_of, address_towards, interfaces
 from paceline.launch.hosts import LOCALHOST
 from paceline.launch.local import free_port
-from paceline.launch.plan import Late, Member, ProcessSpec
+from paceline.launch.plan import Late, ProcessName, ProcessSpec
 from paceline.launch.preflight import CommandNotFoundError, check_command
 from paceline.launch.remote import checks
-from paceline.launch.remote.lines import LONGEST_TURN_S, MAGIC, PING_S, SILENCE_S, Lines, encode, members, pairs, text
+from paceline.launch.remote.lines import (
+    LONGEST_TURN_S,
+    MAGIC,
+    PING_S,
+    SILENCE_S,
+    AgentLines,
+    encode,
+    members,
+    pairs,
+    text,
+)
 from paceline.launch.supervise.crew import NOT_FOUND_CODE, LocalCrew
 from paceline.launch.supervise.events import (
     Complete,
@@ -75,9 +85,9 @@ class Agent:
         self._environ = dict(environ)
         self._heard_at = time.monotonic()
         self._own_time = OwnTime(self._heard_at, LONGEST_TURN_S)
-        self._lines = Lines()
-        self._ended: set[Member] = set()
-        self._said_living: list[Member] = []
+        self._lines = AgentLines()
+        self._ended: set[ProcessName] = set()
+        self._said_living: list[ProcessName] = []
         self._gone = False
         self._listening: socket.socket | None = None
         for fd in (in_fd, out_fd):
@@ -117,11 +127,11 @@ class Agent:
         if self._said_living:
             self._say_living()
 
-    def feed(self, member: Member, stream: int, data: bytes) -> None:
+    def feed(self, member: ProcessName, stream: int, data: bytes) -> None:
         """Pass on what a process wrote."""
         self._say("out", *member, stream, text(data))
 
-    def close(self, member: Member, stream: int) -> None:
+    def close(self, member: ProcessName, stream: int) -> None:
         """Pass on that a stream has ended."""
         self._say("closed", *member, stream)
 
@@ -162,9 +172,9 @@ class Agent:
             case ["signal", int() as signum, list() as given]:
                 self._crew.send(signum, members(given))
             case ["runs", str() as role, int() as rank, float() as cpu_s]:
-                self._crew.tell_cpu(Member(role, rank), cpu_s)
+                self._crew.tell_cpu(ProcessName(role, rank), cpu_s)
             case ["ended", str() as role, int() as rank, int() as code]:
-                self._crew.tell_ended(Member(role, rank), code)
+                self._crew.tell_ended(ProcessName(role, rank), code)
             case _:
                 raise ValueError(f"{line[0]!r} is not understood: launcher and agent are of different versions")
 

@@ -12,9 +12,9 @@ from typing import Any
 from paceline.errors import LaunchError
 from paceline.launch.hosts import LOCALHOST, Host
 from paceline.launch.local import address_parts
-from paceline.launch.plan import Late, Member, Plan, ProcessSpec
+from paceline.launch.plan import JobPlan, Late, ProcessName, ProcessSpec
 from paceline.launch.remote.lines import data, members, pairs
-from paceline.launch.remote.link import Link
+from paceline.launch.remote.link import AgentLink
 from paceline.launch.supervise.events import Complete, Exited, Lost, NotStarted, Over, Ready, Runs, Started, Stopped
 from paceline.launch.supervise.supervisor import Surroundings
 
@@ -23,12 +23,12 @@ _FINISH_S = 5.0
 #: Exit code of processes whose host was lost.
 LOST_CODE = 255
 
-_SCHEDULER = Member("scheduler", 0)
+_SCHEDULER = ProcessName("scheduler", 0)
 
 HostCommand = Callable[[Host], Sequence[str]]
 """Gives the command that runs an agent on a host."""
 
-Explain = Callable[[Host, Link], str]
+Explain = Callable[[Host, AgentLink], str]
 """Says in one sentence why a remote shell ended, and what to do."""
 
 
@@ -48,7 +48,7 @@ class RemoteCrew:
     def __init__(
         self,
         around: Surroundings,
-        plan: Plan,
+        plan: JobPlan,
         python: str,
         command: HostCommand,
         explain: Explain,
@@ -61,20 +61,20 @@ class RemoteCrew:
         self._host_of = {process.member: process.host for process in plan}
         self._workers_on = Counter(process.host for process in plan if process.role == "worker")
         self._interfaces = _interfaces(plan)
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, AgentLink] = {}
         self._asked = False
         self._failed: LaunchError | None = None
-        self._running: dict[Member, None] = {}
-        self._left: dict[str, list[Member]] = {}
-        self._stopped: dict[str, frozenset[Member]] = {}
+        self._running: dict[ProcessName, None] = {}
+        self._left: dict[str, list[ProcessName]] = {}
+        self._stopped: dict[str, frozenset[ProcessName]] = {}
         self._lost: set[str] = set()
-        self._why_lost: dict[Member, str] = {}
+        self._why_lost: dict[ProcessName, str] = {}
         """Of processes on hosts that were lost."""
         self._began = time.monotonic()
         self._ping_at = 0.0
         self._signalled = False
         for host in plan.hosts:
-            self._links[host.name] = Link(
+            self._links[host.name] = AgentLink(
                 host.name, command(host), shell_environ, around.selector, around.register, self._heard, self._say
             )
 
@@ -104,7 +104,7 @@ class RemoteCrew:
 
     def late(self, scheduler: str | None) -> Mapping[Late, str]:
         """Return what follows from the scheduler's address, and where worker 0 may open a store."""
-        first = self._links[self._host_of[Member("worker", 0)]]
+        first = self._links[self._host_of[ProcessName("worker", 0)]]
         known = {Late.MASTER_ADDR: first.address, Late.MASTER_PORT: str(first.port)}
         return known | ({} if scheduler is None else address_parts(scheduler))
 
@@ -133,23 +133,23 @@ class RemoteCrew:
                 link.drain()
                 self._lose(link)
 
-    def look(self, members: Collection[Member]) -> None:
+    def look(self, members: Collection[ProcessName]) -> None:
         """Ask how much CPU time processes have used."""
         for link, there in self._by_link(members):
             link.send("look", pairs(there))
 
-    def send(self, signum: int, members: Collection[Member]) -> None:
+    def send(self, signum: int, members: Collection[ProcessName]) -> None:
         """Have processes signalled."""
         for link, there in self._by_link(members):
             link.send("signal", signum, pairs(there))
 
-    def _by_link(self, members: Collection[Member]) -> list[tuple[Link, list[Member]]]:
+    def _by_link(self, members: Collection[ProcessName]) -> list[tuple[AgentLink, list[ProcessName]]]:
         by_host = defaultdict(list)
         for member in members:
             by_host[self._host_of[member]].append(member)
         return [(self._links[host], there) for host, there in by_host.items()]
 
-    def living(self) -> list[Member]:
+    def living(self) -> list[ProcessName]:
         """Return the processes that run or have left something running, as far as their agents have said."""
         return [*self._running, *(member for left in self._left.values() for member in left)]
 
@@ -180,7 +180,7 @@ class RemoteCrew:
             link.send("environ", self._environ)
             link.send("address", self._interfaces[link.host], others)
 
-    def _heard(self, link: Link, line: list[Any]) -> None:
+    def _heard(self, link: AgentLink, line: list[Any]) -> None:
         match line:
             case ["hello", dict() as about]:
                 link.about = about
@@ -189,9 +189,9 @@ class RemoteCrew:
             case ["refused", str() as reason]:
                 self._failed = LaunchError(f"host {link.host}: {reason}")
             case ["out", str() as role, int() as rank, int() as stream, str() as text]:
-                self._around.console.feed(Member(role, rank), stream, data(text))
+                self._around.console.feed(ProcessName(role, rank), stream, data(text))
             case ["closed", str() as role, int() as rank, int() as stream]:
-                self._around.console.close(Member(role, rank), stream)
+                self._around.console.close(ProcessName(role, rank), stream)
             case ["signalled", int() as signum]:
                 if not self._signalled:  # the engine ends the job, and says so on every host
                     self._signalled = True
@@ -200,20 +200,20 @@ class RemoteCrew:
                 self._left[link.host] = members(left)
             case ["stopped", list() as stopped]:
                 self._stopped[link.host] = frozenset(members(stopped))
-                self._around.take(Stopped(frozenset[Member]().union(*self._stopped.values())))
+                self._around.take(Stopped(frozenset[ProcessName]().union(*self._stopped.values())))
             case _:
                 self._event(line)
 
     def _event(self, line: list[Any]) -> None:
         match line:
             case ["started", str() as role, int() as rank, str() as place]:
-                member = Member(role, rank)
+                member = ProcessName(role, rank)
                 self._running[member] = None
                 self._around.take(Started(member, f"{place} on {self._host_of[member]}"))
             case ["not_started", str() as role, int() as rank, str() as reason, int() as code]:
-                self._around.take(NotStarted(Member(role, rank), reason, code))
+                self._around.take(NotStarted(ProcessName(role, rank), reason, code))
             case ["exited", str() as role, int() as rank, int() as code]:
-                self._ended(Member(role, rank), code)
+                self._ended(ProcessName(role, rank), code)
             case ["ready", str() as address]:
                 self._around.take(Ready(address))
             case ["complete"]:
@@ -221,24 +221,24 @@ class RemoteCrew:
             case ["over"]:
                 self._around.take(Over())
             case ["runs", str() as role, int() as rank, float() as cpu_s]:
-                self._tell_scheduler("runs", Member(role, rank), cpu_s)
-                self._around.take(Runs(Member(role, rank), cpu_s))
+                self._tell_scheduler("runs", ProcessName(role, rank), cpu_s)
+                self._around.take(Runs(ProcessName(role, rank), cpu_s))
             case ["lost", str() as role, int() as rank, str() as reason, bool() as goes_on]:
-                member = Member(role, rank)
+                member = ProcessName(role, rank)
                 self._around.take(Lost(member, self._why_lost.get(member, reason), goes_on))
 
-    def _tell_scheduler(self, word: str, member: Member, number: float) -> None:
+    def _tell_scheduler(self, word: str, member: ProcessName, number: float) -> None:
         """Tell the scheduler of a process on another host; it knows those on its own."""
         scheduler = self._host_of.get(_SCHEDULER)
         if scheduler is not None and scheduler != self._host_of[member]:
             self._links[scheduler].send(word, *member, number)
 
-    def _ended(self, member: Member, code: int) -> None:
+    def _ended(self, member: ProcessName, code: int) -> None:
         self._running.pop(member, None)
         self._tell_scheduler("ended", member, code)
         self._around.take(Exited(member, code))
 
-    def _lose(self, link: Link) -> None:
+    def _lose(self, link: AgentLink) -> None:
         """Count the processes of a host as failed."""
         self._lost.add(link.host)
         there = [member for member in self._running if self._host_of[member] == link.host]
@@ -259,7 +259,7 @@ class RemoteCrew:
         return f"ssh {host} true"
 
 
-def _interfaces(plan: Plan) -> dict[str, list[str]]:
+def _interfaces(plan: JobPlan) -> dict[str, list[str]]:
     """Return the interfaces that the processes of each host use, the scheduler's first."""
     found: dict[str, list[str]] = {host.name: [] for host in plan.hosts}
     for process in plan:
@@ -269,7 +269,7 @@ def _interfaces(plan: Plan) -> dict[str, list[str]]:
     return found
 
 
-def _targets(link: Link) -> list[str]:
+def _targets(link: AgentLink) -> list[str]:
     """Return what may reach a host: how we reached it, its name, its addresses."""
     reached = str(link.about["reached_at"])
     return [*([reached] if reached else []), link.host, *map(str, link.about["addresses"])]

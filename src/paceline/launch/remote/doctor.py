@@ -14,7 +14,7 @@ from typing import Any
 
 from paceline.launch.hosts import Host
 from paceline.launch.remote.crew import Explain, HostCommand
-from paceline.launch.remote.link import Link
+from paceline.launch.remote.link import AgentLink
 from paceline.launch.supervise.guardian import Guardian
 
 #: Clocks that differ by more make logs hard to read; nothing else depends on them.
@@ -82,13 +82,13 @@ class Doctor:
                 link.send("reach", self._targets(link.host))
             self._wait(live, lambda one: one.reached is not None)
 
-    def _open(self, finding: Finding, guardian: Guardian) -> Link:
-        return Link(
+    def _open(self, finding: Finding, guardian: Guardian) -> AgentLink:
+        return AgentLink(
             finding.host.name, self._command(finding.host), self._environ, self._selector, guardian.register,
             self._heard, lambda text: None,
         )  # fmt: skip
 
-    def _is_open(self, link: Link) -> bool:
+    def _is_open(self, link: AgentLink) -> bool:
         finding = self._findings[link.host]
         if not finding.about:
             link.drain()
@@ -96,7 +96,7 @@ class Doctor:
             finding.problems.append(silent if link.code is None else self._explain(finding.host, link))
         return bool(finding.about)
 
-    def _wait(self, links: list[Link], done: Callable[[Finding], bool]) -> None:
+    def _wait(self, links: list[AgentLink], done: Callable[[Finding], bool]) -> None:
         until = time.monotonic() + self._timeout_s
         while any(link.code is None and not done(self._findings[link.host]) for link in links):
             left = until - time.monotonic()
@@ -105,7 +105,7 @@ class Doctor:
             for key, _ in self._selector.select(min(left, 0.1)):
                 key.data()
 
-    def _heard(self, link: Link, line: list[Any]) -> None:
+    def _heard(self, link: AgentLink, line: list[Any]) -> None:
         finding = self._findings[link.host]
         match line:
             case ["hello", dict() as about]:

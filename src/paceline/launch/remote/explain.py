@@ -6,7 +6,7 @@ import re
 
 from paceline.launch.hosts import Host
 from paceline.launch.remote.job import NO_DIRECTORY, NO_PYTHON
-from paceline.launch.remote.link import Link
+from paceline.launch.remote.link import AgentLink
 
 _KNOWN = (
     ("Could not resolve hostname", "is unknown: check its name in the hosts file or in ~/.ssh/config"),
@@ -27,7 +27,7 @@ _KNOWN = (
 )  # fmt: skip
 
 
-def explain(host: Host, link: Link) -> str:
+def explain(host: Host, link: AgentLink) -> str:
     """Return why the remote shell to a host ended."""
     text = "\n".join(link.errors)
     for sign, meaning in _KNOWN:
@@ -47,6 +47,6 @@ def explain(host: Host, link: Link) -> str:
     return f"host {host.name} did not start an agent (exit code {link.code}): {_last(link) or link.noise or 'no word'}"
 
 
-def _last(link: Link) -> str:
+def _last(link: AgentLink) -> str:
     lines = [re.sub(r"\s+", " ", line) for line in link.errors]
     return lines[-1] if lines else ""

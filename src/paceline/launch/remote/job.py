@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from paceline.launch.plan import Late, Plan
+from paceline.launch.plan import JobPlan, Late
 from paceline.launch.remote.crew import Explain, HostCommand, RemoteCrew
 from paceline.launch.supervise.again import run_again
 from paceline.launch.supervise.supervisor import Supervisor, Surroundings
@@ -57,7 +57,7 @@ def forwarded(environ: Mapping[str, str], owned: frozenset[str]) -> dict[str, st
 class RemoteRequest:
     """What a backend with agents runs."""
 
-    plan: Plan
+    plan: JobPlan
     python: str
     """The launcher's interpreter."""
     command: HostCommand

@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection
 from typing import Any
 
-from paceline.launch.plan import Member
+from paceline.launch.plan import ProcessName
 
 #: What the agent writes first. Whatever a login shell prints comes before it.
 MAGIC = b"\x01paceline agent 1\n"
@@ -33,17 +33,17 @@ def data(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def pairs(members: Collection[Member]) -> list[list[Any]]:
+def pairs(members: Collection[ProcessName]) -> list[list[Any]]:
     """Return members as JSON has them."""
     return [[member.role, member.rank] for member in members]
 
 
-def members(given: list[list[Any]]) -> list[Member]:
+def members(given: list[list[Any]]) -> list[ProcessName]:
     """Return the members of :func:`pairs`."""
-    return [Member(str(role), int(rank)) for role, rank in given]
+    return [ProcessName(str(role), int(rank)) for role, rank in given]
 
 
-class Lines:
+class AgentLines:
     """Collects bytes and gives back whole lines, decoded.
 
     Args:

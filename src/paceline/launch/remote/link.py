@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from paceline.errors import LaunchError
-from paceline.launch.remote.lines import LONGEST_TURN_S, MAGIC, PING_S, SILENCE_S, Lines, encode
+from paceline.launch.remote.lines import LONGEST_TURN_S, MAGIC, PING_S, SILENCE_S, AgentLines, encode
 from paceline.launch.supervise import sessions
 from paceline.launch.supervise.child import Child
 from paceline.membership import OwnTime
@@ -20,7 +20,7 @@ _READ_BYTES = 256 * 1024
 _ERROR_LINES = 20
 
 
-class Link:
+class AgentLink:
     """A remote shell that runs an agent, its pipes, and what the agent has said of its host.
 
     Args:
@@ -43,7 +43,7 @@ class Link:
         environ: Mapping[str, str],
         selector: selectors.BaseSelector,
         register: Callable[[], None],
-        take: Callable[[Link, list[Any]], None],
+        take: Callable[[AgentLink, list[Any]], None],
         say: Callable[[str], None],
     ) -> None:
         self.host = host
@@ -58,7 +58,7 @@ class Link:
         self._child = Child(argv, environ, register, feeds_stdin=True)
         self._out, self._err = self._child.pipes()
         self._in: int | None = self._child.stdin()
-        self._lines, self._err_text = Lines(MAGIC), b""
+        self._lines, self._err_text = AgentLines(MAGIC), b""
         self._unsent = b""
         self._open = {self._out, self._err}
         self._heard_at = self._pinged_at = now = time.monotonic()

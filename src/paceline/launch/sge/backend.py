@@ -173,7 +173,7 @@ class SgeJob:
         with SignalPipe() as signals, contextlib.ExitStack() as stack:
             stack.callback(self.cancel)
             streams = [(self._folder / "out", sys.stdout.fileno()), (self._folder / "err", sys.stderr.fileno())]
-            tails = [stack.enter_context(Tail(path, fd)) for path, fd in streams]
+            tails = [stack.enter_context(FileTail(path, fd)) for path, fd in streams]
             while self._is_there():
                 look_at = time.monotonic() + _LOOK_S
                 while time.monotonic() < look_at and not interrupted:
@@ -236,7 +236,7 @@ class SgeJob:
             return 1
 
 
-class Tail:
+class FileTail:
     """Shows what a growing file has got since the last look.
 
     Args:
@@ -248,7 +248,7 @@ class Tail:
         self._path, self._fd = path, fd
         self._file: IO[bytes] | None = None
 
-    def __enter__(self) -> Tail:
+    def __enter__(self) -> FileTail:
         return self
 
     def __exit__(self, *_: object) -> None:

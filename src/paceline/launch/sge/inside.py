@@ -16,7 +16,7 @@ from paceline.errors import LaunchError, PacelineError
 from paceline.launch.hosts import Host
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.remote import RemoteJob, RemoteRequest, agent_script
-from paceline.launch.remote.link import Link
+from paceline.launch.remote.link import AgentLink
 from paceline.launch.sge.allocation import on_allocation, read_hostfile
 from paceline.launch.sge.script import agent_file
 from paceline.launch.spec import JobSpec
@@ -72,7 +72,7 @@ def request(spec: JobSpec, machine: Machine, environ: Mapping[str, str], folder:
     return RemoteRequest(plan, machine.python, command, environ)
 
 
-def explain(host: Host, link: Link) -> str:
+def explain(host: Host, link: AgentLink) -> str:
     """Return why the agent of a host ended."""
     text = "\n".join(link.errors) or link.noise or "no word"
     return f"the agent on {host.name} ended: `{shlex.join(['qrsh', '-inherit', host.name])}` says: {text}"

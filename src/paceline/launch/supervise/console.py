@@ -7,14 +7,14 @@ import select
 from collections.abc import Mapping
 from pathlib import Path
 
-from paceline.launch.plan import Member
-from paceline.launch.supervise.lines import Line, LineSplitter, Tail, Tracebacks
+from paceline.launch.plan import ProcessName
+from paceline.launch.supervise.lines import LastLines, Line, LineSplitter, Tracebacks
 
 OUT, ERR = 1, 2
 
 _COLOURS = {"scheduler": b"35", "server": b"34", "worker": b"32", "launch": b"33"}
 _ERASE_REST = b"\x1b[K"
-_LEADER = Member("worker", 0)
+_LEADER = ProcessName("worker", 0)
 
 
 class Console:
@@ -36,19 +36,19 @@ class Console:
         self._fds = {OUT: 1, ERR: 2} if fds is None else dict(fds)
         self._terminal = {stream: os.isatty(fd) for stream, fd in self._fds.items()}
         self._colour = not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
-        self._splitters: dict[tuple[Member, int], LineSplitter] = {}
-        self._tails: dict[Member, Tail] = {}
-        self._tracebacks: Tracebacks[Member] = Tracebacks()
+        self._splitters: dict[tuple[ProcessName, int], LineSplitter] = {}
+        self._tails: dict[ProcessName, LastLines] = {}
+        self._tracebacks: Tracebacks[ProcessName] = Tracebacks()
         self._gone: set[int] = set()
         self._log_dir = Path(log_dir) if log_dir else None
-        self._files: dict[Member, int] = {}
+        self._files: dict[ProcessName, int] = {}
 
     @property
     def broken(self) -> bool:
         """Whether a reader has closed its end (``paceline launch … | head``)."""
         return bool(self._gone)
 
-    def feed(self, member: Member, stream: int, data: bytes) -> None:
+    def feed(self, member: ProcessName, stream: int, data: bytes) -> None:
         """Show the bytes that a process wrote, line by line."""
         self._log(member, data)
         splitter = self._splitters.setdefault((member, stream), LineSplitter())
@@ -56,7 +56,7 @@ class Console:
         if self._terminal[stream] and member == _LEADER and splitter.preview():
             self._write(stream, self._format(member, stream, Line(splitter.preview(), b"\r")))
 
-    def close(self, member: Member, stream: int) -> None:
+    def close(self, member: ProcessName, stream: int) -> None:
         """Show the last line of a stream that has ended."""
         self._show(member, stream, self._splitters.pop((member, stream), LineSplitter()).close())
         if stream == ERR:
@@ -75,11 +75,11 @@ class Console:
         """Show a block of whole lines on stderr as it is."""
         self._write(ERR, _ERASE_REST + data if self._terminal[ERR] else data)
 
-    def tail(self, member: Member) -> list[bytes]:
+    def tail(self, member: ProcessName) -> list[bytes]:
         """Return the last lines of a process, stdout and stderr together."""
         return self._tails[member].lines() if member in self._tails else []
 
-    def _log(self, member: Member, data: bytes) -> None:
+    def _log(self, member: ProcessName, data: bytes) -> None:
         if self._log_dir is None:
             return
         if member not in self._files:
@@ -87,8 +87,8 @@ class Console:
             self._files[member] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         os.write(self._files[member], data)
 
-    def _show(self, member: Member, stream: int, lines: list[Line]) -> None:
-        tail = self._tails.setdefault(member, Tail())
+    def _show(self, member: ProcessName, stream: int, lines: list[Line]) -> None:
+        tail = self._tails.setdefault(member, LastLines())
         shown = []
         for line in lines:
             tail.add(line)
@@ -96,10 +96,10 @@ class Console:
                 shown += self._tracebacks.feed(member, line) if stream == ERR else [line]
         self._write(stream, b"".join(self._format(member, stream, line) for line in shown))
 
-    def _moves(self, member: Member, stream: int, line: Line) -> bool:
+    def _moves(self, member: ProcessName, stream: int, line: Line) -> bool:
         return bool(line.text.strip()) and (member == _LEADER or not self._terminal[stream])
 
-    def _format(self, member: Member | None, stream: int, line: Line) -> bytes:
+    def _format(self, member: ProcessName | None, stream: int, line: Line) -> bytes:
         prefix = b"[%s] " % (str(member) if member else "launch").encode()
         if not self._terminal[stream]:
             return prefix + line.text + line.end

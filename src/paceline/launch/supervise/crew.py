@@ -9,7 +9,7 @@ from functools import partial
 from typing import Protocol
 
 from paceline.errors import LaunchError
-from paceline.launch.plan import Late, Member, ProcessSpec
+from paceline.launch.plan import Late, ProcessName, ProcessSpec
 from paceline.launch.preflight import CommandNotFoundError
 from paceline.launch.supervise import sessions
 from paceline.launch.supervise.child import Child
@@ -21,7 +21,7 @@ _READ_BYTES = 64 * 1024
 _DRAIN_READS = 64
 
 _WORKERS_FIRST = {"worker": 0, "server": 1, "scheduler": 2}
-_SCHEDULER = Member("scheduler", 0)
+_SCHEDULER = ProcessName("scheduler", 0)
 
 NOT_FOUND_CODE = 127
 
@@ -31,14 +31,14 @@ Take = Callable[[Event], None]
 class Output(Protocol):
     """Where the output of processes goes."""
 
-    def feed(self, member: Member, stream: int, data: bytes) -> None:
+    def feed(self, member: ProcessName, stream: int, data: bytes) -> None:
         """Take bytes that a process wrote."""
 
-    def close(self, member: Member, stream: int) -> None:
+    def close(self, member: ProcessName, stream: int) -> None:
         """Take note that a stream has ended."""
 
 
-class Crew(Protocol):
+class Processes(Protocol):
     """Starts processes and signals them; says by events what becomes of them."""
 
     def opening(self) -> bool:
@@ -57,13 +57,13 @@ class Crew(Protocol):
     def check(self) -> None:
         """Look for children of this process that have ended or are stopped."""
 
-    def look(self, members: Collection[Member]) -> None:
+    def look(self, members: Collection[ProcessName]) -> None:
         """Find out how much CPU time some processes have used; an event ``Runs`` for each follows, now or later."""
 
-    def send(self, signum: int, members: Collection[Member]) -> None:
+    def send(self, signum: int, members: Collection[ProcessName]) -> None:
         """Signal some processes and everything they started."""
 
-    def living(self) -> list[Member]:
+    def living(self) -> list[ProcessName]:
         """Return the processes that still run or left something running behind."""
 
     def deadline(self) -> float | None:
@@ -97,9 +97,9 @@ class LocalCrew:
     ) -> None:
         self._selector, self._output, self._register = selector, output, register
         self._environ, self._take = dict(environ), take
-        self._children: dict[Member, Child] = {}
-        self._running: set[Member] = set()
-        self._open: dict[tuple[Member, int], int] = {}
+        self._children: dict[ProcessName, Child] = {}
+        self._running: set[ProcessName] = set()
+        self._open: dict[tuple[ProcessName, int], int] = {}
         self._ready: ReadyPipe | None = None
         self._ended: EndedPipe | None = None
 
@@ -148,12 +148,12 @@ class LocalCrew:
         for member in ended:
             self._take(Exited(member, self._children[member].code or 0))
 
-    def tell_ended(self, member: Member, code: int) -> None:
+    def tell_ended(self, member: ProcessName, code: int) -> None:
         """Tell the scheduler, if it runs here, how a process ended."""
         if self._ended is not None and member.role != "scheduler":
             self._ended.write(member, code)
 
-    def look(self, members: Collection[Member]) -> None:
+    def look(self, members: Collection[ProcessName]) -> None:
         """Tell how much CPU time some processes have used, with everything they started."""
         found = sessions.cpu_s({self._children[member].pid for member in members})
         for member in members:
@@ -161,16 +161,16 @@ class LocalCrew:
             self.tell_cpu(member, cpu_s)
             self._take(Runs(member, cpu_s))
 
-    def tell_cpu(self, member: Member, cpu_s: float) -> None:
+    def tell_cpu(self, member: ProcessName, cpu_s: float) -> None:
         """Tell the scheduler, if it runs here, that a process runs, and how much CPU time it has used."""
         if self._ended is not None and member.role != "scheduler":
             self._ended.write_cpu(member, cpu_s)
 
-    def send(self, signum: int, members: Collection[Member]) -> None:
+    def send(self, signum: int, members: Collection[ProcessName]) -> None:
         """Signal some processes and everything they started."""
         sessions.send(signum, {self._children[member].pid for member in members if member in self._children})
 
-    def living(self) -> list[Member]:
+    def living(self) -> list[ProcessName]:
         """Return the processes that still run or left something running behind."""
         alive = sessions.living({child.pid for child in self._children.values()})
         return [member for member, child in self._children.items() if child.pid in alive]
@@ -191,7 +191,9 @@ class LocalCrew:
         if self._ended is not None:
             self._ended.close()
 
-    def _start(self, member: Member, argv: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int] = ()) -> None:
+    def _start(
+        self, member: ProcessName, argv: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int] = ()
+    ) -> None:
         child = Child(argv, {**self._environ, **env}, self._register, pass_fds)
         self._children[member] = child
         self._running.add(member)
@@ -237,7 +239,7 @@ class LocalCrew:
             self._ready.close()
             self._ready = None
 
-    def _read(self, member: Member, stream: int) -> bool:
+    def _read(self, member: ProcessName, stream: int) -> bool:
         """Show the next bytes; return whether there were any."""
         if (member, stream) not in self._open:
             return False
@@ -251,7 +253,7 @@ class LocalCrew:
             self._close(member, stream)
         return bool(data)
 
-    def _close(self, member: Member, stream: int) -> None:
+    def _close(self, member: ProcessName, stream: int) -> None:
         fd = self._open.pop((member, stream), None)
         if fd is not None:
             self._selector.unregister(fd)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from paceline.launch.plan import Member
+from paceline.launch.plan import ProcessName
 
 
 @dataclass(frozen=True)
 class Started:
     """A process runs."""
 
-    member: Member
+    member: ProcessName
     place: str = ""
     """Its process id, and its host if that is another one, as lines for the user name them."""
 
@@ -21,7 +21,7 @@ class Started:
 class NotStarted:
     """A process could not be started; ``code`` is the job's exit code then."""
 
-    member: Member
+    member: ProcessName
     reason: str
     code: int = 1
 
@@ -37,7 +37,7 @@ class Ready:
 class Exited:
     """A process ended; ``code`` is its exit code, 128 + n after signal n."""
 
-    member: Member
+    member: ProcessName
     code: int
 
 
@@ -45,14 +45,14 @@ class Exited:
 class Stopped:
     """These processes, and no others, are stopped (SIGSTOP) now."""
 
-    members: frozenset[Member]
+    members: frozenset[ProcessName]
 
 
 @dataclass(frozen=True)
 class Lost:
     """The scheduler says which process failed first, or which worker has died without ending the job."""
 
-    member: Member
+    member: ProcessName
     reason: str
     goes_on: bool = False
     """The others go on."""
@@ -72,7 +72,7 @@ class Over:
 class Runs:
     """A process runs, and has used so much CPU time, in seconds, with all that it has started."""
 
-    member: Member
+    member: ProcessName
     cpu_s: float
 
 
@@ -92,10 +92,10 @@ Event: TypeAlias = Started | NotStarted | Ready | Exited | Stopped | Lost | Comp
 
 
 @dataclass(frozen=True)
-class Start:
+class StartProcesses:
     """Start these processes, in order, until one cannot be started."""
 
-    members: tuple[Member, ...]
+    members: tuple[ProcessName, ...]
 
 
 @dataclass(frozen=True)
@@ -103,28 +103,28 @@ class Signal:
     """Send a signal to these processes and everything they started."""
 
     signum: int
-    members: tuple[Member, ...]
+    members: tuple[ProcessName, ...]
 
 
 @dataclass(frozen=True)
 class Look:
     """Find out how much CPU time these processes have used; a :class:`Runs` for each follows, now or later."""
 
-    members: tuple[Member, ...]
+    members: tuple[ProcessName, ...]
 
 
 @dataclass(frozen=True)
-class Warn:
+class ShowLine:
     """Show a line to the user."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Finish:
+class JobEnded:
     """The job is over."""
 
     code: int
 
 
-Action: TypeAlias = Start | Signal | Look | Warn | Finish
+Action: TypeAlias = StartProcesses | Signal | Look | ShowLine | JobEnded

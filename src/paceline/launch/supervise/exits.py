@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from paceline.launch.plan import Member
+from paceline.launch.plan import ProcessName
 from paceline.launch.spec import Graces
 
 #: Interval at which processes that are to exit are looked at, and named.
@@ -51,9 +51,9 @@ class Exits:
     def __init__(self, graces: Graces, now: float) -> None:
         self._graces = graces
         self._began = self._said = now
-        self._seen: dict[Member, _Seen] = {}
+        self._seen: dict[ProcessName, _Seen] = {}
 
-    def note(self, member: Member, cpu_s: float, is_stopped: bool, now: float) -> None:
+    def note(self, member: ProcessName, cpu_s: float, is_stopped: bool, now: float) -> None:
         """Take in how much CPU time a process has used until now, and whether it is stopped."""
         one = self._seen.setdefault(member, _Seen(now, cpu_s))
         passed_s, one.at = min(now - one.at, 2 * LOOK_S), now
@@ -62,7 +62,7 @@ class Exits:
         if abs(cpu_s - one.cpu_s) >= MOVED_S:
             one.cpu_s, one.idle_s = cpu_s, 0.0
 
-    def why_overdue(self, member: Member) -> str:
+    def why_overdue(self, member: ProcessName) -> str:
         """Return why a process is waited for no more, or an empty string."""
         one = self._seen.get(member, _Seen(0.0, 0.0))
         if one.stopped_s >= self._graces.leave_s:
@@ -74,7 +74,7 @@ class Exits:
             )
         return ""
 
-    def waiting(self, places: Mapping[Member, str], now: float) -> str:
+    def waiting(self, places: Mapping[ProcessName, str], now: float) -> str:
         """Return a line about the processes that are waited for, if one is due."""
         if now - self._said < SAY_S:
             return ""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.exitcodes import describe_code
-from paceline.launch.plan import Member
+from paceline.launch.plan import ProcessName
 
 
 @dataclass(frozen=True)
 class Failure:
     """What went wrong: who failed, its exit code, what happened, and how long after the start."""
 
-    member: Member
+    member: ProcessName
     code: int
     reason: str
     after_s: float

@@ -69,27 +69,27 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from paceline.exitcodes import PEER_FAILED, WORKER_LOST, describe_code
-from paceline.launch.plan import Member
+from paceline.launch.plan import ProcessName
 from paceline.launch.spec import Graces
 from paceline.launch.supervise.events import (
     Action,
     Complete,
     Event,
     Exited,
-    Finish,
     Interrupted,
+    JobEnded,
     Look,
     Lost,
     NotStarted,
     Over,
     Ready,
     Runs,
+    ShowLine,
     Signal,
-    Start,
     Started,
+    StartProcesses,
     Stopped,
     Tick,
-    Warn,
 )
 from paceline.launch.supervise.exits import LOOK_S, Exits
 from paceline.launch.supervise.failure import Failure, describe
@@ -109,11 +109,11 @@ class Phase(enum.Enum):
     OVER = enum.auto()
 
 
-_SCHEDULER = Member("scheduler", 0)
+_SCHEDULER = ProcessName("scheduler", 0)
 _GOING_WELL = frozenset({Phase.STARTING, Phase.RUNNING, Phase.LEAVING})
 
 
-class Lifecycle:
+class JobLifecycle:
     """The state of one job.
 
     Args:
@@ -123,42 +123,42 @@ class Lifecycle:
         may_go_on: the job may go on when a worker dies; its scheduler decides.
     """
 
-    def __init__(self, members: Sequence[Member], graces: Graces, now: float, may_go_on: bool = False) -> None:
+    def __init__(self, members: Sequence[ProcessName], graces: Graces, now: float, may_go_on: bool = False) -> None:
         self.members = tuple(members)
         self.graces = graces
         self.phase = Phase.STARTING
         self.deadline: float | None = None
         """When a :class:`Tick` is due, if one is."""
         self.failure: Failure | None = None
-        self.aftermath: dict[Member, int] = {}
+        self.aftermath: dict[ProcessName, int] = {}
         """Exit codes of the other processes that exited by themselves, in order."""
-        self.lost: dict[Member, Failure] = {}
+        self.lost: dict[ProcessName, Failure] = {}
         """Workers that died while the others went on."""
         self._may_go_on = may_go_on
-        self._in_question: dict[Member, int] = {}
+        self._in_question: dict[ProcessName, int] = {}
         """Workers that have failed, and their exit codes, while the scheduler has not said whether the others go on."""
         self._exits: Exits | None = None
         """Of the processes that are left when all workers have said goodbye."""
-        self._places: dict[Member, str] = {}
-        self.alive: dict[Member, None] = {}
+        self._places: dict[ProcessName, str] = {}
+        self.alive: dict[ProcessName, None] = {}
         """The processes that run, in the order of starting."""
-        self._started: list[Member] = []
+        self._started: list[ProcessName] = []
         self._unfinished = {member for member in members if member.role == "worker"}
         self._signum = 0
         self._began, self._start_clock = now, StartClock(now)
-        self._codes: dict[Member, int] = {}
+        self._codes: dict[ProcessName, int] = {}
         self._is_named = False
         """The first cause is known: by the scheduler, or because this machine found it itself."""
-        self._stopped: frozenset[Member] = frozenset()
+        self._stopped: frozenset[ProcessName] = frozenset()
 
     def begin(self) -> list[Action]:
         """Return the first actions: the scheduler alone if there is one, because the others need its address."""
         scheduler = tuple(member for member in self.members if member.role == "scheduler")
         if not scheduler:
             self.phase = Phase.RUNNING
-            return [Start(self.members)]
+            return [StartProcesses(self.members)]
         self.deadline = self._began + self.graces.start_s
-        return [Start(scheduler)]
+        return [StartProcesses(scheduler)]
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Handle an event and return what to do, in order."""
@@ -217,9 +217,9 @@ class Lifecycle:
         if self.phase is not Phase.STARTING:
             return []
         self.phase, self.deadline = Phase.RUNNING, None
-        return [Start(tuple(member for member in self.members if member.role != "scheduler"))]
+        return [StartProcesses(tuple(member for member in self.members if member.role != "scheduler"))]
 
-    def _exited(self, member: Member, code: int, now: float) -> list[Action]:
+    def _exited(self, member: ProcessName, code: int, now: float) -> list[Action]:
         self.alive.pop(member, None)
         self._codes[member] = code
         if member == _SCHEDULER and self._in_question:
@@ -241,7 +241,7 @@ class Lifecycle:
         """Tell whether a verdict is to come, and no worker runs or the scheduler is stopped."""
         return bool(self._in_question) and (not self._workers() or _SCHEDULER in self._stopped)
 
-    def _lost(self, member: Member, reason: str, now: float) -> list[Action]:
+    def _lost(self, member: ProcessName, reason: str, now: float) -> list[Action]:
         """Take in which process failed first, as the scheduler saw it."""
         if self._is_named or (self.failure is None and self.phase not in _GOING_WELL):
             return []
@@ -273,16 +273,16 @@ class Lifecycle:
             return self.failure is not None
         return self.failure.code > 128 or (self.failure.code != PEER_FAILED and _SCHEDULER not in self.alive)
 
-    def _survived(self, member: Member, reason: str, now: float) -> list[Action]:
+    def _survived(self, member: ProcessName, reason: str, now: float) -> list[Action]:
         """Go on without a worker."""
         code = self._codes.get(member, 0)
         self.lost[member] = Failure(member, code or WORKER_LOST, describe(code, reason), now - self._began)
         self._in_question.pop(member, None)
         if member not in self.alive:
             self._finish_worker(member, now)
-        return [Warn(f"{member} died, the others go on: {self.lost[member].reason}")]
+        return [ShowLine(f"{member} died, the others go on: {self.lost[member].reason}")]
 
-    def _judge(self, member: Member, code: int, now: float) -> None:
+    def _judge(self, member: ProcessName, code: int, now: float) -> None:
         if member in self.lost:
             self.lost[member] = replace(self.lost[member], code=code or WORKER_LOST)
             self._finish_worker(member, now)
@@ -297,7 +297,7 @@ class Lifecycle:
         elif member == _SCHEDULER:
             self._wait_for_exits(now)
 
-    def _may_be_survived(self, member: Member) -> bool:
+    def _may_be_survived(self, member: ProcessName) -> bool:
         is_running = self.phase is Phase.RUNNING and _SCHEDULER in self.alive
         return self._may_go_on and is_running and member.role == "worker"
 
@@ -306,7 +306,7 @@ class Lifecycle:
         member, code = next(iter(self._in_question.items()))
         self._fail(member, code, describe_code(code), now)
 
-    def _finish_worker(self, member: Member, now: float) -> None:
+    def _finish_worker(self, member: ProcessName, now: float) -> None:
         self._unfinished.discard(member)
         if not self._unfinished and self.phase is Phase.RUNNING:
             self.phase, self.deadline = Phase.LEAVING, now + self.graces.leave_s
@@ -317,7 +317,7 @@ class Lifecycle:
             self._exits = Exits(self.graces, now)
             self.phase, self.deadline = Phase.LEAVING, now
 
-    def _runs(self, member: Member, cpu_s: float, now: float) -> list[Action]:
+    def _runs(self, member: ProcessName, cpu_s: float, now: float) -> list[Action]:
         """Wait on for a scheduler that starts on a busy host, and judge what has not exited.
 
         Workers are judged first, since servers and scheduler matter to nobody then.
@@ -333,19 +333,19 @@ class Lifecycle:
         if not all(why.values()):
             return []
         if not workers:
-            warnings = [Warn(f"{member} is terminated: {reason}") for member, reason in why.items()]
+            warnings = [ShowLine(f"{member} is terminated: {reason}") for member, reason in why.items()]
             return [*warnings, *self._terminate(now)]
         self._fail(workers[0], 1, why[workers[0]], now)
         return self._terminate(now)
 
-    def _fail(self, member: Member, code: int, reason: str, now: float) -> None:
+    def _fail(self, member: ProcessName, code: int, reason: str, now: float) -> None:
         if self.phase in _GOING_WELL:
             self.failure = Failure(member, code, reason, now - self._began)
             self.aftermath |= {one: end for one, end in self._in_question.items() if one != member}
             self._in_question.clear()
             self.phase, self.deadline = Phase.FAILING, now + self.graces.survivors_s
 
-    def _add_to_failure(self, member: Member, code: int, now: float) -> None:
+    def _add_to_failure(self, member: ProcessName, code: int, now: float) -> None:
         """Note one more end. Who ends only because of another may do so before that other's process is gone."""
         first = self.failure
         if first is not None and first.member == member:  # it was named before it ended
@@ -363,7 +363,7 @@ class Lifecycle:
             return self._terminate(now)
         self._signum = signum
         self.phase, self.deadline = Phase.INTERRUPTED, now + self.graces.interrupt_s
-        warning = Warn(f"{signal.Signals(signum).name}: ending the job; a second signal kills it")
+        warning = ShowLine(f"{signal.Signals(signum).name}: ending the job; a second signal kills it")
         workers = self._workers()
         if not workers:
             return [warning, *self._terminate(now)]
@@ -389,10 +389,10 @@ class Lifecycle:
             case Phase.LEAVING if self._exits is not None:
                 self.deadline = now + LOOK_S
                 line = self._exits.waiting({member: self._places[member] for member in self.alive}, now)
-                return [*([Warn(line)] if line else []), Look(tuple(self.alive))]
+                return [*([ShowLine(line)] if line else []), Look(tuple(self.alive))]
             case Phase.LEAVING:
                 warning = f"all workers are done but {self._names()} did not leave within {self.graces.leave_s:g} s"
-                return [Warn(warning), *self._terminate(now)]
+                return [ShowLine(warning), *self._terminate(now)]
             case Phase.FAILING | Phase.INTERRUPTED:
                 self._suspect_scheduler()
                 if not self._workers():
@@ -400,11 +400,11 @@ class Lifecycle:
                 interrupted = self.phase is Phase.INTERRUPTED
                 grace_s = self.graces.interrupt_s if interrupted else self.graces.survivors_s
                 warning = f"{self._names()} did not leave within {grace_s:g} s"
-                return [Warn(warning), *self._terminate(now)]
+                return [ShowLine(warning), *self._terminate(now)]
             case Phase.TERMINATING:
                 return self._kill(now)
             case _:
-                return [Warn(f"{self._names()} cannot be killed (waiting in the kernel?)"), self._over()]
+                return [ShowLine(f"{self._names()} cannot be killed (waiting in the kernel?)"), self._over()]
 
     def _suspect_scheduler(self) -> None:
         """Blame the scheduler if the others lost somebody and it, which knows whom, does not respond."""
@@ -428,11 +428,11 @@ class Lifecycle:
         is_to_come = self.phase is Phase.LEAVING and bool(self._unfinished)  # a worker whose host is slow to say so
         return [] if self.alive or is_to_come or self.phase in (Phase.STARTING, Phase.RUNNING) else [self._over()]
 
-    def _over(self) -> Finish:
+    def _over(self) -> JobEnded:
         self.phase, self.deadline = Phase.OVER, None
-        return Finish(self.code)
+        return JobEnded(self.code)
 
-    def _workers(self) -> tuple[Member, ...]:
+    def _workers(self) -> tuple[ProcessName, ...]:
         return tuple(member for member in self.alive if member.role == "worker")
 
     def _names(self) -> str:

@@ -105,7 +105,7 @@ class Tracebacks(Generic[Source]):
         return [Line(f"(the same traceback as {first})".encode(), b"\n")]
 
 
-class Tail:
+class LastLines:
     """The last lines of a process as a terminal would show them: overwritten ones leave no trace."""
 
     def __init__(self, length: int = 30, width: int = 1000) -> None:

@@ -15,7 +15,7 @@ import os
 import re
 
 from paceline import forks
-from paceline.launch.plan import Member
+from paceline.launch.plan import ProcessName
 from paceline.launch.supervise.events import Complete, Lost, Over
 
 _ADDRESS = re.compile(r"tcp://\S+:[1-9]\d{0,4}")
@@ -78,7 +78,7 @@ def _event(line: bytes) -> Complete | Lost | Over | None:
     try:
         match json.loads(line):
             case ["lost", str() as role, int() as rank, str() as reason, bool() as goes_on]:
-                return Lost(Member(role, rank), reason, goes_on)
+                return Lost(ProcessName(role, rank), reason, goes_on)
             case ["complete"]:
                 return Complete()
             case ["over"]:
@@ -102,11 +102,11 @@ class EndedPipe:
         os.close(self._fd)
         self._fd = -1
 
-    def write(self, member: Member, code: int) -> None:
+    def write(self, member: ProcessName, code: int) -> None:
         """Say how a process ended."""
         self._write(*member, code)
 
-    def write_cpu(self, member: Member, cpu_s: float) -> None:
+    def write_cpu(self, member: ProcessName, cpu_s: float) -> None:
         """Say that a process runs, and how much CPU time it has used."""
         self._write(*member, None, cpu_s)
 

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from paceline.exitcodes import describe_code
 from paceline.launch.hosts import LOCALHOST
-from paceline.launch.plan import Member
+from paceline.launch.plan import ProcessName
 from paceline.launch.supervise.failure import Failure
 
 _RULE = b"-" * 78
 
 
 def failure_block(
-    failure: Failure, tail: Sequence[bytes], aftermath: Mapping[Member, int], host: str = LOCALHOST
+    failure: Failure, tail: Sequence[bytes], aftermath: Mapping[ProcessName, int], host: str = LOCALHOST
 ) -> bytes:
     """Describe which process failed first, how, after how long, its last lines, and how the others exited.
 

@@ -1,4 +1,4 @@
-"""The loop around :class:`~paceline.launch.supervise.lifecycle.Lifecycle`: processes, pipes, signals and the clock."""
+"""The loop around the :class:`~paceline.launch.supervise.lifecycle.JobLifecycle`: processes, pipes, signals, clock."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from dataclasses import dataclass
 from paceline import config
 from paceline.errors import LaunchError
 from paceline.launch import runtime
-from paceline.launch.plan import Late, Member, Plan
+from paceline.launch.plan import JobPlan, Late, ProcessName
 from paceline.launch.supervise.console import Console
-from paceline.launch.supervise.crew import Crew, LocalCrew, Take
+from paceline.launch.supervise.crew import LocalCrew, Processes, Take
 from paceline.launch.supervise.events import (
     Action,
     Complete,
     Event,
-    Finish,
     Interrupted,
+    JobEnded,
     Look,
     Ready,
+    ShowLine,
     Signal,
-    Start,
+    StartProcesses,
     Tick,
-    Warn,
 )
 from paceline.launch.supervise.guardian import Guardian
-from paceline.launch.supervise.lifecycle import Lifecycle
+from paceline.launch.supervise.lifecycle import JobLifecycle
 from paceline.launch.supervise.report import failure_block, lost_block
 from paceline.launch.supervise.signals import SignalPipe
 
@@ -65,13 +65,13 @@ class Surroundings:
     take: Take
 
 
-CrewMaker = Callable[[Surroundings], Crew]
+CrewMaker = Callable[[Surroundings], Processes]
 
 
 def local_crew(environ: Mapping[str, str]) -> CrewMaker:
     """Return what makes a crew on this host; every process inherits ``environ``."""
 
-    def make(around: Surroundings) -> Crew:
+    def make(around: Surroundings) -> Processes:
         return LocalCrew(around.selector, around.console, around.register, environ, around.take)
 
     return make
@@ -87,7 +87,7 @@ class Supervisor:
         make_crew: makes what starts the processes.
     """
 
-    def __init__(self, plan: Plan, known: Mapping[Late, str], located: Located, make_crew: CrewMaker) -> None:
+    def __init__(self, plan: JobPlan, known: Mapping[Late, str], located: Located, make_crew: CrewMaker) -> None:
         self._processes = {process.member: process for process in plan}
         self._plan = plan
         self._known = dict(known)
@@ -95,7 +95,7 @@ class Supervisor:
         self._make_crew = make_crew
         self._code: int | None = None
         self._interrupted = self._signalled = False
-        self._lifecycle: Lifecycle | None = None
+        self._lifecycle: JobLifecycle | None = None
         self._next_look = math.inf
 
     def run(self) -> int:
@@ -137,8 +137,8 @@ class Supervisor:
 
     def _supervise(self) -> int:
         may_go_on = self._plan.may_go_on(os.environ)
-        self._lifecycle = Lifecycle(list(self._processes), self._plan.graces, time.monotonic(), may_go_on)
-        if Member("scheduler", 0) in self._processes:
+        self._lifecycle = JobLifecycle(list(self._processes), self._plan.graces, time.monotonic(), may_go_on)
+        if ProcessName("scheduler", 0) in self._processes:
             self._next_look = time.monotonic() + _START_LOOK_S
         else:
             self._learn(None)
@@ -150,7 +150,7 @@ class Supervisor:
         self._end_leftovers()
         return self._code
 
-    def _look_at_start(self, lifecycle: Lifecycle, now: float) -> None:
+    def _look_at_start(self, lifecycle: JobLifecycle, now: float) -> None:
         if now >= self._next_look:
             self._next_look = now + _START_LOOK_S
             self._crew.look(tuple(lifecycle.alive))
@@ -216,18 +216,18 @@ class Supervisor:
     def _act(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
-                case Start(members):
+                case StartProcesses(members):
                     self._start(members)
                 case Signal(signum, members):
                     self._crew.send(signum, members)
                 case Look(members):
                     self._crew.look(members)
-                case Warn(text):
+                case ShowLine(text):
                     self._console.say(text)
-                case Finish(code):
+                case JobEnded(code):
                     self._code = code
 
-    def _start(self, members: tuple[Member, ...]) -> None:
+    def _start(self, members: tuple[ProcessName, ...]) -> None:
         for member in members:
             if self._lifecycle is None or self._lifecycle.failure is not None:
                 return

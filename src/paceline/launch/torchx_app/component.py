@@ -9,7 +9,7 @@ from typing import Dict, List, NamedTuple, Optional  # noqa: UP035 - TorchX know
 
 from torchx import specs
 
-from paceline.launch.groups import Group, parse_group
+from paceline.launch.groups import WorkerGroup, parse_group
 from paceline.launch.plan import Late, ProcessSpec
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.spec import JobSpec
@@ -131,7 +131,7 @@ def _literal(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def _resource(group: Group, cpu: int, gpu: int, memory_mb: int, named: Optional[str]) -> specs.Resource:  # noqa: UP045
+def _resource(group: WorkerGroup, cpu: int, gpu: int, memory_mb: int, named: Optional[str]) -> specs.Resource:  # noqa: UP045
     if named is not None:
         return specs.resource(h=named)
     given = group.resources

@@ -24,12 +24,12 @@ from paceline.launch.options import typed_options
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.remote import RemoteJob, RemoteRequest, forwarded
 from paceline.launch.remote.broker import SOCKET, Broker
-from paceline.launch.remote.link import Link
+from paceline.launch.remote.link import AgentLink
 from paceline.launch.render import describe
 from paceline.launch.spec import JobSpec
 from paceline.launch.yarn.container import KEY_FILE_VARIABLE, KEY_VARIABLE
 from paceline.launch.yarn.rest import Services
-from paceline.launch.yarn.service import Options, Service, make_service, names, with_launcher
+from paceline.launch.yarn.service import Service, YarnOptions, make_service, names, with_launcher
 from paceline.transport.security import new_job_key
 
 _POLL_S = 1.0
@@ -46,7 +46,7 @@ class YarnRequest:
 
     remote: RemoteRequest
     service: Service
-    options: Options
+    options: YarnOptions
     names: Mapping[str, str]
     """Containers by the plan's names of hosts."""
 
@@ -72,7 +72,7 @@ class YarnBackend:
         """
         if spec.sync:
             raise ValueError("launcher 'yarn' does not copy a directory: use one that the nodes share")
-        options = typed_options("yarn", Options, spec.options)
+        options = typed_options("yarn", YarnOptions, spec.options)
         options = replace(
             options,
             rm=options.rm or resource_manager(machine.environ),
@@ -261,7 +261,7 @@ class YarnJob:
     def _log_hint(self) -> str:
         return f"see `yarn logs -applicationId {self._application or '<its id>'}`"
 
-    def _explain(self, host: Host, link: Link) -> str:
+    def _explain(self, host: Host, link: AgentLink) -> str:
         """Return why the agent in a container ended."""
         text = "\n".join(link.errors) or link.noise
         return f"the container {self._request.names[host.name]} ended{': ' if text else ''}{text}; {self._log_hint()}"

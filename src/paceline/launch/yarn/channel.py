@@ -19,7 +19,7 @@ _HANDSHAKE_S = 10.0
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4))
 
 
-class Channel:
+class AgentChannel:
     """One connection after its handshake. One thread may send while another receives.
 
     Args:
@@ -71,7 +71,7 @@ class Channel:
         self._sock.close()
 
 
-def connect(host: str, port: int, key: str, name: str) -> Channel:
+def connect(host: str, port: int, key: str, name: str) -> AgentChannel:
     """Connect a container to the hub.
 
     Raises:
@@ -84,13 +84,13 @@ def connect(host: str, port: int, key: str, name: str) -> Channel:
         sock.sendall(initiator.hello())
         join, agreed = initiator.take(_greeting(sock, GREETING_BYTES))
         sock.sendall(join)
-        return Channel(sock, name, agreed.sending, agreed.receiving)
+        return AgentChannel(sock, name, agreed.sending, agreed.receiving)
     except BaseException:
         sock.close()
         raise
 
 
-def accept(sock: socket.socket, key: str) -> Channel:
+def accept(sock: socket.socket, key: str) -> AgentChannel:
     """Return the channel of a connection that the hub has accepted. The caller closes the socket after an error.
 
     Raises:
@@ -106,7 +106,7 @@ def accept(sock: socket.socket, key: str) -> Channel:
             sock.sendall(error.reply)
             raise
     agreed = responder.agreed
-    return Channel(sock, agreed.identity.decode(errors="replace"), agreed.sending, agreed.receiving)
+    return AgentChannel(sock, agreed.identity.decode(errors="replace"), agreed.sending, agreed.receiving)
 
 
 def _greeting(sock: socket.socket, size: int) -> bytes:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from paceline.errors import PacelineError
-from paceline.launch.yarn.channel import Channel, connect
+from paceline.launch.yarn.channel import AgentChannel, connect
 from paceline.transport.handshake import HandshakeError
 
 KEY_VARIABLE, KEY_FILE_VARIABLE = "PACELINE_HUB_KEY", "PACELINE_HUB_KEY_FILE"
@@ -61,7 +61,7 @@ def _key() -> str:
     return Path(path).read_text() if path else os.environ.pop(KEY_VARIABLE)
 
 
-def _serve(channel: Channel, directory: str) -> None:
+def _serve(channel: AgentChannel, directory: str) -> None:
     """Wait for a remote shell, and run an agent for it."""
     if channel.receive() is None:
         return
@@ -93,7 +93,7 @@ def _end(agent: subprocess.Popen[bytes]) -> None:
         agent.wait()
 
 
-def _send_output(stdout: IO[bytes], channel: Channel) -> None:
+def _send_output(stdout: IO[bytes], channel: AgentChannel) -> None:
     """Pass on what an agent says; its end ends the connection."""
     try:
         while data := os.read(stdout.fileno(), _READ_BYTES):

@@ -19,14 +19,14 @@ import threading
 from collections.abc import Collection
 
 from paceline.errors import PacelineError
-from paceline.launch.yarn.channel import Channel, accept
+from paceline.launch.yarn.channel import AgentChannel, accept
 from paceline.transport.handshake import HandshakeError
 
 _READ_BYTES = 65536
 _START = b"agent"
 
 
-class Hub:
+class ContainerHub:
     """The containers that have come.
 
     Args:
@@ -37,7 +37,7 @@ class Hub:
     def __init__(self, key: str, names: Collection[str]) -> None:
         self._key, self._names = key, frozenset(names)
         self._came: set[str] = set()
-        self._waiting: dict[str, Channel] = {}
+        self._waiting: dict[str, AgentChannel] = {}
         self._changed = threading.Condition()
 
     def admit(self, sock: socket.socket) -> None:
@@ -79,7 +79,7 @@ class Hub:
                 channel.close()
 
 
-def _pass_input(connection: socket.socket, channel: Channel) -> None:
+def _pass_input(connection: socket.socket, channel: AgentChannel) -> None:
     try:
         while data := connection.recv(_READ_BYTES):
             channel.send(data)
@@ -107,7 +107,7 @@ def _accept(listener: socket.socket, take: object) -> None:
 def main() -> int:
     """Run until stdin ends."""
     asked = json.loads(sys.stdin.readline())
-    hub = Hub(asked["key"], asked["names"])
+    hub = ContainerHub(asked["key"], asked["names"])
     with socket.socket(socket.AF_UNIX) as door:
         try:
             listener = socket.create_server(("", asked["port"]), backlog=1024)

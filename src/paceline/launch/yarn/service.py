@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.launch.k8s.pods import Crew
+from paceline.launch.k8s.pods import PodTemplate
 from paceline.launch.spec import JobSpec
 
 Service = dict[str, Any]
@@ -36,7 +36,7 @@ _NAME_LENGTH = 44
 
 
 @dataclass(frozen=True)
-class Options:
+class YarnOptions:
     """Options of the backend ``yarn``.
 
     Raises:
@@ -76,7 +76,9 @@ class Options:
         megabytes("memory", self.memory)
 
 
-def make_service(spec: JobSpec, crews: list[Crew], options: Options, directory: str, pythonpath: str) -> Service:
+def make_service(
+    spec: JobSpec, crews: list[PodTemplate], options: YarnOptions, directory: str, pythonpath: str
+) -> Service:
     """Return the service, without what the launcher learns when it starts: its address and the key.
 
     Args:
@@ -127,7 +129,7 @@ def with_launcher(service: Service, address: str, key: Mapping[str, str]) -> Ser
 ADDRESS = "<address of the launcher>"
 
 
-def names(crews: list[Crew]) -> dict[str, str]:
+def names(crews: list[PodTemplate]) -> dict[str, str]:
     """Return the names of the containers by the plan's names of hosts."""
     return {process.host: f"{crew.name}-{index}" for crew in crews for index, process in enumerate(crew.processes)}
 
@@ -144,7 +146,7 @@ def megabytes(name: str, text: str) -> int:
     return math.ceil(float(match[1]) * _UNITS[match[2] or ""] / 2**20)
 
 
-def _component(crew: Crew, options: Options, directory: str) -> Service:
+def _component(crew: PodTemplate, options: YarnOptions, directory: str) -> Service:
     if len(crew.name) > _NAME_LENGTH:
         raise ValueError(f"group {crew.name.removeprefix('worker-')}: its name is too long for YARN's Registry DNS")
     words = ["exec", options.python, "-m", "paceline.launch.yarn.container", ADDRESS, _INSTANCE, directory]
@@ -157,7 +159,7 @@ def _component(crew: Crew, options: Options, directory: str) -> Service:
     }
 
 
-def _resource(crew: Crew, options: Options) -> Service:
+def _resource(crew: PodTemplate, options: YarnOptions) -> Service:
     group = crew.group
     given: Mapping[str, str] = group.resources if group is not None else {}
     if group is not None and (group.hosts or group.select):

@@ -14,13 +14,13 @@ from paceline.wire.messages.common import (
 )
 from paceline.wire.messages.data import (
     AbsentRange,
-    Answer,
     AskMissing,
     AskNorm,
     AskStats,
     AskValues,
     BucketSpec,
     Command,
+    CommandAnswer,
     Commit,
     Entry,
     GetState,
@@ -72,16 +72,16 @@ from paceline.wire.messages.membership import (
     KeySpec,
     Lookup,
     Member,
+    MemberState,
     News,
+    PoolSamples,
     Publish,
     ReturnSamples,
-    Samples,
     SamplesLeft,
     Sighting,
+    SilentMember,
     Spread,
-    State,
     Status,
-    Suspect,
     TakeSamples,
     Welcome,
 )
@@ -101,12 +101,12 @@ Reply: TypeAlias = (
     | News
     | Found
     | Gathered
-    | Samples
+    | PoolSamples
     | SamplesLeft
     | Status
     | Values
     | StateIs
-    | Answer
+    | CommandAnswer
     | StatsAre
     | Missing
     | ValuesAt
@@ -135,7 +135,6 @@ class Envelope(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 __all__ = [
     "PROTOCOL",
     "AbsentRange",
-    "Answer",
     "AskAbsent",
     "AskMissing",
     "AskNorm",
@@ -150,6 +149,7 @@ __all__ = [
     "Bye",
     "Claim",
     "Command",
+    "CommandAnswer",
     "Commit",
     "Death",
     "Done",
@@ -172,6 +172,7 @@ __all__ = [
     "Lookup",
     "MapArena",
     "Member",
+    "MemberState",
     "Message",
     "Missing",
     "News",
@@ -179,6 +180,7 @@ __all__ = [
     "OnBehalf",
     "OpenStore",
     "Pause",
+    "PoolSamples",
     "Probe",
     "Publish",
     "Pull",
@@ -189,7 +191,6 @@ __all__ = [
     "Reply",
     "Request",
     "ReturnSamples",
-    "Samples",
     "SamplesLeft",
     "SetCompression",
     "SetState",
@@ -197,13 +198,12 @@ __all__ = [
     "SetValues",
     "Share",
     "Sighting",
+    "SilentMember",
     "Spread",
-    "State",
     "StateIs",
     "StateItem",
     "StatsAre",
     "Status",
-    "Suspect",
     "TakeSamples",
     "Unknown",
     "Values",

@@ -234,7 +234,7 @@ class Command(Message, tag=31):
     body: Text
 
 
-class Answer(Message, tag=32):
+class CommandAnswer(Message, tag=32):
     """What a command returned."""
 
     body: Text

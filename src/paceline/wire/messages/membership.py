@@ -64,7 +64,7 @@ class Welcome(Message, tag=2):
     scheduler_host_id: Name = ""
 
 
-class Suspect(Message):
+class SilentMember(Message):
     """A silent member, of which the receiver on the same host is to say what its process does."""
 
     role: Role
@@ -132,7 +132,7 @@ class News(Message, tag=4):
     """All workers have left; servers exit."""
     left: list[Rank] = msgspec.field(default_factory=list)
     """Ranks of the workers that have left. Servers wait for them no more, in any store."""
-    suspects: list[Suspect] = msgspec.field(default_factory=list)
+    suspects: list[SilentMember] = msgspec.field(default_factory=list)
     """Silent members on the receiver's host."""
     lost: list[Death] = msgspec.field(default_factory=list)
     """Workers that have died, and that the job goes on without; they are among ``left`` too."""
@@ -226,7 +226,7 @@ class AskStatus(Message, tag=11):
     """Ask the scheduler for all members and their state."""
 
 
-class State(Message):
+class MemberState(Message):
     """How a member does."""
 
     round: Number
@@ -251,7 +251,7 @@ class Status(Message, tag=12):
     """Members, how each does, and the deaths."""
 
     members: list[Member]
-    states: list[State]
+    states: list[MemberState]
     deaths: list[Death]
     auto: list[Text] = msgspec.field(default_factory=list)
     """What ``dist_auto`` does since it changed, and what would be better, each with the reason."""
@@ -284,7 +284,7 @@ class Gathered(Message, tag=15):
 
 
 class TakeSamples(Message, tag=16):
-    """Ask for samples of a walk through a pool, and say which are done; answered with :class:`Samples`."""
+    """Ask for samples of a walk through a pool, and say which are done; answered with :class:`PoolSamples`."""
 
     pool: Name
     length: Count
@@ -309,7 +309,7 @@ class TakeSamples(Message, tag=16):
 
 
 class AwaitSamples(Message, tag=17):
-    """Wait for the samples of the last request; answered with :class:`Samples`."""
+    """Wait for the samples of the last request; answered with :class:`PoolSamples`."""
 
     pool: Name
 
@@ -325,7 +325,7 @@ class ReturnSamples(Message, tag=58):
     """Last round that the worker has pushed: what it took before is trained on."""
 
 
-class Samples(Message, tag=18):
+class PoolSamples(Message, tag=18):
     """Positions in an epoch's order that the worker now holds; none if the epoch is over, or if it has to wait."""
 
     ranges: list[tuple[Count, Count]]
