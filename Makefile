@@ -5,11 +5,11 @@ BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
 # Tests that measure no times run on two cores; whole jobs, and tests with deadlines, by themselves.
-TIMED = tests/gluon/test_work_load.py
+TIMED = tests/mx/test_work_load.py
 ENGINES = $(VENV)-engines
-ALONE = tests/integration tests/launch tests/testing tests/gluon tests/soak
+ALONE = tests/integration tests/launch tests/testing tests/mx tests/soak
 SIDE_BY_SIDE = $(filter-out $(ALONE) tests/engines,$(sort $(patsubst %/,%,$(dir $(wildcard tests/*/*.py))))) \
-  $(filter-out $(TIMED),$(wildcard tests/gluon/test_*.py)) $(wildcard tests/test_*.py)
+  $(filter-out $(TIMED),$(wildcard tests/mx/test_*.py)) $(wildcard tests/test_*.py)
 
 # Processes that are killed, stopped, cut off or lied to: mostly waits.
 FAULTS = tests/soak $(patsubst %,tests/integration/test_%.py,blame damage failures fork fuzz hosts noticing \

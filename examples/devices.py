@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 import paceline
-from paceline import gluon
-from paceline.context import Context
+from paceline import Context, gluon
 from paceline.kvstore import KVStoreBase
 
 Step = Callable[[torch.Tensor, torch.Tensor], None]

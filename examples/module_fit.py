@@ -16,8 +16,8 @@ import torch
 from networks import NETWORKS
 
 import paceline
-from paceline.gluon.callbacks import Speedometer, TensorBoard, do_checkpoint
-from paceline.gluon.module import Module
+from paceline.mx.callback import Speedometer, TensorBoard, do_checkpoint
+from paceline.mx.module import Module
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 import paceline
-from paceline import gluon
-from paceline.context import Context
+from paceline import Context, gluon
 
 
 def build() -> nn.Module:

@@ -18,7 +18,7 @@ TESTS = Path(__file__).parent
 
 #: From the lowest. A module imports its own package and lower layers; packages of one layer do not know each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "exitcodes", "context", "naming", "forks"),
+    ("errors", "exitcodes", "naming", "forks"),
     ("extensions",),
     ("config",),
     (
@@ -42,7 +42,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("scheduler", "server", "worker"),
     ("hvd",),
     ("kvstore",),
-    ("optim", "gluon", "data"),
+    ("optim", "mx", "data"),
+    ("gluon",),
     ("saving",),
     ("lightning", "launch", "sim"),
     ("testing", "cli"),
@@ -65,6 +66,9 @@ PURE = {
 IMPURE = {
     "socket", "threading", "time", "random", "torch", "cryptography", "secrets", "asyncio", "selectors", "datetime",
 }  # fmt: skip
+#: What every product needs.
+CORE = {"kvstore", "optim", "worker", "server", "scheduler", "wire", "updaters", "compression", "consistency"}
+PRODUCTS = {"mx", "gluon", "lightning", "launch", "sim", "cli", "testing"}
 #: Folders of tests that belong to no package.
 ACROSS = {"engines", "integration", "oracle", "blame", "busy", "soak", "docs", "examples", "benchmarks"}
 
@@ -162,6 +166,11 @@ def is_private(part: str) -> bool:
 @pytest.mark.parametrize("module", [name for name in INNER if top(name) in PURE])
 def test_pure_module_knows_no_socket_thread_clock_or_chance(module: str) -> None:
     assert not {name.split(".")[0] for name, _ in IMPORTS[module]} & IMPURE
+
+
+@pytest.mark.parametrize("module", [name for name in INNER if top(name) in CORE])
+def test_core_imports_no_product(module: str) -> None:
+    assert not {top(name) for name in ARROWS[module] - {"paceline"}} & PRODUCTS
 
 
 def test_tests_mirror_the_tree() -> None:

@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from paceline import compression, data, errors, gluon, hvd, kvstore, optim, updaters
+    from paceline import compression, data, errors, gluon, hvd, kvstore, mx, optim, updaters
     from paceline import lightning as lightning  # not in __all__: it needs an extra
-    from paceline.context import Context, cpu, gpu, num_gpus
     from paceline.extensions import register
-    from paceline.gluon.module import Module
+    from paceline.mx.context import Context, cpu, gpu, num_gpus
+    from paceline.mx.module import Module
     from paceline.optim import DistributedOptimizer
     from paceline.saving import load, save
 
-_MODULES = ("compression", "data", "errors", "gluon", "hvd", "kvstore", "lightning", "optim", "updaters")
+_MODULES = ("compression", "data", "errors", "gluon", "hvd", "kvstore", "lightning", "mx", "optim", "updaters")
 
 _NAMES = {
-    "Context": "paceline.context",
+    "Context": "paceline.mx.context",
     "DistributedOptimizer": "paceline.optim",
-    "Module": "paceline.gluon.module",
-    "cpu": "paceline.context",
-    "gpu": "paceline.context",
+    "Module": "paceline.mx.module",
+    "cpu": "paceline.mx.context",
+    "gpu": "paceline.mx.context",
     "load": "paceline.saving",
-    "num_gpus": "paceline.context",
+    "num_gpus": "paceline.mx.context",
     "register": "paceline.extensions",
     "save": "paceline.saving",
 }
@@ -47,6 +47,7 @@ __all__ = [
     "hvd",
     "kvstore",
     "load",
+    "mx",
     "num_gpus",
     "optim",
     "register",

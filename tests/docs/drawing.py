@@ -10,7 +10,7 @@ from tests.test_layers import ARROWS, top
 DOCUMENT = Path(__file__).parents[2] / "docs/architecture.md"
 #: Modules that are drawn as one box, by what is written in it.
 TOGETHER = {
-    "errors, config, ...": {"errors", "config", "exitcodes", "context", "forks", "logs", "naming"},
+    "errors, config, ...": {"errors", "config", "exitcodes", "forks", "logs", "naming"},
     "placement, membership, ...": {"placement", "local_merge", "ranges", "membership", "agreement"},
     "tensors, keys, ...": {"tensors", "keys", "arguments"},
 }

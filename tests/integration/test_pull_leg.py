@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from paceline import DistributedOptimizer, compression, kvstore
-from paceline.context import cpu
 from paceline.data import digits
 from paceline.errors import ProtocolError
 from paceline.gluon import Trainer, backward, replicate, split_and_load
+from paceline.mx.context import cpu
 from paceline.testing import LocalJob
 from paceline.worker import answers
 from paceline.worker.current import current_session

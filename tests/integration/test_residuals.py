@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from paceline import DistributedOptimizer, kvstore
-from paceline.context import cpu
 from paceline.errors import CheckpointError
 from paceline.gluon import Trainer, backward, replicate
+from paceline.mx.context import cpu
 from paceline.testing import LocalJob
 
 WORKERS, BREAK, STEPS = 2, 6, 12

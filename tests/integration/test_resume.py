@@ -12,10 +12,10 @@ from torch import nn
 
 import paceline
 from paceline import DistributedOptimizer, kvstore
-from paceline.context import cpu
 from paceline.errors import CheckpointError
 from paceline.gluon import Trainer, backward, replicate
 from paceline.kvstore.checkpoint import tensor_file
+from paceline.mx.context import cpu
 from paceline.testing import LocalJob, listen, tell
 
 WORKERS, BREAK, STEPS = 2, 5, 10

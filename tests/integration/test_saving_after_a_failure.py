@@ -14,8 +14,8 @@ import torch
 
 import paceline
 from paceline import DistributedOptimizer, Module, gluon, kvstore
-from paceline.context import cpu
 from paceline.errors import PacelineError, PeerDiedError
+from paceline.mx.context import cpu
 from paceline.testing import LocalJob, listen, tell
 
 SOURCES = str(Path(paceline.__file__).parents[1])

@@ -11,7 +11,7 @@ from torch import nn
 import paceline
 from paceline import cpu
 from paceline.gluon import Trainer, replicate
-from paceline.gluon.module import Module
+from paceline.mx.module import Module
 from tests.hvd.ranks import run
 
 

@@ -10,11 +10,11 @@ from torch import nn
 
 import paceline
 from paceline import DistributedOptimizer
-from paceline.context import cpu
 from paceline.errors import CheckpointError, CheckpointNotFoundError
 from paceline.gluon import Trainer, backward, replicate
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.checkpoint import collective, tensor_file
+from paceline.mx.context import cpu
 from paceline.saving.job import KIND
 
 TWO_BIT = {"type": "2bit", "threshold": 0.02}

@@ -12,9 +12,9 @@ from torch import nn
 
 import paceline
 from paceline import kvstore
-from paceline.context import cpu
 from paceline.gluon import Trainer, backward, replicate
 from paceline.kvstore.dist import DistStore
+from paceline.mx.context import cpu
 from paceline.testing import listen, tell
 from paceline.worker.current import current_session
 from tests.soak.census import census, leave_out_what_is_there

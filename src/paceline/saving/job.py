@@ -10,13 +10,13 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from paceline.errors import CheckpointError
-from paceline.gluon.replicate import ReplicatedModule
-from paceline.gluon.trainer import Trainer
 from paceline.kvstore.base import KVStore, KVStoreBase
 from paceline.kvstore.checkpoint import collective
 from paceline.kvstore.checkpoint.collective import Content
 from paceline.kvstore.checkpoint.tensor_file import TensorFile
 from paceline.kvstore.dist import DistStore
+from paceline.mx.gluon.replicate import ReplicatedModule
+from paceline.mx.gluon.trainer import Trainer
 from paceline.optim import DistributedOptimizer
 from paceline.saving import chance
 from paceline.saving.plain import Packer, unpack

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from paceline.context import num_gpus
 from paceline.kvstore.inprocess.device import DeviceStore
 from paceline.kvstore.inprocess.local import LocalStore
+from paceline.mx.context import num_gpus
 
 META = torch.device("meta")
 

@@ -1,0 +1,164 @@
+"""Updates by an optimizer on every device, from the same summed gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from paceline.keys import Key
+from paceline.kvstore.base import KVStore, KVStoreBase
+from paceline.kvstore.checkpoint import optimizer_states as state_files
+from paceline.kvstore.inprocess.optimizer import KeyedOptimizer, check_state
+from paceline.mx.context import Context
+from paceline.mx.gluon.clip import GradientClip
+from paceline.mx.gluon.gradients import collect, densify
+from paceline.mx.gluon.optimizer_plan import OptimizerPlan
+from paceline.mx.gluon.parameter import Parameter
+from paceline.mx.gluon.updates import States, UpdatesByHand, broadcast
+
+
+class DeviceUpdates:
+    """Sums gradients over devices, and runs one optimizer per device.
+
+    Args:
+        plan: the optimizer.
+        contexts: the devices.
+        clip: bounds of the summed gradients.
+        store: sums the gradients; None: there is one device.
+        prefix: prefix of the keys in the store.
+        takes_rows: the store supports row-sparse gradients.
+    """
+
+    on_store = False
+
+    def __init__(
+        self,
+        plan: OptimizerPlan,
+        contexts: Sequence[Context],
+        clip: GradientClip,
+        store: KVStoreBase | None,
+        prefix: str = "",
+        takes_rows: bool = False,
+    ) -> None:
+        self._plan, self._store, self._clip, self._prefix = plan, store, clip, prefix
+        self._takes_rows = takes_rows
+        self._optimizers: list[KeyedOptimizer] = [plan.build(plan.key_options()) for _ in contexts]
+
+    def start(self, everything: Mapping[str, Parameter], trained: Mapping[str, Parameter]) -> None:
+        """Broadcast rank 0's values, and set up the optimizers with the devices' values."""
+        if self._store is not None:
+            broadcast(self._store, everything, by_rows=False, prefix=self._prefix)
+        for key, one in trained.items():
+            for optimizer, param in zip(self._optimizers, one.on_devices(), strict=True):
+                optimizer.add(key, param)
+
+    def step(self, trained: Mapping[str, Parameter], scale: float, step: int, samples: float) -> None:
+        """Sum the gradients, then update."""
+        self.allreduce(trained)
+        self.update(trained, scale, step)
+
+    def by_hand(self, verb: str) -> UpdatesByHand:
+        """Return this object."""
+        return self
+
+    def allreduce(self, trained: Mapping[str, Parameter], scale: float = 1.0) -> None:
+        """Sum the gradients, times ``scale``, over devices and workers, in place."""
+        if self._store is None:
+            return
+        if not self._takes_rows:
+            densify(trained)
+        grads = collect(trained, everywhere=self._store.num_workers > 1)
+        if scale != 1.0:
+            torch._foreach_mul_([one for some in grads.values() for one in some], scale)
+        if grads:
+            self._store.pushpull([self._prefix + key for key in grads], list(grads.values()))
+
+    def update(self, trained: Mapping[str, Parameter], scale: float, step: int) -> None:
+        """Update every device's values from its gradients."""
+        groups, keys = self._plan.groups_at(step), self._plan.key_options()
+        grads = {key: self._private(trained[key], one) for key, one in collect(trained, everywhere=False).items()}
+        for index, optimizer in enumerate(self._optimizers):
+            optimizer.set_options(groups, keys)
+            merged: dict[Key, torch.Tensor] = {key: one[index] for key, one in grads.items()}
+            for key in merged:
+                if key not in optimizer.keys:
+                    optimizer.add(key, trained[str(key)].on_devices()[index])
+            optimizer.update(merged, self._clip(list(merged.values()), scale) if self._clip else scale)
+
+    def _private(self, parameter: Parameter, grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return gradients that may be overwritten, without repeated rows."""
+        unique = [one.coalesce() if one.is_sparse else one for one in grads]
+        return [one.clone() for one in unique] if parameter.grad_req == "add" else unique
+
+    def assign(self, key: str, value: torch.Tensor) -> None:
+        """Set a value in the optimizers too: they may keep a float32 copy."""
+        for optimizer in self._optimizers:
+            optimizer.set_value(key, value)
+
+    def take(self, everything: Mapping[str, Parameter]) -> None:
+        """Read the values that were set on the devices."""
+        for key, one in everything.items():
+            if key in self._optimizers[0].keys:
+                self.assign(key, one.data())
+
+    def states(self) -> States:
+        """Return the optimizer's state by key: that of the first device, because all devices have the same."""
+        first = self._optimizers[0]
+        return {key: first.state(key) for key in first.keys}
+
+    def set_states(self, states: States) -> None:
+        """Set the state of every device's optimizer.
+
+        Raises:
+            ValueError: the states are of another model. Then nothing is changed.
+        """
+        self._check(states, "the state")
+        for optimizer in self._optimizers:
+            for key, state in states.items():
+                optimizer.load_state(key, state)
+
+    def _check(self, states: States, where: str) -> None:
+        unknown = [key for key in states if key not in self._optimizers[0].keys]
+        if unknown:
+            raise ValueError(f"{where} has parameters that this trainer does not have: {', '.join(map(str, unknown))}")
+        for key, state in states.items():
+            check_state(key, self._optimizers[0].value(key), state)
+
+    def save(self, fname: str) -> None:
+        """Write the optimizer's state and the store's residuals."""
+        state_files.save(self._store, fname, self.states, optimizer=self._plan.spec.name, groups=self._plan.groups())
+
+    def load(self, fname: str) -> None:
+        """Read the state into every device's optimizer."""
+        states, own = state_files.load(self._store, fname, True, self._plan.spec.name)
+        assert states is not None, "it was read here"
+        self._check(states, fname)
+        state_files.set_residuals(self._store, own)
+        self.set_states(states)
+
+
+class WorkerUpdates(DeviceUpdates):
+    """Sums gradients over the devices of all workers of a distributed store.
+
+    Args:
+        plan: the optimizer.
+        contexts: the devices.
+        clip: bounds of the summed gradients.
+        store: sums the gradients.
+    """
+
+    def __init__(self, plan: OptimizerPlan, contexts: Sequence[Context], clip: GradientClip, store: KVStore) -> None:
+        super().__init__(plan, contexts, clip, store)
+        self._options_of = store
+
+    def step(self, trained: Mapping[str, Parameter], scale: float, step: int, samples: float) -> None:
+        """Sum the gradients, then update.
+
+        Workers scale before the sum, because each has its own batch size. So all get the same gradient.
+        """
+        self._options_of.samples = samples
+        # The servers compare the options between workers.
+        self._options_of.set_options(self._plan.groups_at(step), self._plan.key_options())
+        self.allreduce(trained, scale)
+        self.update(trained, 1.0, step)

@@ -1,0 +1,81 @@
+"""Gradients of parameters on several devices: fresh or stale, dense or sparse."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from paceline.errors import StaleGradientError
+from paceline.mx.gluon.parameter import Parameter
+
+_NAMED = 3
+
+
+def check_fresh(parameters: Mapping[str, Parameter]) -> None:
+    """Raise when backward has not reached a parameter on some device.
+
+    Raises:
+        StaleGradientError: names parameters and devices.
+    """
+    stale = [(key, devices) for key, one in parameters.items() if (devices := _without_gradient(one))]
+    if not stale:
+        return
+    named = "; ".join(f"{key!r} on {', '.join(devices)}" for key, devices in stale[:_NAMED])
+    more = f" and {len(stale) - _NAMED} more parameters" if len(stale) > _NAMED else ""
+    raise StaleGradientError(
+        f"backward has put no gradient since the last step into {named}{more}. Call backward on the loss of every "
+        "device before step. A slice that was changed after split_and_load runs on the first device: change the batch "
+        "before, or use as_in_context(slice, device). If these parameters are not used in this batch, pass "
+        "ignore_stale_grad=True"
+    )
+
+
+def collect(parameters: Mapping[str, Parameter], everywhere: bool) -> dict[str, list[torch.Tensor]]:
+    """Return the gradients per device of every parameter that has one.
+
+    A device without a gradient counts as zero. With ``everywhere`` a parameter without any gradient counts as zero too,
+    because all workers must push the same keys to a distributed store, and gradients of row-sparse parameters are rows.
+    """
+    table: dict[str, list[torch.Tensor]] = {}
+    for key, one in parameters.items():
+        params = one.on_devices()
+        if not everywhere and all(param.grad is None for param in params):
+            continue
+        for param in params:
+            if param.grad is None:
+                param.grad = _no_rows(param) if one.is_row_sparse else torch.zeros_like(param)
+            elif everywhere and one.is_row_sparse and not param.grad.is_sparse:
+                param.grad = _all_rows(param.grad)
+        table[key] = [param.grad for param in params if param.grad is not None]
+    return table
+
+
+def densify(parameters: Mapping[str, Parameter]) -> None:
+    """Turn sparse gradients into dense ones, for stores that do not support rows."""
+    for one in parameters.values():
+        for param in one.on_devices():
+            if param.grad is not None and param.grad.is_sparse:
+                param.grad = param.grad.to_dense()
+
+
+def _no_rows(like: torch.Tensor) -> torch.Tensor:
+    indices = torch.zeros(1, 0, dtype=torch.int64, device=like.device)
+    return torch.sparse_coo_tensor(indices, like.detach()[:0], like.shape, is_coalesced=True, check_invariants=False)
+
+
+def _all_rows(grad: torch.Tensor) -> torch.Tensor:
+    """Return a dense gradient as rows, including zero rows: the update changes all of them."""
+    indices = torch.arange(len(grad), device=grad.device)[None]
+    return torch.sparse_coo_tensor(indices, grad, grad.shape, is_coalesced=True, check_invariants=False)
+
+
+def use_up(parameters: Mapping[str, Parameter]) -> None:
+    """Clear gradients that a step has used, except where ``grad_req`` is ``add``."""
+    for one in parameters.values():
+        if one.grad_req == "write":
+            one.zero_grad()
+
+
+def _without_gradient(one: Parameter) -> list[str]:
+    return [str(ctx) for ctx, param in zip(one.list_ctx(), one.on_devices(), strict=True) if param.grad is None]

@@ -1,0 +1,196 @@
+"""Updates by an optimizer in the store: trainers push gradients and pull new values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from paceline.errors import PacelineError
+from paceline.keys import Key
+from paceline.kvstore.base import KVStore
+from paceline.kvstore.dist import DistStore
+from paceline.kvstore.inprocess.store import InProcessStore
+from paceline.mx.gluon.clip import GradientClip
+from paceline.mx.gluon.gradients import collect, densify
+from paceline.mx.gluon.optimizer_plan import OptimizerPlan
+from paceline.mx.gluon.parameter import Parameter
+from paceline.mx.gluon.server_clip import ServerClip
+from paceline.mx.gluon.updates import States, UpdatesByHand, broadcast
+from paceline.updaters import KeyOptions, Options
+from paceline.updaters.rows import LAZY
+
+
+class StoreUpdates:
+    """Lets any store that supports an optimizer update the values.
+
+    Args:
+        plan: the optimizer.
+        store: runs the optimizer.
+    """
+
+    on_store = True
+
+    def __init__(self, plan: OptimizerPlan, store: KVStore) -> None:
+        self._plan, self._store = plan, store
+        self._sent: tuple[list[Options], dict[Key, KeyOptions]] | None = None
+
+    def start(self, everything: Mapping[str, Parameter], trained: Mapping[str, Parameter]) -> None:
+        """Send the optimizer and the initial values to the store."""
+        keys, precision = self._plan.key_options(), self._plan.multi_precision
+        self._store.set_optimizer(self._plan.optimizer, keys=keys, multi_precision=precision, **self._plan.options)
+        broadcast(self._store, everything, by_rows=True)
+
+    def step(self, trained: Mapping[str, Parameter], scale: float, step: int, samples: float) -> None:
+        """Push all gradients and pull all values."""
+        options = self._options(step), self._plan.key_options()
+        if options != self._sent:
+            self._store.set_options(*options)
+            self._sent = options
+        self._store.samples = samples
+        self._exchange(trained, scale)
+
+    def _options(self, step: int) -> list[Options]:
+        return self._plan.groups_at(step)
+
+    def _exchange(self, trained: Mapping[str, Parameter], scale: float) -> None:
+        self._push_and_pull(trained, self._scaled(trained, scale))
+
+    def _scaled(self, trained: Mapping[str, Parameter], scale: float) -> dict[str, list[torch.Tensor]]:
+        """Return gradients times ``scale``: scaled in place if the step clears them, else copies."""
+        densify({key: one for key, one in trained.items() if not one.is_row_sparse})
+        grads = collect(trained, everywhere=self._store.num_workers > 1)
+        return {
+            key: [one.mul_(scale) if trained[key].grad_req == "write" else one * scale for one in devices]
+            for key, devices in grads.items()
+        }
+
+    def _push_and_pull(self, trained: Mapping[str, Parameter], grads: Mapping[str, Sequence[torch.Tensor]]) -> None:
+        if grads:
+            self._store.pushpull(list(grads), list(grads.values()), out=[trained[key].list_data() for key in grads])
+
+    def by_hand(self, verb: str) -> UpdatesByHand:
+        """Raise an error: no device has merged gradients."""
+        raise ValueError(
+            f"{verb} is impossible: the {self._store.type} store runs the optimizer, so call step; or make the Trainer "
+            "with update_on_kvstore=False"
+        )
+
+    def assign(self, key: str, value: torch.Tensor) -> None:
+        """Raise an error: a stored value cannot be set.
+
+        Raises:
+            PacelineError: always; stores of one process override this.
+        """
+        raise PacelineError(
+            f"parameter {key!r} cannot be set: a {self._store.type} store holds it for all workers. Set it before "
+            "the Trainer is made, or make it with update_on_kvstore=False and set it on every worker"
+        )
+
+    def take(self, everything: Mapping[str, Parameter]) -> None:
+        """Raise an error: values in the store cannot be set.
+
+        Raises:
+            PacelineError: always; paceline's own stores override this.
+        """
+        raise PacelineError(f"values in a {self._store.type} store cannot be set; set them before the Trainer is made")
+
+    def states(self) -> States:
+        """Return the optimizer's state by key."""
+        return self._store.optimizer_states()
+
+    def set_states(self, states: States) -> None:
+        """Set the optimizer's state. Every worker calls it; rank 0's state is used."""
+        if self._store.rank == 0:
+            self._store.set_optimizer_states(states)
+        self._store.barrier()
+
+    def save(self, fname: str) -> None:
+        """Write the optimizer's state."""
+        self._store.save_optimizer_states(fname, dump_optimizer=True)
+
+    def load(self, fname: str) -> None:
+        """Read the optimizer's state."""
+        self._store.load_optimizer_states(fname)
+
+
+class InProcessUpdates(StoreUpdates):
+    """Lets a store of this process update the values.
+
+    Args:
+        plan: the optimizer.
+        store: runs the optimizer.
+        clip: bounds of the merged gradients.
+    """
+
+    def __init__(self, plan: OptimizerPlan, store: InProcessStore, clip: GradientClip) -> None:
+        super().__init__(plan, store)
+        self._values = store
+        if clip:
+            store.clip = clip
+
+    def _exchange(self, trained: Mapping[str, Parameter], scale: float) -> None:
+        self._values.scale = scale
+        try:
+            self._push_and_pull(trained, collect(trained, everywhere=False))
+        finally:
+            self._values.scale = 1.0
+
+    def _push_and_pull(self, trained: Mapping[str, Parameter], grads: Mapping[str, Sequence[torch.Tensor]]) -> None:
+        by_rows = {key: one for key, one in grads.items() if self._changes_rows(trained[key], one)}
+        if not by_rows:
+            super()._push_and_pull(trained, grads)
+            return
+        self._store.push(list(grads), list(grads.values()))
+        if dense := [key for key in grads if key not in by_rows]:
+            self._store.pull(dense, [trained[key].list_data() for key in dense])
+        for key, one in by_rows.items():
+            touched = torch.cat([grad._indices()[0].cpu() for grad in one])
+            self._store.row_sparse_pull(key, trained[key].list_data(), row_ids=touched)
+
+    def _changes_rows(self, parameter: Parameter, grads: Sequence[torch.Tensor]) -> bool:
+        """Return whether only the pushed rows change. Then only they are pulled."""
+        return self._plan.cls in LAZY and parameter.is_row_sparse and all(one.is_sparse for one in grads)
+
+    def assign(self, key: str, value: torch.Tensor) -> None:
+        """Set a stored value."""
+        self._values.assign(key, value)
+
+    def take(self, everything: Mapping[str, Parameter]) -> None:
+        """Put the values of all parameters into the store."""
+        for key, one in everything.items():
+            self._values.assign(key, one.data())
+
+
+class ServerUpdates(StoreUpdates):
+    """Lets the servers of a distributed store update the values.
+
+    Args:
+        plan: the optimizer.
+        store: a store whose servers run the optimizer.
+        clip: bounds of the gradients.
+    """
+
+    def __init__(self, plan: OptimizerPlan, store: DistStore, clip: GradientClip) -> None:
+        super().__init__(plan, store)
+        self._servers = store
+        self._clip = ServerClip(clip, store) if clip else None
+
+    def _options(self, step: int) -> list[Options]:
+        groups = self._plan.groups_at(step)
+        return groups if self._clip is None else self._clip.options(groups)
+
+    def _exchange(self, trained: Mapping[str, Parameter], scale: float) -> None:
+        scaled = self._scaled(trained, scale)
+        if self._clip is None:
+            self._push_and_pull(trained, scaled)
+        elif grads := self._clip.own(scaled):
+            self._clip.exchange(grads, [trained[key].list_data() for key in grads])
+
+    def take(self, everything: Mapping[str, Parameter]) -> None:
+        """Set the values of all parameters on the servers. Every worker calls it; rank 0's values are used."""
+        self._servers.barrier()
+        if self._servers.rank == 0:
+            self._servers.set_values(list(everything), [one.data() for one in everything.values()])
+        self._servers.barrier()
+        self._servers.pull(list(everything), [one.list_data() for one in everything.values()])
