@@ -7,7 +7,7 @@ READY = $(VENV)/.ready
 # Tests that measure no times run on two cores; whole jobs, and tests with deadlines, by themselves.
 TIMED = tests/mx/test_work_load.py
 ENGINES = $(VENV)-engines
-ALONE = tests/integration tests/launch tests/testing tests/mx tests/soak
+ALONE = tests/integration tests/launch tests/testing tests/clusters tests/mx tests/soak
 SIDE_BY_SIDE = $(filter-out $(ALONE) tests/engines,$(sort $(patsubst %/,%,$(dir $(wildcard tests/*/*.py))))) \
   $(filter-out $(TIMED),$(wildcard tests/mx/test_*.py)) $(wildcard tests/test_*.py)
 

@@ -18,7 +18,7 @@ from benchmarks import allreduce, memory, network, training
 from benchmarks.contenders import Work
 from benchmarks.kvstore import measure
 from benchmarks.picture import description, draw, figures, panels
-from paceline.testing import Hosts, why_no_hosts
+from tests.clusters.hosts import Hosts, why_no_hosts
 
 STORE = [
     (

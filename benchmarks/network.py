@@ -31,7 +31,7 @@ from benchmarks.shapes import shapes_of
 from paceline import compression
 from paceline.config import Settings
 from paceline.placement import KeySize, place
-from paceline.testing import Hosts, HostsJob, why_no_hosts
+from tests.clusters.hosts import Hosts, HostsJob, why_no_hosts
 
 WORKERS = Path(__file__).parent / "workers"
 TIMEOUT_S = 300.0

@@ -70,7 +70,7 @@ IMPURE = {
 CORE = {"kvstore", "optim", "worker", "server", "scheduler", "wire", "updaters", "compression", "consistency"}
 PRODUCTS = {"mx", "gluon", "lightning", "launch", "sim", "cli", "testing"}
 #: Folders of tests that belong to no package.
-ACROSS = {"engines", "integration", "oracle", "blame", "busy", "soak", "docs", "examples", "benchmarks"}
+ACROSS = {"engines", "clusters", "integration", "oracle", "blame", "busy", "soak", "docs", "examples", "benchmarks"}
 
 
 def modules() -> dict[str, Path]:

@@ -17,11 +17,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from paceline.testing.ssh import SshHosts, why_no_ssh
 from tests.blame.trial import Outcome, Trial, draw
 from tests.blame.trial import run as run_trial
 from tests.busy.jobs import Kind, Result, kinds, run
 from tests.busy.load import Load
+from tests.clusters.ssh import SshHosts, why_no_ssh
 
 #: Faults that are failures: the others end a job with 0, or may.
 _FAULTS = frozenset({"SIGKILL", "SIGSTOP", "raise", "exit3", "os._exit3"})

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import paceline
-from paceline.testing.ssh import SshHosts
+from tests.clusters.ssh import SshHosts
 from tests.engines.small_jobs import write_training
 
 ROOT = Path(paceline.__file__).parents[2]

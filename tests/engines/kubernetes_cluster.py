@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.testing.cluster import StepwiseStart
+from tests.clusters.hosts import StepwiseStart
 from tests.engines.kubernetes_build import CACHE, IMAGE_FILE, is_built
 from tests.engines.named_hosts import NamedHosts
 

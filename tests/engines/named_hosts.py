@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from paceline.testing import Hosts
+from tests.clusters.hosts import Hosts
 
 _ENTER = 'mount --bind "$1" /etc/hosts; hostname "$2"; shift 2; exec "$@"'
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from paceline.testing.cluster import StepwiseStart
+from tests.clusters.hosts import StepwiseStart
 from tests.engines.named_hosts import NamedHosts
 
 _PORT = 6399

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from paceline.testing.cluster import StepwiseStart
+from tests.clusters.hosts import StepwiseStart
 from tests.engines.named_hosts import NamedHosts
 
 _INSTALLED = Path("/var/lib/gridengine")

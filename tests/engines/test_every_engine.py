@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.testing.slurm import SlurmCluster, why_no_slurm
-from paceline.testing.ssh import SshHosts, why_no_ssh
+from tests.clusters.slurm import SlurmCluster, why_no_slurm
+from tests.clusters.ssh import SshHosts, why_no_ssh
 from tests.engines import jobs
 from tests.engines.small_jobs import wait_until_clean
 

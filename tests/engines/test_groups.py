@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.testing.slurm import SlurmCluster, why_no_slurm
-from paceline.testing.ssh import SshHosts, why_no_ssh
+from tests.clusters.slurm import SlurmCluster, why_no_slurm
+from tests.clusters.ssh import SshHosts, why_no_ssh
 from tests.engines.named_hosts import NamedHosts
 from tests.engines.ray_nodes import RayNodes
 from tests.engines.slow import Quota, quota, why_no_quota

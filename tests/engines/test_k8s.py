@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.testing import why_no_hosts
+from tests.clusters.hosts import why_no_hosts
 from tests.engines import jobs
 from tests.engines.kubernetes_build import IMAGE
 from tests.engines.kubernetes_cluster import KubernetesCluster, why_no_kubernetes

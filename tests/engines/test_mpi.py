@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.testing.ssh import SshHosts, why_no_ssh
+from tests.clusters.ssh import SshHosts, why_no_ssh
 from tests.engines import small_jobs
 from tests.engines.small_jobs import DEADLINE_S, trained, wait_until_clean, write_training
 

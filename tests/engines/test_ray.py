@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.testing import why_no_hosts
+from tests.clusters.hosts import why_no_hosts
 from tests.engines import jobs
 from tests.engines.named_hosts import NamedHosts
 from tests.engines.ray_nodes import RayNodes

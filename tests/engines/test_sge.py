@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.testing import why_no_hosts
+from tests.clusters.hosts import why_no_hosts
 from tests.engines import jobs
 from tests.engines.named_hosts import NamedHosts
 from tests.engines.sge_hosts import SgeHosts, why_no_sge

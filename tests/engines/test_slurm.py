@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.testing.slurm import SlurmCluster, why_no_slurm
+from tests.clusters.slurm import SlurmCluster, why_no_slurm
 from tests.engines import small_jobs
 from tests.engines.small_jobs import DEADLINE_S, trained, wait_until_clean, write_training
 

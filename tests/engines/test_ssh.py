@@ -18,7 +18,7 @@ import pytest
 
 import paceline
 from paceline.launch.remote.lines import SILENCE_S
-from paceline.testing.ssh import SshHosts, why_no_ssh
+from tests.clusters.ssh import SshHosts, why_no_ssh
 from tests.engines.small_jobs import trained, write_training
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(bool(why_no_ssh()), reason=why_no_ssh())]

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import paceline
-from paceline.testing.ssh import SshHosts, why_no_ssh
+from tests.clusters.ssh import SshHosts, why_no_ssh
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(bool(why_no_ssh()), reason=why_no_ssh())]
 

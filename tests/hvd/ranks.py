@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.testing.fork_server import ForkedProcess, ForkServer
+from tests.clusters.fork_server import ForkedProcess, ForkServer
 
 _numbers = itertools.count()
 _servers: list[ForkServer] = []

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import paceline.hvd as hvd
-from paceline.testing import Hosts, why_no_hosts
 from paceline.transport import new_job_key
+from tests.clusters.hosts import Hosts, why_no_hosts
 from tests.hvd.ranks import Ranks
 
 TENSOR = bytes(range(256)) * 64

@@ -15,7 +15,8 @@ import torch
 import paceline
 from paceline import DistributedOptimizer
 from paceline.errors import PacelineError, PeerDiedError
-from paceline.testing import Hosts, HostsJob, LocalJob, tell, why_no_hosts
+from paceline.testing import LocalJob, tell
+from tests.clusters.hosts import Hosts, HostsJob, why_no_hosts
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(bool(why_no_hosts()), reason=why_no_hosts() or "possible")]
 

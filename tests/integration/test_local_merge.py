@@ -13,7 +13,8 @@ import torch
 import paceline
 from paceline import DistributedOptimizer, kvstore
 from paceline.errors import ConfigError, DeadlineError, PacelineError, PeerDiedError, RemoteError
-from paceline.testing import Hosts, HostsJob, listen, tell, why_no_hosts
+from paceline.testing import listen, tell
+from tests.clusters.hosts import Hosts, HostsJob, why_no_hosts
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(bool(why_no_hosts()), reason=why_no_hosts() or "possible")]
 

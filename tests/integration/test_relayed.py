@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline.testing import Hosts, NamespaceHost, why_no_hosts
 from paceline.transport import new_job_key
+from tests.clusters.hosts import Hosts, NamespaceHost, why_no_hosts
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(bool(why_no_hosts()), reason=why_no_hosts() or "possible")]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.testing.ssh import SshHosts, why_no_ssh
+from tests.clusters.ssh import SshHosts, why_no_ssh
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(bool(why_no_ssh()), reason=why_no_ssh())]
 

@@ -13,7 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from paceline.testing import Faults, why_no_hosts
+from paceline.testing import Faults
+from tests.clusters.fork_server import fork_jobs
+from tests.clusters.hosts import why_no_hosts
 from tests.oracle.jobs import TRANSPORTS, Outcome, Way, outcomes, reference
 from tests.oracle.registry import Fate, Script, all_scripts
 
@@ -157,4 +159,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    fork_jobs()
     sys.exit(main(sys.argv[1:]))

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from paceline.testing import Faults, Hosts, HostsJob, LocalJob, Worker, WorkerFailedError
+from paceline.testing import Faults, LocalJob, Worker, WorkerFailedError
+from tests.clusters.hosts import Hosts, HostsJob
 from tests.oracle.registry import all_scripts
 from tests.oracle.run import Run
 from tests.oracle.worker import run_scripts

@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from paceline.testing import Faults, why_no_hosts
+from paceline.testing import Faults
+from tests.clusters.hosts import why_no_hosts
 from tests.oracle.jobs import Outcome, Way, outcomes, reference
 from tests.oracle.registry import all_scripts
 

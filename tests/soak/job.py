@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.testing import LocalJob, Process, Worker
+from paceline.testing.process import start_program
 from tests.soak import role, worker
 from tests.soak.census import Census, grown
 from tests.soak.samples import Growth, Sample, growth, sample, slope
@@ -28,6 +29,8 @@ _PHASE_TIMEOUT_S = 540.0
 class SoakJob(LocalJob):
     """A job of programs (a forked process shares memory with the one that forked it), whose roles can be counted."""
 
+    start_process = staticmethod(start_program)
+
     def __init__(self, transports: Sequence[str], servers: int, folder: Path, **settings: Any) -> None:
         path = os.pathsep.join(one for one in (ROOT, os.environ.get("PYTHONPATH", "")) if one)
         environment = {role.VARIABLE: str(folder)}
@@ -36,9 +39,6 @@ class SoakJob(LocalJob):
 
     def _placed(self, role: str, rank: int, argv: Sequence[str]) -> Sequence[str]:
         return argv if role == "worker" else [sys.executable, "-m", "tests.soak.role", role]
-
-    def _fork_server(self) -> None:
-        """Return None: see the class."""
 
     def _environment(self, role: str, rank: int, scheduler: str) -> dict[str, str]:
         own = worker.TRANSPORTS[self._transports[rank]] if role == "worker" else {}

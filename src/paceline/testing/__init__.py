@@ -4,18 +4,13 @@ from paceline.consistency import CheckedRule, check_every_rule
 from paceline.testing.channel import listen, tell
 from paceline.testing.codec import check_codec
 from paceline.testing.faults import Faults
-from paceline.testing.hosts import Hosts, NamespaceHost, why_no_hosts
-from paceline.testing.hosts_job import HostsJob
 from paceline.testing.job import LocalJob
 from paceline.testing.process import Process, Worker, WorkerFailedError
 
 __all__ = [
     "CheckedRule",
     "Faults",
-    "Hosts",
-    "HostsJob",
     "LocalJob",
-    "NamespaceHost",
     "Process",
     "Worker",
     "WorkerFailedError",
@@ -23,5 +18,4 @@ __all__ = [
     "check_every_rule",
     "listen",
     "tell",
-    "why_no_hosts",
 ]

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import time
 from typing import Any
 
-from paceline.testing.readable import readable
-
 #: Variables with the file descriptors of the worker.
 READ_VARIABLE, WRITE_VARIABLE = "PACELINE_TESTING_READ_FD", "PACELINE_TESTING_WRITE_FD"
+
+
+def readable(fds: list[int], timeout_s: float | None = None) -> set[int]:
+    """Return which file descriptors can be read (or are at their end). Waits until one can, or for the time given.
+
+    Their numbers may be above 1023, unlike those that ``select`` takes.
+    """
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return {fd for fd, _ in poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1e3)}
 
 
 class JsonLines:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import json
 import os
@@ -13,16 +12,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 import paceline
 from paceline import config
 from paceline.launch.supervise.guardian import Guardian
 from paceline.launch.supervise.ready import ReadyPipe
+from paceline.testing.channel import readable
 from paceline.testing.faults import VARIABLE, Faults
-from paceline.testing.fork_server import ForkServer, read_at_start
-from paceline.testing.process import Process, Worker, WorkerFailedError
-from paceline.testing.readable import readable
+from paceline.testing.process import Process, Start, Worker, WorkerFailedError, start_program
 from paceline.transport.security import new_job_key
 
 _SOURCES = str(Path(paceline.__file__).parent.parent)
@@ -50,8 +48,10 @@ class LocalJob:
         workers: all workers started so far.
         job_key: the job's key.
         address: where the scheduler listens.
+        start_process: starts the processes of all jobs.
     """
 
+    start_process: ClassVar[Start] = staticmethod(start_program)
     _scheduler_host = "127.0.0.1"
 
     def __init__(
@@ -116,18 +116,13 @@ class LocalJob:
     def _start(self, name: str, role: str, rank: int, env: Mapping[str, str], pass_fds: Sequence[int] = ()) -> Process:
         program = "paceline.testing.faulty" if self._faults is not None and role == "server" else "paceline"
         argv = self._placed(role, rank, [sys.executable, "-m", program, role])
-        process = Process(name, argv, env, self._directory, self._guardian, self._fork_server(), pass_fds)
+        process = Process(name, argv, env, self._directory, self._guardian, pass_fds, self.start_process)
         self._stack.callback(process.close)
         return process
 
     def _placed(self, role: str, rank: int, argv: Sequence[str]) -> Sequence[str]:
         """Return the command that runs ``argv`` on the host of a process; jobs on several hosts override it."""
         return argv
-
-    def _fork_server(self) -> ForkServer | None:
-        """Return the server that forks processes, or None where they must be started as programs."""
-        env = _common_environment()
-        return _fork_server_of(os.getpid(), tuple(sorted(read_at_start(env).items())))
 
     # ---- environment -----------------------------------------------------------------------------------------------
 
@@ -140,7 +135,7 @@ class LocalJob:
             "role": role, "rank": rank, "local_rank": rank, "job_id": "test", "job_key": self.job_key,
             "num_workers": self.num_workers, "num_servers": self.num_servers, "scheduler": scheduler,
         }  # fmt: skip
-        env = _common_environment() | self._extra
+        env = common_environment() | self._extra
         return env | {config.variable(name): str(value) for name, value in own.items()} | self._settings
 
     # ---- workers ---------------------------------------------------------------------------------------------------
@@ -179,8 +174,8 @@ class LocalJob:
         )
         argv = self._placed("worker", rank, [sys.executable, "-m", "paceline.testing.worker", str(task)])
         env = self.environment("worker", rank) | dict(environment or {})
-        fork_server = self._fork_server()
-        worker = Worker(f"worker {rank} ({number})", argv, env, self._directory, self._guardian, fork_server, result)
+        name = f"worker {rank} ({number})"
+        worker = Worker(name, argv, env, self._directory, self._guardian, result, self.start_process)
         self.workers.append(worker)
         self._stack.callback(worker.close)
         return worker
@@ -209,20 +204,11 @@ class LocalJob:
         return "\n".join(f"---- {one.name} (exit code {one.code})\n{one.output}" for one in processes)
 
 
-def _common_environment() -> dict[str, str]:
-    """Return what all jobs of this process give to theirs."""
+def common_environment() -> dict[str, str]:
+    """Return the environment that processes of all jobs start with."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PACELINE_", "DMLC_"))}
     path = os.pathsep.join(part for part in (_SOURCES, os.environ.get("PYTHONPATH", "")) if part)
     return kept | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-
-
-@functools.cache
-def _fork_server_of(owner: int, start: tuple[tuple[str, str], ...]) -> ForkServer:
-    """Return the fork server of a process, made when it starts its first job.
-
-    Some libraries set variables when they are imported, such as scikit-learn; then jobs get another server.
-    """
-    return ForkServer(_common_environment())
 
 
 def _text(value: Any) -> str:

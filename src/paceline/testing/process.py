@@ -8,12 +8,58 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, Protocol
 
 from paceline import forks
 from paceline.launch.supervise.guardian import Guardian
 from paceline.testing.channel import READ_VARIABLE, WRITE_VARIABLE, JsonLines, say
-from paceline.testing.fork_server import ForkedProcess, ForkServer
+
+
+class Started(Protocol):
+    """A running process: the part of ``subprocess.Popen`` that is used."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+
+    def poll(self) -> int | None:
+        """Return its exit code (negative: the signal that ended it), None while it runs."""
+
+    def wait(self, timeout: float) -> int:
+        """Wait for its end and return the exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: it still runs.
+        """
+
+    def send_signal(self, signum: int) -> None:
+        """Send it a signal."""
+
+
+class Start(Protocol):
+    """Starts a process that leads its own session and ends with this one."""
+
+    def __call__(
+        self, argv: Sequence[str], env: Mapping[str, str], output: int, guardian: Guardian, pass_fds: Sequence[int]
+    ) -> Started:
+        """Start a command, with its whole environment, and a file descriptor for its stdout and stderr."""
+
+
+def start_program(
+    argv: Sequence[str], env: Mapping[str, str], output: int, guardian: Guardian, pass_fds: Sequence[int]
+) -> subprocess.Popen[bytes]:
+    """Start a program; see :class:`Start`."""
+    with forks.passing_on():
+        return subprocess.Popen(
+            list(argv),
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=guardian.register,  # noqa: PLW1509 - it only writes to a pipe
+            pass_fds=pass_fds,
+        )
 
 
 class WorkerFailedError(AssertionError):
@@ -29,8 +75,8 @@ class Process:
         env: its whole environment.
         directory: where its output goes.
         guardian: ends it if this process is killed.
-        fork_server: forks it if possible; else it is started as a program.
         pass_fds: file descriptors that it inherits.
+        start: starts it.
     """
 
     def __init__(
@@ -40,17 +86,13 @@ class Process:
         env: Mapping[str, str],
         directory: Path,
         guardian: Guardian,
-        fork_server: ForkServer | None = None,
         pass_fds: Sequence[int] = (),
+        start: Start = start_program,
     ) -> None:
         self.name = name
         self._output = directory / f"{name.replace(' ', '-')}.txt"
         with open(self._output, "wb") as output:
-            self._handle = (
-                fork_server.fork(argv, env, output.fileno(), guardian.fd, pass_fds)
-                if fork_server is not None and fork_server.can_run(argv, env)
-                else _started(argv, env, output, guardian, pass_fds)
-            )
+            self._handle = start(argv, env, output.fileno(), guardian, pass_fds)
         self.pid = self._handle.pid
 
     @property
@@ -88,24 +130,6 @@ class Process:
         """Kill it if it still runs, and release it."""
         self.kill()
         self._handle.wait(10.0)
-        if isinstance(self._handle, ForkedProcess):
-            self._handle.close()
-
-
-def _started(
-    argv: Sequence[str], env: Mapping[str, str], output: IO[bytes], guardian: Guardian, pass_fds: Sequence[int]
-) -> subprocess.Popen[bytes]:
-    with forks.passing_on():
-        return subprocess.Popen(
-            list(argv),
-            env=dict(env),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=guardian.register,  # noqa: PLW1509 - it only writes to a pipe
-            pass_fds=pass_fds,
-        )
 
 
 class Worker(Process):
@@ -117,8 +141,8 @@ class Worker(Process):
         env: its environment, without the ends of the pipes.
         directory: where its output and its result go.
         guardian: ends it if this process is killed.
-        fork_server: forks it if possible.
         result: the file in which its result will be.
+        start: starts it.
     """
 
     def __init__(
@@ -128,15 +152,15 @@ class Worker(Process):
         env: Mapping[str, str],
         directory: Path,
         guardian: Guardian,
-        fork_server: ForkServer | None,
         result: Path,
+        start: Start,
     ) -> None:
         self._result = result
         self._from_worker, theirs_out = os.pipe()
         theirs_in, self._to_worker = os.pipe()
         ends = {READ_VARIABLE: str(theirs_in), WRITE_VARIABLE: str(theirs_out)}
         try:
-            super().__init__(name, argv, {**env, **ends}, directory, guardian, fork_server, (theirs_in, theirs_out))
+            super().__init__(name, argv, {**env, **ends}, directory, guardian, (theirs_in, theirs_out), start)
         finally:
             os.close(theirs_in)
             os.close(theirs_out)

@@ -11,9 +11,10 @@ import time
 import pytest
 
 from paceline.launch.supervise.guardian import Guardian
-from paceline.testing import LocalJob, Process, WorkerFailedError, fork_server, fork_server_main
-from paceline.testing.fork_server import ForkedProcess, ForkServer
-from paceline.testing.readable import readable
+from paceline.testing import LocalJob, Process, WorkerFailedError
+from paceline.testing.channel import readable
+from tests.clusters import fork_server, fork_server_main
+from tests.clusters.fork_server import ForkedProcess, ForkServer
 
 
 def say_who_i_am():
@@ -109,7 +110,11 @@ def test_files_are_inherited_under_their_numbers(tmp_path):
     try:
         code = f"import os; [os.write(fd, str(fd).encode()) for fd in {[write for _, write in ends]}]"
         argv = [sys.executable, "-m", "timeit", "-n", "1", "-r", "1", code]
-        process = Process("writer", argv, env, tmp_path, guardian, fork_server, [write for _, write in ends])
+
+        def start(argv, env, output, guardian, pass_fds):
+            return fork_server.fork(argv, env, output, guardian.fd, pass_fds)
+
+        process = Process("writer", argv, env, tmp_path, guardian, [write for _, write in ends], start)
         assert is_forked(process)
         assert process.wait(60) == 0, process.output
         assert [os.read(read, 100) for read, _ in ends] == [str(write).encode() for _, write in ends]
@@ -133,7 +138,7 @@ def test_a_child_that_came_too_late_is_ended_and_not_taken_for_the_next(monkeypa
         fork("this").wait(60)  # the forking process has started
         os.kill(fork_server._process.pid, signal.SIGSTOP)
         with monkeypatch.context() as patch:
-            patch.setattr("paceline.testing.fork_server._START_TIMEOUT_S", 0.1)
+            patch.setattr("tests.clusters.fork_server._START_TIMEOUT_S", 0.1)
             with pytest.raises(RuntimeError, match=r"within 0\.1 s"):
                 fork("http.server")  # runs for ever
         os.kill(fork_server._process.pid, signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""The program of the forking process of :mod:`paceline.testing.fork_server`, and what its children do first."""
+"""The program of the forking process of :mod:`tests.clusters.fork_server`, and what its children do first."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.testing.fork_server import MAX_MESSAGE_BYTES
-from paceline.testing.readable import readable
+from paceline.testing.channel import readable
+from tests.clusters.fork_server import MAX_MESSAGE_BYTES
 
 #: Imported before the first fork: what servers, workers and the scheduler need. The first torch optimizer imports
 #: ``torch._dynamo``, which takes as long as torch itself.
@@ -90,6 +90,7 @@ def _become(task: dict[str, Any], fds: Sequence[int]) -> None:
     os.environ.clear()
     os.environ.update(task["env"])
     os.chdir(task["directory"])
+    sys.path[0] = task["directory"]
     sys.argv = list(task["argv"])
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import array
 import atexit
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -19,8 +20,13 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from paceline.testing.readable import readable
+from paceline.launch.supervise.guardian import Guardian
+from paceline.testing import LocalJob
+from paceline.testing.channel import readable
+from paceline.testing.job import common_environment
+from paceline.testing.process import Started, start_program
 
 #: Prefixes of variables that an interpreter or a library reads when it starts.
 _READ_AT_START = (
@@ -36,6 +42,8 @@ _READ_AT_START = (
     "TORCH_",
     "CUDA_",
 )
+
+_ROOT = Path(__file__).parents[2]
 
 #: A task, with the whole environment.
 MAX_MESSAGE_BYTES = 1 << 20
@@ -60,7 +68,7 @@ class ForkedProcess:
 
     def poll(self) -> int | None:
         """Return the exit code (negative: the signal that ended it), None while it runs."""
-        return self._fork_server.code(self.pid)
+        return self._ended(self._fork_server.code(self.pid))
 
     def wait(self, timeout: float) -> int:
         """Wait for the end and return the exit code.
@@ -68,7 +76,9 @@ class ForkedProcess:
         Raises:
             subprocess.TimeoutExpired: it still runs.
         """
-        return self._fork_server.wait(self.pid, timeout)
+        code = self._fork_server.wait(self.pid, timeout)
+        self._ended(code)
+        return code
 
     def send_signal(self, signum: int) -> None:
         """Send a signal, unless it has ended."""
@@ -76,10 +86,12 @@ class ForkedProcess:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signum)
 
-    def close(self) -> None:
+    def _ended(self, code: int | None) -> int | None:
         """Release a process that has ended."""
-        if self._pidfd is not None:
+        if code is not None and self._pidfd is not None:
             os.close(self._pidfd)
+            self._pidfd = None
+        return code
 
 
 class ForkServer:
@@ -100,8 +112,8 @@ class ForkServer:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_MESSAGE_BYTES)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "paceline.testing.fork_server_main", str(theirs.fileno())],
-                env=dict(env), stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True,
+                [sys.executable, "-m", "tests.clusters.fork_server_main", str(theirs.fileno())],
+                cwd=_ROOT, env=dict(env), stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True,
             )  # fmt: skip
         atexit.register(self.close)
 
@@ -187,3 +199,27 @@ class ForkServer:
             except subprocess.TimeoutExpired:  # a busy host: it may still import
                 self._process.kill()
                 self._process.wait()
+
+
+@functools.cache
+def _server_of(owner: int, start: tuple[tuple[str, str], ...]) -> ForkServer:
+    """Return the fork server of a process, made when it starts its first job.
+
+    Some libraries set variables when they are imported, such as scikit-learn; then jobs get another server.
+    """
+    return ForkServer(common_environment())
+
+
+def fork_or_start(
+    argv: Sequence[str], env: Mapping[str, str], output: int, guardian: Guardian, pass_fds: Sequence[int]
+) -> Started:
+    """Fork a process if possible, else start it as a program; see :class:`paceline.testing.process.Start`."""
+    server = _server_of(os.getpid(), tuple(sorted(read_at_start(common_environment()).items())))
+    if server.can_run(argv, env):
+        return server.fork(argv, env, output, guardian.fd, pass_fds)
+    return start_program(argv, env, output, guardian, pass_fds)
+
+
+def fork_jobs() -> None:
+    """Make all jobs of this process fork their processes."""
+    LocalJob.start_process = staticmethod(fork_or_start)

@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from paceline.launch.supervise.child import die_with_parent
-from paceline.testing.cluster import StepwiseStart
-from paceline.testing.hosts import Hosts, NamespaceHost, why_no_hosts
+from tests.clusters.hosts import Hosts, NamespaceHost, StepwiseStart, why_no_hosts
 
 _SSHD = "/usr/sbin/sshd"
 PORT = 2222

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.testing import Hosts, HostsJob, why_no_hosts
+from tests.clusters.hosts import Hosts, HostsJob, why_no_hosts
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(bool(why_no_hosts()), reason=why_no_hosts() or "possible")]
 

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from paceline.launch.supervise.child import die_with_parent
-from paceline.testing.cluster import StepwiseStart
-from paceline.testing.hosts import Hosts, why_no_hosts
+from tests.clusters.hosts import Hosts, StepwiseStart, why_no_hosts
 
 _PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "sinfo")
 _START_S = 120.0
