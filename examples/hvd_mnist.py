@@ -14,12 +14,13 @@ import argparse
 
 import torch
 from networks import lenet
+from readers import MNIST
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 import paceline.hvd as hvd
-from paceline.data import MNIST, digits
+from paceline.data import digits
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -21,6 +21,7 @@ from typing import Any
 import devices
 import torch
 from networks import NETWORKS
+from readers import MNIST
 from reporting import accuracy, report
 from rich.console import Console
 from rich.progress import Progress
@@ -76,7 +77,7 @@ def main() -> None:
     options |= devices.store_options(args.kv_store, where)
     store = paceline.kvstore.create(args.kv_store, **options)  # paceline: 1. join the job
 
-    load = partial(paceline.data.MNIST, args.data_dir) if args.data_dir else paceline.data.digits
+    load = partial(MNIST, args.data_dir) if args.data_dir else paceline.data.digits
     train, test = load(train=True), load(train=False)
     sampler = paceline.data.ShardedSampler(train, store.num_workers, store.rank)  # paceline: 2. train on my part
     # drop_last: a last batch of fewer samples than devices could not be split.

@@ -51,10 +51,6 @@ class KeyMismatchError(PacelineError):
     """A key is unknown, initialised twice, or has another shape or dtype than on the other workers."""
 
 
-class DataError(PacelineError):
-    """A data set is missing or damaged. The text names the folder where it belongs."""
-
-
 class CheckpointError(PacelineError):
     """A checkpoint cannot be written or read. The text names the file and the cause. Nothing was changed."""
 

@@ -156,7 +156,7 @@ class Job:
         """Worker 1 holds a batch that it has not pushed for when worker 0 takes a state."""
         sampler, lines, handler = self.sampler("early"), [], logging.Handler()
         handler.emit = lambda record: lines.append(record.getMessage())
-        logging.getLogger("paceline.data.walker").addHandler(handler)
+        logging.getLogger("paceline.data.pool").addHandler(handler)
         walk = iter(sampler)
         indices = next(walk)
         if self.rank != 1:

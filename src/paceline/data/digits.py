@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from paceline.data.dataset import ArrayDataset
-from paceline.data.files import Bytes, read_bytes
 from paceline.data.partition import check_part
+
+Pixels = NDArray[np.uint8]
 
 _FILE = Path(__file__).with_name("digits.gz")
 _TEST_EVERY = 5
@@ -44,7 +48,7 @@ def digits(train: bool = True, num_parts: int = 1, part_index: int = 0) -> Array
     return ArrayDataset(scaled, labels[chosen]).shard(num_parts, part_index)
 
 
-def read_digits() -> tuple[Bytes, Bytes]:
+def read_digits() -> tuple[Pixels, Pixels]:
     """Return all images [1797, 8, 8] with pixels 0 to 16, and their classes [1797], in the order of scikit-learn."""
-    rows = read_bytes(_FILE).reshape(-1, 1 + 64)
+    rows = np.frombuffer(gzip.decompress(_FILE.read_bytes()), dtype=np.uint8).reshape(-1, 1 + 64)
     return rows[:, 1:].reshape(-1, 8, 8), rows[:, 0]

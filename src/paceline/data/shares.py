@@ -19,12 +19,13 @@ from torch.utils.data import Sampler
 from paceline.data.deadline import Accumulates, Deadline, accumulate, check_deadline, check_prefetch
 from paceline.data.fetching import Dealing, fetched_ahead
 from paceline.data.handed_out import GlobalBatch, HandedOut
+from paceline.data.partition import read_spans
 from paceline.data.sampler import State, epoch_order
-from paceline.data.share_choices import fractions_of, lock_step_of
 from paceline.data.speeds import MOST_STEPS, Speeds
 from paceline.data.states import place_of
 from paceline.hetero import Shares, Speed, split_evenly
 from paceline.kvstore.base import KVStoreBase
+from paceline.kvstore.dist import DistStore
 
 _log = logging.getLogger(__name__)
 
@@ -116,11 +117,11 @@ class SharedBatchSampler(Sampler[list[int]]):
         self._settings: State = {"length": self._length, "seed": seed, "shuffle": shuffle}
         self._check(global_batch_size, deadline_s)
         self._measures = shares == "measured"
-        dist = lock_step_of(store, self._measures, deadline_s)
+        dist = _lock_step_of(store, self._measures, deadline_s)
         self._session = None if dist is None else dist.session
         exchanges = self._measures or deadline_s is not None
         self._speeds = Speeds(dist if exchanges else None, self._rank, self._num_workers, max_batch)
-        self._shares = Shares(global_batch_size, fractions_of(shares, self._num_workers), self._speeds.caps)
+        self._shares = Shares(global_batch_size, _fractions_of(shares, self._num_workers), self._speeds.caps)
         self._now: Callable[[], float] = time.monotonic
         self._deadline = None if deadline_s is None else Deadline(deadline_s, self._now)
         self._done: tuple[int, int] | None = None
@@ -374,3 +375,36 @@ class SharedBatchSampler(Sampler[list[int]]):
             return
         check_deadline(deadline_s, self._max_batch)
         check_prefetch(self._prefetch)
+
+
+def _lock_step_of(store: KVStoreBase, measures: bool, deadline_s: float | None) -> DistStore | None:
+    """Return the store whose workers agree on shares; None: there is one worker.
+
+    Raises:
+        ValueError: workers have to agree in every round, and the store is not in lock step.
+    """
+    if not isinstance(store, DistStore):
+        return None
+    if (measures or deadline_s is not None) and store.policy.merge != "all":
+        what, instead = ("shares='measured'", "Give fractions") if measures else ("deadline_s", "Take a pool")
+        raise ValueError(
+            f"{what} needs dist_sync: the workers of a {store.type} store go on at their own speed, and "
+            f"would have to wait for each other to agree. {instead} instead"
+        )
+    return store
+
+
+def _fractions_of(shares: str | os.PathLike[str] | Sequence[float], num_workers: int) -> list[float]:
+    """Return the fraction of each worker with which a job begins.
+
+    Raises:
+        ValueError: there is not one per worker.
+        ConfigError: the file cannot be used.
+    """
+    if isinstance(shares, str) and shares in ("equal", "measured"):
+        return [1.0] * num_workers
+    if isinstance(shares, str | os.PathLike):
+        return [end - begin for begin, end in read_spans(shares, num_workers)]
+    if len(shares) != num_workers:
+        raise ValueError(f"shares {list(shares)} are not one per worker; the job has {num_workers}")
+    return [float(one) for one in shares]

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.data import MNIST
-from paceline.errors import DataError
+from examples.readers import MNIST, DataError
 
 NUM_SAMPLES = 7
 
@@ -47,10 +46,6 @@ def test_packed_files_and_the_folder_of_torchvision_are_found(folder: Path, tmp_
     assert torch.equal(MNIST(tmp_path / "elsewhere").tensors[0], MNIST(folder).tensors[0])
 
 
-def test_part_is_contiguous(folder: Path) -> None:
-    assert [MNIST(folder, True, 3, part).tensors[1].tolist() for part in range(3)] == [[0, 1], [2, 3], [4, 5, 6]]
-
-
 def test_missing_files_end_in_advice(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=rf"train-images-idx3-ubyte is not in {tmp_path}: put MNIST's four files"):
         MNIST(tmp_path)
@@ -83,8 +78,3 @@ def test_damaged_packed_file_is_named(folder: Path) -> None:
     path.with_suffix(".gz").write_bytes(packed[: len(packed) // 2])
     with pytest.raises(DataError, match=r"ubyte.gz cannot be read"):
         MNIST(folder)
-
-
-def test_part_that_does_not_exist_is_refused_before_reading(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="part_index is 2"):
-        MNIST(tmp_path / "nowhere", num_parts=2, part_index=2)

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.data import CIFAR10, CIFAR100
-from paceline.errors import DataError
+from examples.readers import CIFAR10, CIFAR100, DataError
 
 
 def records(labels: list[list[int]]) -> bytes:
@@ -39,7 +38,7 @@ def test_extracted_archive_is_found(cifar10: Path) -> None:
     folder.mkdir(parents=True)
     for path in cifar10.glob("*.bin"):
         path.rename(folder / path.name)
-    assert len(CIFAR10(cifar10 / "data", num_parts=3, part_index=2)) == 4
+    assert len(CIFAR10(cifar10 / "data").shard(3, 0)) == 4
 
 
 def test_fine_and_coarse_labels_of_cifar100(tmp_path: Path) -> None:
@@ -69,8 +68,3 @@ def test_damaged_file_is_named(cifar10: Path, data: bytes, message: str) -> None
     (cifar10 / "data_batch_3.bin").write_bytes(data)
     with pytest.raises(DataError, match=rf"data_batch_3.bin is damaged: {message}"):
         CIFAR10(cifar10)
-
-
-def test_part_that_does_not_exist_is_refused_before_reading(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="num_parts is 0"):
-        CIFAR100(tmp_path, num_parts=0)
