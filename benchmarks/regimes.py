@@ -25,7 +25,7 @@ import numpy as np
 from paceline.consistency import policy_of
 from paceline.hetero import Choice, Speed, choose
 from paceline.sim import SimulatedCluster, SimulatedTraining, SimulatedWorker, simulate
-from paceline.sim.measuring import measure
+from paceline.sim.job import measure
 from paceline.sim.problem import Teacher
 
 BATCH = 32

@@ -23,7 +23,7 @@ import paceline
 from paceline.hetero import Speed
 from paceline.hetero.measured import sizes
 from paceline.kvstore.dist import DistStore
-from paceline.sim.source import OwnData
+from paceline.sim.problem import OwnData
 from paceline.worker.profile import WARM_UP
 
 #: A batch that begins its push this part of its time late has overrun its deadline: the processors were busy.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.hetero.servers import server_speeds
+from paceline.hetero.groups import server_speeds
 from paceline.placement import KeySize, place
 
 

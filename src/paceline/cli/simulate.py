@@ -13,8 +13,7 @@ from paceline.hetero import choose
 from paceline.launch.preflight import read_text
 from paceline.naming import suggestion
 from paceline.sim import Result, SimulatedCluster, SimulatedTraining, read_cluster, simulate
-from paceline.sim.job import ShareKind
-from paceline.sim.measuring import measure
+from paceline.sim.job import ShareKind, measure
 from paceline.sim.picture import draw
 
 if TYPE_CHECKING:

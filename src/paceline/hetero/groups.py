@@ -1,4 +1,4 @@
-"""Groups of workers of like speed.
+"""Groups of workers of like speed, and when they change.
 
 Speeds are compared by their logarithm, because noise and differences are ratios. Ward's agglomerative clustering gives
 the initial centres of k-means; the number of groups is the one with the highest Calinski-Harabasz score. Groups
@@ -7,14 +7,33 @@ whose speeds differ by less than :data:`ALIKE` are never separated, so machines 
 Every machine counts as two points, a little faster and a little slower than it is. This is the resolution: without it
 the score is undefined when each machine is a group or when machines of a group have identical speeds, and rises
 without end when a group of nearly identical machines is cut further.
+
+Groups are formed anew when speeds drift, and only then:
+
+========  ==============================================  ============================================
+state     event                                           becomes
+========  ==============================================  ============================================
+steady    a check finds the groups in order               steady
+steady    a check finds them out of order                 doubtful, with the groups that would be right
+doubtful  a check finds the same right groups again       doubtful; after ``patience`` of them steady, with new groups
+doubtful  a check finds other right groups                doubtful, counting from one
+doubtful  a check finds the groups in order               steady
+any       ``leave(worker)``                               steady; the worker's group shrinks
+========  ==============================================  ============================================
+
+*Out of order*: the slowest member of a group takes longer than the fastest by more than :data:`SPREAD`, or two groups
+are so close that one would be enough (:data:`CLOSE`). Between these limits and
+:data:`ALIKE`, by which groups are formed, lies what noise may do. Noise that passes even these
+limits must also lead to other groups, the same ones in ``patience`` checks.
 """
 
 from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -26,6 +45,12 @@ Groups = tuple[tuple[int, ...], ...]
 
 #: Machines whose speeds differ by less than this factor are alike: waiting for each other costs less than staleness.
 ALIKE = 1.25
+
+#: Ratio of the slowest to the fastest member of a group beyond which it is cut, if the clusters say so.
+SPREAD = 1.1 * ALIKE
+
+#: Ratio of the typical times of two groups below which they are joined, if the clusters say so.
+CLOSE = ALIKE**0.5
 
 #: More groups than this are not tried.
 MAX_GROUPS = 8
@@ -94,3 +119,79 @@ def _import(module: str) -> Any:
         return importlib.import_module(module)
     except ImportError:
         raise MissingExtraError("groups by speed need scikit-learn: pip install 'paceline[hetero]'") from None
+
+
+class Regrouping:
+    """The groups of a job, and when to change them.
+
+    Args:
+        groups: to begin with, for all workers.
+        patience: checks in a row that must find the same other groups.
+    """
+
+    def __init__(self, groups: Groups, patience: int = 2) -> None:
+        self.groups = groups
+        self._patience = patience
+        self._wanted: Groups = ()
+        self._times = 0
+
+    def check_speeds(self, seconds: Mapping[int, float]) -> bool:
+        """Compare measured times with the groups; returns whether the groups have changed.
+
+        Args:
+            seconds: time of a step of the same work, of every worker that has not left.
+        """
+        wanted = self._right_groups(seconds) if self._out_of_order(seconds) else self.groups
+        if _as_sets(wanted) == _as_sets(self.groups):
+            self._wanted, self._times = (), 0
+            return False
+        self._times = self._times + 1 if _as_sets(wanted) == _as_sets(self._wanted) else 1
+        self._wanted = wanted
+        if self._times < self._patience:
+            return False
+        self.groups, self._wanted, self._times = wanted, (), 0
+        return True
+
+    def leave(self, worker: int) -> None:
+        """Forget a worker that has left or died; a group without members disappears."""
+        smaller = (tuple(one for one in group if one != worker) for group in self.groups)
+        self.groups = tuple(group for group in smaller if group)
+        self._wanted, self._times = (), 0
+
+    def _out_of_order(self, seconds: Mapping[int, float]) -> bool:
+        times = [[seconds[worker] for worker in group] for group in self.groups]
+        if any(max(group) > SPREAD * min(group) for group in times):
+            return True
+        return any(slow < CLOSE * fast for fast, slow in pairwise(sorted(median(group) for group in times)))
+
+    def _right_groups(self, seconds: Mapping[int, float]) -> Groups:
+        workers = sorted(seconds)
+        found = group_by_speed([seconds[worker] for worker in workers])
+        return tuple(tuple(workers[index] for index in group) for group in found)
+
+
+def _as_sets(groups: Groups) -> set[frozenset[int]]:
+    return {frozenset(group) for group in groups}
+
+
+def server_speeds(rates: Sequence[float]) -> list[float]:
+    """Return relative speeds for the placement of keys; the fastest servers have 1.
+
+    Servers whose rates follow each other within the factor of machines that are alike get one speed, so that noise
+    moves no keys. A server that was not measured counts as the fastest.
+
+    Args:
+        rates: per server, in any unit; 0: not measured.
+    """
+    known = sorted((rate for rate in rates if rate > 0), reverse=True)
+    speeds: dict[float, float] = {}
+    classes: list[list[float]] = []
+    for rate in known:
+        if classes and classes[-1][-1] / rate < ALIKE:
+            classes[-1].append(rate)
+        else:
+            classes.append([rate])
+    means = [math.exp(math.fsum(map(math.log, one)) / len(one)) for one in classes]
+    for one, mean in zip(classes, means, strict=True):
+        speeds |= dict.fromkeys(one, mean / means[0])
+    return [speeds.get(rate, 1.0) for rate in rates]

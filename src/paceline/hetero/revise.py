@@ -23,12 +23,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from paceline.consistency import Policy
-from paceline.hetero.choose import Choice, candidates, preferred
-from paceline.hetero.explain import named, noise_words, rate
+from paceline.hetero.choose import Choice, candidates, named, noise_words, preferred, rate
 from paceline.hetero.forecast import Forecast, first_k, in_groups, lock_step
 from paceline.hetero.groups import Groups, group_by_speed
-from paceline.hetero.live_noise import Counted, noise_now
 from paceline.hetero.measured import ROUNDS, Measured
+from paceline.hetero.noise import Counted, noise_now
 
 #: How much better another way must be than the way of now. Noise of speeds stays below it.
 HOLD = 1.15

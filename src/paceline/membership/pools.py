@@ -17,8 +17,7 @@ have trained on.
 from __future__ import annotations
 
 from paceline.hetero.pool import Answer as PoolAnswer
-from paceline.hetero.pool import Given, Pool, PoolOver, Refused, Wait
-from paceline.hetero.walk import WalkStart
+from paceline.hetero.pool import Given, Pool, PoolOver, Refused, Wait, WalkStart
 from paceline.membership.actions import Action, Answer, Waiting, refuse
 from paceline.wire import messages as m
 

@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from paceline.config import Settings
 from paceline.hetero import Choice, Measured, Revision, StepTime, group_by_speed
 from paceline.hetero.files import parse_choice, parse_measured
-from paceline.hetero.live_noise import Counted
+from paceline.hetero.noise import Counted
 from paceline.membership.checks import Checks
 from paceline.membership.seat import Seat
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
@@ -18,7 +20,6 @@ from paceline.kvstore.dist import DistStore
 from paceline.mx.gluon.replicate import ReplicatedModule
 from paceline.mx.gluon.trainer import Trainer
 from paceline.optim import DistributedOptimizer
-from paceline.saving import chance
 from paceline.saving.plain import Packer, unpack
 
 logger = logging.getLogger(__name__)
@@ -95,7 +96,7 @@ def save(
 
     def own() -> Content:
         packer = Packer()
-        states = {"extra": extra, "rng": chance.state() if rng else None, "residuals": None}
+        states = {"extra": extra, "rng": _state_of_generators() if rng else None, "residuals": None}
         if store is not None and store.keeps_residuals:
             states["residuals"] = store.codec_states()
         return Content(packer.tensors, {"content": {name: packer.pack(one, name) for name, one in states.items()}})
@@ -142,7 +143,7 @@ def load(path: str | os.PathLike[str], model: Stateful, optimizer: Stateful, *, 
     if isinstance(store, KVStore):
         store.barrier()
     if rng and own["rng"] is not None:
-        chance.set_state(own["rng"])
+        _set_state_of_generators(own["rng"])
     return Checkpoint(common.manifest["step"], own["extra"])
 
 
@@ -262,3 +263,27 @@ def _check_residuals(path: os.PathLike[str], saved: dict[Any, Any], ours: dict[A
             known = ours.get(key, {}).get(name, one)
             if known.shape != one.shape:
                 raise CheckpointError(f"{path}: {name} of key {key!r} has shape {tuple(one.shape)}: of another model")
+
+
+def _state_of_generators() -> dict[str, Any]:
+    """Return the state of this process's generators, as plain data and tensors; CUDA's only if CUDA is in use."""
+    version, words, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    return {
+        "python": (version, torch.tensor(words, dtype=torch.int64), gauss),
+        "numpy": (name, torch.from_numpy(np.array(keys)), position, has_gauss, cached),
+        "torch": torch.get_rng_state(),
+        "cuda": cuda,
+    }
+
+
+def _set_state_of_generators(state: dict[str, Any]) -> None:
+    """Set a state of :func:`_state_of_generators`; states of CUDA devices that do not exist here are ignored."""
+    version, words, gauss = state["python"]
+    name, keys, position, has_gauss, cached = state["numpy"]
+    random.setstate((version, tuple(words.tolist()), gauss))
+    np.random.set_state((name, keys.numpy(), position, has_gauss, cached))
+    torch.set_rng_state(state["torch"])
+    for device, one in enumerate(state["cuda"][: torch.cuda.device_count()]):
+        torch.cuda.set_rng_state(one, device)

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -24,11 +25,11 @@ from numpy.typing import NDArray
 
 from paceline.consistency import Action, Apply, Drop, Merge, Policy, Release, Rule, Stats, new_rule
 from paceline.errors import MissingExtraError
-from paceline.hetero import Shares, SpeedMeter, WorkerRound
+from paceline.hetero import Measured, Shares, SpeedMeter, WorkerRound, measured_of
+from paceline.hetero.measured import ROUNDS, sizes
 from paceline.sim.cluster import SimulatedCluster
-from paceline.sim.problem import Nothing, Problem
+from paceline.sim.problem import NoData, Nothing, OneQueue, OwnData, Problem
 from paceline.sim.resources import Processor, SharedLink, call_later
-from paceline.sim.source import NoData, OneQueue, OwnData
 
 Vector = NDArray[np.float64]
 ShareKind = Literal["equal", "data", "measured", "pool"]
@@ -296,3 +297,31 @@ class _Job:
 
 def _nothing() -> None:
     """Do nothing when an update's time has passed."""
+
+
+def measure(cluster: SimulatedCluster, batch: int = 32, rounds: int = ROUNDS, seed: int = 0) -> tuple[Measured, float]:
+    """Return what some rounds in lock step show of a simulated cluster, and how long they take in seconds.
+
+    Only what a real job sees too is used: how long each worker computes and waits in each round, and the time of an
+    update, of which servers know their speed.
+
+    Args:
+        cluster: the machines.
+        batch: samples per round and worker.
+        rounds: to measure.
+        seed: of the noise.
+
+    Raises:
+        MissingExtraError: simpy is not installed.
+    """
+    steps: list[list[WorkerRound]] = [[] for _ in cluster.workers]
+    seconds = 0.0
+    for number, (size, some) in enumerate(groupby(sizes(batch, rounds))):
+        plan = SimulatedTraining(
+            Policy("all"), batch=size, rounds=len(list(some)), seed=2 * seed + number, keep_steps=True
+        )
+        result = simulate(cluster, plan)
+        seconds += result.seconds
+        for kept, more in zip(steps, result.steps, strict=True):
+            kept.extend(more)
+    return measured_of(steps, batch, cluster.update_s / cluster.servers), seconds

@@ -1,12 +1,18 @@
-"""What a simulated job learns with a small network: digits, or a teacher's classes. Or nothing: only times count."""
+"""The data of a simulated job and the small network that learns them; or nothing, where only times count."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from paceline.sim.network import Indices, SmallNetwork, Vector
+from paceline.hetero import split_evenly
+
+Vector = NDArray[np.float64]
+Indices = NDArray[np.int64]
+Samples = NDArray[Any]
 
 
 class Problem(Protocol):
@@ -131,3 +137,119 @@ class Nothing:
     def accuracy(self, weights: Vector) -> float:
         """Return 0: nothing is learned."""
         return 0.0
+
+
+class SmallNetwork:
+    """One hidden layer of rectified units, and a softmax over classes.
+
+    Args:
+        inputs: numbers per sample.
+        hidden: units of the hidden layer.
+        classes: of samples.
+    """
+
+    def __init__(self, inputs: int, hidden: int, classes: int) -> None:
+        self._shapes = ((inputs, hidden), (hidden,), (hidden, classes), (classes,))
+        self._ends = np.cumsum([int(np.prod(shape)) for shape in self._shapes])[:-1].tolist()
+
+    def initial(self, rng: np.random.Generator) -> Vector:
+        """Return random weights of the size that keeps the activations' variance (He et al. 2015)."""
+        parts = [
+            rng.normal(0, (2 / shape[0]) ** 0.5, shape) if len(shape) == 2 else np.zeros(shape)
+            for shape in self._shapes
+        ]
+        return np.concatenate([part.ravel() for part in parts])
+
+    def gradient(self, weights: Vector, x: Samples, labels: Indices) -> Vector:
+        """Return the gradient of the mean cross entropy over samples, one per row."""
+        w1, b1, w2, b2 = self.parts(weights)
+        hidden = np.maximum(x @ w1 + b1, 0)
+        scores = hidden @ w2 + b2
+        error = np.exp(scores - scores.max(1, keepdims=True))
+        error /= error.sum(1, keepdims=True)
+        error[np.arange(len(labels)), labels] -= 1
+        error /= len(labels)
+        below = (error @ w2.T) * (hidden > 0)
+        return np.concatenate([(x.T @ below).ravel(), below.sum(0), (hidden.T @ error).ravel(), error.sum(0)])
+
+    def classes(self, weights: Vector, x: Samples) -> Indices:
+        """Return the class of each sample, int64."""
+        w1, b1, w2, b2 = self.parts(weights)
+        found: Indices = (np.maximum(x @ w1 + b1, 0) @ w2 + b2).argmax(1)
+        return found
+
+    def accuracy(self, weights: Vector, x: Samples, labels: Indices) -> float:
+        """Return the part of the samples that is classified correctly."""
+        return float((self.classes(weights, x) == labels).mean())
+
+    def parts(self, weights: Vector) -> list[Vector]:
+        """Return weights as those of both layers: [inputs, hidden], [hidden], [hidden, classes], [classes]."""
+        first, second, third = self._ends
+        inputs, hidden, classes = self._shapes[0][0], self._shapes[0][1], self._shapes[2][1]
+        return [
+            weights[:first].reshape(inputs, hidden),
+            weights[first:second],
+            weights[second:third].reshape(hidden, classes),
+            weights[third:],
+        ]
+
+
+class OwnData:
+    """Every worker goes through a part of its own, shuffled anew each time.
+
+    Args:
+        length: samples.
+        weights: size of the parts, per worker.
+        seed: of the shuffling.
+        labels: class of each sample; with these, parts have unlike classes.
+        skew: part of the samples that is divided in order of their classes, instead of at random.
+    """
+
+    def __init__(
+        self, length: int, weights: Sequence[float], seed: int, labels: Indices | None = None, skew: float = 0.0
+    ) -> None:
+        self._rng = np.random.default_rng([seed, 1])
+        order = self._rng.permutation(length)
+        sorted_ones = order[: int(skew * length)]
+        if labels is not None and len(sorted_ones):
+            sorted_ones = sorted_ones[np.argsort(labels[sorted_ones], kind="stable")]
+        self._parts = [
+            np.concatenate(both)
+            for both in zip(_cut(sorted_ones, weights), _cut(order[len(sorted_ones) :], weights), strict=True)
+        ]
+        self._left: list[Indices] = [np.zeros(0, np.int64) for _ in weights]
+
+    def next(self, worker: int, count: int) -> Indices:
+        """Return a worker's next samples, int64."""
+        while len(self._left[worker]) < count:
+            self._left[worker] = np.concatenate([self._left[worker], self._rng.permutation(self._parts[worker])])
+        taken, self._left[worker] = self._left[worker][:count], self._left[worker][count:]
+        return taken
+
+
+def _cut(order: Indices, weights: Sequence[float]) -> list[Indices]:
+    return np.split(order, np.cumsum(split_evenly(len(order), weights))[:-1])
+
+
+class OneQueue:
+    """All workers take from one queue of all samples, shuffled anew each time.
+
+    Args:
+        length: samples.
+        seed: of the shuffling.
+    """
+
+    def __init__(self, length: int, seed: int) -> None:
+        self._queue = OwnData(length, [1.0], seed)
+
+    def next(self, worker: int, count: int) -> Indices:
+        """Return the next samples, int64."""
+        return self._queue.next(0, count)
+
+
+class NoData:
+    """No samples, for jobs that learn nothing."""
+
+    def next(self, worker: int, count: int) -> Indices:
+        """Return no samples."""
+        return np.zeros(0, np.int64)

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from paceline.errors import DeadlineError, KeyMismatchError
-from paceline.hetero.servers import server_speeds
+from paceline.hetero.groups import server_speeds
 from paceline.keys import Key
 from paceline.local_merge import LocalMerge
 from paceline.tensors import dtype_name, to_frame

@@ -10,8 +10,8 @@ from typing import Protocol
 
 from paceline.hetero import WorkerRound
 from paceline.hetero.files import steps_line, steps_text
-from paceline.hetero.live_noise import WINDOW, Counted, count
 from paceline.hetero.measured import speed_of
+from paceline.hetero.noise import WINDOW, Counted, count
 from paceline.wire import messages as m
 from paceline.worker.stores import WorkerStores
 
