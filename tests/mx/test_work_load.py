@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.mx.work_load import WorkLoadPlanner, shares_to_sizes
+from paceline.mx.batch import WorkLoadPlanner, shares_to_sizes
 
 
 def run(planner, batches, cost, batch_size=64, overhead=0.0, noise=0.0, seed=0):

@@ -1,25 +1,33 @@
-"""One training batch of a ``Module`` over its replicas."""
+"""One training batch of a ``Module``: how it is cut over devices of unequal speed, and how its replicas run it."""
 
 from __future__ import annotations
 
 import functools
 import math
+import statistics
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import nn
 
 from paceline.errors import PacelineError
+from paceline.hetero import split_evenly
 from paceline.mx.context import Context
-from paceline.mx.gluon.backward import backward
-from paceline.mx.gluon.parallel import run_replicas
+from paceline.mx.gluon.parallel import backward, run_replicas
 from paceline.mx.gluon.replicate import ReplicatedModule
 from paceline.mx.gluon.sync_batch_norm import SyncBatchNorm
-from paceline.mx.slicer import Slicer, clock, size_of
+from paceline.mx.gluon.utils import work_load_sizes
 
 Loss: TypeAlias = Callable[[Any, Any], torch.Tensor]
+WorkLoad: TypeAlias = Sequence[float] | Literal["auto"] | None
+
+_WARM_UP = 1
+_WINDOW = 5
+_WORTH_IT = 0.03
 
 
 @dataclass(frozen=True)
@@ -113,3 +121,147 @@ def total_loss(loss: torch.Tensor, size: int) -> torch.Tensor:
 
 def _as_tuple(data: Any) -> tuple[Any, ...]:
     return tuple(data) if isinstance(data, tuple | list) else (data,)
+
+
+def shares_to_sizes(batch_size: int, shares: Sequence[float]) -> list[int]:
+    """Split a batch by largest remainders, with at least one sample for every device.
+
+    Args:
+        batch_size: samples in the batch.
+        shares: numbers above 0; only their ratios matter.
+
+    Raises:
+        ValueError: fewer samples than devices.
+    """
+    if batch_size < len(shares):
+        raise ValueError(
+            f"a batch of {batch_size} samples cannot feed {len(shares)} devices, each needs at least one; "
+            "use a larger batch or fewer devices (or drop_last=True in the loader)"
+        )
+    # Every device gets one sample; the rest is split by the shares.
+    total = sum(shares)
+    wanted = [max(0.0, batch_size * one / total - 1) for one in shares]
+    return [1 + one for one in split_evenly(batch_size - len(shares), wanted if any(wanted) else shares)]
+
+
+class WorkLoadPlanner:
+    """Splits batches so that all devices finish together, and keeps adjusting.
+
+    The speed of a device is the median of its last few measurements of samples per second, so a single slow batch
+    changes nothing. A share in proportion to speed has its fixed point where all devices take equally long, even if
+    every batch has a fixed cost beside the cost per sample. The split changes only when that makes a batch noticeably
+    shorter, because batches of constant shape are faster. (LB-BSP, Chen et al. 2020, balances workers the same way.)
+
+    Args:
+        num_devices: number of devices.
+    """
+
+    def __init__(self, num_devices: int) -> None:
+        if num_devices < 1:
+            raise ValueError(f"num_devices is {num_devices}; it must be at least 1")
+        self._speeds: list[deque[float]] = [deque(maxlen=_WINDOW) for _ in range(num_devices)]
+        self._shares = [1.0 / num_devices] * num_devices
+        self._observed = 0
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """The current share of each device; they sum to 1."""
+        return tuple(self._shares)
+
+    def sizes(self, batch_size: int) -> list[int]:
+        """Return samples per device for a batch.
+
+        Raises:
+            ValueError: fewer samples than devices.
+        """
+        return shares_to_sizes(batch_size, self._shares)
+
+    def observe(self, sizes: Sequence[int], seconds: Sequence[float]) -> None:
+        """Record the times of one batch.
+
+        Args:
+            sizes: samples per device.
+            seconds: time that each device computed. The first batch is not used: its time includes allocations.
+
+        Raises:
+            ValueError: a number per device is missing, or one is not above 0.
+        """
+        if not len(sizes) == len(seconds) == len(self._speeds):
+            raise ValueError(f"{len(sizes)} sizes and {len(seconds)} times for {len(self._speeds)} devices")
+        if min(sizes) < 1 or not all(0 < one < float("inf") for one in seconds):
+            raise ValueError(f"sizes {list(sizes)} and seconds {list(seconds)} must be above 0")
+        self._observed += 1
+        if self._observed <= _WARM_UP:
+            return
+        for speeds, size, duration in zip(self._speeds, sizes, seconds, strict=True):
+            speeds.append(size / duration)
+        self._adjust()
+
+    def _adjust(self) -> None:
+        speeds = [statistics.median(one) for one in self._speeds]
+        best = [one / sum(speeds) for one in speeds]
+        now = max(share / speed for share, speed in zip(self._shares, speeds, strict=True))
+        then = 1.0 / sum(speeds)
+        if then < now * (1 - _WORTH_IT):
+            self._shares = best
+
+
+class Slicer:
+    """Cuts batches by fixed weights, or by measured speed.
+
+    Args:
+        contexts: the devices.
+        work_load: one weight per device, ``"auto"`` to measure, None for equal weights.
+
+    Raises:
+        ValueError: the weights do not match the devices.
+    """
+
+    def __init__(self, contexts: Sequence[Context], work_load: WorkLoad) -> None:
+        self._contexts = contexts
+        self.planner = WorkLoadPlanner(len(contexts)) if isinstance(work_load, str) else None
+        if isinstance(work_load, str) and work_load != "auto":
+            raise ValueError(f"work_load_list is {work_load!r}; give one weight per device, or 'auto'")
+        self._weights = [1.0] * len(contexts) if work_load is None or isinstance(work_load, str) else list(work_load)
+        if len(self._weights) != len(contexts):
+            raise ValueError(f"work_load_list has {len(self._weights)} weights for {len(contexts)} devices")
+        work_load_sizes(10**9, self._weights)
+
+    def sizes(self, batch_size: int) -> list[int]:
+        """Return samples per device.
+
+        Raises:
+            ValueError: a device would get no sample.
+        """
+        if self.planner is not None:
+            return self.planner.sizes(batch_size)
+        return work_load_sizes(batch_size, self._weights)
+
+    def cut(self, batch: Any, sizes: Sequence[int]) -> list[Any]:
+        """Return a tensor's slices on their devices; for a tuple or list, tuples of slices."""
+        if isinstance(batch, tuple | list):
+            return list(zip(*(self.cut(one, sizes) for one in batch), strict=True))
+        parts = torch.split(torch.as_tensor(batch), list(sizes))
+        return [part.to(one.device, non_blocking=True) for part, one in zip(parts, self._contexts, strict=True)]
+
+
+def clock(context: Context, exact: bool) -> float:
+    """Return the time in seconds; with ``exact``, after a GPU has finished all work given to it."""
+    if exact and context.device_type == "gpu":
+        torch.cuda.synchronize(context.device)
+    return time.perf_counter()
+
+
+def size_of(batch: Any) -> int:
+    """Return the number of samples in a batch: the length of its first tensor.
+
+    Raises:
+        TypeError: it holds no tensors.
+    """
+    while isinstance(batch, tuple | list) and batch:
+        batch = batch[0]
+    if not hasattr(batch, "__len__") or isinstance(batch, str | bytes | dict):
+        raise TypeError(
+            f"a batch of {type(batch).__name__} has no samples; data and labels are tensors or tuples of them"
+        )
+    return len(batch)

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import logging
 import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional
 from torch import nn
 
+from paceline.errors import CheckpointError, CheckpointNotFoundError
 from paceline.kvstore.base import KVStoreBase
-from paceline.mx.batch import BatchRunner, Loss, total_loss
+from paceline.kvstore.checkpoint import optimizer_states, tensor_file
+from paceline.mx.batch import BatchRunner, Loss, Slicer, WorkLoad, size_of, total_loss
 from paceline.mx.callback import BatchCallback, BatchEnd, EpochCallback, EpochEnd
-from paceline.mx.checkpoint import load_model, model_path, save_model, states_path
 from paceline.mx.context import ContextLike, cpu
 from paceline.mx.gluon.optimizer_plan import OptimizerLike
 from paceline.mx.gluon.replicate import replicate
 from paceline.mx.gluon.store_choice import needs_optimizer
 from paceline.mx.gluon.trainer import Trainer
 from paceline.mx.metric import MetricLike, MetricSet
-from paceline.mx.slicer import Slicer, WorkLoad, size_of
 
 if TYPE_CHECKING:
     from paceline.compression import Compression
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Batches = Iterable[Any]
+
+_KIND = "model"
 
 
 def cross_entropy(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
@@ -226,10 +230,10 @@ class Module:
         With several workers, call it on one of them. With ``save_optimizer_states`` and compressed gradients call it on
         all workers, because each holds residuals (see :meth:`Trainer.save_states`).
         """
-        states = states_path(prefix, epoch) if save_optimizer_states else None
+        states = _states_path(prefix, epoch) if save_optimizer_states else None
         if states is not None:
             self.trainer.save_states(states)
-        save_model(model_path(prefix, epoch), self.net.state_dict(), epoch, states)
+        _save_model(_model_path(prefix, epoch), self.net.state_dict(), epoch, states)
 
     @classmethod
     def load(
@@ -253,8 +257,8 @@ class Module:
             CheckpointNotFoundError: no such checkpoint.
             CheckpointError: the file is damaged.
         """
-        states = states_path(prefix, epoch) if load_optimizer_states else None
-        state = load_model(model_path(prefix, epoch), states)
+        states = _states_path(prefix, epoch) if load_optimizer_states else None
+        state = _load_model(_model_path(prefix, epoch), states)
         module = cls(net, **options)
         module.net.load_state_dict(state)
         module._states_to_load = None if states is None else os.fspath(states)
@@ -341,3 +345,58 @@ def _log(end: EpochEnd) -> None:
         for name, value in values.items():
             logger.info("Epoch[%d] %s-%s=%f", end.epoch, kind, name, value)
     logger.info("Epoch[%d] Time cost=%.3f", end.epoch, end.seconds)
+
+
+def _model_path(prefix: str | os.PathLike[str], epoch: int) -> Path:
+    """Return the path of an epoch's model: ``<prefix>-0007.safetensors``."""
+    return Path(f"{os.fspath(prefix)}-{epoch:04d}.safetensors")
+
+
+def _states_path(prefix: str | os.PathLike[str], epoch: int) -> Path:
+    """Return the path of an epoch's optimizer state: ``<prefix>-0007.states``."""
+    return Path(f"{os.fspath(prefix)}-{epoch:04d}.states")
+
+
+def _save_model(path: Path, state: Mapping[str, torch.Tensor], epoch: int, states: Path | None = None) -> None:
+    """Write a model's state, replacing the file only when all of it is written.
+
+    Args:
+        path: the file.
+        state: tensors by name; tied ones are written once per name.
+        epoch: epochs trained so far.
+        states: the file with the optimizer's state that belongs to it.
+
+    Raises:
+        CheckpointError: the file cannot be written; an old file is unchanged.
+    """
+    digest = None if states is None else _digest_of(states)
+    tensor_file.write(path, _KIND, state, {"epoch": epoch, "states": digest})
+
+
+def _load_model(path: Path, states: Path | None = None) -> dict[str, torch.Tensor]:
+    """Read a file of :func:`_save_model`.
+
+    Args:
+        path: the file.
+        states: the file with the optimizer's state that must belong to it.
+
+    Raises:
+        CheckpointNotFoundError: no such checkpoint; the message names the existing ones.
+        CheckpointError: the file is damaged, is not a checkpoint, or belongs to another save than ``states``.
+    """
+    if not path.is_file():
+        stem = path.name.rsplit("-", 1)[0]
+        there = sorted(one.name for one in path.parent.glob(f"{glob.escape(stem)}-*.safetensors"))
+        raise CheckpointNotFoundError(
+            f"there is no checkpoint {path}; there are {', '.join(there) or 'none with this prefix'}"
+        )
+    if states is not None and not states.is_file():
+        raise CheckpointNotFoundError(f"there is no {states}; save with save_optimizer_states=True")
+    found = tensor_file.read(path, _KIND)
+    if states is not None and found.manifest["states"] != _digest_of(states):
+        raise CheckpointError(f"{states} was not saved together with {path}: they belong to different saves")
+    return found.tensors
+
+
+def _digest_of(states: Path) -> str:
+    return tensor_file.read(states, optimizer_states.KIND, with_tensors=False).digest

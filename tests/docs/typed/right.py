@@ -132,6 +132,7 @@ def loop(net: torch.nn.Module, store: paceline.kvstore.KVStore) -> None:
 
 
 def mxnet(net: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor) -> None:
+    assert_type(paceline.mx.cpu(1), paceline.Context)
     contexts: list[paceline.Context] = [paceline.cpu(), *(paceline.gpu(i) for i in range(paceline.num_gpus()))]
     replicas = paceline.gluon.replicate(net, contexts)
     trainer = paceline.gluon.Trainer(replicas, "sgd", {"learning_rate": 0.1}, kvstore="device")

@@ -1,13 +1,18 @@
 """Replicas of one model on several devices of one process, in the manner of MXNet's Gluon and Module."""
 
-from paceline.mx.gluon.backward import backward
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from paceline.mx.context import as_in_context
 from paceline.mx.gluon.clip import clip_global_norm
+from paceline.mx.gluon.parallel import backward
 from paceline.mx.gluon.parameter import Parameter, ParameterDict
-from paceline.mx.gluon.placement import as_in_context
 from paceline.mx.gluon.replicate import ReplicatedModule, replicate
 from paceline.mx.gluon.sync_batch_norm import SyncBatchNorm
 from paceline.mx.gluon.trainer import Trainer
 from paceline.mx.gluon.utils import split_and_load, split_data, work_load_sizes
+from paceline.naming import suggestion
 
 __all__ = [
     "Parameter",
@@ -23,3 +28,21 @@ __all__ = [
     "split_data",
     "work_load_sizes",
 ]
+
+
+#: What to use for names of MXNet's that are not here.
+_INSTEAD = {
+    "Block": "torch.nn.Module",
+    "HybridBlock": "torch.nn.Module",
+    "data": "torch.utils.data, and the samplers of paceline.data",
+    "loss": "torch.nn.functional",
+    "model_zoo": "any model of torch",
+    "nn": "torch.nn",
+    "rnn": "torch.nn",
+}
+
+if not TYPE_CHECKING:  # a checker knows the names above, and no others
+
+    def __getattr__(name: str) -> Any:
+        way_out = f"; use {_INSTEAD[name]}" if name in _INSTEAD else suggestion(name, __all__)
+        raise AttributeError(f"paceline.mx.gluon has no {name!r}{way_out}")

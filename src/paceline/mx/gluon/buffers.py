@@ -6,25 +6,25 @@ the other workers pull them before they are read: when a network goes into evalu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
-from paceline.mx.gluon.parameter import Parameter, ReplicatedNetwork
+from paceline.mx.gluon.parameter import Replicas
 
 
-def share_buffers(store: KVStoreBase | None, params: Iterable[Parameter]) -> SharedBuffers | None:
-    """Return the shared buffers of the networks that some parameters belong to; None without other workers.
+def share_buffers(store: KVStoreBase | None, nets: Sequence[Replicas]) -> SharedBuffers | None:
+    """Return the shared buffers of some networks; None without other workers.
 
     Args:
         store: of the trainer; only stores on servers can hold what rank 0 alone writes.
-        params: with known shapes.
+        nets: distinct, with known shapes.
     """
     if not isinstance(store, DistStore) or store.num_workers == 1:
         return None
-    return SharedBuffers(store, list({id(one.net): one.net for one in params}.values()))
+    return SharedBuffers(store, nets)
 
 
 class SharedBuffers:
@@ -35,7 +35,7 @@ class SharedBuffers:
         nets: networks, distinct and with known shapes.
     """
 
-    def __init__(self, store: DistStore, nets: Sequence[ReplicatedNetwork]) -> None:
+    def __init__(self, store: DistStore, nets: Sequence[Replicas]) -> None:
         self._nets, self._rank, self._stale = nets, store.rank, True
         self._published = self._current()
         self._store = store.sibling("rest") if self._published else None

@@ -12,10 +12,9 @@ from paceline.kvstore.checkpoint import optimizer_states as state_files
 from paceline.kvstore.inprocess.optimizer import KeyedOptimizer, check_state
 from paceline.mx.context import Context
 from paceline.mx.gluon.clip import GradientClip
-from paceline.mx.gluon.gradients import collect, densify
+from paceline.mx.gluon.gradients import States, broadcast, collect, densify
 from paceline.mx.gluon.optimizer_plan import OptimizerPlan
 from paceline.mx.gluon.parameter import Parameter
-from paceline.mx.gluon.updates import States, UpdatesByHand, broadcast
 
 
 class DeviceUpdates:
@@ -57,10 +56,6 @@ class DeviceUpdates:
         """Sum the gradients, then update."""
         self.allreduce(trained)
         self.update(trained, scale, step)
-
-    def by_hand(self, verb: str) -> UpdatesByHand:
-        """Return this object."""
-        return self
 
     def allreduce(self, trained: Mapping[str, Parameter], scale: float = 1.0) -> None:
         """Sum the gradients, times ``scale``, over devices and workers, in place."""

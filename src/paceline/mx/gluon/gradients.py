@@ -1,13 +1,20 @@
-"""Gradients of parameters on several devices: fresh or stale, dense or sparse."""
+"""Values and gradients of parameters on several devices: rank 0's, fresh or stale, dense or sparse."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 import torch
 
 from paceline.errors import StaleGradientError
+from paceline.keys import Key
+from paceline.kvstore.base import KVStoreBase
 from paceline.mx.gluon.parameter import Parameter
+from paceline.updaters.rows import to_rows
+
+#: State of an optimizer, by key.
+States: TypeAlias = dict[Key, dict[str, Any]]
 
 _NAMED = 3
 
@@ -79,3 +86,20 @@ def use_up(parameters: Mapping[str, Parameter]) -> None:
 
 def _without_gradient(one: Parameter) -> list[str]:
     return [str(ctx) for ctx, param in zip(one.list_ctx(), one.on_devices(), strict=True) if param.grad is None]
+
+
+def broadcast(store: KVStoreBase, parameters: Mapping[str, Parameter], by_rows: bool, prefix: str = "") -> None:
+    """Copy rank 0's values to all devices and workers, those of frozen parameters too.
+
+    Args:
+        store: the parameters' store.
+        parameters: parameters by key.
+        by_rows: keep row-sparse parameters as rows in the store.
+        prefix: prefix of the keys in the store.
+    """
+    outs = [one.list_data() for one in parameters.values()]
+    values = [
+        to_rows(out[0]) if by_rows and one.is_row_sparse else out[0]
+        for one, out in zip(parameters.values(), outs, strict=True)
+    ]
+    store.broadcast([prefix + key for key in parameters], values, outs)

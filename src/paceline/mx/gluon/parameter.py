@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,31 +17,57 @@ _GRAD_REQS = ("write", "add", "null")
 _STYPES = ("default", "row_sparse")
 
 
-class ReplicatedNetwork(Protocol):
-    """The part of a replicated network that its parameters use."""
+class Replicas:
+    """The copies of one model, and their parameters and buffers by name.
 
-    contexts: tuple[Context, ...]
+    Attributes:
+        contexts: the devices, one per copy.
+    """
 
-    def first_parameter(self, name: str) -> nn.Parameter:
-        """Return a parameter of the first replica, with or without a shape."""
-
-    def parameters_named(self, name: str) -> list[nn.Parameter]:
-        """Return a parameter of every replica, in device order."""
-
-    def set_requires_grad(self, name: str, wanted: bool) -> None:
-        """Switch the gradient of a parameter on or off on all replicas."""
-
-    def has_sparse_gradient(self, name: str) -> bool:
-        """Return whether a parameter is the table of an embedding with ``sparse=True``."""
+    def __init__(self, net: nn.Module, contexts: Sequence[Context]) -> None:
+        self.contexts = tuple(contexts)
+        self._replicas = [net]
+        self._names: dict[str, list[nn.Parameter]] = {}
+        self._on_shapes: list[Callable[[], None]] = []
+        self._before_reading: list[Callable[[], None]] = []
 
     def on_shapes(self, callback: Callable[[], None]) -> None:
-        """Call ``callback()`` once all shapes are known."""
+        """Call ``callback()`` once lazy modules have their shapes and all devices have their copies."""
+        self._on_shapes.append(callback)
+
+    def before_reading(self, callback: Callable[[], None]) -> None:
+        """Call ``callback()`` before buffers are read: for evaluation, and for ``state_dict``."""
+        self._before_reading.append(callback)
 
     def buffers_by_name(self) -> dict[str, list[torch.Tensor]]:
         """Return the tensors of every buffer, in device order."""
+        tables = [dict(replica.named_buffers()) for replica in self._replicas]
+        return {name: [table[name] for table in tables] for name in tables[0]}
 
-    def before_reading(self, callback: Callable[[], None]) -> None:
-        """Call ``callback()`` before buffers are read."""
+    def first_parameter(self, name: str) -> nn.Parameter:
+        """Return a parameter of the first replica, with or without a shape."""
+        return self._replicas[0].get_parameter(name)
+
+    def has_sparse_gradient(self, name: str) -> bool:
+        """Return whether a parameter is the table of an embedding with ``sparse=True``."""
+        param = self.first_parameter(name)
+        return any(
+            getattr(module, "sparse", False) is True and any(one is param for one in module.parameters(recurse=False))
+            for module in self._replicas[0].modules()
+        )
+
+    def parameters_named(self, name: str) -> list[nn.Parameter]:
+        """Return a parameter of every existing replica, in device order."""
+        if name not in self._names:
+            self._names[name] = [replica.get_parameter(name) for replica in self._replicas]
+        return self._names[name]
+
+    def set_requires_grad(self, name: str, wanted: bool) -> None:
+        """Switch the gradient of a parameter on or off on all replicas."""
+        for param in self.parameters_named(name):
+            param.requires_grad_(wanted)
+            if not wanted:
+                param.grad = None
 
 
 class Parameter:
@@ -55,7 +81,7 @@ class Parameter:
         wd_mult: factor on the weight decay.
     """
 
-    def __init__(self, name: str, net: ReplicatedNetwork) -> None:
+    def __init__(self, name: str, net: Replicas) -> None:
         self.name = name
         self.lr_mult = 1.0
         self.wd_mult = 1.0
@@ -65,8 +91,8 @@ class Parameter:
         self._on_set: list[Callable[[Parameter, torch.Tensor], None]] = []
 
     @property
-    def net(self) -> ReplicatedNetwork:
-        """The network that it belongs to."""
+    def net(self) -> Replicas:
+        """The replicas that it belongs to."""
         return self._net
 
     @property
@@ -145,10 +171,6 @@ class Parameter:
     def has_shape(self) -> bool:
         """Whether its shape is known and every device has its copy."""
         return not is_lazy(self.tensors()[0]) and len(self.tensors()) == len(self.list_ctx())
-
-    def on_shape(self, callback: Callable[[], None]) -> None:
-        """Call ``callback()`` when the shapes of the model are known."""
-        self._net.on_shapes(callback)
 
     def list_ctx(self) -> list[Context]:
         """Return its devices."""

@@ -11,11 +11,9 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from paceline.mx.context import Context, ContextLike, as_contexts, check_available
-from paceline.mx.gluon.backward import backward
-from paceline.mx.gluon.parallel import run_replicas
-from paceline.mx.gluon.parameter import Parameter, ParameterDict
-from paceline.mx.gluon.placement import index_of, mark
+from paceline.mx.context import Context, ContextLike, as_contexts, check_available, index_of, mark
+from paceline.mx.gluon.parallel import backward, run_replicas
+from paceline.mx.gluon.parameter import Parameter, ParameterDict, Replicas
 
 
 def replicate(net: nn.Module, devices: ContextLike | Sequence[ContextLike]) -> ReplicatedModule:
@@ -39,7 +37,7 @@ def replicate(net: nn.Module, devices: ContextLike | Sequence[ContextLike]) -> R
     return ReplicatedModule(net.to(contexts[0].device), contexts)
 
 
-class ReplicatedModule:
+class ReplicatedModule(Replicas):
     """A model with one replica per device. Made by :func:`replicate`.
 
     A call with a list of slices (from ``split_and_load``) runs the replicas in parallel and returns the list of
@@ -50,11 +48,7 @@ class ReplicatedModule:
     """
 
     def __init__(self, net: nn.Module, contexts: Sequence[Context]) -> None:
-        self.contexts = tuple(contexts)
-        self._replicas = [net]
-        self._on_shapes: list[Callable[[], None]] = []
-        self._before_reading: list[Callable[[], None]] = []
-        self._names: dict[str, list[nn.Parameter]] = {}
+        super().__init__(net, contexts)
         self._complete = False
         if not _has_lazy(net):
             self._copy_to_all()
@@ -103,7 +97,7 @@ class ReplicatedModule:
         return mark(output, self.contexts[index]) if len(self.contexts) > 1 else output
 
     def backward(self, losses: torch.Tensor | Sequence[torch.Tensor]) -> None:
-        """Run backward from one loss per device, in parallel; see :func:`paceline.mx.gluon.backward`."""
+        """Run backward from one loss per device, in parallel; see :func:`paceline.mx.gluon.parallel`."""
         backward(losses)
 
     @torch.no_grad()
@@ -126,11 +120,6 @@ class ReplicatedModule:
         if lazy:
             raise ValueError(f"the first batch did not reach {', '.join(lazy)}; their shapes are still unknown")
         self._became_complete()
-
-    def on_shapes(self, callback: Callable[[], None]) -> None:
-        """Call ``callback()`` once lazy modules have their shapes and all devices have their copies."""
-        if callback not in self._on_shapes:
-            self._on_shapes.append(callback)
 
     def train(self, mode: bool = True) -> ReplicatedModule:
         """Set training mode on all replicas."""
@@ -167,43 +156,9 @@ class ReplicatedModule:
         for param in self._params.values():
             param.set_data(param.data())
 
-    def before_reading(self, callback: Callable[[], None]) -> None:
-        """Call ``callback()`` before buffers are read: for evaluation, and for ``state_dict``."""
-        self._before_reading.append(callback)
-
     def _about_to_read(self) -> None:
         for callback in self._before_reading:
             callback()
-
-    def buffers_by_name(self) -> dict[str, list[torch.Tensor]]:
-        """Return the tensors of every buffer, in device order."""
-        tables = [dict(replica.named_buffers()) for replica in self._replicas]
-        return {name: [table[name] for table in tables] for name in tables[0]}
-
-    def first_parameter(self, name: str) -> nn.Parameter:
-        """Return a parameter of the first replica, with or without a shape."""
-        return self._replicas[0].get_parameter(name)
-
-    def has_sparse_gradient(self, name: str) -> bool:
-        """Return whether a parameter is the table of an embedding with ``sparse=True``."""
-        param = self.first_parameter(name)
-        return any(
-            getattr(module, "sparse", False) is True and any(one is param for one in module.parameters(recurse=False))
-            for module in self._replicas[0].modules()
-        )
-
-    def parameters_named(self, name: str) -> list[nn.Parameter]:
-        """Return a parameter of every existing replica, in device order."""
-        if name not in self._names:
-            self._names[name] = [replica.get_parameter(name) for replica in self._replicas]
-        return self._names[name]
-
-    def set_requires_grad(self, name: str, wanted: bool) -> None:
-        """Switch the gradient of a parameter on or off on all replicas."""
-        for param in self.parameters_named(name):
-            param.requires_grad_(wanted)
-            if not wanted:
-                param.grad = None
 
     def _became_complete(self) -> None:
         self._copy_to_all()

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from paceline.errors import ConfigError
 from paceline.kvstore.base import KVStore, KVStoreBase
 from paceline.kvstore.dist import DistStore
 from paceline.kvstore.factory import create, is_in_process
 from paceline.kvstore.inprocess.local import LocalStore
+from paceline.kvstore.inprocess.store import InProcessStore
+from paceline.mx.context import Context
 from paceline.mx.gluon.clip import GradientClip
-from paceline.mx.gluon.server_clip import norm_for_servers
+from paceline.mx.gluon.device_updates import DeviceUpdates, WorkerUpdates
+from paceline.mx.gluon.optimizer_plan import OptimizerPlan
+from paceline.mx.gluon.store_updates import InProcessUpdates, ServerUpdates, StoreUpdates
 
 if TYPE_CHECKING:
     from paceline.compression import Compression
@@ -24,6 +28,9 @@ LOCAL_BOUND = 16 * 1024 * 1024
 
 _NEED_OPTIMIZER = {"async", "ssync", "gsync", "ksync"}
 _VARIABLES = ("PACELINE_UPDATE_ON_KVSTORE", "MXNET_UPDATE_ON_KVSTORE")
+
+#: Turns gradients of all devices and workers into new values.
+Updates: TypeAlias = DeviceUpdates | StoreUpdates
 
 #: Number of trainers of each store that cannot create further stores of its kind.
 _trainers: weakref.WeakKeyDictionary[KVStoreBase, int] = weakref.WeakKeyDictionary()
@@ -44,6 +51,11 @@ class Traits:
     sparse_weights: bool = False
     sparse_gradients: bool = False
     clips: bool = False
+
+    @property
+    def rows(self) -> bool:
+        """Whether a parameter is kept as rows, or gets row-sparse gradients."""
+        return self.sparse_weights or self.sparse_gradients
 
 
 def choose_store(
@@ -124,7 +136,7 @@ def update_on_store(
     capable, kind = store.is_capable(KVStoreBase.OPTIMIZER), store.type
     if wanted and not capable:
         raise ValueError(f"update_on_kvstore=True is impossible: a {kind} store cannot run an optimizer")
-    if (traits.sparse_weights or traits.sparse_gradients) and not isinstance(store, KVStore):
+    if traits.rows and not isinstance(store, KVStore):
         raise ValueError(f"a {kind} store does not support rows: use sparse=False for embeddings, or another store")
     why = _why_on_store(store, traits)
     if why and wanted is False:
@@ -133,16 +145,6 @@ def update_on_store(
     if answer and traits.clips and is_distributed(store) and not isinstance(store, DistStore):
         _refuse_clipping(kind, why)
     return answer
-
-
-def servers_norm(store: KVStoreBase | None, traits: Traits, clip: GradientClip) -> float:
-    """Return the largest norm that servers with an optimizer clip to; 0: they do not clip.
-
-    Raises:
-        ValueError: servers cannot clip this way.
-    """
-    rows = traits.sparse_weights or traits.sparse_gradients
-    return norm_for_servers(clip, store, rows) if isinstance(store, DistStore) else 0.0
 
 
 def is_distributed(store: KVStoreBase) -> bool:
@@ -185,3 +187,41 @@ def _from_environment(env: Mapping[str, str]) -> bool:
                 raise ConfigError(f"{name}={env[name]!r} is not 0 or 1")
             return env[name] == "1"
     return True
+
+
+def choose_updates(
+    on_store: bool,
+    plan: OptimizerPlan,
+    store: KVStoreBase | None,
+    contexts: Sequence[Context],
+    clip: GradientClip,
+    prefix: str,
+) -> Updates:
+    """Return the object that updates the values.
+
+    | store             | the store runs the optimizer | every device runs it    |
+    |-------------------|------------------------------|-------------------------|
+    | none              |                              | :class:`DeviceUpdates`  |
+    | of one process    | :class:`InProcessUpdates`    | :class:`DeviceUpdates`  |
+    | distributed       | :class:`ServerUpdates`       | :class:`WorkerUpdates`  |
+    | a third party's   | :class:`StoreUpdates`        | :class:`DeviceUpdates`  |
+
+    Args:
+        on_store: the store runs the optimizer.
+        plan: the optimizer.
+        store: the trainer's store, or None.
+        contexts: the devices.
+        clip: bounds of the gradients.
+        prefix: prefix of the keys in a third party's store.
+    """
+    if not on_store:
+        if isinstance(store, KVStore) and is_distributed(store):
+            return WorkerUpdates(plan, contexts, clip, store)
+        return DeviceUpdates(plan, contexts, clip, store, prefix, takes_rows=isinstance(store, InProcessStore))
+    if isinstance(store, InProcessStore):
+        return InProcessUpdates(plan, store, clip)
+    if isinstance(store, DistStore):
+        return ServerUpdates(plan, store, clip)
+    assert isinstance(store, KVStore), "only a KVStore is capable of an optimizer"
+    assert not clip, "refused before"
+    return StoreUpdates(plan, store)

@@ -11,12 +11,10 @@ from paceline.keys import Key
 from paceline.kvstore.base import KVStore
 from paceline.kvstore.dist import DistStore
 from paceline.kvstore.inprocess.store import InProcessStore
-from paceline.mx.gluon.clip import GradientClip
-from paceline.mx.gluon.gradients import collect, densify
+from paceline.mx.gluon.clip import GradientClip, ServerClip
+from paceline.mx.gluon.gradients import States, broadcast, collect, densify
 from paceline.mx.gluon.optimizer_plan import OptimizerPlan
 from paceline.mx.gluon.parameter import Parameter
-from paceline.mx.gluon.server_clip import ServerClip
-from paceline.mx.gluon.updates import States, UpdatesByHand, broadcast
 from paceline.updaters import KeyOptions, Options
 from paceline.updaters.rows import LAZY
 
@@ -68,13 +66,6 @@ class StoreUpdates:
     def _push_and_pull(self, trained: Mapping[str, Parameter], grads: Mapping[str, Sequence[torch.Tensor]]) -> None:
         if grads:
             self._store.pushpull(list(grads), list(grads.values()), out=[trained[key].list_data() for key in grads])
-
-    def by_hand(self, verb: str) -> UpdatesByHand:
-        """Raise an error: no device has merged gradients."""
-        raise ValueError(
-            f"{verb} is impossible: the {self._store.type} store runs the optimizer, so call step; or make the Trainer "
-            "with update_on_kvstore=False"
-        )
 
     def assign(self, key: str, value: torch.Tensor) -> None:
         """Raise an error: a stored value cannot be set.

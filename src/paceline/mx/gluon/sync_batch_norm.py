@@ -9,8 +9,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from paceline.mx.gluon.backward import join_graphs
-from paceline.mx.gluon.parallel import ReplicaCall, current_call
+from paceline.mx.gluon.parallel import ReplicaCall, current_call, join_graphs
 
 
 class SyncBatchNorm(_BatchNorm):

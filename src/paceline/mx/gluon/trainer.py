@@ -16,13 +16,12 @@ from paceline.kvstore.weights import Weights
 from paceline.mx.context import Context
 from paceline.mx.gluon import gradients
 from paceline.mx.gluon.buffers import SharedBuffers, share_buffers
-from paceline.mx.gluon.choosing import choose_updates
-from paceline.mx.gluon.clip import GradientClip
+from paceline.mx.gluon.clip import GradientClip, servers_norm
+from paceline.mx.gluon.device_updates import DeviceUpdates
 from paceline.mx.gluon.optimizer_plan import OptimizerLike, OptimizerPlan
 from paceline.mx.gluon.parameter import Parameter, ParameterDict
 from paceline.mx.gluon.replicate import ReplicatedModule
-from paceline.mx.gluon.store_choice import Traits, choose_store, servers_norm, share_of, update_on_store
-from paceline.mx.gluon.updates import Updates
+from paceline.mx.gluon.store_choice import Traits, Updates, choose_store, choose_updates, share_of, update_on_store
 from paceline.wrappers import refuse_wrapped
 
 if TYPE_CHECKING:
@@ -82,12 +81,13 @@ class Trainer:
     ) -> None:
         self._all = _by_name(params)
         self._contexts = _same_contexts(self._all)
+        self._nets = list({id(one.net): one.net for one in self._all.values()}.values())
         self._plan = OptimizerPlan(optimizer, optimizer_params, self._trained())
         self._clip = GradientClip(clip_grad_norm, clip_grad_value)
         store = choose_store(kvstore, len(self._contexts), compression_params, self._traits().sparse_weights)
         # Conflicting options raise here. Sizes only matter for the default, and are known at the first step.
         on_store = update_on_store(update_on_kvstore, store, self._traits())
-        clip_norm = servers_norm(store, self._traits(), self._clip) if on_store else 0.0
+        clip_norm = servers_norm(self._clip, store, self._traits().rows) if on_store else 0.0
         self._wanted = True if clip_norm else update_on_kvstore
         self._store, self._prefix = share_of(store, clip_norm)
         if compression_params:
@@ -99,8 +99,8 @@ class Trainer:
         # Before the first forward pass: its gradients must belong to the values that all workers start from.
         if all(one.has_shape for one in self._all.values()):
             self._started()
-        for one in self._all.values():
-            one.on_shape(self._start_when_ready)
+        for net in self._nets:
+            net.on_shapes(self._start_when_ready)
 
     @property
     def learning_rate(self) -> float:
@@ -171,7 +171,7 @@ class Trainer:
         Raises:
             ValueError: the store runs the optimizer; use ``update_on_kvstore=False``.
         """
-        updates = self._started().by_hand("allreduce_grads")
+        updates = self._on_devices("allreduce_grads")
         self._publish()
         updates.allreduce(self._trained())
 
@@ -182,7 +182,7 @@ class Trainer:
             StaleGradientError: as in :meth:`step`.
             ValueError: as in :meth:`step`, or the store runs the optimizer.
         """
-        updates = self._started().by_hand("update")
+        updates = self._on_devices("update")
         self._check_step(batch_size, ignore_stale_grad)
         with self._weights.changing(self._tensors()):
             updates.update(self._trained(), self._scale(batch_size), self._steps)
@@ -310,12 +310,23 @@ class Trainer:
             if self._store is not None:
                 agree_on_store(self._store, "the trainer", self._facts(on_store))
             self._updates.start(self._all, self._trained())
-            self._buffers = share_buffers(self._store, self._all.values())
-            for net in {id(one.net): one.net for one in self._all.values()}.values():
+            self._buffers = share_buffers(self._store, self._nets)
+            for net in self._nets:
                 net.before_reading(self._before_reading)
             for one in self._all.values():
                 one.on_set(self._on_set)
         return self._updates
+
+    def _on_devices(self, verb: str) -> DeviceUpdates:
+        """Return the updates on devices; ``verb`` is one half of a step, between which a loop may change gradients."""
+        updates = self._started()
+        if isinstance(updates, DeviceUpdates):
+            return updates
+        assert self._store is not None
+        raise ValueError(
+            f"{verb} is impossible: the {self._store.type} store runs the optimizer, so call step; or make the Trainer "
+            "with update_on_kvstore=False"
+        )
 
     def _facts(self, on_store: bool) -> list[Fact]:
         """Return the facts that must be the same on all workers."""

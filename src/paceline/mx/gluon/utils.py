@@ -1,4 +1,4 @@
-"""Splitting a batch over devices."""
+"""Splitting a batch over devices, and MXNet's place of ``clip_global_norm``."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from paceline.mx.context import Context, ContextLike, as_contexts
-from paceline.mx.gluon.placement import as_in_context
+from paceline.mx.context import Context, ContextLike, as_contexts, as_in_context
+from paceline.mx.gluon.clip import clip_global_norm
 
 #: Data that can be split: a tensor, a numpy array, or anything that ``torch.as_tensor`` accepts.
 ArrayLike: TypeAlias = torch.Tensor | np.ndarray[Any, Any] | Sequence[Any]
+
+__all__ = ["clip_global_norm", "split_and_load", "split_data", "work_load_sizes"]
 
 
 def work_load_sizes(batch_size: int, work_load_list: Sequence[float]) -> list[int]:

@@ -1,0 +1,70 @@
+"""``paceline.mx``: MXNet's spellings of what paceline has, and errors that say what to use for the others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import paceline
+from paceline import mx
+from paceline.updaters import MXNetSGD
+
+
+def test_names_are_those_of_paceline() -> None:
+    assert mx.kv is mx.kvstore is paceline.kvstore
+    assert mx.gluon.Trainer is paceline.gluon.Trainer
+    assert mx.gluon.utils.split_and_load is paceline.gluon.split_and_load
+    assert mx.gluon.utils.clip_global_norm is paceline.gluon.clip_global_norm
+    assert mx.mod.Module is mx.module.Module is paceline.Module
+    assert (mx.cpu(1), mx.num_gpus, mx.Context) == (paceline.cpu(1), paceline.num_gpus, paceline.Context)
+    assert mx.callback.Speedometer(frequent=2)
+    assert mx.metric.MetricSet("loss")
+    assert set(dir(mx)) == set(mx.__all__) == {name for name in mx.__all__ if getattr(mx, name)}
+
+
+def test_script_in_the_spelling_of_mxnet_trains() -> None:
+    """The loop of the Gluon book; the layers are torch's."""
+    torch.manual_seed(0)
+    devices = [mx.cpu(0), mx.cpu(1)]
+    net = mx.gluon.replicate(torch.nn.Linear(3, 1), devices)
+    options = {"learning_rate": 0.1, "momentum": 0.9}
+    trainer = mx.gluon.Trainer(net.collect_params(), mx.optimizer.SGD, options, kvstore=mx.kv.create("device"))
+    x = torch.randn(8, 3)
+    y, losses = x.sum(1, keepdim=True), []
+    for _ in range(60):
+        data, label = mx.gluon.utils.split_and_load(x, devices), mx.gluon.utils.split_and_load(y, devices)
+        with mx.autograd.record():
+            loss = [(net(one) - wanted).square().sum() for one, wanted in zip(data, label, strict=True)]
+        mx.autograd.backward(loss)
+        trainer.step(batch_size=len(x))
+        losses.append(float(sum(loss).detach()))
+    assert losses[-1] < 1e-3 * losses[0]
+    assert isinstance(trainer.optimizer, type)
+    assert issubclass(trainer.optimizer, MXNetSGD)
+
+
+def test_nothing_is_recorded_in_a_pause() -> None:
+    with mx.autograd.pause():
+        assert not mx.autograd.is_recording()
+        with mx.autograd.record():
+            assert mx.autograd.is_recording()
+    with pytest.raises(ValueError, match=r"net\.eval\(\)"):
+        mx.autograd.record(train_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("room", "name", "text"),
+    [
+        (mx, "nd", "paceline.mx has no 'nd'.*use torch"),
+        (mx, "init", "use torch.nn.init"),
+        (mx, "lr_scheduler", "a function of the number of the update"),
+        (mx, "kvstor", "did you mean 'kvstore'"),
+        (mx.gluon, "nn", "paceline.mx.gluon has no 'nn'; use torch.nn"),
+        (mx.gluon, "Trainr", "did you mean 'Trainer'"),
+        (paceline.gluon, "nn", "use torch.nn"),
+        (mx.optimizer, "FTML", "paceline.mx.optimizer has no 'FTML'"),
+    ],
+)
+def test_names_that_are_not_here_say_what_to_use(room: object, name: str, text: str) -> None:
+    with pytest.raises(AttributeError, match=text):
+        getattr(room, name)
