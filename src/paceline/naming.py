@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 #: Share of equal characters above which a name is suggested. A name with one typing error has more, unless it is very
 #: short. Different names that begin alike have less.
@@ -20,3 +20,16 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return the known name that was probably meant, or an empty string."""
     return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=_CUTOFF)), "")
+
+
+def absent(module: str, name: str, known: Iterable[str], instead: Mapping[str, str] | None = None) -> AttributeError:
+    """Return the error for a name that a module does not have.
+
+    Args:
+        module: its name.
+        name: the name that it does not have.
+        known: the names that it has.
+        instead: what to use for names that other libraries have in its place.
+    """
+    way_out = f"; use {instead[name]}" if instead and name in instead else suggestion(name, known)
+    return AttributeError(f"module {module!r} has no attribute {name!r}{way_out}")

@@ -55,14 +55,15 @@ def test_nothing_is_recorded_in_a_pause() -> None:
 @pytest.mark.parametrize(
     ("room", "name", "text"),
     [
-        (mx, "nd", "paceline.mx has no 'nd'.*use torch"),
+        (mx, "nd", "module 'paceline.mx' has no attribute 'nd'; use torch"),
         (mx, "init", "use torch.nn.init"),
         (mx, "lr_scheduler", "a function of the number of the update"),
         (mx, "kvstor", "did you mean 'kvstore'"),
-        (mx.gluon, "nn", "paceline.mx.gluon has no 'nn'; use torch.nn"),
+        (mx.gluon, "nn", "'paceline.mx.gluon' has no attribute 'nn'; use torch.nn"),
         (mx.gluon, "Trainr", "did you mean 'Trainer'"),
         (paceline.gluon, "nn", "use torch.nn"),
-        (mx.optimizer, "FTML", "paceline.mx.optimizer has no 'FTML'"),
+        (mx.metric, "Accuracy", "use its name, or torchmetrics'"),
+        (mx.optimizer, "FTML", "'paceline.mx.optimizer' has no attribute 'FTML'; known are .*SGD"),
     ],
 )
 def test_names_that_are_not_here_say_what_to_use(room: object, name: str, text: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from paceline.naming import suggestion
+from paceline.naming import absent
 
 if TYPE_CHECKING:
     from paceline import kvstore as kv
@@ -64,8 +64,7 @@ if not TYPE_CHECKING:  # a checker knows the names above, and no others
             return importlib.import_module(_MODULES[name])
         if name in __all__:
             return getattr(importlib.import_module("paceline.mx.context"), name)
-        way_out = f"; use {_INSTEAD[name]}" if name in _INSTEAD else suggestion(name, __all__)
-        raise AttributeError(f"paceline.mx has no {name!r}{way_out}")
+        raise absent("paceline.mx", name, __all__, _INSTEAD)
 
 
 def __dir__() -> list[str]:

@@ -6,62 +6,12 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any
 
 from paceline.errors import MissingExtraError
-from paceline.mx.gluon.replicate import ReplicatedModule
-from paceline.mx.gluon.trainer import Trainer
-from paceline.mx.metric import MetricSet
+from paceline.mx.module import BatchCallback, BatchEnd, EpochCallback, EpochEnd
 
 logger = logging.getLogger(__name__)
-
-
-class Trained(Protocol):
-    """The part of a ``Module`` that callbacks use."""
-
-    net: ReplicatedModule
-
-    @property
-    def trainer(self) -> Trainer:
-        """The trainer."""
-
-    @property
-    def rank(self) -> int:
-        """This worker's rank; 0 without a distributed store."""
-
-    def save_checkpoint(self, prefix: str | os.PathLike[str], epoch: int, save_optimizer_states: bool = False) -> None:
-        """Write the model, and with ``save_optimizer_states`` the optimizer's state."""
-
-
-@dataclass(frozen=True)
-class BatchEnd:
-    """Argument of batch callbacks."""
-
-    epoch: int
-    nbatch: int
-    """Number of the batch in its epoch, from 0."""
-    batch_size: int
-    eval_metric: MetricSet
-    module: Trained
-
-
-@dataclass(frozen=True)
-class EpochEnd:
-    """Argument of epoch callbacks; ``fit`` returns one per epoch."""
-
-    epoch: int
-    seconds: float
-    """Time spent on training, without evaluation."""
-    train: dict[str, float]
-    """Metrics over the training batches."""
-    evaluation: dict[str, float]
-    """Metrics over ``eval_data``, if there is any."""
-    module: Trained = field(repr=False)
-
-
-BatchCallback: TypeAlias = Callable[[BatchEnd], None]
-EpochCallback: TypeAlias = Callable[[EpochEnd], None]
 
 
 class Speedometer:

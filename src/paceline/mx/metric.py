@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from paceline.errors import MissingExtraError
-from paceline.naming import suggestion
+from paceline.naming import absent, suggestion
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 #: A name, a torchmetrics metric, or several of them.
 MetricLike: TypeAlias = "str | Metric | Sequence[str | Metric]"
 
+#: Classes of MXNet's that are names here, or classes of torchmetrics.
+_ELSEWHERE = ("Accuracy", "F1", "Loss", "MAE", "MSE", "Perplexity", "RMSE", "TopKAccuracy", "create")
 _NAMES = ("accuracy", "acc", "mse", "mae", "loss")
 
 
@@ -108,3 +110,10 @@ def _build(torchmetrics: Any, name: str, output: torch.Tensor) -> Any:
 
 def _value(metric: Any) -> float:
     return float(metric.compute()) if metric is not None and metric.update_count else float("nan")
+
+
+if not TYPE_CHECKING:  # a checker knows the names above, and no others
+
+    def __getattr__(name: str) -> Any:
+        known = ("MetricSet", "MetricLike")
+        raise absent("paceline.mx.metric", name, known, dict.fromkeys(_ELSEWHERE, "its name, or torchmetrics'"))

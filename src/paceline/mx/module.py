@@ -8,9 +8,10 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import torch.nn.functional
@@ -20,7 +21,6 @@ from paceline.errors import CheckpointError, CheckpointNotFoundError
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.checkpoint import optimizer_states, tensor_file
 from paceline.mx.batch import BatchRunner, Loss, Slicer, WorkLoad, size_of, total_loss
-from paceline.mx.callback import BatchCallback, BatchEnd, EpochCallback, EpochEnd
 from paceline.mx.context import ContextLike, cpu
 from paceline.mx.gluon.optimizer_plan import OptimizerLike
 from paceline.mx.gluon.replicate import replicate
@@ -36,6 +36,36 @@ logger = logging.getLogger(__name__)
 Batches = Iterable[Any]
 
 _KIND = "model"
+
+
+@dataclass(frozen=True)
+class BatchEnd:
+    """Argument of batch callbacks."""
+
+    epoch: int
+    nbatch: int
+    """Number of the batch in its epoch, from 0."""
+    batch_size: int
+    eval_metric: MetricSet
+    module: Module
+
+
+@dataclass(frozen=True)
+class EpochEnd:
+    """Argument of epoch callbacks; ``fit`` returns one per epoch."""
+
+    epoch: int
+    seconds: float
+    """Time spent on training, without evaluation."""
+    train: dict[str, float]
+    """Metrics over the training batches."""
+    evaluation: dict[str, float]
+    """Metrics over ``eval_data``, if there is any."""
+    module: Module = field(repr=False)
+
+
+BatchCallback: TypeAlias = Callable[[BatchEnd], None]
+EpochCallback: TypeAlias = Callable[[EpochEnd], None]
 
 
 def cross_entropy(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:

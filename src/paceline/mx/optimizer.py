@@ -4,12 +4,15 @@ They are classes of ``torch.optim``. So options stand beside them, ``Trainer(net
 not in a call of them, which needs parameters. ``SGD`` has MXNet's momentum; the name ``"sgd"`` means torch's.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from torch.optim import Adadelta as AdaDelta
 from torch.optim import Adagrad as AdaGrad
 from torch.optim import Adam, Adamax
 from torch.optim import NAdam as Nadam
 from torch.optim import RMSprop as RMSProp
 
+from paceline.naming import absent
 from paceline.updaters import DCASGD, LAMB, LARS, NAG, SGLD, Ftrl, MXNetSGD, Signum
 
 __all__ = [
@@ -32,5 +35,7 @@ __all__ = [
 SGD = MXNetSGD
 
 
-def __getattr__(name: str) -> object:
-    raise AttributeError(f"paceline.mx.optimizer has no {name!r}; a name or class, and options, choose an optimizer")
+if not TYPE_CHECKING:  # a checker knows the names above, and no others
+
+    def __getattr__(name: str) -> Any:
+        raise absent("paceline.mx.optimizer", name, __all__)

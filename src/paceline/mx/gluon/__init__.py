@@ -12,7 +12,7 @@ from paceline.mx.gluon.replicate import ReplicatedModule, replicate
 from paceline.mx.gluon.sync_batch_norm import SyncBatchNorm
 from paceline.mx.gluon.trainer import Trainer
 from paceline.mx.gluon.utils import split_and_load, split_data, work_load_sizes
-from paceline.naming import suggestion
+from paceline.naming import absent
 
 __all__ = [
     "Parameter",
@@ -44,5 +44,4 @@ _INSTEAD = {
 if not TYPE_CHECKING:  # a checker knows the names above, and no others
 
     def __getattr__(name: str) -> Any:
-        way_out = f"; use {_INSTEAD[name]}" if name in _INSTEAD else suggestion(name, __all__)
-        raise AttributeError(f"paceline.mx.gluon has no {name!r}{way_out}")
+        raise absent("paceline.mx.gluon", name, __all__, _INSTEAD)

@@ -10,28 +10,15 @@ from collections.abc import Sequence
 
 import torch
 
-from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
 from paceline.mx.gluon.parameter import Replicas
-
-
-def share_buffers(store: KVStoreBase | None, nets: Sequence[Replicas]) -> SharedBuffers | None:
-    """Return the shared buffers of some networks; None without other workers.
-
-    Args:
-        store: of the trainer; only stores on servers can hold what rank 0 alone writes.
-        nets: distinct, with known shapes.
-    """
-    if not isinstance(store, DistStore) or store.num_workers == 1:
-        return None
-    return SharedBuffers(store, nets)
 
 
 class SharedBuffers:
     """Gives all workers rank 0's buffers of some networks. Collective: every worker creates it.
 
     Args:
-        store: a store of the job.
+        store: a store of the job; only stores on servers can hold what rank 0 alone writes.
         nets: networks, distinct and with known shapes.
     """
 

@@ -12,10 +12,11 @@ import torch
 from paceline.agreement import Fact
 from paceline.kvstore.agreement import agree_on_store, option_facts, tensor_facts
 from paceline.kvstore.base import KVStoreBase
+from paceline.kvstore.dist import DistStore
 from paceline.kvstore.weights import Weights
 from paceline.mx.context import Context
 from paceline.mx.gluon import gradients
-from paceline.mx.gluon.buffers import SharedBuffers, share_buffers
+from paceline.mx.gluon.buffers import SharedBuffers
 from paceline.mx.gluon.clip import GradientClip, servers_norm
 from paceline.mx.gluon.device_updates import DeviceUpdates
 from paceline.mx.gluon.optimizer_plan import OptimizerLike, OptimizerPlan
@@ -310,7 +311,8 @@ class Trainer:
             if self._store is not None:
                 agree_on_store(self._store, "the trainer", self._facts(on_store))
             self._updates.start(self._all, self._trained())
-            self._buffers = share_buffers(self._store, self._nets)
+            if isinstance(self._store, DistStore) and self._store.num_workers > 1:
+                self._buffers = SharedBuffers(self._store, self._nets)
             for net in self._nets:
                 net.before_reading(self._before_reading)
             for one in self._all.values():
