@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from paceline.cli.options import Parser, UsageError
 from paceline.launch import Machine, backend
-from paceline.launch.slurm_script import SPEC_VARIABLE, lead_s
+from paceline.launch.engines.slurm_script import SPEC_VARIABLE, lead_s
 from paceline.launch.spec_json import from_json
 
 _DESCRIPTION = """\

@@ -44,13 +44,13 @@ from paceline.launch.spec import JobSpec
 #: Backend by name: the module and class that implement it, imported when asked for.
 BACKENDS: dict[str, str] = {
     "local": "paceline.launch.local:LocalBackend",
-    "mpi": "paceline.launch.mpi:MpiBackend",
-    "slurm": "paceline.launch.slurm:SlurmBackend",
+    "mpi": "paceline.launch.engines.mpi:MpiBackend",
+    "slurm": "paceline.launch.engines.slurm:SlurmBackend",
     "ssh": "paceline.launch.ssh:SshBackend",
-    "ray": "paceline.launch.ray_cluster.backend:RayBackend",
-    "sge": "paceline.launch.sge.backend:SgeBackend",
-    "k8s": "paceline.launch.k8s.backend:KubernetesBackend",
-    "yarn": "paceline.launch.yarn.backend:YarnBackend",
+    "ray": "paceline.launch.engines.ray_cluster.backend:RayBackend",
+    "sge": "paceline.launch.engines.sge.backend:SgeBackend",
+    "k8s": "paceline.launch.engines.k8s.backend:KubernetesBackend",
+    "yarn": "paceline.launch.engines.yarn.backend:YarnBackend",
 }
 
 R = TypeVar("R")
