@@ -88,7 +88,7 @@ def _environment(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 def test_objects_of_the_golden_file_are_accepted(cluster: Cluster) -> None:
     """The API server checks them in full, and keeps none."""
-    golden = jobs.ROOT / "tests" / "launch" / "k8s" / "golden" / "pods.yaml"
+    golden = jobs.ROOT / "tests" / "launch" / "engines" / "k8s" / "golden" / "pods.yaml"
     told = cluster.kubernetes.kubectl("create", "--dry-run=server", "-f", str(golden)).splitlines()
     assert len(told) == golden.read_text().count("\nkind:")
     assert all(line.endswith(" created (server dry run)") for line in told)

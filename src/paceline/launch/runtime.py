@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from paceline.errors import LaunchError
+from paceline.launch.processes import birth
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class JobRecord:
     pid: int
     """Of the launcher."""
     born: str
-    """When the launcher's process began, in the kernel's clock ticks: process ids come again."""
+    """When the launcher's process began: see :func:`~paceline.launch.processes.birth`."""
     started: float
     """Seconds since 1970."""
     command: str
@@ -43,15 +44,6 @@ class JobRecord:
     def is_alive(self) -> bool:
         """Whether the launcher runs."""
         return birth(self.pid) == self.born
-
-
-def birth(pid: int) -> str:
-    """Return when a process began, or nothing if it has ended."""
-    with contextlib.suppress(OSError):
-        text = Path("/proc", str(pid), "stat").read_text()
-        state, *rest = text[text.rindex(")") + 2 :].split()
-        return "" if state in "ZX" else rest[18]
-    return ""
 
 
 def folder(environ: Mapping[str, str] | None = None) -> Path:

@@ -9,9 +9,9 @@ from functools import partial
 from typing import Protocol
 
 from paceline.errors import LaunchError
+from paceline.launch import processes
 from paceline.launch.plan import Late, ProcessName, ProcessSpec
 from paceline.launch.preflight import CommandNotFoundError
-from paceline.launch.supervise import sessions
 from paceline.launch.supervise.child import Child
 from paceline.launch.supervise.console import ERR, OUT
 from paceline.launch.supervise.events import Event, Exited, NotStarted, Ready, Runs, Started, Stopped
@@ -136,7 +136,7 @@ class LocalCrew:
         Of several that ended at once workers come first: they are the likelier cause, and servers exit because of them.
         What the scheduler said before it ended comes before its end.
         """
-        found = sessions.stopped()
+        found = processes.stopped({self._children[one].pid for one in self._running})
         self._take(Stopped(frozenset(one for one in self._running if self._children[one].pid in found)))
         ended = [member for member in self._running if self._children[member].ended()]
         self._running.difference_update(ended)
@@ -155,7 +155,7 @@ class LocalCrew:
 
     def look(self, members: Collection[ProcessName]) -> None:
         """Tell how much CPU time some processes have used, with everything they started."""
-        found = sessions.cpu_s({self._children[member].pid for member in members})
+        found = processes.cpu_s({self._children[member].pid for member in members})
         for member in members:
             cpu_s = found.get(self._children[member].pid, 0.0)
             self.tell_cpu(member, cpu_s)
@@ -168,11 +168,11 @@ class LocalCrew:
 
     def send(self, signum: int, members: Collection[ProcessName]) -> None:
         """Signal some processes and everything they started."""
-        sessions.send(signum, {self._children[member].pid for member in members if member in self._children})
+        processes.send(signum, {self._children[member].pid for member in members if member in self._children})
 
     def living(self) -> list[ProcessName]:
         """Return the processes that still run or left something running behind."""
-        alive = sessions.living({child.pid for child in self._children.values()})
+        alive = processes.living({child.pid for child in self._children.values()})
         return [member for member, child in self._children.items() if child.pid in alive]
 
     def finish(self) -> None:

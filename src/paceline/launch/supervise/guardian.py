@@ -23,7 +23,7 @@ import signal
 import time
 
 from paceline import forks
-from paceline.launch.supervise import sessions
+from paceline.launch import processes
 
 _TRIES = 100
 _PAUSE_S = 0.02
@@ -95,7 +95,7 @@ def _read_sessions(read_fd: int) -> set[int]:
 def sweep(registered: set[int]) -> None:
     """Kill every process of the given sessions, until none is left (for at most 2 s)."""
     for _ in range(_TRIES):
-        if not sessions.living(registered):
+        if not processes.living(registered):
             return
-        sessions.send(signal.SIGKILL, registered)
+        processes.send(signal.SIGKILL, registered)
         time.sleep(_PAUSE_S)

@@ -17,6 +17,7 @@ from paceline import config
 from paceline.errors import LaunchError
 from paceline.launch import runtime
 from paceline.launch.plan import JobPlan, Late, ProcessName
+from paceline.launch.processes import birth
 from paceline.launch.supervise.console import Console
 from paceline.launch.supervise.crew import LocalCrew, Processes, Take
 from paceline.launch.supervise.events import (
@@ -164,7 +165,7 @@ class Supervisor:
                 runtime.JobRecord(
                     self._plan.job_id,
                     os.getpid(),
-                    runtime.birth(os.getpid()),
+                    birth(os.getpid()),
                     time.time(),
                     shlex.join(worker.argv),
                     tuple(host.name for host in self._plan.hosts),
