@@ -103,7 +103,7 @@ def test_failing_worker_ends_the_job_with_its_code_and_traceback(cluster: Cluste
     done = job.end()
     assert done.code == 7, done.text
     assert "[worker 1] RuntimeError: this one breaks" in done.out, done.text
-    assert "worker 1 failed: Error on h" in done.err, done.text
+    assert "worker 1 failed: exit code 7: Error on h" in done.err, done.text
     job.check_gone()
 
 

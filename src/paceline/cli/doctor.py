@@ -11,10 +11,10 @@ from paceline.cli.hosts import read_hosts, shell_words
 from paceline.cli.options import Option, Parser, UsageError
 from paceline.cli.table import table
 from paceline.launch import Host, with_default_interface
-from paceline.launch.remote import agent_script
+from paceline.launch.preflight import check_program
+from paceline.launch.remote import agent_script, explain
 from paceline.launch.remote.doctor import Doctor, Finding
-from paceline.launch.remote.explain import explain
-from paceline.launch.ssh import check_program, ssh_command
+from paceline.launch.ssh import ssh_command
 
 OPTIONS = (
     Option(("-H", "--hosts"), "hostfile, or a list h1,h2", "HOSTS"),

@@ -10,8 +10,7 @@ import contextlib
 import json
 import os
 import stat
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -79,23 +78,6 @@ def write(record: JobRecord) -> None:
 def remove(job_id: str) -> None:
     """Remove a job's file. Idempotent."""
     (folder() / f"{job_id}.json").unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def recorded(job_id: str, command: str, workers: int, servers: int) -> Iterator[None]:
-    """Keep the file of a job that an engine runs, for as long as this process waits for it.
-
-    ``paceline kill`` can end the job; ``paceline status`` cannot reach its scheduler. A job runs without a file that
-    cannot be written.
-    """
-    pid = os.getpid()
-    with contextlib.suppress(OSError, LaunchError):
-        write(JobRecord(job_id, pid, birth(pid), time.time(), command, (), workers, servers))
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError, LaunchError):
-            remove(job_id)
 
 
 def jobs() -> list[JobRecord]:

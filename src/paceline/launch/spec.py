@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from paceline import config
 from paceline.errors import ConfigError
@@ -130,3 +132,32 @@ def _check_settings(settings: Mapping[str, str]) -> None:
             raise ConfigError(f"{name!r} is not a setting of paceline")
     values = {name: config.parse(name, text, name) for name, text in settings.items()}
     config.check(config.Settings(**values))
+
+
+def to_json(spec: JobSpec) -> str:
+    """Return a spec as JSON. It holds the user's variables: it must not be shown."""
+    return json.dumps(asdict(spec))
+
+
+def from_json(text: str) -> JobSpec:
+    """Return the spec of :func:`to_json`.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        values: dict[str, Any] = json.loads(text)
+        values["command"] = tuple(values["command"])
+        values["hosts"] = _hosts(values["hosts"])
+        values["groups"] = tuple(
+            WorkerGroup(**(one | {"hosts": _hosts(one["hosts"]), "args": tuple(one["args"])}))
+            for one in values["groups"]
+        )
+        values["graces"] = Graces(**values["graces"])
+        return JobSpec(**values)
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"this is not a job of this version of paceline: {error}") from error
+
+
+def _hosts(given: list[dict[str, Any]]) -> tuple[Host, ...]:
+    return tuple(Host(**one) for one in given)

@@ -12,15 +12,12 @@ import subprocess
 from collections.abc import Sequence
 
 from paceline.errors import LaunchError
-from paceline.launch.environment import OWNED
 from paceline.launch.hosts import LOCALHOST, Host
 from paceline.launch.options import backend_options
 from paceline.launch.planner import Machine, make_plan
-from paceline.launch.remote import RemoteJob, RemoteRequest, agent_script, forwarded
-from paceline.launch.remote.explain import explain
-from paceline.launch.render import describe
+from paceline.launch.preflight import check_program
+from paceline.launch.remote import RemoteJob, RemoteRequest, remote_request
 from paceline.launch.spec import JobSpec
-from paceline.launch.ssh import check_program
 
 OPTIONS = {
     "mpirun": "the command and options of its own, as in: mpirun.openmpi --mca btl_tcp_if_include eth1",
@@ -50,18 +47,15 @@ class MpiBackend:
         kind = options.get("mpi") or implementation(mpirun)
         if kind not in _SIGNS:
             raise ValueError(f"-o mpi={kind}: it is openmpi or mpich")
-        environ = forwarded(machine.environ, OWNED)
-        script = agent_script(options.get("python", ""), machine.python, plan.directory, environ.get("PYTHONPATH", ""))
 
-        def command(host: Host) -> list[str]:
+        def reach(host: Host, script: list[str]) -> list[str]:
             return [*mpirun_command(mpirun, kind, host), *script]
 
-        return RemoteRequest(plan, machine.python, command, environ)
+        return remote_request(plan, machine, options.get("python", ""), reach)
 
     def render(self, request: RemoteRequest) -> str:
         """Return the processes and the commands that reach their hosts."""
-        commands = [shlex.join(request.command(host)) for host in request.plan.hosts]
-        return describe(request.plan, commands, request.environ)
+        return request.text
 
     def check(self, request: RemoteRequest) -> None:
         """Look for mpirun.
@@ -78,7 +72,7 @@ class MpiBackend:
             LaunchError: see :meth:`check`.
         """
         self.check(request)
-        return RemoteJob(request, explain)
+        return RemoteJob(request)
 
 
 def implementation(mpirun: Sequence[str]) -> str:

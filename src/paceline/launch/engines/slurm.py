@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -18,18 +19,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.errors import LaunchError
-from paceline.launch.canceller import Canceller
-from paceline.launch.engines.slurm_script import SPEC_VARIABLE, batch_script, output
-from paceline.launch.environment import OWNED
+from paceline.launch.backends import Job
+from paceline.launch.groups import WorkerGroup
 from paceline.launch.hosts import Host
 from paceline.launch.options import backend_options
 from paceline.launch.planner import Machine, make_plan
-from paceline.launch.remote import RemoteJob, RemoteRequest, agent_script, forwarded
-from paceline.launch.remote.explain import explain
-from paceline.launch.render import describe
-from paceline.launch.spec import JobSpec
-from paceline.launch.spec_json import to_json
-from paceline.launch.ssh import check_program
+from paceline.launch.preflight import check_program
+from paceline.launch.remote import RemoteJob, RemoteRequest, remote_request
+from paceline.launch.spec import JobSpec, to_json
+from paceline.launch.supervise.guardian import Canceller
 
 OPTIONS = {
     "partition": "of all groups that select none",
@@ -44,6 +42,12 @@ OPTIONS = {
     "detach": "1: do not wait for the job",
     "python": "interpreter on the nodes (default: the launcher's)",
 }
+
+#: Variable that brings the job spec into the allocation. It is no word of a command line.
+SPEC_VARIABLE = "PACELINE_SPEC"
+
+#: Options that become directives of the same name, for every component.
+_DIRECTIVES = ("partition", "account", "qos", "time", "reservation", "constraint")
 
 _POLL_S = 0.5
 _RUNS = frozenset({"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "RESIZING", "SIGNALING"})
@@ -82,21 +86,17 @@ class SlurmBackend:
     def _inside(self, spec: JobSpec, machine: Machine, options: Mapping[str, str]) -> RemoteRequest:
         spec, components = place_on_nodes(spec, machine.environ)
         plan = make_plan(spec, machine)
-        environ = forwarded(machine.environ, OWNED | {SPEC_VARIABLE})
-        python = options.get("python", "")
-        script = agent_script(python, machine.python, plan.directory, environ.get("PYTHONPATH", ""))
-
-        def command(host: Host) -> list[str]:
-            return [*srun_command(host, components[host.name]), *script]
-
-        return RemoteRequest(plan, machine.python, command, environ)
+        return remote_request(
+            plan,
+            machine,
+            options.get("python", ""),
+            lambda host, script: [*srun_command(host, components[host.name]), *script],
+            SPEC_VARIABLE,
+        )
 
     def render(self, request: SlurmBatch | RemoteRequest) -> str:
         """Return the batch script, or the processes and the commands that reach their nodes."""
-        if isinstance(request, SlurmBatch):
-            return request.script
-        commands = [shlex.join(request.command(host)) for host in request.plan.hosts]
-        return describe(request.plan, commands, request.environ)
+        return request.script if isinstance(request, SlurmBatch) else request.text
 
     def check(self, request: SlurmBatch | RemoteRequest) -> None:
         """Look for Slurm's programs.
@@ -106,7 +106,7 @@ class SlurmBackend:
         """
         check_program("sbatch" if isinstance(request, SlurmBatch) else "srun", "slurm-client")
 
-    def submit(self, request: SlurmBatch | RemoteRequest) -> SlurmJob | RemoteJob:
+    def submit(self, request: SlurmBatch | RemoteRequest) -> Job:
         """Submit the batch job; inside an allocation return the job, which runs while its ``wait`` does.
 
         Raises:
@@ -114,14 +114,14 @@ class SlurmBackend:
         """
         self.check(request)
         if isinstance(request, RemoteRequest):
-            return RemoteJob(request, explain)
+            return RemoteJob(request)
         text = slurm(["sbatch", "--parsable"], request.script, {SPEC_VARIABLE: to_json(request.spec)})
         job_id = text.strip().partition(";")[0]
         path = Path(request.directory, output(request.spec).replace("%j", job_id))
         return SlurmJob(job_id, path, request.detach)
 
 
-class SlurmJob:
+class SlurmJob(Job):
     """A batch job.
 
     Args:
@@ -265,3 +265,86 @@ def _known(hosts: tuple[Host, ...], nodes: list[str]) -> tuple[Host, ...]:
         if host.name not in nodes:
             raise ValueError(f"host {host.name} is not part of the allocation, which has {', '.join(nodes)}")
     return hosts
+
+
+def batch_script(spec: JobSpec, python: str, directory: str, pythonpath: str) -> str:
+    """Return a script for sbatch: one component of a heterogeneous job per worker group, then our launcher.
+
+    Slurm sends SIGTERM to the launcher ``signal`` seconds before the time limit; the launcher passes it on.
+    """
+    options = spec.options
+    lines = ["#!/bin/sh", f"#SBATCH --job-name=paceline-{spec.job_id}", f"#SBATCH --output={output(spec)}"]
+    lines += [f"#SBATCH --chdir={directory}", "#SBATCH --export=ALL", f"#SBATCH --signal=B:TERM@{lead_s(options)}"]
+    for index, group in enumerate(spec.worker_groups):
+        lines += ["#SBATCH hetjob"] if index else []
+        lines += [f"#SBATCH {directive}" for directive in directives(group, options)]
+    lines += [f"export PYTHONPATH={shlex.quote(pythonpath)}"] if pythonpath else []
+    lines.append(f"exec {shlex.quote(python)} -m paceline run")
+    return "\n".join(lines) + "\n"
+
+
+def output(spec: JobSpec) -> str:
+    """Return the file that takes the job's output, in Slurm's pattern."""
+    return spec.options.get("output", f"paceline-{spec.job_id}.out")
+
+
+def lead_s(options: Mapping[str, str]) -> int:
+    """Return how many seconds before its end a job gets SIGTERM.
+
+    Raises:
+        ValueError: the option is no number.
+    """
+    try:
+        return int(options.get("signal", "60"))
+    except ValueError:
+        raise ValueError(f"-o signal={options['signal']}: it is a number of seconds") from None
+
+
+def directives(group: WorkerGroup, options: Mapping[str, str]) -> Iterator[str]:
+    """Yield what a group asks for.
+
+    Raises:
+        ValueError: ``nodes`` is no number, or a label means nothing to Slurm.
+    """
+    nodes, tasks = _shape(group, options)
+    yield f"--nodes={nodes}"
+    yield f"--ntasks-per-node={tasks}"
+    for name in _DIRECTIVES:
+        value = group.select.get(name, options.get(name, ""))
+        if value:
+            yield f"--{name}={value}"
+    for name in group.select:
+        if name not in _DIRECTIVES:
+            known = ", ".join(_DIRECTIVES)
+            raise ValueError(f"group {group.name}: select={name} means nothing to Slurm; it has {known}")
+    if group.hosts:
+        yield f"--nodelist={','.join(host.name for host in group.hosts)}"
+    if "cpus" in group.resources:
+        yield f"--cpus-per-task={group.resources['cpus']}"
+    if "gpus" in group.resources:
+        yield f"--gpus-per-node={int(group.resources['gpus']) * tasks}"
+    if "memory" in group.resources:
+        yield f"--mem={_memory(group.resources['memory'], tasks)}"
+
+
+def _shape(group: WorkerGroup, options: Mapping[str, str]) -> tuple[int, int]:
+    """Return the number of nodes of a group and of its workers on each."""
+    if group.slots is not None:
+        tasks = min(group.slots, group.count)
+        return math.ceil(group.count / tasks), tasks
+    nodes = len(group.hosts)
+    if not nodes:
+        try:
+            nodes = int(options.get("nodes", group.count))
+        except ValueError:
+            raise ValueError(f"-o nodes={options['nodes']} is not a number") from None
+    nodes = min(nodes, group.count)
+    return nodes, math.ceil(group.count / nodes)
+
+
+def _memory(text: str, tasks: int) -> str:
+    """Return the memory of a node in MiB from that of a worker, as in ``8Gi`` or ``500M``."""
+    number = text.rstrip("KMGTibB")
+    unit = text[len(number) :][:1]
+    factor = {"K": 1 / 1024, "M": 1, "": 1, "G": 1024, "T": 1024 * 1024}[unit]
+    return str(math.ceil(float(number) * factor * tasks))

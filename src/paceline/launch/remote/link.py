@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.errors import LaunchError
 from paceline.launch import processes
-from paceline.launch.remote.lines import LONGEST_TURN_S, MAGIC, PING_S, SILENCE_S, AgentLines, encode
+from paceline.launch.remote.protocol import LONGEST_TURN_S, MAGIC, PING_S, SILENCE_S, AgentLines, encode
 from paceline.launch.supervise.child import Child
 from paceline.membership import OwnTime
 

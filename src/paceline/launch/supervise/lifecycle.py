@@ -68,7 +68,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import replace
 
-from paceline.exitcodes import PEER_FAILED, WORKER_LOST, describe_code
+from paceline.exitcodes import PEER_FAILED, WORKER_LOST
 from paceline.launch.plan import ProcessName
 from paceline.launch.spec import Graces
 from paceline.launch.supervise.events import (
@@ -92,7 +92,7 @@ from paceline.launch.supervise.events import (
     Tick,
 )
 from paceline.launch.supervise.exits import LOOK_S, Exits
-from paceline.launch.supervise.failure import Failure, describe
+from paceline.launch.supervise.report import Failure, describe
 from paceline.start_clock import StartClock
 
 
@@ -183,8 +183,8 @@ class JobLifecycle:
                 return self._survived(member, reason, now)
             case Lost(member, reason):
                 return self._lost(member, reason, now)
-            case Exited(member, code):
-                return self._exited(member, code, now)
+            case Exited(member, code, detail):
+                return self._exited(member, code, describe(code, detail), now)
             case Complete():
                 return []
             case Over():
@@ -219,15 +219,15 @@ class JobLifecycle:
         self.phase, self.deadline = Phase.RUNNING, None
         return [StartProcesses(tuple(member for member in self.members if member.role != "scheduler"))]
 
-    def _exited(self, member: ProcessName, code: int, now: float) -> list[Action]:
+    def _exited(self, member: ProcessName, code: int, how: str, now: float) -> list[Action]:
         self.alive.pop(member, None)
         self._codes[member] = code
         if member == _SCHEDULER and self._in_question:
             self._decide_question(now)
         if self.phase is Phase.FAILING:
-            self._add_to_failure(member, code, now)
+            self._add_to_failure(member, code, how, now)
         elif self.phase in _GOING_WELL:
-            self._judge(member, code, now)
+            self._judge(member, code, how, now)
         self._watch_stopped(now)
         return self._finish_if_empty() or self._terminate_idle(now)
 
@@ -282,14 +282,14 @@ class JobLifecycle:
             self._finish_worker(member, now)
         return [ShowLine(f"{member} died, the others go on: {self.lost[member].reason}")]
 
-    def _judge(self, member: ProcessName, code: int, now: float) -> None:
+    def _judge(self, member: ProcessName, code: int, how: str, now: float) -> None:
         if member in self.lost:
             self.lost[member] = replace(self.lost[member], code=code or WORKER_LOST)
             self._finish_worker(member, now)
         elif self._may_be_survived(member) and code not in (0, PEER_FAILED):
             self._in_question[member] = code
         elif code != 0 and not (code == WORKER_LOST and member.role == "scheduler" and self.lost):
-            self._fail(member, code, describe_code(code), now)
+            self._fail(member, code, how, now)
         elif self.phase is Phase.STARTING:
             self._fail(member, 1, "exited before it reported its address", now)
         elif member.role == "worker":
@@ -304,7 +304,7 @@ class JobLifecycle:
     def _decide_question(self, now: float) -> None:
         """Count a death as a failure: the scheduler has not said that the others go on."""
         member, code = next(iter(self._in_question.items()))
-        self._fail(member, code, describe_code(code), now)
+        self._fail(member, code, describe(code), now)
 
     def _finish_worker(self, member: ProcessName, now: float) -> None:
         self._unfinished.discard(member)
@@ -330,7 +330,7 @@ class JobLifecycle:
         self._exits.note(member, cpu_s, member in self._stopped, now)
         workers = self._workers()
         why = {member: self._exits.why_overdue(member) for member in workers or self.alive}
-        if not all(why.values()):
+        if not all(why.values()) or (self._unfinished and not workers):  # a worker whose host is slow to say so
             return []
         if not workers:
             warnings = [ShowLine(f"{member} is terminated: {reason}") for member, reason in why.items()]
@@ -345,14 +345,14 @@ class JobLifecycle:
             self._in_question.clear()
             self.phase, self.deadline = Phase.FAILING, now + self.graces.survivors_s
 
-    def _add_to_failure(self, member: ProcessName, code: int, now: float) -> None:
+    def _add_to_failure(self, member: ProcessName, code: int, how: str, now: float) -> None:
         """Note one more end. Who ends only because of another may do so before that other's process is gone."""
         first = self.failure
         if first is not None and first.member == member:  # it was named before it ended
             self.failure = replace(first, code=code or first.code, reason=describe(code, first.reason))
         elif not self._is_named and first is not None and first.code == PEER_FAILED and code not in (0, PEER_FAILED):
             self.aftermath = {first.member: first.code, **self.aftermath}
-            self.failure = Failure(member, code, describe_code(code), now - self._began)
+            self.failure = Failure(member, code, how, now - self._began)
         else:
             self.aftermath[member] = code
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from paceline.config import check_names
-from paceline.launch import JobSpec, Machine, WorkerGroup
+from paceline.launch import JobSpec, Late, Machine, WorkerGroup
 from paceline.launch.engines.k8s.manifests import Manifests, make_manifests
 from paceline.launch.engines.k8s.options import LAYOUTS, KubernetesOptions
 from paceline.launch.options import typed_options
@@ -61,7 +61,7 @@ def test_the_key_is_only_in_the_secret(layout: str) -> None:
 
 def test_a_job_without_key_or_servers_has_no_secret_and_no_scheduler() -> None:
     made = manifests("jobset", num_servers=0)
-    assert not made.has_key
+    assert not made.plan.needs(Late.JOB_KEY)
     assert "Secret" not in made.text
     [jobset] = made.objects
     assert [one["name"] for one in jobset["spec"]["replicatedJobs"]] == ["worker-a100", "worker-old"]

@@ -6,21 +6,22 @@ import sys
 from dataclasses import replace
 
 from paceline.errors import LaunchError
-from paceline.launch.engines.k8s.job import KubernetesJob
+from paceline.launch.backends import Job
+from paceline.launch.engines.k8s.crew import JUDGES, KubernetesCrew
 from paceline.launch.engines.k8s.kubectl import Kubectl
 from paceline.launch.engines.k8s.manifests import Manifests, make_manifests
 from paceline.launch.engines.k8s.options import LAYOUTS
+from paceline.launch.hosts import LOCALHOST
 from paceline.launch.planner import Machine
 from paceline.launch.spec import JobSpec
+from paceline.launch.supervise.supervisor import SupervisedJob
 
-#: What a layout's own objects are called in the API.
-_APIS = {"jobset": ("jobsets.jobset.x-k8s.io",), "trainer": ("trainjobs.trainer.kubeflow.org",)}
 #: The first version whose Indexed Jobs are stable.
 _INDEXED = (1, 24)
 
 
 class KubernetesBackend:
-    """Every process is a pod; the engine starts them."""
+    """Every process is a pod; the engine starts them, and the launcher supervises."""
 
     def plan(self, spec: JobSpec, machine: Machine) -> Manifests:
         """Make the objects of the job.
@@ -42,23 +43,27 @@ class KubernetesBackend:
         """
         kubectl = Kubectl(request.options.namespace)
         names = set(kubectl.run(["api-resources", "--output", "name"]).split())
-        for missing in [name for name in _APIS.get(request.options.layout, ()) if name not in names]:
-            layout = request.options.layout
+        layout = request.options.layout
+        missing = JUDGES.get(layout, "")
+        if missing and missing not in names:
             others = ", ".join(f"{name} ({what})" for name, what in LAYOUTS.items() if name != layout)
             raise LaunchError(
                 f"the cluster has no {missing}: layout {layout} needs {LAYOUTS[layout]}; "
                 f"-o layout=… chooses another: {others}"
             )
 
-    def submit(self, request: Manifests) -> KubernetesJob:
-        """Create the Secret and the objects; layout ``jobs`` becomes ``pods`` on a cluster without Indexed Jobs.
+    def submit(self, request: Manifests) -> Job:
+        """Return the job; layout ``jobs`` becomes ``pods`` on a cluster without Indexed Jobs.
 
         Raises:
-            LaunchError: the cluster refused one; what was created is deleted again.
+            LaunchError: the cluster does not answer.
         """
-        job = KubernetesJob(_fitting(request))
-        job.create()
-        return job
+        request = _fitting(request)
+        processes = tuple(replace(process, host=LOCALHOST) for process in request.plan)  # Kubernetes chooses nodes
+        restarts = 0 if request.options.layout in JUDGES else request.plan.max_restarts
+        plan = replace(request.plan, processes=processes, hosts=(), max_restarts=restarts)
+        kubectl = Kubectl(request.options.namespace)
+        return SupervisedJob(plan, lambda around: KubernetesCrew(around, request, kubectl))
 
 
 def _fitting(request: Manifests) -> Manifests:

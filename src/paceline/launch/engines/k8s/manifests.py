@@ -16,7 +16,7 @@ from paceline.launch.engines.k8s.options import KubernetesOptions
 from paceline.launch.engines.k8s.pods import KEY, Object, Places, PodTemplate, crews, job_spec, labels, pod_template
 from paceline.launch.engines.k8s.yaml_text import documents
 from paceline.launch.options import typed_options
-from paceline.launch.plan import Late
+from paceline.launch.plan import JobPlan, Late
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.spec import JobSpec
 
@@ -41,7 +41,7 @@ class Manifests:
     objects: tuple[Object, ...]
     """Without the Secret, in the order in which they are created."""
     spec: JobSpec
-    has_key: bool
+    plan: JobPlan
     machine: Machine
 
     def secret(self, key: str) -> Object:
@@ -52,7 +52,7 @@ class Manifests:
     @property
     def text(self) -> str:
         """All objects as YAML, the key masked."""
-        return documents([*([self.secret(MASKED)] if self.has_key else []), *self.objects])
+        return documents([*([self.secret(MASKED)] if self.plan.needs(Late.JOB_KEY) else []), *self.objects])
 
 
 def make_manifests(spec: JobSpec, machine: Machine, restart: int = 0) -> Manifests:
@@ -81,7 +81,7 @@ def make_manifests(spec: JobSpec, machine: Machine, restart: int = 0) -> Manifes
         objects = _jobs(name, parts, options, spec, restart)
     else:
         objects = _pods(name, parts, options, spec, restart)
-    return Manifests(name, options, tuple(objects), spec, plan.needs(Late.JOB_KEY), machine)
+    return Manifests(name, options, tuple(objects), spec, plan, machine)
 
 
 def _meta(name: str, job: str) -> Object:

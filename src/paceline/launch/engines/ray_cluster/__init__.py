@@ -2,8 +2,8 @@
 
 | module | runs in |
 |---|---|
-| ``bundles``, ``request``, ``backend`` | the launcher, which imports no ray |
-| ``rsh`` | a child of the launcher, one per process of the job |
+| ``bundles``, ``backend`` | the launcher, which imports no ray |
+| ``paceline.launch.remote.shell`` | a child of the launcher, one per process of the job |
 | ``driver`` | a child of the launcher |
 | ``actor`` | Ray's workers |
 """

@@ -10,10 +10,8 @@ from collections.abc import Iterator, Sequence
 
 import ray
 
-from paceline.launch.engines.ray_cluster.frames import ERR, EXIT, OUT
 from paceline.launch.remote.agent import ADDRESS_VARIABLE
-
-_READ_BYTES = 65536
+from paceline.launch.remote.shell import ERR, EXIT, OUT, READ_BYTES
 
 
 @ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={"input": 1, "output": 1})
@@ -41,7 +39,7 @@ class Shell:
                 selector.register(stream, selectors.EVENT_READ, kind)
             while selector.get_map():
                 for key, _ in selector.select():
-                    data = os.read(key.fd, _READ_BYTES)
+                    data = os.read(key.fd, READ_BYTES)
                     if data:
                         yield key.data, data
                     else:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from paceline.errors import LaunchError
-from paceline.launch.engines.ray_cluster.bundles import Bundle, RayOptions, bundles
-from paceline.launch.engines.ray_cluster.request import PlacementRequest
-from paceline.launch.environment import OWNED
+from paceline.launch.engines.ray_cluster.bundles import Bundle, PlacementRequest, RayOptions, bundles
 from paceline.launch.hosts import Host
 from paceline.launch.options import typed_options
 from paceline.launch.planner import Machine, make_plan
-from paceline.launch.remote import RemoteJob, RemoteRequest, agent_script, forwarded
-from paceline.launch.remote.broker import SOCKET, Broker
+from paceline.launch.remote import RemoteJob, RemoteRequest, remote_request
+from paceline.launch.remote.broker import Broker, shell_command
 from paceline.launch.remote.link import AgentLink
 from paceline.launch.render import describe
 from paceline.launch.spec import JobSpec
@@ -45,14 +43,12 @@ class RayBackend:
         options = typed_options("ray", RayOptions, spec.options)
         plan = make_plan(spec, replace(machine, cores={}), alone=True)
         plan = replace(plan, hosts=tuple(Host(process.host) for process in plan))
-        environ = forwarded(machine.environ, OWNED)
-        script = agent_script(options.python, machine.python, plan.directory, environ.get("PYTHONPATH", ""))
         indices = {host.name: str(index) for index, host in enumerate(plan.hosts)}
 
-        def command(host: Host) -> list[str]:
-            return [machine.python, "-m", f"{__package__}.rsh", SOCKET, indices[host.name], *script]
+        def reach(host: Host, script: list[str]) -> list[str]:
+            return shell_command(machine.python, json.dumps([int(indices[host.name]), script]))
 
-        return RayRequest(RemoteRequest(plan, machine.python, command, environ), bundles(spec, plan, options), options)
+        return RayRequest(remote_request(plan, machine, options.python, reach), bundles(spec, plan, options), options)
 
     def render(self, request: RayRequest) -> str:
         """Return the bundles, the commands of the remote shells, and the processes."""
@@ -80,7 +76,7 @@ class RayBackend:
         return RayJob(request)
 
 
-class RayJob:
+class RayJob(RemoteJob):
     """A job on Ray; its bundles are reserved until :meth:`wait` returns.
 
     Raises:
@@ -88,14 +84,13 @@ class RayJob:
     """
 
     def __init__(self, request: RayRequest) -> None:
-        self.id = request.remote.plan.job_id
         self._driver = Broker("ray", "paceline.launch.engines.ray_cluster.driver")
+        super().__init__(replace(request.remote, command=self._driver.located(request.remote.command)), explain)
         try:
             self._start_driver(request)
         except BaseException:
             self.cancel()
             raise
-        self._job = RemoteJob(replace(request.remote, command=self._driver.located(request.remote.command)), explain)
 
     def wait(self) -> int:
         """Run the job and return its exit code. Then its bundles are free.
@@ -104,17 +99,13 @@ class RayJob:
             LaunchError: an actor could not be started, with what Ray says.
         """
         try:
-            return self._job.wait()
+            return super().wait()
         finally:
             self.cancel()
 
     def cancel(self) -> None:
         """End the driver, and so all actors of the job. Idempotent."""
         self._driver.close()
-
-    def logs(self) -> Iterator[str]:
-        """Give nothing: :meth:`wait` has shown everything."""
-        return iter(())
 
     def _start_driver(self, request: RayRequest) -> None:
         asked = PlacementRequest(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from paceline.launch.groups import WorkerGroup
 from paceline.launch.plan import JobPlan, ProcessSpec
@@ -107,3 +108,24 @@ def _amount(name: str, text: str) -> float:
     if match is None:
         raise ValueError(f"{name}={text!r} is not an amount such as 2, 0.5 or 8Gi")
     return float(match[1]) * _UNITS[match[2] or ""]
+
+
+@dataclass(frozen=True)
+class PlacementRequest:
+    """A placement group, and where to serve the remote shells."""
+
+    job: str
+    address: str
+    """Of the cluster; empty: the one of this machine."""
+    socket: str
+    """Path of the unix socket."""
+    strategy: str
+    wait_s: float
+    """How long the cluster may take to find room."""
+    resources: list[dict[str, float]]
+    labels: list[dict[str, str]]
+
+    @property
+    def text(self) -> str:
+        """The request as a line."""
+        return json.dumps(asdict(self))

@@ -6,7 +6,7 @@ actors of the job; a command in an actor loses its stdin and ends too.
 | it reads | it writes |
 |---|---|
 | one line of JSON on stdin: a ``PlacementRequest`` | ``ready`` on stdout when the bundles are reserved |
-| connections to the unix socket, see :mod:`~paceline.launch.engines.ray_cluster.rsh` | frames on them |
+| connections to the unix socket, see :mod:`~paceline.launch.remote.shell` | frames on them |
 
 Errors before ``ready`` are one text on stderr, and exit code 1.
 """
@@ -27,9 +27,8 @@ from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from paceline.launch.engines.ray_cluster.actor import Shell
-from paceline.launch.engines.ray_cluster.frames import ERR, EXIT, LARGEST, pack
-from paceline.launch.engines.ray_cluster.request import PlacementRequest
-from paceline.launch.shell import LOST
+from paceline.launch.engines.ray_cluster.bundles import PlacementRequest
+from paceline.launch.remote.shell import ERR, EXIT, LOST, READ_BYTES, accept_all, pack, read_request
 
 _REACH_S = 10.0
 
@@ -51,7 +50,7 @@ def main() -> int:
         except (RayError, ValueError) as error:
             print(error, file=sys.stderr)
             return 1
-        threading.Thread(target=_accept, args=[listener, group, request], daemon=True).start()
+        accept_all(listener, lambda connection: _serve(connection, group, request))
         print("ready", flush=True)
         sys.stdin.read()
     ray.shutdown()
@@ -116,24 +115,17 @@ def _no_room(request: PlacementRequest) -> str:
     )
 
 
-def _accept(listener: socket.socket, group: PlacementGroup, request: PlacementRequest) -> None:
-    while True:
-        connection, _ = listener.accept()
-        threading.Thread(target=_serve, args=[connection, group, request], daemon=True).start()
-
-
 def _serve(connection: socket.socket, group: PlacementGroup, request: PlacementRequest) -> None:
     """Run one command for one remote shell."""
     actor = None
     with connection, contextlib.suppress(OSError):  # the remote shell is gone; the actor goes too
         try:
-            bundle, argv = json.loads(_line(connection))
+            bundle, argv = read_request(connection)
             actor = _start(group, bundle, request.resources[bundle], argv)
             threading.Thread(target=_pass_input, args=[connection, actor], daemon=True).start()
             for reference in actor.output.remote():
                 kind, data = ray.get(reference)
-                for start in range(0, len(data), LARGEST):
-                    connection.sendall(pack(kind, data[start : start + LARGEST]))
+                connection.sendall(pack(kind, data))
         except RayError as error:
             connection.sendall(pack(ERR, f"Ray: {error}\n".encode()) + pack(EXIT, str(LOST).encode()))
     if actor is not None:
@@ -152,19 +144,9 @@ def _start(group: PlacementGroup, bundle: int, resources: dict[str, float], argv
     ).remote(argv)
 
 
-def _line(connection: socket.socket) -> bytes:
-    text = b""
-    while not text.endswith(b"\n"):
-        one = connection.recv(1)  # what follows the line is the command's input
-        if not one:
-            raise OSError("the remote shell left")
-        text += one
-    return text
-
-
 def _pass_input(connection: socket.socket, actor: Any) -> None:
     with contextlib.suppress(OSError, RayError):  # the other thread reports how the actor ended
-        while data := connection.recv(65536):
+        while data := connection.recv(READ_BYTES):
             ray.get(actor.write.remote(data))
         actor.write.remote(b"")
 

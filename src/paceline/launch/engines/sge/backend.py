@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import IO
 
 from paceline.errors import LaunchError
-from paceline.launch.canceller import Canceller
+from paceline.launch.backends import Job
 from paceline.launch.engines.sge.inside import CODE, SPEC, Inside, explain
 from paceline.launch.engines.sge.inside import request as inside_request
 from paceline.launch.engines.sge.script import job_script, options_of
-from paceline.launch.environment import OWNED
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.remote import RemoteJob, forwarded
 from paceline.launch.render import describe
 from paceline.launch.spec import JobSpec
+from paceline.launch.supervise.guardian import Canceller
 from paceline.launch.supervise.signals import SignalPipe
 
 _SHOW_S, _LOOK_S = 0.2, 1.0
@@ -61,7 +61,7 @@ class SgeBackend:
             raise ValueError(f"Grid Engine cannot run in a directory with blanks in its name: {directory!r}")
         python = options.get("python", machine.python)
         there = replace(machine, python=python, cores={}, directory=directory)
-        environ = forwarded(machine.environ, OWNED)
+        environ = forwarded(machine.environ)
         script = job_script(spec, options, python, folder, directory, environ.get("PYTHONPATH", ""))
         inside = "PE_HOSTFILE" in machine.environ
         placed = replace(spec, directory=directory, options={})
@@ -89,19 +89,17 @@ class SgeBackend:
                     "-o pe=NAME"
                 )
 
-    def submit(self, request: SgeRequest) -> SgeJob | InsideJob:
+    def submit(self, request: SgeRequest) -> Job:
         """Submit the script; inside a job, return the job that starts agents when it is waited for.
 
         Raises:
             LaunchError: Grid Engine refused the script.
         """
         self.check(request)
-        if request.inside:
-            return InsideJob(request)
-        return SgeJob(request)
+        return InsideJob(request) if request.inside else SgeJob(request)
 
 
-class InsideJob:
+class InsideJob(Job):
     """A job in the slots of a Grid Engine job of the user's own; it runs while :meth:`wait` does.
 
     Args:
@@ -118,22 +116,15 @@ class InsideJob:
         Raises:
             LaunchError: the allocation or a host cannot be used; nothing runs.
         """
-        one, folder = self._request, Path(self._request.folder)
+        folder = Path(self._request.folder)
         folder.mkdir(mode=0o700, exist_ok=True)
         try:
-            return RemoteJob(inside_request(one.spec, one.machine, one.environ, folder), explain).wait()
+            return RemoteJob(inside_request(self._request.spec, self._request.machine, folder), explain).wait()
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def cancel(self) -> None:
-        """Do nothing: the job ends with :meth:`wait`."""
 
-    def logs(self) -> Iterator[str]:
-        """Give nothing: :meth:`wait` has shown everything."""
-        return iter(())
-
-
-class SgeJob:
+class SgeJob(Job):
     """A job of Grid Engine.
 
     Args:

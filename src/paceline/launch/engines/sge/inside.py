@@ -1,4 +1,4 @@
-"""The launcher inside a Grid Engine job: ``python -m paceline.launch.engines.sge.inside FOLDER``."""
+"""The launcher inside a Grid Engine job, on its hosts: ``python -m paceline.launch.engines.sge.inside FOLDER``."""
 
 from __future__ import annotations
 
@@ -8,21 +8,59 @@ import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
 from paceline.errors import LaunchError, PacelineError
-from paceline.launch.engines.sge.allocation import on_allocation, read_hostfile
 from paceline.launch.engines.sge.script import agent_file
 from paceline.launch.hosts import Host
 from paceline.launch.planner import Machine, make_plan
-from paceline.launch.remote import RemoteJob, RemoteRequest, agent_script
+from paceline.launch.remote import RemoteJob, RemoteRequest, remote_request
 from paceline.launch.remote.link import AgentLink
-from paceline.launch.spec import JobSpec
-from paceline.launch.spec_json import from_json, to_json
+from paceline.launch.spec import JobSpec, from_json, to_json
 
 SPEC, AGENT, CODE = "spec.json", "agent", "code"
+
+
+@dataclass(frozen=True)
+class Slots:
+    """A line of the file that ``PE_HOSTFILE`` names."""
+
+    host: str
+    count: int
+
+
+def read_hostfile(text: str) -> tuple[Slots, ...]:
+    """Read lines of the form ``HOST SLOTS QUEUE@HOST PROCESSORS``.
+
+    Raises:
+        ValueError: a line has another form, or there is none.
+    """
+    found = []
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) < 2 or not words[1].isdecimal():
+            raise ValueError(f"PE_HOSTFILE: {line!r} is not HOST SLOTS QUEUE@HOST PROCESSORS")
+        found.append(Slots(words[0], int(words[1])))
+    if not found:
+        raise ValueError("PE_HOSTFILE names no host")
+    return tuple(found)
+
+
+def on_allocation(spec: JobSpec, slots: tuple[Slots, ...]) -> JobSpec:
+    """Return the spec with the hosts of an allocation: a slot for each server, the others for workers."""
+    free = {one.host: 0 for one in slots}
+    for one in slots:
+        free[one.host] += one.count
+    names = list(free)
+    taken = dict.fromkeys(names, 0)
+    for index in range(spec.servers):
+        taken[names[index % len(names)]] += 1
+    left = {name: max(0, free[name] - taken[name]) for name in names}
+    if sum(left.values()) < spec.num_workers:  # more servers than hosts: several share a slot
+        left = free
+    return replace(spec, hosts=tuple(Host(name, slots=left[name]) for name in names))
 
 
 @dataclass(frozen=True)
@@ -50,7 +88,7 @@ class Inside:
         return cls(from_json(spec), environ, python)
 
 
-def request(spec: JobSpec, machine: Machine, environ: Mapping[str, str], folder: Path) -> RemoteRequest:
+def request(spec: JobSpec, machine: Machine, folder: Path) -> RemoteRequest:
     """Return what to run on the hosts of this job, and write the file that starts agents.
 
     Raises:
@@ -61,15 +99,15 @@ def request(spec: JobSpec, machine: Machine, environ: Mapping[str, str], folder:
         slots = read_hostfile(Path(os.environ["PE_HOSTFILE"]).read_text())
     except (KeyError, OSError) as error:
         raise LaunchError(f"this is not a Grid Engine job with a parallel environment: {error}") from error
-    plan = make_plan(on_allocation(spec, slots), machine)
-    script = agent_script(spec.options.get("python", ""), machine.python, plan.directory, environ.get("PYTHONPATH", ""))
     file = folder / AGENT
-    file.write_text(agent_file(script))
 
-    def command(host: Host) -> list[str]:
+    def reach(host: Host, script: list[str]) -> list[str]:
+        if not file.exists():
+            file.write_text(agent_file(script))
         return ["qrsh", "-inherit", host.name, "/bin/sh", str(file)]
 
-    return RemoteRequest(plan, machine.python, command, environ)
+    plan = make_plan(on_allocation(spec, slots), machine)
+    return remote_request(plan, machine, spec.options.get("python", ""), reach)
 
 
 def explain(host: Host, link: AgentLink) -> str:
@@ -102,7 +140,7 @@ def _run(folder: Path) -> int:
     machine = Machine(given.python, {}, given.environ, given.spec.directory)
     end_on_notice()
     try:
-        return RemoteJob(request(given.spec, machine, given.environ, folder), explain).wait()
+        return RemoteJob(request(given.spec, machine, folder), explain).wait()
     except (PacelineError, ValueError) as error:
         print(f"paceline launch: {error}", file=sys.stderr)
         return 1

@@ -3,7 +3,7 @@
 | module | runs in |
 |---|---|
 | ``service``, ``backend``, ``rest`` | the launcher |
-| ``rsh`` | a child of the launcher, one per process of the job |
+| ``paceline.launch.remote.shell`` | a child of the launcher, one per process of the job |
 | ``hub`` | a child of the launcher |
 | ``container`` | the containers |
 | ``channel`` | hub and containers |

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -16,20 +16,19 @@ from xml.etree import ElementTree
 
 from paceline.errors import LaunchError
 from paceline.interfaces import address_of, address_towards
-from paceline.launch.canceller import Canceller
 from paceline.launch.engines.k8s.pods import crews
 from paceline.launch.engines.yarn.container import KEY_FILE_VARIABLE, KEY_VARIABLE
 from paceline.launch.engines.yarn.rest import Services
 from paceline.launch.engines.yarn.service import Service, YarnOptions, make_service, names, with_launcher
-from paceline.launch.environment import OWNED
 from paceline.launch.hosts import Host
 from paceline.launch.options import typed_options
 from paceline.launch.planner import Machine, make_plan
-from paceline.launch.remote import RemoteJob, RemoteRequest, forwarded
-from paceline.launch.remote.broker import SOCKET, Broker
+from paceline.launch.remote import RemoteJob, RemoteRequest, remote_request
+from paceline.launch.remote.broker import Broker, shell_command
 from paceline.launch.remote.link import AgentLink
 from paceline.launch.render import describe
 from paceline.launch.spec import JobSpec
+from paceline.launch.supervise.guardian import Canceller
 from paceline.transport.security import new_job_key
 
 _POLL_S = 1.0
@@ -81,15 +80,15 @@ class YarnBackend:
         )
         plan = make_plan(spec, replace(machine, cores={}), alone=True)
         plan = replace(plan, hosts=tuple(Host(process.host) for process in plan))
-        environ = forwarded(machine.environ, OWNED)
         parts = crews(plan, spec.worker_groups, named=bool(spec.groups))
-        service = make_service(spec, parts, options, plan.directory, environ.get("PYTHONPATH", ""))
         containers = names(parts)
 
-        def command(host: Host) -> list[str]:
-            return [machine.python, "-m", "paceline.launch.engines.yarn.rsh", SOCKET, containers[host.name]]
+        def reach(host: Host, script: list[str]) -> list[str]:
+            return shell_command(machine.python, json.dumps(containers[host.name]))
 
-        return YarnRequest(RemoteRequest(plan, machine.python, command, environ), service, options, containers)
+        remote = remote_request(plan, machine, options.python, reach)
+        service = make_service(spec, parts, options, plan.directory, remote.environ.get("PYTHONPATH", ""))
+        return YarnRequest(remote, service, options, containers)
 
     def render(self, request: YarnRequest) -> str:
         """Return the service as it is submitted, the key masked, and the processes."""
@@ -119,7 +118,7 @@ class YarnBackend:
         return YarnJob(request)
 
 
-class YarnJob:
+class YarnJob(RemoteJob):
     """A service of YARN; it exists until :meth:`wait` returns.
 
     Args:
@@ -130,9 +129,10 @@ class YarnJob:
     """
 
     def __init__(self, request: YarnRequest) -> None:
-        self.id = str(request.service["name"])
         self._request, self._services = request, _services(request)
         self._hub = Broker("yarn", "paceline.launch.engines.yarn.hub")
+        super().__init__(replace(request.remote, command=self._hub.located(request.remote.command)), self._explain)
+        self.id = str(request.service["name"])
         self._canceller: Canceller | None = None
         self._application = ""
         try:
@@ -140,7 +140,6 @@ class YarnJob:
         except BaseException:
             self.cancel()
             raise
-        self._job = RemoteJob(replace(request.remote, command=self._hub.located(request.remote.command)), self._explain)
 
     def wait(self) -> int:
         """Wait for the containers, run the job in them and return its exit code. Then the service is gone.
@@ -151,7 +150,7 @@ class YarnJob:
         print(f"[launch] YARN service {self.id}", file=sys.stderr, flush=True)
         try:
             self._wait_for_containers()
-            return self._job.wait()
+            return super().wait()
         finally:
             self.cancel()
 
@@ -170,10 +169,6 @@ class YarnJob:
                 self._destroy()
             finally:
                 canceller.release()
-
-    def logs(self) -> Iterator[str]:
-        """Give nothing: :meth:`wait` has shown everything."""
-        return iter(())
 
     def _start(self, key: str) -> None:
         """Start the hub and ask for the service."""

@@ -6,11 +6,12 @@ A process of its own, because it has threads and the launcher forks. It ends wit
 |---|---|
 | one line of JSON on stdin: ``socket``, ``port``, ``key`` and ``names`` of the containers | ``PORT`` on stdout |
 | connections of containers to the port | ``all`` on stdout when all have come |
-| connections to the unix socket: a name and a newline, then an agent's input | the agent's output |
+| connections to the unix socket, see :mod:`~paceline.launch.remote.shell`: a name | the agent's output |
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -20,9 +21,11 @@ from collections.abc import Collection
 
 from paceline.errors import PacelineError
 from paceline.launch.engines.yarn.channel import AgentChannel, accept
+from paceline.launch.remote.shell import ERR, EXIT, LOST, OUT, READ_BYTES, accept_all, pack, read_request
 from paceline.transport.handshake import HandshakeError
 
-_READ_BYTES = 65536
+#: How long a shell waits for its container, which connects again after each run of a job.
+_REJOIN_S = 60.0
 _START = b"agent"
 
 
@@ -64,44 +67,42 @@ class ContainerHub:
     def serve(self, connection: socket.socket) -> None:
         """Join a remote shell and the container that it asks for, when that is there."""
         with connection:
-            name = _line(connection)
-            with self._changed:
-                self._changed.wait_for(lambda: name in self._waiting)
-                channel = self._waiting.pop(name)
             try:
-                channel.send(_START)
-                threading.Thread(target=_pass_input, args=[connection, channel], daemon=True).start()
-                while data := channel.receive():
-                    connection.sendall(data)
-            except (OSError, PacelineError):  # the container or the remote shell is gone; the other one learns it
-                pass
-            finally:
-                channel.close()
+                name = str(read_request(connection))
+            except OSError:
+                return
+            with self._changed:
+                came = self._changed.wait_for(lambda: name in self._waiting, _REJOIN_S)
+                channel = self._waiting.pop(name) if came else None
+            with contextlib.suppress(OSError):  # the remote shell has left
+                if channel is None:
+                    text = f"the container {name} has not connected within {_REJOIN_S:g} s\n"
+                    connection.sendall(pack(ERR, text.encode()) + pack(EXIT, str(LOST).encode()))
+                else:
+                    _join(connection, channel)
+                    connection.sendall(pack(EXIT, b"0"))
+
+
+def _join(connection: socket.socket, channel: AgentChannel) -> None:
+    """Pass on what a remote shell and a container say, until one of them is gone."""
+    try:
+        channel.send(_START)
+        threading.Thread(target=_pass_input, args=[connection, channel], daemon=True).start()
+        while data := channel.receive():
+            connection.sendall(pack(OUT, data))
+    except (OSError, PacelineError):  # one of both is gone; the other one learns it
+        pass
+    finally:
+        channel.close()
 
 
 def _pass_input(connection: socket.socket, channel: AgentChannel) -> None:
     try:
-        while data := connection.recv(_READ_BYTES):
+        while data := connection.recv(READ_BYTES):
             channel.send(data)
         channel.send(b"")
     except OSError:  # one of both is gone; the other thread notices
         pass
-
-
-def _line(connection: socket.socket) -> str:
-    text = b""
-    while not text.endswith(b"\n"):
-        one = connection.recv(1)  # what follows the line is the agent's input
-        if not one:
-            return ""
-        text += one
-    return text.decode().strip()
-
-
-def _accept(listener: socket.socket, take: object) -> None:
-    while True:
-        connection, _ = listener.accept()
-        threading.Thread(target=take, args=[connection], daemon=True).start()  # type: ignore[arg-type]
 
 
 def main() -> int:
@@ -116,8 +117,8 @@ def main() -> int:
             return 1
         door.bind(asked["socket"])
         door.listen(1024)
-        for one, take in ((listener, hub.admit), (door, hub.serve)):
-            threading.Thread(target=_accept, args=[one, take], daemon=True).start()
+        accept_all(listener, hub.admit)
+        accept_all(door, hub.serve)
         print(listener.getsockname()[1], flush=True)
         sys.stdin.read()
     return 0

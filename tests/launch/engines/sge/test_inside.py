@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.launch import JobSpec
-from paceline.launch.engines.sge.allocation import Slots, on_allocation, read_hostfile
+from paceline.launch.engines.sge.inside import Slots, on_allocation, read_hostfile
 
 
 def free(spec: JobSpec, *slots: tuple[str, int]) -> dict[str, int | None]:

@@ -1,9 +1,9 @@
-"""Lines of JSON between launcher and agent. Pure."""
+"""Lines of JSON between launcher and agent, and the times that count between them. Pure."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Iterable
 from typing import Any
 
 from paceline.launch.plan import ProcessName
@@ -33,13 +33,8 @@ def data(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def pairs(members: Collection[ProcessName]) -> list[list[Any]]:
-    """Return members as JSON has them."""
-    return [[member.role, member.rank] for member in members]
-
-
-def members(given: list[list[Any]]) -> list[ProcessName]:
-    """Return the members of :func:`pairs`."""
+def members(given: Iterable[list[Any]]) -> list[ProcessName]:
+    """Return members, whom JSON has as lists."""
     return [ProcessName(str(role), int(rank)) for role, rank in given]
 
 
