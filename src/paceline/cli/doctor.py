@@ -38,6 +38,8 @@ def run(name: str, words: Sequence[str]) -> int:
     options = Parser(name, OPTIONS, "paceline doctor -H HOSTS [options]", _DESCRIPTION).parse(words)
     if options.hosts is None:
         raise UsageError("the hosts are missing; give -H, as in: paceline doctor -H hosts")
+    if options.python == "":
+        raise UsageError("--python is empty; it takes the path of an interpreter on the hosts")
     ssh = shell_words("--ssh", options.ssh)
     check_program(ssh[0], "openssh-client")
     hosts = with_default_interface(read_hosts(options.hosts), options.interface)

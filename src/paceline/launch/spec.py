@@ -13,6 +13,9 @@ from paceline.errors import ConfigError
 from paceline.launch.groups import WorkerGroup
 from paceline.launch.hosts import LOCALHOST, Host
 
+#: More are a slip of the fingers; a plan of them would take minutes.
+MOST_PROCESSES = 65536
+
 
 @dataclass(frozen=True)
 class Graces:
@@ -44,8 +47,8 @@ class JobSpec:
     """A job as the user describes it; :func:`paceline.launch.make_plan` turns it into processes.
 
     Raises:
-        ValueError: no command, no worker, no host, a negative number of servers, two groups of one name, a number of
-            workers that is not that of the groups, or a variable without a name.
+        ValueError: no command, no worker, no host, a negative number of servers, too many processes, two groups of one
+            name, a number of workers that is not that of the groups, or a variable without a name.
         paceline.errors.ConfigError: a setting does not exist or its text does not fit.
     """
 
@@ -93,6 +96,11 @@ class JobSpec:
             raise ValueError(f"number of workers is {self.num_workers}; a job has at least 1 worker")
         if self.servers < 0:
             raise ValueError(f"number of servers is {self.num_servers}; it is 0 or more")
+        if self.num_workers + self.servers > MOST_PROCESSES:
+            raise ValueError(
+                f"{self.num_workers} workers and {self.servers} servers are more than the {MOST_PROCESSES} processes "
+                "that one launcher can follow"
+            )
         if not self.hosts:
             raise ValueError("there is no host to run on")
         if self.max_restarts < 0:

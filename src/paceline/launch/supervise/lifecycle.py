@@ -20,7 +20,7 @@
 | ``RUNNING`` | ``FAILING`` | all that still runs has been stopped (SIGSTOP) for ``leave_s`` |
 | ``LEAVING`` | ``FAILING`` | a worker hangs in its exit |
 | ``STARTING``, ``RUNNING``, ``LEAVING`` | ``INTERRUPTED`` | a signal |
-| ``LEAVING`` | ``TERMINATING`` | no worker is left, and servers and scheduler hang; or no ``Over`` within ``leave_s`` |
+| ``LEAVING`` | ``TERMINATING`` | no worker is left, and servers and scheduler hang; or no ``Over`` in time |
 | ``FAILING`` | ``TERMINATING`` | ``survivors_s`` has passed |
 | ``INTERRUPTED`` | ``TERMINATING`` | ``interrupt_s`` has passed |
 | ``FAILING``, ``INTERRUPTED`` | ``TERMINATING`` | no worker is left, and the cause is known, or ``leave_s`` later |
@@ -34,7 +34,7 @@
 exits take. The scheduler knows of the goodbyes (``Over``); its own exit code of 0 says the same. From then on only a
 process that hangs is ended (:mod:`paceline.launch.supervise.exits`): a worker's hang is a failure, one of servers or
 scheduler is not, since nobody needs them. That a server left too early is for the scheduler to say (``Lost``). Where no
-worker has joined, the scheduler says nothing when they exit, and ends nothing: then ``leave_s`` counts.
+worker has joined, the scheduler says nothing when they exit, and ends nothing: then ``UNJOINED_S`` counts.
 
 **Blame.** The failure that is reported is the first *cause*. A process that fails because of another one may exit
 before it, so the order of exits does not tell. The scheduler gets all exit codes, sees whose goodbye, silence, lost
@@ -109,6 +109,9 @@ class Phase(enum.Enum):
     OVER = enum.auto()
 
 
+#: How long servers and scheduler may stay if no worker is known to have joined: the news may be on its way.
+UNJOINED_S = 1.0
+
 _SCHEDULER = ProcessName("scheduler", 0)
 _GOING_WELL = frozenset({Phase.STARTING, Phase.RUNNING, Phase.LEAVING})
 
@@ -149,6 +152,8 @@ class JobLifecycle:
         self._codes: dict[ProcessName, int] = {}
         self._is_named = False
         """The first cause is known: by the scheduler, or because this machine found it itself."""
+        self._is_complete = False
+        """All members have joined."""
         self._stopped: frozenset[ProcessName] = frozenset()
 
     def begin(self) -> list[Action]:
@@ -186,6 +191,7 @@ class JobLifecycle:
             case Exited(member, code, detail):
                 return self._exited(member, code, describe(code, detail), now)
             case Complete():
+                self._is_complete = True
                 return []
             case Over():
                 self._wait_for_exits(now)
@@ -309,7 +315,8 @@ class JobLifecycle:
     def _finish_worker(self, member: ProcessName, now: float) -> None:
         self._unfinished.discard(member)
         if not self._unfinished and self.phase is Phase.RUNNING:
-            self.phase, self.deadline = Phase.LEAVING, now + self.graces.leave_s
+            wait_s = self.graces.leave_s if self._is_complete else min(self.graces.leave_s, UNJOINED_S)
+            self.phase, self.deadline = Phase.LEAVING, now + wait_s
 
     def _wait_for_exits(self, now: float) -> None:
         """Wait for what has not exited: all workers have said goodbye."""
@@ -391,7 +398,12 @@ class JobLifecycle:
                 line = self._exits.waiting({member: self._places[member] for member in self.alive}, now)
                 return [*([ShowLine(line)] if line else []), Look(tuple(self.alive))]
             case Phase.LEAVING:
-                warning = f"all workers are done but {self._names()} did not leave within {self.graces.leave_s:g} s"
+                warning = (
+                    f"all workers are done but {self._names()} did not leave within {self.graces.leave_s:g} s"
+                    if self._is_complete
+                    else f"all workers have ended without joining the job; ending {self._names()}. A command that "
+                    "needs no servers is started with -s 0"
+                )
                 return [ShowLine(warning), *self._terminate(now)]
             case Phase.FAILING | Phase.INTERRUPTED:
                 self._suspect_scheduler()

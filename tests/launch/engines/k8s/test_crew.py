@@ -18,7 +18,7 @@ from paceline.launch.engines.k8s.crew import KubernetesCrew
 from paceline.launch.engines.k8s.kubectl import Kubectl
 from paceline.launch.engines.k8s.manifests import make_manifests
 from paceline.launch.supervise.console import ERR, OUT, Console
-from paceline.launch.supervise.events import Event, Exited, NotStarted, Ready, Runs, Started
+from paceline.launch.supervise.events import Complete, Event, Exited, NotStarted, Ready, Runs, Started
 from paceline.launch.supervise.supervisor import SupervisedJob, Surroundings
 from tests.launch.engines.k8s.test_kubectl import ended, item
 
@@ -188,11 +188,11 @@ def test_nobody_waits_for_the_address_of_a_scheduler_that_is_known_by_name(seen:
     seen.append(one)
     for process in make_manifests(job_spec(1, 1), Machine("python3")).plan:
         one.crew.start(process, {})
-    assert one.events == [Ready()]
+    assert one.events == [Ready(), Complete()]
     one.crew.check()
-    assert one.events[1:] == [Started(ProcessName("scheduler", 0), "pod scheduler-0-None")]
+    assert one.events[2:] == [Started(ProcessName("scheduler", 0), "pod scheduler-0-None")]
     one.crew.look([ProcessName("scheduler", 0), ProcessName("worker", 0)])
-    assert one.events[2:] == [Runs(ProcessName("scheduler", 0), 0.0)]
+    assert one.events[3:] == [Runs(ProcessName("scheduler", 0), 0.0)]
 
 
 def test_every_signal_deletes_the_job_and_ends_what_runs(seen: list[Seen]) -> None:

@@ -32,7 +32,7 @@ from paceline.launch.engines.k8s.manifests import Manifests, make_manifests
 from paceline.launch.engines.k8s.yaml_text import documents
 from paceline.launch.plan import Late, ProcessName, ProcessSpec
 from paceline.launch.supervise.console import OUT
-from paceline.launch.supervise.events import Exited, NotStarted, Ready, Runs, Started
+from paceline.launch.supervise.events import Complete, Exited, NotStarted, Ready, Runs, Started
 from paceline.launch.supervise.guardian import Canceller
 from paceline.launch.supervise.supervisor import Surroundings
 
@@ -101,9 +101,10 @@ class KubernetesCrew:
         return {}
 
     def start(self, process: ProcessSpec, known: Mapping[Late, str]) -> None:
-        """Do nothing: the pod exists already, and finds the scheduler by its name."""
+        """Do nothing: the pod exists already, and finds the scheduler by its name. Nobody says who has joined."""
         if process.role == "scheduler":
             self._around.take(Ready())
+            self._around.take(Complete())
 
     def deadline(self) -> float | None:
         """Return when to list the pods again."""
