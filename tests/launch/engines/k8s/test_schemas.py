@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from paceline.launch.engines.k8s.options import LAYOUTS
+from paceline.launch.engines.k8s.pods import LAYOUTS
 from tests.launch.engines.k8s.test_manifests import manifests
 
 PYTHON = Path(os.environ.get("PACELINE_TEST_ENGINES_VENV", "/nowhere"), "bin", "python")

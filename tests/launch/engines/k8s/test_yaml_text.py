@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.launch.engines.k8s.yaml_text import documents
+from paceline.launch.engines.k8s.manifests import documents
 
 yaml_module = __import__("pytest").importorskip("yaml")
 

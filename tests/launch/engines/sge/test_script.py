@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from paceline.launch import Host, JobSpec, WorkerGroup
-from paceline.launch.engines.sge.script import agent_file, job_script, options_of
+from paceline.launch.engines.sge.backend import job_script, options_of
+from paceline.launch.engines.sge.inside import agent_file
 
 
 def script(**options: str) -> list[str]:

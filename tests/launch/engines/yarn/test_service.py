@@ -57,7 +57,7 @@ def test_stand_in_knows_a_wrong_service() -> None:
     [
         ((), {"rmm": "x"}, "launcher 'yarn' has no option 'rmm'; did you mean 'rm'"),
         ((), {"rm": "rm:8088"}, "rm='rm:8088' is not a web address such as http://rm:8088"),
-        ((), {"memory": "much"}, "memory='much' is not an amount such as 2048"),
+        ((), {"memory": "much"}, "memory='much' is not an amount such as 2, 0.5 or 8Gi"),
         ((), {"port": "70000"}, "port=70000 does not exist"),
         ((), {"wait": "0"}, "wait above 0"),
         ((), {"key_folder": "keys"}, "key-folder='keys' is not an absolute path"),

@@ -10,7 +10,7 @@ from paceline.launch.backends import Job
 from paceline.launch.engines.k8s.crew import JUDGES, KubernetesCrew
 from paceline.launch.engines.k8s.kubectl import Kubectl
 from paceline.launch.engines.k8s.manifests import Manifests, make_manifests
-from paceline.launch.engines.k8s.options import LAYOUTS
+from paceline.launch.engines.k8s.pods import LAYOUTS
 from paceline.launch.hosts import LOCALHOST
 from paceline.launch.planner import Machine
 from paceline.launch.spec import JobSpec

@@ -28,8 +28,7 @@ from functools import partial
 
 from paceline.errors import LaunchError
 from paceline.launch.engines.k8s.kubectl import Kubectl, Pod, pods, verdict
-from paceline.launch.engines.k8s.manifests import Manifests, make_manifests
-from paceline.launch.engines.k8s.yaml_text import documents
+from paceline.launch.engines.k8s.manifests import Manifests, documents, make_manifests
 from paceline.launch.plan import Late, ProcessName, ProcessSpec
 from paceline.launch.supervise.console import OUT
 from paceline.launch.supervise.events import Complete, Exited, NotStarted, Ready, Runs, Started

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
-from paceline.launch.groups import WorkerGroup
+from paceline.launch.groups import WorkerGroup, amount
 from paceline.launch.plan import JobPlan, ProcessSpec
 from paceline.launch.spec import JobSpec
 
@@ -18,7 +17,6 @@ _RESOURCE = "resource/"
 #: Ray gives every node a resource of its address; a bundle that takes a little of it lands there.
 _NODE_SHARE = 0.001
 _SCHEDULER_CPUS = 0.1
-_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ class Bundle:
     """Labels that the node has, with the values that Ray's label selectors take (``a``, ``!a``, ``in(a,b)``)."""
 
     def __str__(self) -> str:
-        amounts = [f"{name}={amount:g}" for name, amount in self.resources.items()]
+        amounts = [f"{name}={value:g}" for name, value in self.resources.items()]
         return " ".join([*amounts, *(f"{name}={value}" for name, value in self.labels.items())])
 
 
@@ -87,27 +85,20 @@ def _bundle(process: ProcessSpec, group: WorkerGroup | None, index: int, options
         return Bundle(process.host, {"CPU": _SCHEDULER_CPUS})
     if group is None:
         return Bundle(process.host, {"CPU": options.server_cpus})
-    resources = {"CPU": _amount("cpus", group.resources.get("cpus", "1"))}
+    resources = {"CPU": amount("cpus", group.resources.get("cpus", "1"))}
     if "gpus" in group.resources:
-        resources["GPU"] = _amount("gpus", group.resources["gpus"])
+        resources["GPU"] = amount("gpus", group.resources["gpus"])
     if "memory" in group.resources:
-        resources["memory"] = _amount("memory", group.resources["memory"])
+        resources["memory"] = amount("memory", group.resources["memory"])
     labels = {}
     for name, value in group.select.items():
         if name.startswith(_RESOURCE):
-            resources[name.removeprefix(_RESOURCE)] = _amount(name, value)
+            resources[name.removeprefix(_RESOURCE)] = amount(name, value)
         else:
             labels[name] = value
     if group.hosts:
         resources[f"node:{group.hosts[index % len(group.hosts)].name}"] = _NODE_SHARE
     return Bundle(process.host, resources, labels)
-
-
-def _amount(name: str, text: str) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(k|[MGT]|[KMGT]i)?", text)
-    if match is None:
-        raise ValueError(f"{name}={text!r} is not an amount such as 2, 0.5 or 8Gi")
-    return float(match[1]) * _UNITS[match[2] or ""]
 
 
 @dataclass(frozen=True)

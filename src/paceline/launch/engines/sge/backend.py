@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,13 +19,24 @@ from paceline.errors import LaunchError
 from paceline.launch.backends import Job
 from paceline.launch.engines.sge.inside import CODE, SPEC, Inside, explain
 from paceline.launch.engines.sge.inside import request as inside_request
-from paceline.launch.engines.sge.script import job_script, options_of
+from paceline.launch.options import backend_options
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.remote import RemoteJob, forwarded
 from paceline.launch.render import describe
 from paceline.launch.spec import JobSpec
 from paceline.launch.supervise.guardian import Canceller
 from paceline.launch.supervise.signals import SignalPipe
+
+OPTIONS = {
+    "pe": "parallel environment with control_slaves TRUE (default: paceline)",
+    "queue": "queues, separated by commas (default: any)",
+    "resources": "resource request of a slot, as qsub -l has it: h_vmem=4G,gpu=1",
+    "time": "limit of the run time: HH:MM:SS or seconds",
+    "project": "project to charge, as qsub -P has it",
+    "python": "interpreter on the hosts (default: the launcher's)",
+}
+
+_PLAIN = re.compile(r"[\w@%+=:,./*-]+")
 
 _SHOW_S, _LOOK_S = 0.2, 1.0
 _CALL_S = 60.0
@@ -267,3 +280,51 @@ def _call(words: list[str]) -> str:
     if done.returncode:
         raise LaunchError(f"{' '.join(words[:2])}: {(done.stderr or done.stdout).strip()}")
     return done.stdout
+
+
+def slots(spec: JobSpec) -> int:
+    """Return how many slots a job takes: one per worker and server. The scheduler needs next to nothing."""
+    return spec.num_workers + spec.servers
+
+
+def options_of(spec: JobSpec) -> Mapping[str, str]:
+    """Return the options, checked.
+
+    Raises:
+        ValueError: one is unknown, or cannot be a word of a ``#$`` line; a group chooses its hosts.
+    """
+    options = backend_options("sge", OPTIONS, spec.options)
+    for name, text in options.items():
+        if not _PLAIN.fullmatch(text):
+            raise ValueError(f"option {name}={text!r}: no blanks or quotes are possible there")
+    for group in spec.groups:
+        if group.select or group.hosts:
+            raise ValueError(
+                f"group {group.name}: Grid Engine gives a job slots wherever it finds them, so a group cannot choose "
+                "its hosts; choose queues for the whole job with -o queue=NAME, or use launcher ssh on hosts you have"
+            )
+    return options
+
+
+def job_script(
+    spec: JobSpec, options: Mapping[str, str], python: str, folder: str, directory: str, pythonpath: str
+) -> str:
+    """Return the script.
+
+    Args:
+        spec: of the job.
+        options: as :func:`options_of` returns them.
+        python: that runs the launcher inside.
+        folder: of the job, on a file system that all hosts share.
+        directory: where processes run.
+        pythonpath: of the launcher.
+    """
+    lines = [f"-N pl-{spec.job_id}", f"-pe {options.get('pe', 'paceline')} {slots(spec)}"]
+    lines += [f"-q {options['queue']}"] if "queue" in options else []
+    lines += [f"-l {options['resources']}"] if "resources" in options else []
+    lines += [f"-l h_rt={options['time']}"] if "time" in options else []
+    lines += [f"-P {options['project']}"] if "project" in options else []
+    lines += [f"-wd {directory}", f"-o {folder}/out", f"-e {folder}/err", "-S /bin/sh", "-notify", "-r no", "-R yes"]
+    command = shlex.join([python, "-m", "paceline.launch.engines.sge.inside", folder])
+    path = [f"export PYTHONPATH={shlex.quote(pythonpath)}"] if pythonpath else []
+    return "\n".join(["#!/bin/sh", *(f"#$ {line}" for line in lines), *path, f"exec {command}", ""])

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import FrameType
 
 from paceline.errors import LaunchError, PacelineError
-from paceline.launch.engines.sge.script import agent_file
 from paceline.launch.hosts import Host
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.remote import RemoteJob, RemoteRequest, remote_request
@@ -108,6 +107,14 @@ def request(spec: JobSpec, machine: Machine, folder: Path) -> RemoteRequest:
 
     plan = make_plan(on_allocation(spec, slots), machine)
     return remote_request(plan, machine, spec.options.get("python", ""), reach)
+
+
+def agent_file(script: list[str]) -> str:
+    """Return the file that starts an agent: qrsh loses quotes, so what it runs has none.
+
+    Grid Engine warns of a job's end by SIGUSR1 and SIGUSR2 to all its processes; only the launcher acts on it.
+    """
+    return f"#!/bin/sh\ntrap '' USR1 USR2\nexec {shlex.join(script)}\n"
 
 
 def explain(host: Host, link: AgentLink) -> str:

@@ -4,13 +4,12 @@ TorchX calls the function with what it reads from its command line, so the types
 """
 
 import json
-from collections.abc import Mapping
 from typing import Dict, List, NamedTuple, Optional  # noqa: UP035 - TorchX knows these names only
 
 from torchx import specs
 
 from paceline.launch.engines.torchx_app.start import FILLED_IN, START, default_key_file
-from paceline.launch.groups import WorkerGroup, parse_group
+from paceline.launch.groups import WorkerGroup, amount, parse_group
 from paceline.launch.plan import Late, ProcessSpec
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.spec import JobSpec
@@ -135,17 +134,6 @@ def _resource(group: WorkerGroup, cpu: int, gpu: int, memory_mb: int, named: Opt
     if named is not None:
         return specs.resource(h=named)
     given = group.resources
-    return specs.resource(
-        cpu=int(given.get("cpus", cpu)), gpu=int(given.get("gpus", gpu)), memMB=_megabytes(given, memory_mb)
-    )
-
-
-def _megabytes(given: Mapping[str, str], otherwise: int) -> int:
-    text = given.get("memory")
-    if text is None:
-        return otherwise
-    units = {"Mi": _MB, "Gi": 1024 * _MB, "M": 10**6, "G": 10**9}
-    unit = next((unit for unit in units if text.endswith(unit)), "")
-    if not unit or not text.removesuffix(unit).isdecimal():
-        raise ValueError(f"memory={text!r} is not an amount such as 8Gi or 500M")
-    return int(text.removesuffix(unit)) * units[unit] // _MB
+    if "memory" in given:
+        memory_mb = int(amount("memory", given["memory"], None)) // _MB
+    return specs.resource(cpu=int(given.get("cpus", cpu)), gpu=int(given.get("gpus", gpu)), memMB=memory_mb)

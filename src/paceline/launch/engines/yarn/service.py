@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.launch.engines.k8s.pods import PodTemplate
+from paceline.launch.groups import amount
 from paceline.launch.spec import JobSpec
 
 Service = dict[str, Any]
@@ -18,17 +19,6 @@ Service = dict[str, Any]
 _INSTANCE = "${COMPONENT_INSTANCE_NAME}"
 _SCHEDULER_MB = 512
 _DEFAULT_MB = 2048
-_UNITS = {
-    "": 2**20,
-    "k": 10**3,
-    "M": 10**6,
-    "G": 10**9,
-    "T": 10**12,
-    "Ki": 2**10,
-    "Mi": 2**20,
-    "Gi": 2**30,
-    "Ti": 2**40,
-}
 #: A node manager puts the command between double quotes of a shell, so that it must have nothing special.
 _PLAIN = re.compile(r"[\w@%+=:,./-]+")
 #: Of a component, for Registry DNS.
@@ -140,10 +130,7 @@ def megabytes(name: str, text: str) -> int:
     Raises:
         ValueError: it is none.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(k|[MGT]|[KMGT]i)?", text)
-    if match is None:
-        raise ValueError(f"{name}={text!r} is not an amount such as 2048 (MiB), 500M or 8Gi")
-    return math.ceil(float(match[1]) * _UNITS[match[2] or ""] / 2**20)
+    return math.ceil(amount(name, text, 2**20) / 2**20)
 
 
 def _component(crew: PodTemplate, options: YarnOptions, directory: str) -> Service:
