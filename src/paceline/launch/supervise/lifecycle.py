@@ -49,6 +49,7 @@ cannot: the scheduler itself. The cause is
 Its exit code is that of the job, or 1 if it has none.
 
 Timeouts (:class:`~paceline.launch.spec.Graces`). Every phase but ``RUNNING`` has one, so no job hangs while it ends.
+Processes are left only if the kernel cannot end them within ``kill_s``.
 ``survivors_s`` must exceed ``LAST_WORDS_S``, after which survivors learn of a death, plus the time in
 which they report it and exit. ``survivors_s`` and ``leave_s`` must exceed the time in which the scheduler names a
 process after it is told its exit code: 0.2 s on an idle machine.
@@ -57,8 +58,6 @@ process after it is told its exit code: 0.2 s on an idle machine.
 worker whose exit code is neither 0 nor ``PEER_FAILED`` then waits for its verdict (``Lost``): as long as other workers
 run, which notice a scheduler that does not respond; ``leave_s`` after that, or if the scheduler is stopped. If the
 others go on, the job's exit code is ``WORKER_LOST`` when it ends well.
-
-A job ends with processes left only if the kernel cannot end them within ``kill_s``.
 """
 
 from __future__ import annotations

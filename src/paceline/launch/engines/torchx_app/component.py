@@ -4,13 +4,14 @@ TorchX calls the function with what it reads from its command line, so the types
 """
 
 import json
+from collections.abc import Mapping
 from typing import Dict, List, NamedTuple, Optional  # noqa: UP035 - TorchX knows these names only
 
 from torchx import specs
 
 from paceline.launch.engines.torchx_app.start import FILLED_IN, START, default_key_file
 from paceline.launch.groups import WorkerGroup, amount, parse_group
-from paceline.launch.plan import Late, ProcessSpec
+from paceline.launch.plan import JobPlan, Late, ProcessSpec
 from paceline.launch.planner import Machine, make_plan
 from paceline.launch.spec import JobSpec
 
@@ -83,21 +84,27 @@ def job(
     )
     plan = make_plan(spec, Machine(python, {}, {}), alone=True)
     key = "" if insecure else key_file or default_key_file()
-    small = specs.resource(cpu=cpu, gpu=0, memMB=memMB)
-    shared = _Shared(image, python, port, key)
-    roles = [
-        _role(role, [one for one in plan if one.role == role], small, shared)
-        for role in ("scheduler", "server")
-        if any(one.role == role for one in plan)
-    ]
-    for one in spec.worker_groups:
-        members = [process for process in plan if process.role == "worker" and process.group == one.name]
-        resource = _resource(one, cpu, gpu, memMB, h)
-        roles.append(_role(f"worker-{one.name}" if spec.groups else "worker", members, resource, shared))
+    small, shared = specs.resource(cpu=cpu, gpu=0, memMB=memMB), _Shared(image, python, port, key)
+    large = {one.name: _resource(one, cpu, gpu, memMB, h) for one in spec.worker_groups}
+    roles = _roles(spec, plan, small, large, shared)
     for role in roles:
         role.max_retries = max_retries
         role.mounts = list(specs.parse_mounts(mounts)) if mounts else []
     return specs.AppDef(name=name, roles=roles)
+
+
+def _roles(
+    spec: JobSpec, plan: JobPlan, small: specs.Resource, large: Mapping[str, specs.Resource], shared: _Shared
+) -> list[specs.Role]:
+    """Return scheduler and servers, then a role per worker group with the resource of that group."""
+    parts = [("scheduler", "scheduler", "", small), ("server", "server", "", small)]
+    for group, resource in large.items():
+        parts.append((f"worker-{group}" if spec.groups else "worker", "worker", group, resource))
+    members = {
+        name: [process for process in plan if (process.role, process.group) == (role, group)]
+        for name, role, group, _ in parts
+    }
+    return [_role(name, members[name], resource, shared) for name, _, _, resource in parts if members[name]]
 
 
 def _role(name: str, members: list[ProcessSpec], resource: specs.Resource, shared: _Shared) -> specs.Role:
