@@ -83,7 +83,7 @@ test-hvd: $(READY)
 
 test-engines: $(READY) $(ENGINES)/.ready
 	PACELINE_TEST_ENGINES_VENV=$(abspath $(ENGINES)) \
-	  $(BIN)/python -m pytest --timeout 900 tests/engines tests/launch/k8s
+	  $(BIN)/python -m pytest --timeout 900 tests/engines tests/launch/engines/k8s
 
 check: $(READY)
 	$(BIN)/ruff check .

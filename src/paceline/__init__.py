@@ -6,11 +6,13 @@ Importing paceline starts nothing, and imports nothing before it is used.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
+TYPE_CHECKING = False  # the module typing takes time, in which Ctrl-C would show a traceback
 if TYPE_CHECKING:
+    from typing import Any
+
     from paceline import compression, data, errors, gluon, hvd, kvstore, mx, optim, updaters
     from paceline import lightning as lightning  # not in __all__: it needs an extra
     from paceline.extensions import register

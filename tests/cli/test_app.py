@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
@@ -44,7 +45,7 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
     ("error", "code", "text"),
     [
         (DeadlineError("worker 1 did not come"), 1, "paceline server: worker 1 did not come\n"),
-        (KeyboardInterrupt(), 130, ""),
+        (KeyboardInterrupt(), 130, "paceline: interrupted\n"),
     ],
 )
 def test_failed_role_says_why_without_a_traceback(
@@ -124,3 +125,9 @@ def test_command_line_starts_in_less_than_a_third_of_a_second(words: list[str]) 
         return cpu_s() - before
 
     assert min(run() for _ in range(3)) < 0.3  # processor time: others' load is not ours
+
+
+def test_what_is_imported_before_ctrl_c_is_caught_is_little() -> None:
+    path = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    code = "import sys, paceline.cli; raise SystemExit('typing' in sys.modules)"
+    assert subprocess.run([sys.executable, "-S", "-c", code], check=False, env=path, timeout=60).returncode == 0

@@ -14,11 +14,11 @@ import pytest
 
 import paceline.cli.kill as command
 from paceline.cli import main
-from paceline.launch.marked import MarkedProcess, marked
+from paceline.launch.processes import MarkedProcess, birth, marked
 
 DEADLINE_S = 30.0
-MINE = MarkedProcess(11, os.getuid(), "lost", "worker", "3", 100, 7500.0, "python train.py")
-OTHER = MarkedProcess(12, os.getuid() + 1, "lost", "server", "0", 100, 3.0, "python -m paceline server")
+MINE = MarkedProcess(11, os.getuid(), "lost", "worker", "3", "100.00", 7500.0, "python train.py")
+OTHER = MarkedProcess(12, os.getuid() + 1, "lost", "server", "0", "100.00", 3.0, "python -m paceline server")
 
 
 class Host:
@@ -134,27 +134,26 @@ def test_host_that_cannot_be_reached_is_named(tmp_path: Path, capsys: pytest.Cap
     assert capsys.readouterr().out == "h1: no word (exit code 3)\nh2: no word (exit code 3)\n"
 
 
-def fake(proc: Path, pid: int, uid: int, **environ: str) -> None:
-    folder = proc / str(pid)
-    folder.mkdir()
-    (folder / "environ").write_bytes("\0".join(f"{name}={value}" for name, value in environ.items()).encode() + b"\0")
-    fields = ["S", *["0"] * 18, str(100 * os.sysconf("SC_CLK_TCK")), "0"]
-    (folder / "stat").write_text(f"{pid} (a) b) {' '.join(fields)}")
-    (folder / "status").write_text(f"Name:\tx\nUid:\t0\t{uid}\t0\t0\n")
-    (folder / "cmdline").write_bytes(b"python\0train.py\0")
-
-
-def test_processes_are_known_by_their_environment(tmp_path: Path) -> None:
-    (tmp_path / "uptime").write_text("160.5 99")
-    fake(tmp_path, 7, 5, PACELINE_JOB_ID="a", PACELINE_ROLE="worker", PACELINE_RANK="2")
-    fake(tmp_path, 8, 6, PACELINE_JOB_ID="b")
-    fake(tmp_path, 9, 6, HOME="/")
-    (tmp_path / "10").mkdir()  # it ends while it is read
-    fake(tmp_path, os.getpid(), 5, PACELINE_JOB_ID="a")
-    born = 100 * os.sysconf("SC_CLK_TCK")
-    worker = MarkedProcess(7, 5, "a", "worker", "2", born, 60.5, "python train.py")
-    assert marked("a", tmp_path) == [worker]
-    assert marked("", tmp_path) == [worker, MarkedProcess(8, 6, "b", "", "", born, 60.5, "python train.py")]
+def test_processes_are_known_by_their_environment() -> None:
+    job = f"known-{os.getpid()}"
+    env = {"PATH": os.environ["PATH"], "PACELINE_JOB_ID": job, "PACELINE_ROLE": "worker", "PACELINE_RANK": "2"}
+    unmarked = {"PATH": os.environ["PATH"]}
+    with (
+        subprocess.Popen(["sleep", "1000"], env=env) as worker,
+        subprocess.Popen(["sleep", "1000"], env=unmarked) as other,
+    ):
+        try:
+            [found] = marked(job)
+            assert {worker.pid, other.pid} & {one.pid for one in marked()} == {worker.pid}
+            assert (found.pid, found.uid, found.role, found.rank) == (worker.pid, os.geteuid(), "worker", "2")
+            assert found.command == "sleep 1000"
+            assert found.born == birth(worker.pid)
+            assert 0 <= found.age_s < DEADLINE_S
+        finally:
+            worker.kill()
+            other.kill()
+    assert marked(job) == []
+    assert birth(worker.pid) == ""
 
 
 @pytest.fixture

@@ -65,6 +65,8 @@ def paceline(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
         ("-n 2 -s 0 --staleness 2 --insecure sh", 2, "--staleness, --insecure changes nothing with -s 0"),
         ("-n 2 -s 0 --start-timeout 5 sh", 2, "--start-timeout changes nothing with -s 0: then there are workers only"),
         ("-n 2 --dryrun sh", 2, "did you mean '--dry-run'?"),
+        ("-n 99999999 --dry-run sh", 2, "99999999 workers and 99999999 servers are more than the 65536 processes"),
+        ("-n 2 -s 0 -i nope sh", 2, "interface 'nope' does not exist on "),
     ],
 )
 def test_mistake_is_explained_and_starts_nothing(

@@ -66,3 +66,8 @@ def test_options_of_launch_are_taken_and_own_ones_are_not_passed_on(capsys: pyte
 def test_no_rounds_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["profile", "-n", "2", "--rounds", "0", "--", sys.executable]) == 2
     assert "at least 1" in capsys.readouterr().err
+
+
+def test_groups_that_measure_by_themselves_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", "-n", "2", "--groups", "auto", "--", "sh"]) == 2
+    assert "--groups auto measures by itself; leave it out here" in capsys.readouterr().err

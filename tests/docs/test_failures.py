@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline.config import Settings
-from paceline.launch.remote.lines import SILENCE_S
+from paceline.launch.remote.protocol import SILENCE_S
 from paceline.launch.spec import Graces
 from paceline.membership import LEAVE_TIMEOUT_S
 from paceline.membership.liveness import LAST_WORDS_S

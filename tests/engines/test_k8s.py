@@ -88,7 +88,7 @@ def _environment(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 def test_objects_of_the_golden_file_are_accepted(cluster: Cluster) -> None:
     """The API server checks them in full, and keeps none."""
-    golden = jobs.ROOT / "tests" / "launch" / "k8s" / "golden" / "pods.yaml"
+    golden = jobs.ROOT / "tests" / "launch" / "engines" / "k8s" / "golden" / "pods.yaml"
     told = cluster.kubernetes.kubectl("create", "--dry-run=server", "-f", str(golden)).splitlines()
     assert len(told) == golden.read_text().count("\nkind:")
     assert all(line.endswith(" created (server dry run)") for line in told)
@@ -103,7 +103,7 @@ def test_failing_worker_ends_the_job_with_its_code_and_traceback(cluster: Cluste
     done = job.end()
     assert done.code == 7, done.text
     assert "[worker 1] RuntimeError: this one breaks" in done.out, done.text
-    assert "worker 1 failed: Error on h" in done.err, done.text
+    assert "worker 1 failed: exit code 7: Error on h" in done.err, done.text
     job.check_gone()
 
 

@@ -57,7 +57,7 @@ def test_failing_worker_ends_the_job_with_its_code_and_traceback(cluster: Path) 
     ).end()
     assert done.code == 7, done.text
     assert "[worker 1] RuntimeError: this one breaks" in done.out
-    assert "worker 1 failed: Error on here (pod pl-" in done.err, done.text
+    assert "worker 1 failed: exit code 7: Error on here (pod pl-" in done.err, done.text
     assert left(cluster) == []
 
 

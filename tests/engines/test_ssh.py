@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import paceline
-from paceline.launch.remote.lines import SILENCE_S
+from paceline.launch.remote.protocol import SILENCE_S
 from tests.clusters.ssh import SshHosts, why_no_ssh
 from tests.engines.small_jobs import trained, write_training
 

@@ -8,9 +8,11 @@ import pytest
 
 from paceline.errors import LaunchError
 from paceline.launch import Host, JobPlan, JobSpec, Late, Machine, ProcessSpec, make_plan
-from paceline.launch.local import LocalBackend, free_port, located, new_job_key
+from paceline.launch.local import LocalBackend
 from paceline.launch.preflight import CommandNotFoundError
+from paceline.launch.supervise.crew import address_parts, free_port
 from paceline.transport import Security
+from paceline.transport.security import new_job_key
 
 
 def test_key_is_a_new_one_every_time() -> None:
@@ -20,10 +22,10 @@ def test_key_is_a_new_one_every_time() -> None:
 
 
 def test_scheduler_address_is_taken_apart_for_mxnet_scripts() -> None:
-    known = located("tcp://127.0.0.1:5555")
+    known = address_parts("tcp://127.0.0.1:5555")
     assert known[Late.SCHEDULER] == "tcp://127.0.0.1:5555"
     assert (known[Late.SCHEDULER_HOST], known[Late.SCHEDULER_PORT]) == ("127.0.0.1", "5555")
-    assert set(located(None)) == {Late.MASTER_PORT}
+    assert address_parts(None) == {}
 
 
 def test_master_port_can_be_bound() -> None:

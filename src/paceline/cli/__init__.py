@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 
@@ -16,6 +17,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
         return app.main(words)
     except KeyboardInterrupt:
+        print("paceline: interrupted", file=sys.stderr)
         return 130  # 128 + SIGINT
 
 

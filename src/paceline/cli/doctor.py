@@ -11,10 +11,10 @@ from paceline.cli.hosts import read_hosts, shell_words
 from paceline.cli.options import Option, Parser, UsageError
 from paceline.cli.table import table
 from paceline.launch import Host, with_default_interface
-from paceline.launch.remote import agent_script
+from paceline.launch.preflight import check_program
+from paceline.launch.remote import agent_script, explain
 from paceline.launch.remote.doctor import Doctor, Finding
-from paceline.launch.remote.explain import explain
-from paceline.launch.ssh import check_program, ssh_command
+from paceline.launch.ssh import ssh_command
 
 OPTIONS = (
     Option(("-H", "--hosts"), "hostfile, or a list h1,h2", "HOSTS"),
@@ -38,6 +38,8 @@ def run(name: str, words: Sequence[str]) -> int:
     options = Parser(name, OPTIONS, "paceline doctor -H HOSTS [options]", _DESCRIPTION).parse(words)
     if options.hosts is None:
         raise UsageError("the hosts are missing; give -H, as in: paceline doctor -H hosts")
+    if options.python == "":
+        raise UsageError("--python is empty; it takes the path of an interpreter on the hosts")
     ssh = shell_words("--ssh", options.ssh)
     check_program(ssh[0], "openssh-client")
     hosts = with_default_interface(read_hosts(options.hosts), options.interface)

@@ -18,8 +18,9 @@ from paceline.cli.options import Option, Parser, UsageError
 from paceline.cli.table import duration, plural, table
 from paceline.errors import LaunchError
 from paceline.launch import Host, runtime
-from paceline.launch.marked import MarkedProcess, kill, marked
-from paceline.launch.ssh import check_program, ssh_command
+from paceline.launch.preflight import check_program
+from paceline.launch.processes import MarkedProcess, kill, marked
+from paceline.launch.ssh import ssh_command
 
 OPTIONS = (
     Option(

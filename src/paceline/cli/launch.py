@@ -16,6 +16,7 @@ from paceline.cli.job_file import fill_in
 from paceline.cli.launch_options import ADVICE, DESCRIPTION, EPILOG, OF_SERVERS, OPTIONS, USAGE
 from paceline.cli.options import Parser, UsageError, split_command
 from paceline.consistency import parse_groups, weighting_names
+from paceline.interfaces import address_of
 from paceline.launch import (
     Graces,
     Job,
@@ -148,6 +149,8 @@ def _check_words(options: argparse.Namespace) -> None:
     """Refuse what would fail, or change nothing, only after the start."""
     if options.hosts is not None and options.launcher in _CHOOSES_HOSTS:
         raise UsageError(f"launcher {options.launcher!r} gets its hosts from its engine, so -H changes nothing")
+    if options.interface and options.launcher == "local":
+        address_of(options.interface)
     known = weighting_names()
     if options.weighting not in (None, *known) and not options.allow:
         raise UsageError(f"--weighting {options.weighting!r} is unknown{suggestion(options.weighting, known)}")

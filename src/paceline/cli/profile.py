@@ -40,6 +40,8 @@ def run(name: str, words: Sequence[str]) -> int:
     rounds = 20 if options.rounds is None else options.rounds
     if options.num_servers == 0:
         raise UsageError("with -s 0 nothing is measured: workers are timed between their pushes to servers")
+    if options.groups == "auto":
+        raise UsageError("--groups auto measures by itself; leave it out here, or use paceline launch")
     path = os.path.abspath(options.speeds or "speeds")
     if os.path.isdir(path) or not os.access(os.path.dirname(path), os.W_OK):
         raise UsageError(f"--speeds {path} cannot be written: it names a folder, or its folder cannot be used")

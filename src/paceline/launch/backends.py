@@ -34,6 +34,7 @@ Either way neither key nor user's variables are ever words of a command line, an
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any, Protocol, TypeVar, cast
 
@@ -44,13 +45,13 @@ from paceline.launch.spec import JobSpec
 #: Backend by name: the module and class that implement it, imported when asked for.
 BACKENDS: dict[str, str] = {
     "local": "paceline.launch.local:LocalBackend",
-    "mpi": "paceline.launch.mpi:MpiBackend",
-    "slurm": "paceline.launch.slurm:SlurmBackend",
+    "mpi": "paceline.launch.engines.mpi:MpiBackend",
+    "slurm": "paceline.launch.engines.slurm:SlurmBackend",
     "ssh": "paceline.launch.ssh:SshBackend",
-    "ray": "paceline.launch.ray_cluster.backend:RayBackend",
-    "sge": "paceline.launch.sge.backend:SgeBackend",
-    "k8s": "paceline.launch.k8s.backend:KubernetesBackend",
-    "yarn": "paceline.launch.yarn.backend:YarnBackend",
+    "ray": "paceline.launch.engines.ray_cluster.backend:RayBackend",
+    "sge": "paceline.launch.engines.sge.backend:SgeBackend",
+    "k8s": "paceline.launch.engines.k8s.backend:KubernetesBackend",
+    "yarn": "paceline.launch.engines.yarn.backend:YarnBackend",
 }
 
 R = TypeVar("R")
@@ -59,10 +60,10 @@ R = TypeVar("R")
 class Job(Protocol):
     """A job that was submitted."""
 
-    @property
-    def id(self) -> str:
-        """Name by which the engine knows it."""
+    id: str
+    """Name by which the engine knows it."""
 
+    @abstractmethod
     def wait(self) -> int:
         """Show the job's output until it ends; return its exit code. What we supervise ourselves runs meanwhile.
 
@@ -71,10 +72,18 @@ class Job(Protocol):
         """
 
     def cancel(self) -> None:
-        """End the job and all its processes. Idempotent; also allowed after the job's end."""
+        """End the job and all its processes. Idempotent; also allowed after the job's end.
+
+        A job that this process supervises ends with :meth:`wait`, and this does nothing.
+        """
+        return
 
     def logs(self) -> Iterator[str]:
-        """Give the lines that the job has printed so far, each with the role and rank that printed it."""
+        """Give the lines that the job has printed so far, each with the role and rank that printed it.
+
+        Nothing, if :meth:`wait` has shown everything.
+        """
+        return iter(())
 
 
 class Backend(Protocol[R]):

@@ -23,6 +23,8 @@ _ANY = re.compile(r",\s*([A-Za-z]+)\s*=")
 _NEXT = re.compile(rf",\s*(?=(?:{'|'.join(_KEYS)})\s*=)")
 _QUOTED = re.compile(r"\"(?:[^\"\\]|\\.)*\"|'[^']*'")
 _RESOURCES = ("cpus", "gpus", "memory")
+_AMOUNT = re.compile(r"(\d+(?:\.\d+)?)(k|[MGT]|[KMGT]i)?")
+_UNITS = {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,25 @@ def group_from_table(name: str, table: Mapping[str, Any]) -> WorkerGroup:
     except (TypeError, ValueError) as error:
         text = str(error)
         raise ValueError(text if text.startswith("group ") else f"group {name}: {text}") from None
+
+
+def amount(name: str, text: str, plain: float | None = 1) -> float:
+    """Return an amount of a resource, as in ``2``, ``0.5``, ``500M`` or ``8Gi``.
+
+    Args:
+        name: of the resource, for messages.
+        text: of the amount.
+        plain: what a number without a unit counts; None: it needs one.
+
+    Raises:
+        ValueError: it is none.
+    """
+    match = _AMOUNT.fullmatch(text)
+    unit = None if match is None else _UNITS[match[2]] if match[2] else plain
+    if match is None or unit is None:
+        example = "500M" if plain is None else "2, 0.5"
+        raise ValueError(f"{name}={text!r} is not an amount such as {example} or 8Gi")
+    return float(match[1]) * unit
 
 
 def _split(text: str) -> list[str]:

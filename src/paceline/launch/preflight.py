@@ -64,6 +64,16 @@ def _hint(argv: Sequence[str]) -> str:
     return ""
 
 
+def check_program(name: str, package: str) -> None:
+    """Make sure that a program exists here.
+
+    Raises:
+        LaunchError: it does not; with the package to install.
+    """
+    if shutil.which(name) is None:
+        raise LaunchError(f"the program {name!r} is not on the PATH of this machine; install the package {package}")
+
+
 def read_text(path: str, what: str, more: str = "") -> str:
     """Return the text of a file that the user names.
 

@@ -10,12 +10,12 @@ import contextlib
 import json
 import os
 import stat
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from paceline.errors import LaunchError
+from paceline.launch.processes import birth
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class JobRecord:
     pid: int
     """Of the launcher."""
     born: str
-    """When the launcher's process began, in the kernel's clock ticks: process ids come again."""
+    """When the launcher's process began: see :func:`~paceline.launch.processes.birth`."""
     started: float
     """Seconds since 1970."""
     command: str
@@ -43,15 +43,6 @@ class JobRecord:
     def is_alive(self) -> bool:
         """Whether the launcher runs."""
         return birth(self.pid) == self.born
-
-
-def birth(pid: int) -> str:
-    """Return when a process began, or nothing if it has ended."""
-    with contextlib.suppress(OSError):
-        text = Path("/proc", str(pid), "stat").read_text()
-        state, *rest = text[text.rindex(")") + 2 :].split()
-        return "" if state in "ZX" else rest[18]
-    return ""
 
 
 def folder(environ: Mapping[str, str] | None = None) -> Path:
@@ -87,23 +78,6 @@ def write(record: JobRecord) -> None:
 def remove(job_id: str) -> None:
     """Remove a job's file. Idempotent."""
     (folder() / f"{job_id}.json").unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def recorded(job_id: str, command: str, workers: int, servers: int) -> Iterator[None]:
-    """Keep the file of a job that an engine runs, for as long as this process waits for it.
-
-    ``paceline kill`` can end the job; ``paceline status`` cannot reach its scheduler. A job runs without a file that
-    cannot be written.
-    """
-    pid = os.getpid()
-    with contextlib.suppress(OSError, LaunchError):
-        write(JobRecord(job_id, pid, birth(pid), time.time(), command, (), workers, servers))
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError, LaunchError):
-            remove(job_id)
 
 
 def jobs() -> list[JobRecord]:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from paceline import config
 from paceline.errors import ConfigError
 from paceline.launch.groups import WorkerGroup
 from paceline.launch.hosts import LOCALHOST, Host
+
+#: More are a slip of the fingers; a plan of them would take minutes.
+MOST_PROCESSES = 65536
 
 
 @dataclass(frozen=True)
@@ -42,8 +47,8 @@ class JobSpec:
     """A job as the user describes it; :func:`paceline.launch.make_plan` turns it into processes.
 
     Raises:
-        ValueError: no command, no worker, no host, a negative number of servers, two groups of one name, a number of
-            workers that is not that of the groups, or a variable without a name.
+        ValueError: no command, no worker, no host, a negative number of servers, too many processes, two groups of one
+            name, a number of workers that is not that of the groups, or a variable without a name.
         paceline.errors.ConfigError: a setting does not exist or its text does not fit.
     """
 
@@ -91,6 +96,11 @@ class JobSpec:
             raise ValueError(f"number of workers is {self.num_workers}; a job has at least 1 worker")
         if self.servers < 0:
             raise ValueError(f"number of servers is {self.num_servers}; it is 0 or more")
+        if self.num_workers + self.servers > MOST_PROCESSES:
+            raise ValueError(
+                f"{self.num_workers} workers and {self.servers} servers are more than the {MOST_PROCESSES} processes "
+                "that one launcher can follow"
+            )
         if not self.hosts:
             raise ValueError("there is no host to run on")
         if self.max_restarts < 0:
@@ -130,3 +140,32 @@ def _check_settings(settings: Mapping[str, str]) -> None:
             raise ConfigError(f"{name!r} is not a setting of paceline")
     values = {name: config.parse(name, text, name) for name, text in settings.items()}
     config.check(config.Settings(**values))
+
+
+def to_json(spec: JobSpec) -> str:
+    """Return a spec as JSON. It holds the user's variables: it must not be shown."""
+    return json.dumps(asdict(spec))
+
+
+def from_json(text: str) -> JobSpec:
+    """Return the spec of :func:`to_json`.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        values: dict[str, Any] = json.loads(text)
+        values["command"] = tuple(values["command"])
+        values["hosts"] = _hosts(values["hosts"])
+        values["groups"] = tuple(
+            WorkerGroup(**(one | {"hosts": _hosts(one["hosts"]), "args": tuple(one["args"])}))
+            for one in values["groups"]
+        )
+        values["graces"] = Graces(**values["graces"])
+        return JobSpec(**values)
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"this is not a job of this version of paceline: {error}") from error
+
+
+def _hosts(given: list[dict[str, Any]]) -> tuple[Host, ...]:
+    return tuple(Host(**one) for one in given)

@@ -1,22 +1,26 @@
-"""The backend that runs a job on hosts which the user reaches with ssh."""
+"""The backend that runs a job on hosts which the user reaches with ssh, where rsync copies the launcher's directory."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import shutil
-from collections.abc import Sequence
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from paceline.errors import LaunchError
-from paceline.launch.environment import OWNED
 from paceline.launch.hosts import Host
 from paceline.launch.options import backend_options
 from paceline.launch.planner import Machine, make_plan
-from paceline.launch.remote import RemoteJob, RemoteRequest, agent_script, forwarded
-from paceline.launch.remote.explain import explain
-from paceline.launch.remote.sync import check_rsync, rsync_command, run_all
-from paceline.launch.render import describe
+from paceline.launch.preflight import check_program
+from paceline.launch.remote import RemoteJob, RemoteRequest, remote_request
 from paceline.launch.spec import JobSpec
+from paceline.launch.supervise.child import die_with_parent
+
+#: What never belongs to a copy.
+_EXCLUDED = ("__pycache__", ".git", ".venv", "*.pyc")
 
 OPTIONS = {
     "ssh": "command that reaches a host, as in: ssh -F FILE -i KEY",
@@ -39,25 +43,20 @@ class SshBackend:
         options = backend_options("ssh", OPTIONS, spec.options)
         plan = make_plan(spec, machine)
         ssh = shlex.split(options.get("ssh", "ssh"))
-        environ = forwarded(machine.environ, OWNED)
+        here = dict(machine.environ)
         if spec.sync:
-            environ["PYTHONPATH"] = _path_of_copy(environ.get("PYTHONPATH", ""), machine.directory, plan.directory)
-        script = agent_script(options.get("python", ""), machine.python, plan.directory, environ.get("PYTHONPATH", ""))
+            here["PYTHONPATH"] = _path_of_copy(here.get("PYTHONPATH", ""), machine.directory, plan.directory)
 
-        def command(host: Host) -> list[str]:
+        def reach(host: Host, script: list[str]) -> list[str]:
             return [*ssh_command(ssh, host), host.name, shlex.join(script)]
 
+        request = remote_request(plan, replace(machine, environ=here), options.get("python", ""), reach)
         sync = [rsync_command(ssh_command(ssh, host), host, plan.directory) for host in plan.hosts] if spec.sync else []
-        return RemoteRequest(plan, machine.python, command, environ, tuple(map(tuple, sync)))
+        return replace(request, sync=tuple(map(tuple, sync)))
 
     def render(self, request: RemoteRequest) -> str:
         """Return the processes and the commands that reach their hosts."""
-        return describe(
-            request.plan,
-            [shlex.join(command) for command in request.sync]
-            + [shlex.join(request.command(host)) for host in request.plan.hosts],
-            request.environ,
-        )
+        return request.text
 
     def check(self, request: RemoteRequest) -> None:
         """Look for the programs that are needed here.
@@ -66,35 +65,45 @@ class SshBackend:
             LaunchError: ssh or rsync is missing.
         """
         check_program(request.command(request.plan.hosts[0])[0], "openssh-client")
-        if request.sync:
-            check_rsync()
+        if request.sync and shutil.which("rsync") is None:
+            raise LaunchError(
+                "--sync-dst-dir needs the program 'rsync' here and on every host; install the package rsync"
+            )
 
-    def submit(self, request: RemoteRequest) -> RemoteJob:
+    def submit(self, request: RemoteRequest) -> SshJob:
         """Return the job, which runs while its ``wait`` does.
 
         Raises:
             LaunchError: see :meth:`check`.
         """
         self.check(request)
-        names = [host.name for host in request.plan.hosts]
-        return RemoteJob(
-            request, explain, lambda: run_all(dict(zip(names, request.sync, strict=True)) if request.sync else {})
-        )
+        return SshJob(request)
+
+
+class SshJob(RemoteJob):
+    """A job whose hosts get a copy of the launcher's directory first, if that is asked for.
+
+    Args:
+        request: what to run.
+    """
+
+    def __init__(self, request: RemoteRequest) -> None:
+        super().__init__(request)
+        self._copies = dict(zip([host.name for host in request.plan.hosts], request.sync, strict=False))
+
+    def wait(self) -> int:
+        """Copy, then run the job and return its exit code.
+
+        Raises:
+            LaunchError: a host cannot be used; nothing runs.
+        """
+        run_all(self._copies)
+        return super().wait()
 
 
 def ssh_command(ssh: Sequence[str], host: Host) -> list[str]:
     """Return the words of a command that reaches a host, without its name."""
     return [*ssh, *_SSH_OPTIONS, *(["-p", str(host.port)] if host.port else [])]
-
-
-def check_program(name: str, package: str) -> None:
-    """Make sure that a program exists here.
-
-    Raises:
-        LaunchError: it does not; with the package to install.
-    """
-    if shutil.which(name) is None:
-        raise LaunchError(f"the program {name!r} is not on the PATH of this machine; install the package {package}")
 
 
 def _path_of_copy(path: str, here: str, there: str) -> str:
@@ -104,3 +113,47 @@ def _path_of_copy(path: str, here: str, there: str) -> str:
         relative = os.path.relpath(part, here)
         parts.append(part if relative.startswith("..") else os.path.normpath(os.path.join(there, relative)))
     return os.pathsep.join(dict.fromkeys([*parts, there]))
+
+
+def rsync_command(ssh: Sequence[str], host: Host, directory: str) -> list[str]:
+    """Return the command that copies the working directory to a host; nothing there is deleted."""
+    excluded = [f"--exclude={name}" for name in _EXCLUDED]
+    name = f"[{host.name}]" if ":" in host.name else host.name
+    return ["rsync", "-az", "--mkpath", *excluded, "-e", shlex.join(ssh), "./", f"{name}:{directory}/"]
+
+
+def run_all(commands: Mapping[str, Sequence[str]]) -> None:
+    """Run one command per host, side by side.
+
+    Raises:
+        LaunchError: a command failed; the message names all such hosts.
+    """
+    running = {
+        host: subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - the launcher has one thread
+        )
+        for host, command in commands.items()
+    }
+    failed = []
+    try:
+        for host, process in running.items():
+            errors = process.communicate()[1].decode(errors="replace")
+            if process.returncode:
+                failed.append(f"host {host}: {_why(errors, process.returncode)}")
+    except BaseException:  # a signal has ended the launch
+        for process in running.values():
+            process.send_signal(signal.SIGTERM)
+        raise
+    if failed:
+        raise LaunchError(f"the directory could not be copied: {'; '.join(failed)}")
+
+
+def _why(errors: str, code: int) -> str:
+    if "rsync: command not found" in errors or "rsync: not found" in errors or code == 127:
+        return "the program 'rsync' is missing there; install the package rsync"
+    lines = [line for line in errors.splitlines() if line.strip() and not line.startswith("rsync error")]
+    return f"{lines[-1] if lines else 'no word'} (exit code {code})"

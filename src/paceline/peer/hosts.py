@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import secrets
 import socket
 from urllib.parse import urlsplit
 
+import psutil
+
 from paceline.config import Settings
 from paceline.errors import ConfigError
 from paceline.interfaces import address_of
 from paceline.wire import messages as m
+
+#: Letters of states that mean something here; every other one is that of a process that runs or waits.
+_STATES = {
+    psutil.STATUS_STOPPED: "T",
+    psutil.STATUS_TRACING_STOP: "t",
+    psutil.STATUS_ZOMBIE: "Z",
+    psutil.STATUS_DEAD: "X",
+}
 
 
 def own_address(settings: Settings) -> str:
@@ -95,9 +106,10 @@ def host_id() -> str:
 def process_state(pid: int) -> str:
     """Return the letter for the state of a process of this host, as in /proc: X if there is none, "" if not known."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            return stat.read().rpartition(b") ")[2][:1].decode("ascii", "replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return "X" if os.path.exists("/proc/self/stat") else ""  # else this system has no /proc
-    except OSError:
-        return ""
+        return _STATES.get(psutil.Process(pid).status(), "S")
+    except psutil.NoSuchProcess:
+        with contextlib.suppress(OSError):  # this system has no /proc
+            return "" if psutil.pid_exists(pid) else "X"
+    except (psutil.Error, OSError):
+        pass
+    return ""

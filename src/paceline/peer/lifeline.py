@@ -39,6 +39,8 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+import psutil
+
 from paceline.config import Settings
 from paceline.errors import JoinTimeoutError, PacelineError, PeerDiedError
 from paceline.membership import GONE, Action, Liveness, OwnTime, Seat, Warn, describe
@@ -66,13 +68,10 @@ _BYE_CHECK_INTERVAL_S = 0.1
 #: How long :meth:`Lifeline.leave` waits for the thread; longer than the goodbye may take.
 _LEAVE_TIMEOUT_S = BYE_TIMEOUT_S + 5.0
 
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-
 
 def _memory() -> int:
     """Return the resident memory of this process in bytes."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * _PAGE_BYTES
+    return int(psutil.Process().memory_info().rss)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import paceline
 from paceline import config
+from paceline.launch.supervise.events import Ready
 from paceline.launch.supervise.guardian import Guardian
 from paceline.launch.supervise.ready import ReadyPipe
 from paceline.testing.channel import readable
@@ -106,11 +107,11 @@ class LocalJob:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             readable([ready.fd], deadline - time.monotonic())
-            address = ready.read()
-            if address == "":
+            for event in ready.news():
+                if isinstance(event, Ready):
+                    return event.address
+            if ready.ended:
                 raise RuntimeError(f"the scheduler ended at once:\n{self.scheduler.output}")
-            if address is not None:
-                return address
         raise TimeoutError(f"the scheduler did not say where it listens within {timeout_s:g} s")
 
     def _start(self, name: str, role: str, rank: int, env: Mapping[str, str], pass_fds: Sequence[int] = ()) -> Process:

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import psutil
+
 from paceline import forks
 from paceline.launch.supervise.guardian import Guardian
 from paceline.testing.channel import READ_VARIABLE, WRITE_VARIABLE, JsonLines, say
@@ -123,8 +125,7 @@ class Process:
 
     def rss_bytes(self) -> int:
         """Return its resident memory."""
-        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:"))
+        return int(psutil.Process(self.pid).memory_info().rss)
 
     def close(self) -> None:
         """Kill it if it still runs, and release it."""

@@ -10,7 +10,6 @@ import os
 import sys
 
 from paceline.launch import Graces, Host, JobPlan, Late, ProcessSpec
-from paceline.launch.local import located
 from paceline.launch.plan import Value
 from paceline.launch.remote import RemoteJob, RemoteRequest
 from paceline.launch.supervise.supervisor import Supervisor, local_crew
@@ -40,4 +39,4 @@ plan = JobPlan(
 if job["agents"]:
     request = RemoteRequest(plan, sys.executable, lambda host: [sys.executable, "-m", "paceline", "agent"])
     sys.exit(RemoteJob(request, lambda host, link: f"the agent of {host} ended").wait())
-sys.exit(Supervisor(plan, {}, located, local_crew(os.environ)).run())
+sys.exit(Supervisor(plan, {}, local_crew(os.environ)).run())

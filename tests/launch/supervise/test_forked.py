@@ -32,7 +32,7 @@ time.sleep(600)
 
 CANCELLED = """
 import os, sys, time
-from paceline.launch.canceller import Canceller
+from paceline.launch.supervise.guardian import Canceller
 
 canceller = Canceller(["touch", sys.argv[1]])
 other = os.fork()

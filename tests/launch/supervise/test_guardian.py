@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from paceline.launch.supervise import sessions
+from paceline.launch import processes
 from paceline.launch.supervise.guardian import sweep
 
 STAYS = "echo tcp://127.0.0.1:5555 >/dev/fd/$READY_FD; exec sleep 1000"
@@ -81,7 +81,7 @@ def test_sweep_ends_every_group_of_a_session_and_no_other() -> None:
         assert mine.stdout is not None
         for _ in range(3):
             mine.stdout.readline()
-        assert sessions.living({mine.pid, other.pid}) == {mine.pid, other.pid}
+        assert processes.living({mine.pid, other.pid}) == {mine.pid, other.pid}
         sweep({mine.pid})
-        assert sessions.living({mine.pid, other.pid}) == {other.pid}
+        assert processes.living({mine.pid, other.pid}) == {other.pid}
         other.kill()

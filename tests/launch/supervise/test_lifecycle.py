@@ -29,7 +29,7 @@ from paceline.launch.supervise.events import (
     Tick,
 )
 from paceline.launch.supervise.exits import LOOK_S, SAY_S
-from paceline.launch.supervise.lifecycle import JobLifecycle, Phase
+from paceline.launch.supervise.lifecycle import UNJOINED_S, JobLifecycle, Phase
 
 SCHEDULER, SERVER, W0, W1 = (
     ProcessName("scheduler", 0),
@@ -100,6 +100,7 @@ class World:
 def world() -> World:
     made = World()
     made.tell(Ready())
+    made.tell(Complete())
     return made
 
 
@@ -644,3 +645,31 @@ def test_every_job_ends_once_and_only_a_good_one_with_zero(steps: list[tuple[int
 )
 def test_exit_code_is_put_into_words(code: int, text: str) -> None:
     assert describe_code(code) == text
+
+
+def test_servers_of_workers_that_never_joined_are_ended_soon_and_the_line_names_the_way_out() -> None:
+    world = World()
+    world.tell(Ready())
+    world.tell(Exited(W0, 0))
+    world.tell(Exited(W1, 0))
+    world.wait()
+    assert world.now == UNJOINED_S
+    assert world.signals == [(signal.SIGTERM, ALL)]
+    [line] = world.warnings
+    assert line.startswith("all workers have ended without joining the job; ending scheduler, server 0. ")
+    assert line.endswith("-s 0")
+    for member in (SCHEDULER, SERVER):
+        world.tell(Exited(member, 143))
+    assert world.finished == [0]
+
+
+def test_worker_whose_host_is_slow_to_say_that_it_runs_outlives_idle_servers() -> None:
+    cycle = JobLifecycle(ALL, GRACES, 0.0)
+    cycle.begin()
+    cycle.handle(Started(SCHEDULER), 0.0)
+    cycle.handle(Ready(), 0.0)
+    cycle.handle(Over(), 0.0)
+    cycle.handle(Runs(SCHEDULER, 0.0), 0.0)
+    for now in range(2 * int(GRACES.idle_s)):
+        assert cycle.handle(Runs(SCHEDULER, 0.0), float(now)) == []
+    assert cycle.phase is Phase.LEAVING

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from paceline.launch import ProcessName
-from paceline.launch.supervise.events import Complete, Lost, Over
+from paceline.launch.supervise.events import Complete, Lost, Over, Ready
 from paceline.launch.supervise.ready import EndedPipe, ReadyPipe
 
 
@@ -18,19 +18,21 @@ def pipe() -> Iterator[ReadyPipe]:
 
 
 def test_address_may_come_in_pieces(pipe: ReadyPipe) -> None:
-    assert pipe.read() is None
+    assert pipe.news() == []
     os.write(pipe.write_fd, b"tcp://127.0.")
-    assert pipe.read() is None
+    assert pipe.news() == []
     os.write(pipe.write_fd, b"0.1:5555\nmore")
-    assert pipe.read() == "tcp://127.0.0.1:5555"
+    assert pipe.news() == [Ready("tcp://127.0.0.1:5555")]
     pipe.close_write()
 
 
 def test_pipe_that_ends_without_an_address_gives_none(pipe: ReadyPipe) -> None:
     os.write(pipe.write_fd, b"tcp://")
     pipe.close_write()
-    assert pipe.read() is None
-    assert pipe.read() == ""
+    assert pipe.news() == []
+    assert not pipe.ended
+    assert pipe.news() == []
+    assert pipe.ended
 
 
 @pytest.mark.parametrize("line", [b"hello", b"tcp://127.0.0.1:0", b"tcp://:", b"\xff", b""])
@@ -38,12 +40,12 @@ def test_line_that_is_no_address_is_refused(line: bytes, pipe: ReadyPipe) -> Non
     os.write(pipe.write_fd, line + b"\n")
     pipe.close_write()
     with pytest.raises(ValueError, match="said it listens at"):
-        pipe.read()
+        pipe.news()
 
 
 def test_news_follow_the_address(pipe: ReadyPipe) -> None:
     os.write(pipe.write_fd, b'tcp://127.0.0.1:5555\n["lost", "worker", 1, "it rai')
-    assert pipe.read() == "tcp://127.0.0.1:5555"
+    assert pipe.news() == [Ready("tcp://127.0.0.1:5555")]
     assert pipe.news() == []
     os.write(pipe.write_fd, b'sed", false]\nnonsense\n[]\n["lost", "worker", 2, "it died", true]\n["over"]\n')
     assert pipe.news() == [
@@ -59,16 +61,16 @@ def test_news_follow_the_address(pipe: ReadyPipe) -> None:
 
 def test_ends_are_written_as_lines_also_when_nobody_reads() -> None:
     pipe = EndedPipe()
-    pipe.write(ProcessName("server", 2), 137)
+    pipe.tell(ProcessName("server", 2), 137)
     assert os.read(pipe.read_fd, 100) == b'["server", 2, 137]\n'
     pipe.close_read()
-    pipe.write(ProcessName("server", 2), 137)
+    pipe.tell(ProcessName("server", 2), 137)
     pipe.close()
 
 
 def test_cpu_times_are_lines_without_a_code() -> None:
     pipe = EndedPipe()
-    pipe.write_cpu(ProcessName("worker", 2), 0.25)
+    pipe.tell(ProcessName("worker", 2), None, 0.25)
     assert os.read(pipe.read_fd, 100) == b'["worker", 2, null, 0.25]\n'
     pipe.close_read()
     pipe.close()
@@ -76,6 +78,5 @@ def test_cpu_times_are_lines_without_a_code() -> None:
 
 def test_scheduler_says_when_all_have_joined(pipe: ReadyPipe) -> None:
     os.write(pipe.write_fd, b'tcp://127.0.0.1:5555\n["complete"]\n')
-    assert pipe.read() == "tcp://127.0.0.1:5555"
-    assert pipe.news() == [Complete()]
+    assert pipe.news() == [Ready("tcp://127.0.0.1:5555"), Complete()]
     pipe.close_write()

@@ -17,34 +17,12 @@ from typing import Any
 from paceline.errors import PacelineError
 from paceline.interfaces import address_of, address_towards, interfaces
 from paceline.launch.hosts import LOCALHOST
-from paceline.launch.local import free_port
 from paceline.launch.plan import Late, ProcessName, ProcessSpec
 from paceline.launch.preflight import CommandNotFoundError, check_command
-from paceline.launch.remote import checks
-from paceline.launch.remote.lines import (
-    LONGEST_TURN_S,
-    MAGIC,
-    PING_S,
-    SILENCE_S,
-    AgentLines,
-    encode,
-    members,
-    pairs,
-    text,
-)
-from paceline.launch.supervise.crew import NOT_FOUND_CODE, LocalCrew
-from paceline.launch.supervise.events import (
-    Complete,
-    Event,
-    Exited,
-    Lost,
-    NotStarted,
-    Over,
-    Ready,
-    Runs,
-    Started,
-    Stopped,
-)
+from paceline.launch.remote import doctor
+from paceline.launch.remote.protocol import LONGEST_TURN_S, MAGIC, PING_S, SILENCE_S, AgentLines, encode, members, text
+from paceline.launch.supervise.crew import NOT_FOUND_CODE, LocalCrew, free_port
+from paceline.launch.supervise.events import Event, Exited, NotStarted, words_of
 from paceline.launch.supervise.guardian import Guardian
 from paceline.launch.supervise.signals import SignalPipe
 from paceline.membership import OwnTime
@@ -161,20 +139,20 @@ class Agent:
             case ["address", list() as wanted, list() as targets]:
                 self._say(*_addresses(wanted, targets))
             case ["facts", str() as interface, str() as witness]:
-                self._listening = checks.listen()
-                self._say("facts", checks.facts(interface, witness), self._listening.getsockname()[1])
+                self._listening = doctor.listen()
+                self._say("facts", doctor.facts(interface, witness), self._listening.getsockname()[1])
             case ["reach", list() as targets]:
-                self._say("reached", checks.reach(targets))
+                self._say("reached", doctor.reach(targets))
             case ["start", str() as role, int() as rank, list() as argv, dict() as env]:
                 self._start(ProcessSpec(role, rank, tuple(argv), env))
             case ["look", list() as given]:
                 self._crew.look(members(given))
             case ["signal", int() as signum, list() as given]:
                 self._crew.send(signum, members(given))
-            case ["runs", str() as role, int() as rank, float() as cpu_s]:
-                self._crew.tell_cpu(ProcessName(role, rank), cpu_s)
-            case ["ended", str() as role, int() as rank, int() as code]:
-                self._crew.tell_ended(ProcessName(role, rank), code)
+            case ["runs", [str() as role, int() as rank], float() as cpu_s]:
+                self._crew.tell(ProcessName(role, rank), None, cpu_s)
+            case ["exited", [str() as role, int() as rank], int() as code]:
+                self._crew.tell(ProcessName(role, rank), code)
             case _:
                 raise ValueError(f"{line[0]!r} is not understood: launcher and agent are of different versions")
 
@@ -189,33 +167,16 @@ class Agent:
             self._crew.start(process, {})
 
     def _take(self, event: Event) -> None:
-        match event:
-            case Started(member, place):
-                self._say("started", *member, place)
-            case NotStarted(member, reason, code):
-                self._say("not_started", *member, reason, code)
-            case Ready(address):
-                self._say("ready", address)
-            case Lost(member, reason, goes_on):
-                self._say("lost", *member, reason, goes_on)
-            case Complete():
-                self._say("complete")
-            case Over():
-                self._say("over")
-            case Runs(member, cpu_s):
-                self._say("runs", *member, cpu_s)
-            case Stopped(stopped):
-                self._say("stopped", pairs(stopped))
-            case Exited(member, code):
-                self._ended.add(member)
-                self._say_living()
-                self._say("exited", *member, code)
+        if isinstance(event, Exited):
+            self._ended.add(event.member)
+            self._say_living()
+        self._say(*words_of(event))
 
     def _say_living(self) -> None:
         living = [member for member in self._crew.living() if member in self._ended]
         if living != self._said_living:
             self._said_living = living
-            self._say("living", pairs(living))
+            self._say("living", living)
 
     def _say(self, *words: Any) -> None:
         self._write(encode(*words))

@@ -22,6 +22,11 @@ SOCKET = "<socket of the job>"
 _LEAVE_S = 10.0
 
 
+def shell_command(python: str, request: str) -> list[str]:
+    """Return the command of a remote shell that sends a request to the broker of a job."""
+    return [python, "-m", "paceline.launch.remote.shell", SOCKET, request]
+
+
 class Broker:
     """A child process with a folder for its socket. It ends, with all that it holds, when its stdin is closed.
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from paceline.errors import LaunchError
 from paceline.launch.hosts import LOCALHOST, Host
-from paceline.launch.local import address_parts
 from paceline.launch.plan import JobPlan, Late, ProcessName, ProcessSpec
-from paceline.launch.remote.lines import data, members, pairs
 from paceline.launch.remote.link import AgentLink
-from paceline.launch.supervise.events import Complete, Exited, Lost, NotStarted, Over, Ready, Runs, Started, Stopped
+from paceline.launch.remote.protocol import data, members
+from paceline.launch.supervise.crew import address_parts
+from paceline.launch.supervise.events import Event, Exited, Lost, Runs, Started, Stopped, event_of, words_of
 from paceline.launch.supervise.supervisor import Surroundings
 
 #: How long agents may take to end what they started, after the job.
@@ -44,6 +44,8 @@ class RemoteCrew:
         shell_environ: of the remote shells.
         environ: what every process inherits on top of its agent's environment.
     """
+
+    hears_scheduler = True
 
     def __init__(
         self,
@@ -75,7 +77,13 @@ class RemoteCrew:
         self._signalled = False
         for host in plan.hosts:
             self._links[host.name] = AgentLink(
-                host.name, command(host), shell_environ, around.selector, around.register, self._heard, self._say
+                host.name,
+                command(host),
+                shell_environ,
+                around.selector,
+                around.register,
+                self._heard,
+                around.console.say,
             )
 
     def opening(self) -> bool:
@@ -98,7 +106,7 @@ class RemoteCrew:
         if absent and time.monotonic() > self._began + self._plan.graces.start_s:
             raise LaunchError(
                 f"no answer from {', '.join(absent)} within {self._plan.graces.start_s:g} s; the other "
-                f"{len(self._links) - len(absent)} hosts are ready; try: {self._hint(absent[0])}"
+                f"{len(self._links) - len(absent)} hosts are ready; try: ssh {absent[0]} true"
             )
         return bool(absent)
 
@@ -106,7 +114,7 @@ class RemoteCrew:
         """Return what follows from the scheduler's address, and where worker 0 may open a store."""
         first = self._links[self._host_of[ProcessName("worker", 0)]]
         known = {Late.MASTER_ADDR: first.address, Late.MASTER_PORT: str(first.port)}
-        return known | ({} if scheduler is None else address_parts(scheduler))
+        return known | address_parts(scheduler)
 
     def deadline(self) -> float | None:
         """Return when to look again: for the next ping, or while hosts have not reported."""
@@ -136,12 +144,12 @@ class RemoteCrew:
     def look(self, members: Collection[ProcessName]) -> None:
         """Ask how much CPU time processes have used."""
         for link, there in self._by_link(members):
-            link.send("look", pairs(there))
+            link.send("look", there)
 
     def send(self, signum: int, members: Collection[ProcessName]) -> None:
         """Have processes signalled."""
         for link, there in self._by_link(members):
-            link.send("signal", signum, pairs(there))
+            link.send("signal", signum, there)
 
     def _by_link(self, members: Collection[ProcessName]) -> list[tuple[AgentLink, list[ProcessName]]]:
         by_host = defaultdict(list)
@@ -198,45 +206,34 @@ class RemoteCrew:
                     signal.raise_signal(signum)
             case ["living", list() as left]:
                 self._left[link.host] = members(left)
-            case ["stopped", list() as stopped]:
-                self._stopped[link.host] = frozenset(members(stopped))
-                self._around.take(Stopped(frozenset[ProcessName]().union(*self._stopped.values())))
             case _:
-                self._event(line)
+                event = event_of(line)
+                if event is not None:
+                    self._happened(link, event)
 
-    def _event(self, line: list[Any]) -> None:
-        match line:
-            case ["started", str() as role, int() as rank, str() as place]:
-                member = ProcessName(role, rank)
+    def _happened(self, link: AgentLink, event: Event) -> None:
+        match event:
+            case Started(member, place):
                 self._running[member] = None
-                self._around.take(Started(member, f"{place} on {self._host_of[member]}"))
-            case ["not_started", str() as role, int() as rank, str() as reason, int() as code]:
-                self._around.take(NotStarted(ProcessName(role, rank), reason, code))
-            case ["exited", str() as role, int() as rank, int() as code]:
-                self._ended(ProcessName(role, rank), code)
-            case ["ready", str() as address]:
-                self._around.take(Ready(address))
-            case ["complete"]:
-                self._around.take(Complete())
-            case ["over"]:
-                self._around.take(Over())
-            case ["runs", str() as role, int() as rank, float() as cpu_s]:
-                self._tell_scheduler("runs", ProcessName(role, rank), cpu_s)
-                self._around.take(Runs(ProcessName(role, rank), cpu_s))
-            case ["lost", str() as role, int() as rank, str() as reason, bool() as goes_on]:
-                member = ProcessName(role, rank)
-                self._around.take(Lost(member, self._why_lost.get(member, reason), goes_on))
+                event = Started(member, f"{place} on {link.host}")
+            case Stopped(stopped):
+                self._stopped[link.host] = stopped
+                event = Stopped(frozenset[ProcessName]().union(*self._stopped.values()))
+            case Runs(member):
+                self._tell_scheduler(event)
+            case Lost(member, reason, goes_on):
+                event = Lost(member, self._why_lost.get(member, reason), goes_on)
+            case Exited(member):
+                self._running.pop(member, None)
+                self._tell_scheduler(event)
+        self._around.take(event)
 
-    def _tell_scheduler(self, word: str, member: ProcessName, number: float) -> None:
+    def _tell_scheduler(self, event: Exited | Runs) -> None:
         """Tell the scheduler of a process on another host; it knows those on its own."""
         scheduler = self._host_of.get(_SCHEDULER)
-        if scheduler is not None and scheduler != self._host_of[member]:
-            self._links[scheduler].send(word, *member, number)
-
-    def _ended(self, member: ProcessName, code: int) -> None:
-        self._running.pop(member, None)
-        self._tell_scheduler("ended", member, code)
-        self._around.take(Exited(member, code))
+        if scheduler is not None and scheduler != self._host_of[event.member]:
+            word, member, number, *_ = words_of(event)
+            self._links[scheduler].send(word, member, number)
 
     def _lose(self, link: AgentLink) -> None:
         """Count the processes of a host as failed."""
@@ -250,13 +247,7 @@ class RemoteCrew:
             first = min(there, key=lambda member: member.role != "worker")
             self._around.take(Lost(first, self._explain(self._hosts[link.host], link)))
         for member in there:
-            self._ended(member, LOST_CODE)
-
-    def _say(self, text: str) -> None:
-        self._around.console.say(text)
-
-    def _hint(self, host: str) -> str:
-        return f"ssh {host} true"
+            self._happened(link, Exited(member, LOST_CODE))
 
 
 def _interfaces(plan: JobPlan) -> dict[str, list[str]]:

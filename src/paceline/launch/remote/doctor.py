@@ -1,17 +1,22 @@
-"""Check hosts before a job needs them."""
+"""Check hosts before a job needs them: what an agent finds out about its host, and what that means."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import os
 import secrets
 import selectors
+import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+from paceline.errors import PacelineError
+from paceline.interfaces import address_of, interfaces
 from paceline.launch.hosts import Host
 from paceline.launch.remote.crew import Explain, HostCommand
 from paceline.launch.remote.link import AgentLink
@@ -19,6 +24,9 @@ from paceline.launch.supervise.guardian import Guardian
 
 #: Clocks that differ by more make logs hard to read; nothing else depends on them.
 SKEW_S = 1.0
+
+_REACH_S = 3.0
+_PACKAGES = ("paceline", "torch")
 
 
 @dataclass
@@ -158,3 +166,62 @@ def _versions(findings: Mapping[str, Finding]) -> dict[str, str]:
             if version:
                 found.setdefault(name, []).append(version)
     return {name: max(set(versions), key=versions.count) for name, versions in found.items()}
+
+
+def facts(interface: str, witness: str) -> dict[str, Any]:
+    """Return versions of packages, the interface's address, and whether a file of the launcher is in this directory.
+
+    Args:
+        interface: name, address or CIDR; empty: none is wanted.
+        witness: name of the file.
+    """
+    versions = {}
+    for name in _PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = ""
+    try:
+        here = [one.address for one in interfaces() if not ip_address(one.address).is_loopback]
+        found = address_of(interface) if interface else ", ".join(here[:2])
+        problem = ""
+    except PacelineError as error:
+        found, problem = "", str(error)
+    return {"versions": versions, "address": found, "problem": problem, "shared": os.path.exists(witness)}
+
+
+def listen() -> socket.socket:
+    """Return a socket that listens on every address of this host, on a free port."""
+    return socket.create_server(("", 0), backlog=128)
+
+
+def reach(targets: Sequence[Sequence[Any]]) -> dict[str, str]:
+    """Connect to (host, address, port) of all others at once; return what went wrong by host, nothing if it went well.
+
+    The deadline is for all of them together.
+    """
+    found: dict[str, str] = {}
+    with selectors.DefaultSelector() as selector:
+        for host, address, port in targets:
+            sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+            sock.setblocking(False)
+            code = sock.connect_ex((address, port))
+            found[host] = f"no answer within {_REACH_S:g} s"
+            if code in (0, 115):  # EINPROGRESS
+                selector.register(sock, selectors.EVENT_WRITE, host)
+            else:
+                found[host] = os.strerror(code)
+                sock.close()
+        while selector.get_map():
+            ready = selector.select(_REACH_S)
+            for key, _ in ready:
+                sock = key.fileobj  # type: ignore[assignment]
+                code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                found[key.data] = os.strerror(code) if code else ""
+                selector.unregister(sock)
+                sock.close()
+            if not ready:
+                for key in list(selector.get_map().values()):
+                    selector.unregister(key.fileobj)
+                    key.fileobj.close()  # type: ignore[union-attr]
+    return found

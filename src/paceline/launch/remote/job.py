@@ -1,16 +1,21 @@
-"""A job on several hosts, supervised from here."""
+"""A job on several hosts, supervised from here: how its agents are started, and why one has ended."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+import re
+import shlex
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from paceline.launch.plan import JobPlan, Late
+from paceline.launch.environment import OWNED
+from paceline.launch.hosts import Host
+from paceline.launch.plan import JobPlan
+from paceline.launch.planner import Machine
 from paceline.launch.remote.crew import Explain, HostCommand, RemoteCrew
-from paceline.launch.supervise.again import run_again
-from paceline.launch.supervise.supervisor import Supervisor, Surroundings
-from paceline.transport.security import new_job_key
+from paceline.launch.remote.link import AgentLink
+from paceline.launch.render import describe
+from paceline.launch.supervise.supervisor import SupervisedJob, Surroundings
 
 #: Exit codes of the script below.
 NO_DIRECTORY, NO_PYTHON = 91, 92
@@ -44,7 +49,7 @@ def agent_script(given: str, own: str, directory: str, pythonpath: str) -> list[
     return ["sh", "-c", _SCRIPT, "paceline", directory, pythonpath, *([given] if given else [own, "python3", "python"])]
 
 
-def forwarded(environ: Mapping[str, str], owned: frozenset[str]) -> dict[str, str]:
+def forwarded(environ: Mapping[str, str], owned: frozenset[str] = OWNED) -> dict[str, str]:
     """Return the variables of the launcher's shell that go to other hosts, without those that the launcher sets."""
     return {
         name: value
@@ -67,43 +72,85 @@ class RemoteRequest:
     sync: tuple[tuple[str, ...], ...] = ()
     """Commands that run before the start, side by side, one per host."""
 
+    @property
+    def text(self) -> str:
+        """The processes, and the commands that reach their hosts."""
+        commands = [*self.sync, *(self.command(host) for host in self.plan.hosts)]
+        return describe(self.plan, [shlex.join(command) for command in commands], self.environ)
 
-class RemoteJob:
+
+def remote_request(plan: JobPlan, machine: Machine, python: str, reach: Callable[[Host, list[str]], list[str]],
+                   private: str = "") -> RemoteRequest:  # fmt: skip
+    """Return the request of a backend whose engine runs a command on a host.
+
+    Args:
+        plan: of the job.
+        machine: where the launcher runs.
+        python: interpreter on the hosts that the user names; empty: the launcher's, or ``python3``.
+        reach: gives the command that runs another one on a host.
+        private: a variable that no other host gets.
+    """
+    environ = forwarded(machine.environ, OWNED | {private})
+    script = agent_script(python, machine.python, plan.directory, environ.get("PYTHONPATH", ""))
+    return RemoteRequest(plan, machine.python, lambda host: reach(host, script), environ)
+
+
+_KNOWN = (
+    ("Could not resolve hostname", "is unknown: check its name in the hosts file or in ~/.ssh/config"),
+    ("Host key verification failed", "has a host key that ssh does not know: connect once by hand with `ssh {host}`"),
+    ("Permission denied", "refused your ssh key: install it with `ssh-copy-id {host}`, and load it with `ssh-add`"),
+    ("Too many authentication failures", "refused your ssh keys: name one with IdentityFile in ~/.ssh/config"),
+    ("Connection refused", "has no ssh server at that port: start sshd there, or give the port as {host}:PORT"),
+    ("timed out", "did not answer: is it up, and does a firewall let ssh through?"),
+    ("No route to host", "cannot be reached: is it up, and in this network?"),
+    ("Network is unreachable", "cannot be reached: this machine has no route to its network"),
+    (
+        "No module named paceline",
+        "has Python but not paceline: install it there (pip install paceline), or give its interpreter with "
+        "-o python=PATH, or copy this directory with --sync-dst-dir",
+    ),
+    ("No module named 'paceline", "has an older paceline than this machine: install the same version there"),
+    ("unknown command 'agent'", "has an older paceline than this machine: install the same version there"),
+)  # fmt: skip
+
+
+def explain(host: Host, link: AgentLink) -> str:
+    """Return why the remote shell to a host ended."""
+    text = "\n".join(link.errors)
+    for sign, meaning in _KNOWN:
+        if sign in text:
+            return f"host {host.name} {meaning.format(host=host.name)} ({_last(link)})"
+    if link.about:
+        if link.code is None:
+            return f"host {host.name} fell silent: is it up, and the network between?"
+        return f"the connection to host {host.name} ended: {_last(link) or f'exit code {link.code}'}"
+    if link.code == NO_DIRECTORY:
+        return (
+            f"host {host.name} does not have this directory ({_last(link)}): share it, or copy it there with "
+            "--sync-dst-dir DIR"
+        )
+    if link.code == NO_PYTHON:
+        return f"host {host.name} has no such Python ({_last(link)}): install it there, or name one: -o python=PATH"
+    return f"host {host.name} did not start an agent (exit code {link.code}): {_last(link) or link.noise or 'no word'}"
+
+
+def _last(link: AgentLink) -> str:
+    lines = [re.sub(r"\s+", " ", line) for line in link.errors]
+    return lines[-1] if lines else ""
+
+
+class RemoteJob(SupervisedJob):
     """A job on several hosts; it runs while :meth:`wait` does.
 
     Args:
         request: what to run.
-        explain: a remote shell's end.
-        prepare: runs before the start; raises ``LaunchError``.
+        explain: says why a remote shell ended.
     """
 
-    def __init__(self, request: RemoteRequest, explain: Explain, prepare: Callable[[], None] | None = None) -> None:
-        self._request, self._explain, self._prepare = request, explain, prepare
-        self.id = request.plan.job_id
+    def __init__(self, request: RemoteRequest, explain: Explain = explain) -> None:
+        def crew(around: Surroundings) -> RemoteCrew:
+            return RemoteCrew(
+                around, request.plan, request.python, request.command, explain, os.environ, request.environ
+            )
 
-    def wait(self) -> int:
-        """Run the job and return its exit code.
-
-        Raises:
-            LaunchError: a host cannot be used; nothing runs.
-        """
-        if self._prepare is not None:
-            self._prepare()
-        return run_again(self._run, self._request.plan.max_restarts)
-
-    def cancel(self) -> None:
-        """Do nothing: the job ends with :meth:`wait`."""
-
-    def logs(self) -> Iterator[str]:
-        """Give nothing: :meth:`wait` has shown everything."""
-        return iter(())
-
-    def _run(self, restart: int) -> Supervisor:
-        known = {Late.RESTART: str(restart)}
-        if self._request.plan.needs(Late.JOB_KEY):
-            known[Late.JOB_KEY] = new_job_key()
-        return Supervisor(self._request.plan, known, lambda _: {}, self._crew)
-
-    def _crew(self, around: Surroundings) -> RemoteCrew:
-        one = self._request
-        return RemoteCrew(around, one.plan, one.python, one.command, self._explain, os.environ, one.environ)
+        super().__init__(request.plan, crew)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from paceline.errors import LaunchError
-from paceline.launch.remote.lines import LONGEST_TURN_S, MAGIC, PING_S, SILENCE_S, AgentLines, encode
-from paceline.launch.supervise import sessions
+from paceline.launch import processes
+from paceline.launch.remote.protocol import LONGEST_TURN_S, MAGIC, PING_S, SILENCE_S, AgentLines, encode
 from paceline.launch.supervise.child import Child
 from paceline.membership import OwnTime
 
@@ -106,7 +106,7 @@ class AgentLink:
 
     def kill(self) -> None:
         """Kill the remote shell: it has not reached an agent, and may be stuck."""
-        sessions.send(signal.SIGKILL, {self._child.pid})
+        processes.send(signal.SIGKILL, {self._child.pid})
 
     def drain(self) -> None:
         """Take in what is left in the pipes. Does not wait."""

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import selectors
+import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
 from paceline.errors import LaunchError
+from paceline.launch import processes
 from paceline.launch.plan import Late, ProcessName, ProcessSpec
 from paceline.launch.preflight import CommandNotFoundError
-from paceline.launch.supervise import sessions
 from paceline.launch.supervise.child import Child
 from paceline.launch.supervise.console import ERR, OUT
-from paceline.launch.supervise.events import Event, Exited, NotStarted, Ready, Runs, Started, Stopped
+from paceline.launch.supervise.events import Event, Exited, NotStarted, Runs, Started, Stopped
 from paceline.launch.supervise.ready import EndedPipe, ReadyPipe
 
 _READ_BYTES = 64 * 1024
@@ -40,6 +41,9 @@ class Output(Protocol):
 
 class Processes(Protocol):
     """Starts processes and signals them; says by events what becomes of them."""
+
+    hears_scheduler: bool
+    """Whether the scheduler says which process failed first, and whether the others go on without a worker."""
 
     def opening(self) -> bool:
         """Tell whether processes cannot be started yet.
@@ -87,6 +91,8 @@ class LocalCrew:
         take: is called with events.
     """
 
+    hears_scheduler = True
+
     def __init__(
         self,
         selector: selectors.BaseSelector,
@@ -112,8 +118,8 @@ class LocalCrew:
         return False
 
     def late(self, scheduler: str | None) -> Mapping[Late, str]:
-        """Return nothing."""
-        return {}
+        """Return what follows from the scheduler's address, and a free port for torch.distributed."""
+        return {Late.MASTER_PORT: str(free_port()), **address_parts(scheduler)}
 
     def deadline(self) -> float | None:
         """Return None: SIGCHLD says when to check."""
@@ -136,43 +142,38 @@ class LocalCrew:
         Of several that ended at once workers come first: they are the likelier cause, and servers exit because of them.
         What the scheduler said before it ended comes before its end.
         """
-        found = sessions.stopped()
+        found = processes.stopped({self._children[one].pid for one in self._running})
         self._take(Stopped(frozenset(one for one in self._running if self._children[one].pid in found)))
         ended = [member for member in self._running if self._children[member].ended()]
         self._running.difference_update(ended)
         ended.sort(key=lambda member: (_WORKERS_FIRST.get(member.role, 3), member.rank))
         for member in ended:
-            self.tell_ended(member, self._children[member].code or 0)
-        if ended and self._ready is not None and self._ready.has_address:
+            self.tell(member, self._children[member].code or 0)
+        if ended:
             self._read_ready()
         for member in ended:
             self._take(Exited(member, self._children[member].code or 0))
 
-    def tell_ended(self, member: ProcessName, code: int) -> None:
-        """Tell the scheduler, if it runs here, how a process ended."""
+    def tell(self, member: ProcessName, code: int | None, *cpu_s: float) -> None:
+        """Tell the scheduler, if it runs here, how a process ended; without a code, how much CPU time it has used."""
         if self._ended is not None and member.role != "scheduler":
-            self._ended.write(member, code)
+            self._ended.tell(member, code, *cpu_s)
 
     def look(self, members: Collection[ProcessName]) -> None:
         """Tell how much CPU time some processes have used, with everything they started."""
-        found = sessions.cpu_s({self._children[member].pid for member in members})
+        found = processes.cpu_s({self._children[member].pid for member in members})
         for member in members:
             cpu_s = found.get(self._children[member].pid, 0.0)
-            self.tell_cpu(member, cpu_s)
+            self.tell(member, None, cpu_s)
             self._take(Runs(member, cpu_s))
-
-    def tell_cpu(self, member: ProcessName, cpu_s: float) -> None:
-        """Tell the scheduler, if it runs here, that a process runs, and how much CPU time it has used."""
-        if self._ended is not None and member.role != "scheduler":
-            self._ended.write_cpu(member, cpu_s)
 
     def send(self, signum: int, members: Collection[ProcessName]) -> None:
         """Signal some processes and everything they started."""
-        sessions.send(signum, {self._children[member].pid for member in members if member in self._children})
+        processes.send(signum, {self._children[member].pid for member in members if member in self._children})
 
     def living(self) -> list[ProcessName]:
         """Return the processes that still run or left something running behind."""
-        alive = sessions.living({child.pid for child in self._children.values()})
+        alive = processes.living({child.pid for child in self._children.values()})
         return [member for member, child in self._children.items() if child.pid in alive]
 
     def finish(self) -> None:
@@ -213,24 +214,17 @@ class LocalCrew:
             ended.close_read()
 
     def _read_ready(self) -> None:
-        """Take in what the scheduler says: its address first, then how the job goes."""
+        """Take in what the scheduler says. If it ends without an address it is on its way out, or misses a deadline."""
         if self._ready is None:
             return
-        if self._ready.has_address:
+        try:
             for event in self._ready.news():
                 self._take(event)
-            if self._ready.ended:
-                self._close_ready()
-            return
-        try:
-            address = self._ready.read()
+            ended = self._ready.ended
         except ValueError as error:
-            self._close_ready()
+            ended = True
             self._take(NotStarted(_SCHEDULER, str(error)))
-            return
-        if address:
-            self._take(Ready(address))
-        elif address is not None:  # it is on its way out, or its deadline will come
+        if ended:
             self._close_ready()
 
     def _close_ready(self) -> None:
@@ -258,6 +252,21 @@ class LocalCrew:
         if fd is not None:
             self._selector.unregister(fd)
             self._output.close(member, stream)
+
+
+def address_parts(scheduler: str | None) -> dict[Late, str]:
+    """Return the late values that follow from the scheduler's address, ``tcp://host:port``."""
+    if scheduler is None:
+        return {}
+    host, _, port = scheduler.removeprefix("tcp://").rpartition(":")
+    return {Late.SCHEDULER: scheduler, Late.SCHEDULER_HOST: host.strip("[]"), Late.SCHEDULER_PORT: port}
+
+
+def free_port() -> int:
+    """Return a TCP port that is free now. It may be taken before it is bound."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
 
 
 def _code(error: LaunchError) -> int:

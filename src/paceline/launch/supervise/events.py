@@ -1,9 +1,10 @@
-"""Events of a job, and the actions that its lifecycle answers with."""
+"""Events of a job, how agents write them, and the actions that the lifecycle answers with."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypeAlias
 
 from paceline.launch.plan import ProcessName
 
@@ -39,6 +40,8 @@ class Exited:
 
     member: ProcessName
     code: int
+    detail: str = ""
+    """What its engine says of that end."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,43 @@ class Tick:
 
 
 Event: TypeAlias = Started | NotStarted | Ready | Exited | Stopped | Lost | Complete | Over | Runs | Interrupted | Tick
+
+#: The events that agents report, by the first word of their lines.
+_WORDS: dict[str, type[Any]] = {
+    "started": Started,
+    "not_started": NotStarted,
+    "ready": Ready,
+    "exited": Exited,
+    "stopped": Stopped,
+    "lost": Lost,
+    "complete": Complete,
+    "over": Over,
+    "runs": Runs,
+}
+
+
+def words_of(event: Event) -> list[Any]:
+    """Return an event as JSON has it: its word, then its fields."""
+    word = next(word for word, kind in _WORDS.items() if isinstance(event, kind))
+    values = [getattr(event, field.name) for field in fields(event)]
+    return [word, *(sorted(value) if isinstance(value, frozenset) else value for value in values)]
+
+
+def event_of(words: Sequence[Any]) -> Event | None:
+    """Return the event of :func:`words_of`, None if the words are none.
+
+    Raises:
+        TypeError: it has other fields.
+    """
+    word, *values = words
+    if word not in _WORDS:
+        return None
+    if _WORDS[word] is Stopped:
+        return Stopped(frozenset(ProcessName(*one) for one in values[0]))
+    if values and isinstance(values[0], list):
+        values[0] = ProcessName(*values[0])
+    event: Event = _WORDS[word](*values)
+    return event
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,16 @@
-"""Kills what the launcher started when the launcher itself is killed.
+"""Processes that act after this one has ended, however it ended: ``kill -9`` gives it no chance to clean up.
 
-``kill -9`` gives the launcher no chance to clean up, so a second process does it.
+Such a process is forked early and reads a pipe whose write end only this process holds, and each child until it becomes
+its command. Other children, of a script that uses the launcher, close it. The end of the pipe says that it is time.
 
-| event | the guardian |
+| class | acts by |
 |---|---|
-| a child writes its session's id to the pipe, before it becomes its command | remembers the session |
-| the write end of the pipe is closed | kills all those sessions, and exits |
+| :class:`Guardian` | killing the sessions that children have written into the pipe before they became commands |
+| :class:`Canceller` | running a command that cancels a job of an engine, unless it was released |
 
-Only the launcher holds the write end, and each child until it becomes its command. So no command runs that the guardian
-does not know. Other children, of a script that uses the launcher, close it. The launcher ends every job in the same
-way, by closing the pipe, so this path is used all the time.
-
-It checks and kills every ``_PAUSE_S``, at most ``_TRIES`` times. A process that has made a session of its own
-(``setsid``) escapes it.
+So no command runs that the guardian does not know. The launcher ends every job by closing the guardian's pipe, so this
+path is used all the time. The guardian checks and kills every ``_PAUSE_S``, at most ``_TRIES`` times. A process that
+has made a session of its own (``setsid``) escapes it.
 """
 
 from __future__ import annotations
@@ -21,54 +19,93 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import NoReturn
 
 from paceline import forks
-from paceline.launch.supervise import sessions
+from paceline.launch import processes
 
 _TRIES = 100
 _PAUSE_S = 0.02
+_RELEASED = b"."
 
 
-class Guardian:
-    """The launcher's end: fork the guardian, register sessions with it, release it.
+class _Survivor:
+    """A child that acts when the pipe to it has ended.
 
-    Fork it first, while the process holds nothing that the guardian should not keep open.
+    Fork it first, while this process holds nothing that the child should not keep open.
+
+    Args:
+        act: gets all that was written into the pipe.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, act: Callable[[bytes], None]) -> None:
         with forks.held():
             read_fd, self.fd = os.pipe()
             self._pid = os.fork()
             if self._pid == 0:
-                _main(read_fd, self.fd)
+                _main(read_fd, self.fd, act)
             os.close(read_fd)
-            forks.in_children(self, Guardian._release)
+            forks.in_children(self, _Survivor._forget)
 
-    def _release(self) -> None:
-        """Close the write end in a child, which then has no guardian."""
+    def _forget(self) -> None:
+        """Close the write end in a child, whose life does not count."""
         os.close(self.fd)
         self.fd = -1
 
-    def register(self) -> None:
-        """Register the calling process, which leads its session. Called between fork and exec."""
-        os.write(self.fd, b"%d\n" % os.getpid())
-
     def close(self) -> None:
-        """Have everything that is registered killed, and wait until that is done. Idempotent."""
+        """Have the child act, and wait until that is done. Idempotent."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
             os.waitpid(self._pid, 0)
 
 
-def _main(read_fd: int, write_fd: int) -> None:
-    """Run the guardian. Never returns, also after an error: this process is a copy of the launcher."""
+class Guardian(_Survivor):
+    """Kills every session that was registered when it is closed, or when this process has ended."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda text: sweep({int(line) for line in text.split()}))
+
+    def register(self) -> None:
+        """Register the calling process, which leads its session. Called between fork and exec."""
+        os.write(self.fd, b"%d\n" % os.getpid())
+
+
+class Canceller(_Survivor):
+    """Runs a command when this process ends without :meth:`release`.
+
+    Args:
+        argv: the command, such as ``scancel 7``.
+    """
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        super().__init__(partial(_cancel, argv))
+
+    def release(self) -> None:
+        """Let the job go on, or be: it has ended, or was cancelled. Idempotent."""
+        if self.fd >= 0:
+            os.write(self.fd, _RELEASED)
+            self.close()
+
+
+def _main(read_fd: int, write_fd: int, act: Callable[[bytes], None]) -> NoReturn:
+    """Run the child. Never returns, also after an error: it is a copy of the launcher."""
     try:
         os.close(write_fd)
         detach(read_fd)
-        sweep(_read_sessions(read_fd))
+        text = b""
+        while chunk := os.read(read_fd, 4096):
+            text += chunk
+        act(text)
     finally:
         os._exit(0)
+
+
+def _cancel(argv: Sequence[str], text: bytes) -> None:
+    if not text:
+        os.execvp(argv[0], list(argv))
 
 
 def detach(read_fd: int) -> None:
@@ -85,17 +122,10 @@ def detach(read_fd: int) -> None:
                 os.close(int(name))
 
 
-def _read_sessions(read_fd: int) -> set[int]:
-    text = b""
-    while chunk := os.read(read_fd, 4096):
-        text += chunk
-    return {int(line) for line in text.split()}
-
-
-def sweep(registered: set[int]) -> None:
+def sweep(registered: Collection[int]) -> None:
     """Kill every process of the given sessions, until none is left (for at most 2 s)."""
     for _ in range(_TRIES):
-        if not sessions.living(registered):
+        if not processes.living(registered):
             return
-        sessions.send(signal.SIGKILL, registered)
+        processes.send(signal.SIGKILL, registered)
         time.sleep(_PAUSE_S)

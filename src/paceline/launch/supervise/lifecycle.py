@@ -20,7 +20,7 @@
 | ``RUNNING`` | ``FAILING`` | all that still runs has been stopped (SIGSTOP) for ``leave_s`` |
 | ``LEAVING`` | ``FAILING`` | a worker hangs in its exit |
 | ``STARTING``, ``RUNNING``, ``LEAVING`` | ``INTERRUPTED`` | a signal |
-| ``LEAVING`` | ``TERMINATING`` | no worker is left, and servers and scheduler hang; or no ``Over`` within ``leave_s`` |
+| ``LEAVING`` | ``TERMINATING`` | no worker is left, and servers and scheduler hang; or no ``Over`` in time |
 | ``FAILING`` | ``TERMINATING`` | ``survivors_s`` has passed |
 | ``INTERRUPTED`` | ``TERMINATING`` | ``interrupt_s`` has passed |
 | ``FAILING``, ``INTERRUPTED`` | ``TERMINATING`` | no worker is left, and the cause is known, or ``leave_s`` later |
@@ -34,7 +34,7 @@
 exits take. The scheduler knows of the goodbyes (``Over``); its own exit code of 0 says the same. From then on only a
 process that hangs is ended (:mod:`paceline.launch.supervise.exits`): a worker's hang is a failure, one of servers or
 scheduler is not, since nobody needs them. That a server left too early is for the scheduler to say (``Lost``). Where no
-worker has joined, the scheduler says nothing when they exit, and ends nothing: then ``leave_s`` counts.
+worker has joined, the scheduler says nothing when they exit, and ends nothing: then ``UNJOINED_S`` counts.
 
 **Blame.** The failure that is reported is the first *cause*. A process that fails because of another one may exit
 before it, so the order of exits does not tell. The scheduler gets all exit codes, sees whose goodbye, silence, lost
@@ -49,6 +49,7 @@ cannot: the scheduler itself. The cause is
 Its exit code is that of the job, or 1 if it has none.
 
 Timeouts (:class:`~paceline.launch.spec.Graces`). Every phase but ``RUNNING`` has one, so no job hangs while it ends.
+Processes are left only if the kernel cannot end them within ``kill_s``.
 ``survivors_s`` must exceed ``LAST_WORDS_S``, after which survivors learn of a death, plus the time in
 which they report it and exit. ``survivors_s`` and ``leave_s`` must exceed the time in which the scheduler names a
 process after it is told its exit code: 0.2 s on an idle machine.
@@ -57,8 +58,6 @@ process after it is told its exit code: 0.2 s on an idle machine.
 worker whose exit code is neither 0 nor ``PEER_FAILED`` then waits for its verdict (``Lost``): as long as other workers
 run, which notice a scheduler that does not respond; ``leave_s`` after that, or if the scheduler is stopped. If the
 others go on, the job's exit code is ``WORKER_LOST`` when it ends well.
-
-A job ends with processes left only if the kernel cannot end them within ``kill_s``.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import replace
 
-from paceline.exitcodes import PEER_FAILED, WORKER_LOST, describe_code
+from paceline.exitcodes import PEER_FAILED, WORKER_LOST
 from paceline.launch.plan import ProcessName
 from paceline.launch.spec import Graces
 from paceline.launch.supervise.events import (
@@ -92,7 +91,7 @@ from paceline.launch.supervise.events import (
     Tick,
 )
 from paceline.launch.supervise.exits import LOOK_S, Exits
-from paceline.launch.supervise.failure import Failure, describe
+from paceline.launch.supervise.report import Failure, describe
 from paceline.start_clock import StartClock
 
 
@@ -108,6 +107,9 @@ class Phase(enum.Enum):
     KILLING = enum.auto()
     OVER = enum.auto()
 
+
+#: How long servers and scheduler may stay if no worker is known to have joined: the news may be on its way.
+UNJOINED_S = 1.0
 
 _SCHEDULER = ProcessName("scheduler", 0)
 _GOING_WELL = frozenset({Phase.STARTING, Phase.RUNNING, Phase.LEAVING})
@@ -149,6 +151,8 @@ class JobLifecycle:
         self._codes: dict[ProcessName, int] = {}
         self._is_named = False
         """The first cause is known: by the scheduler, or because this machine found it itself."""
+        self._is_complete = False
+        """All members have joined."""
         self._stopped: frozenset[ProcessName] = frozenset()
 
     def begin(self) -> list[Action]:
@@ -183,9 +187,10 @@ class JobLifecycle:
                 return self._survived(member, reason, now)
             case Lost(member, reason):
                 return self._lost(member, reason, now)
-            case Exited(member, code):
-                return self._exited(member, code, now)
+            case Exited(member, code, detail):
+                return self._exited(member, code, describe(code, detail), now)
             case Complete():
+                self._is_complete = True
                 return []
             case Over():
                 self._wait_for_exits(now)
@@ -219,15 +224,15 @@ class JobLifecycle:
         self.phase, self.deadline = Phase.RUNNING, None
         return [StartProcesses(tuple(member for member in self.members if member.role != "scheduler"))]
 
-    def _exited(self, member: ProcessName, code: int, now: float) -> list[Action]:
+    def _exited(self, member: ProcessName, code: int, how: str, now: float) -> list[Action]:
         self.alive.pop(member, None)
         self._codes[member] = code
         if member == _SCHEDULER and self._in_question:
             self._decide_question(now)
         if self.phase is Phase.FAILING:
-            self._add_to_failure(member, code, now)
+            self._add_to_failure(member, code, how, now)
         elif self.phase in _GOING_WELL:
-            self._judge(member, code, now)
+            self._judge(member, code, how, now)
         self._watch_stopped(now)
         return self._finish_if_empty() or self._terminate_idle(now)
 
@@ -282,14 +287,14 @@ class JobLifecycle:
             self._finish_worker(member, now)
         return [ShowLine(f"{member} died, the others go on: {self.lost[member].reason}")]
 
-    def _judge(self, member: ProcessName, code: int, now: float) -> None:
+    def _judge(self, member: ProcessName, code: int, how: str, now: float) -> None:
         if member in self.lost:
             self.lost[member] = replace(self.lost[member], code=code or WORKER_LOST)
             self._finish_worker(member, now)
         elif self._may_be_survived(member) and code not in (0, PEER_FAILED):
             self._in_question[member] = code
         elif code != 0 and not (code == WORKER_LOST and member.role == "scheduler" and self.lost):
-            self._fail(member, code, describe_code(code), now)
+            self._fail(member, code, how, now)
         elif self.phase is Phase.STARTING:
             self._fail(member, 1, "exited before it reported its address", now)
         elif member.role == "worker":
@@ -304,12 +309,13 @@ class JobLifecycle:
     def _decide_question(self, now: float) -> None:
         """Count a death as a failure: the scheduler has not said that the others go on."""
         member, code = next(iter(self._in_question.items()))
-        self._fail(member, code, describe_code(code), now)
+        self._fail(member, code, describe(code), now)
 
     def _finish_worker(self, member: ProcessName, now: float) -> None:
         self._unfinished.discard(member)
         if not self._unfinished and self.phase is Phase.RUNNING:
-            self.phase, self.deadline = Phase.LEAVING, now + self.graces.leave_s
+            wait_s = self.graces.leave_s if self._is_complete else min(self.graces.leave_s, UNJOINED_S)
+            self.phase, self.deadline = Phase.LEAVING, now + wait_s
 
     def _wait_for_exits(self, now: float) -> None:
         """Wait for what has not exited: all workers have said goodbye."""
@@ -330,7 +336,7 @@ class JobLifecycle:
         self._exits.note(member, cpu_s, member in self._stopped, now)
         workers = self._workers()
         why = {member: self._exits.why_overdue(member) for member in workers or self.alive}
-        if not all(why.values()):
+        if not all(why.values()) or (self._unfinished and not workers):  # a worker whose host is slow to say so
             return []
         if not workers:
             warnings = [ShowLine(f"{member} is terminated: {reason}") for member, reason in why.items()]
@@ -345,14 +351,14 @@ class JobLifecycle:
             self._in_question.clear()
             self.phase, self.deadline = Phase.FAILING, now + self.graces.survivors_s
 
-    def _add_to_failure(self, member: ProcessName, code: int, now: float) -> None:
+    def _add_to_failure(self, member: ProcessName, code: int, how: str, now: float) -> None:
         """Note one more end. Who ends only because of another may do so before that other's process is gone."""
         first = self.failure
         if first is not None and first.member == member:  # it was named before it ended
             self.failure = replace(first, code=code or first.code, reason=describe(code, first.reason))
         elif not self._is_named and first is not None and first.code == PEER_FAILED and code not in (0, PEER_FAILED):
             self.aftermath = {first.member: first.code, **self.aftermath}
-            self.failure = Failure(member, code, describe_code(code), now - self._began)
+            self.failure = Failure(member, code, how, now - self._began)
         else:
             self.aftermath[member] = code
 
@@ -391,7 +397,12 @@ class JobLifecycle:
                 line = self._exits.waiting({member: self._places[member] for member in self.alive}, now)
                 return [*([ShowLine(line)] if line else []), Look(tuple(self.alive))]
             case Phase.LEAVING:
-                warning = f"all workers are done but {self._names()} did not leave within {self.graces.leave_s:g} s"
+                warning = (
+                    f"all workers are done but {self._names()} did not leave within {self.graces.leave_s:g} s"
+                    if self._is_complete
+                    else f"all workers have ended without joining the job; ending {self._names()}. A command that "
+                    "needs no servers is started with -s 0"
+                )
                 return [ShowLine(warning), *self._terminate(now)]
             case Phase.FAILING | Phase.INTERRUPTED:
                 self._suspect_scheduler()

@@ -16,7 +16,7 @@ import re
 
 from paceline import forks
 from paceline.launch.plan import ProcessName
-from paceline.launch.supervise.events import Complete, Lost, Over
+from paceline.launch.supervise.events import Complete, Event, Lost, Over, Ready
 
 _ADDRESS = re.compile(r"tcp://\S+:[1-9]\d{0,4}")
 
@@ -25,7 +25,6 @@ class ReadyPipe:
     """The launcher's end of the pipe; the scheduler inherits :attr:`write_fd`.
 
     Attributes:
-        has_address: the address has been read; news may follow.
         ended: the scheduler writes no more.
     """
 
@@ -33,37 +32,30 @@ class ReadyPipe:
         self.fd, self.write_fd = os.pipe()
         os.set_blocking(self.fd, False)
         self._text = b""
-        self.has_address = self.ended = False
+        self._has_address = self.ended = False
 
-    def read(self) -> str | None:
-        """Return the address once its line is complete, "" at the end of a pipe without one, None before.
+    def news(self) -> list[Event]:
+        """Return what the scheduler has said since the last call: its address first, then how the job goes.
 
         Raises:
-            ValueError: the line is not an address.
+            ValueError: the first line is not an address.
         """
         try:
-            data = os.read(self.fd, 4096)
-        except BlockingIOError:
-            return None
-        self._text += data
-        if b"\n" not in self._text:
-            return None if data else ""
-        first, self._text = self._text.split(b"\n", 1)
-        line = first.decode(errors="replace").strip()
-        if not _ADDRESS.fullmatch(line):
-            raise ValueError(f"said it listens at {line!r}, which is not tcp://host:port")
-        self.has_address = True
-        return line
-
-    def news(self) -> list[Complete | Lost | Over]:
-        """Return what the scheduler has reported since the last call."""
-        try:
             data = os.read(self.fd, 65536)
-            self.ended = not data
         except BlockingIOError:
-            data = b""
+            return []
+        self.ended = not data
         *lines, self._text = (self._text + data).split(b"\n")
-        return [event for event in map(_event, lines) if event is not None]
+        return [event for event in map(self._event, lines) if event is not None]
+
+    def _event(self, line: bytes) -> Event | None:
+        if self._has_address:
+            return _parsed(line)
+        address = line.decode(errors="replace").strip()
+        if not _ADDRESS.fullmatch(address):
+            raise ValueError(f"said it listens at {address!r}, which is not tcp://host:port")
+        self._has_address = True
+        return Ready(address)
 
     def close(self) -> None:
         """Close the launcher's end."""
@@ -74,8 +66,8 @@ class ReadyPipe:
         os.close(self.write_fd)
 
 
-def _event(line: bytes) -> Complete | Lost | Over | None:
-    try:
+def _parsed(line: bytes) -> Event | None:
+    with contextlib.suppress(ValueError):
         match json.loads(line):
             case ["lost", str() as role, int() as rank, str() as reason, bool() as goes_on]:
                 return Lost(ProcessName(role, rank), reason, goes_on)
@@ -83,8 +75,6 @@ def _event(line: bytes) -> Complete | Lost | Over | None:
                 return Complete()
             case ["over"]:
                 return Over()
-    except ValueError:
-        pass
     return None
 
 
@@ -102,18 +92,13 @@ class EndedPipe:
         os.close(self._fd)
         self._fd = -1
 
-    def write(self, member: ProcessName, code: int) -> None:
-        """Say how a process ended."""
-        self._write(*member, code)
+    def tell(self, member: ProcessName, code: int | None, *cpu_s: float) -> None:
+        """Say how a process ended; without a code, that it runs and how much CPU time it has used.
 
-    def write_cpu(self, member: ProcessName, cpu_s: float) -> None:
-        """Say that a process runs, and how much CPU time it has used."""
-        self._write(*member, None, cpu_s)
-
-    def _write(self, *words: str | float | None) -> None:
-        """Write a line. What the scheduler cannot read any more is lost."""
+        What the scheduler cannot read any more is lost.
+        """
         with contextlib.suppress(OSError):
-            os.write(self._fd, json.dumps(words).encode() + b"\n")
+            os.write(self._fd, json.dumps([*member, code, *cpu_s]).encode() + b"\n")
 
     def close_read(self) -> None:
         """Close the scheduler's end in this process, after the scheduler has it."""

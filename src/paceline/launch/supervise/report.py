@@ -1,15 +1,33 @@
-"""The report on a failed job."""
+"""How a process of a job failed, and the report on it. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from paceline.exitcodes import describe_code
 from paceline.launch.hosts import LOCALHOST
 from paceline.launch.plan import ProcessName
-from paceline.launch.supervise.failure import Failure
 
 _RULE = b"-" * 78
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A process that failed, its exit code, what happened, and how long after the start."""
+
+    member: ProcessName
+    code: int
+    reason: str
+    after_s: float
+
+
+def describe(code: int, reason: str = "") -> str:
+    """Return in words how a process ended, and what others saw of it."""
+    if code == 0:
+        return reason
+    known = not reason or reason.startswith("its process ended: ")
+    return describe_code(code) if known else f"{describe_code(code)}: {reason}"
 
 
 def failure_block(
@@ -23,16 +41,10 @@ def failure_block(
         aftermath: exit codes of the processes that exited by themselves afterwards.
         host: where it ran.
     """
-    where = "" if host == LOCALHOST else f" on {host}"
-    lines = [
-        _RULE,
-        f"{failure.member}{where} failed: {failure.reason}, {failure.after_s:.1f} s after the start".encode(),
-    ]
-    lines += _hints(failure, tail)
-    lines += [b"its last lines:", *(b"    " + line for line in tail)] if tail else [b"it printed nothing"]
+    head = f"failed: {failure.reason}, {failure.after_s:.1f} s after the start"
     others = [f"{member} ({describe_code(code)})" for member, code in aftermath.items()]
-    lines += [b"also left: " + ", ".join(others).encode()] if others else []
-    return b"\n".join([*lines, _RULE, b""])
+    more = [b"also left: " + ", ".join(others).encode()] if others else []
+    return _block(failure, host, head, [*_hints(failure, tail), *_last_lines(tail), *more])
 
 
 def lost_block(lost: Failure, tail: Sequence[bytes], host: str = LOCALHOST) -> bytes:
@@ -43,11 +55,17 @@ def lost_block(lost: Failure, tail: Sequence[bytes], host: str = LOCALHOST) -> b
         tail: the last lines that it printed.
         host: where it ran.
     """
+    head = f"died {lost.after_s:.1f} s after the start, and the others went on: {lost.reason}"
+    return _block(lost, host, head, _last_lines(tail))
+
+
+def _block(failure: Failure, host: str, head: str, lines: Sequence[bytes]) -> bytes:
     where = "" if host == LOCALHOST else f" on {host}"
-    text = f"{lost.member}{where} died {lost.after_s:.1f} s after the start, and the others went on: {lost.reason}"
-    lines = [_RULE, text.encode()]
-    lines += [b"its last lines:", *(b"    " + line for line in tail)] if tail else [b"it printed nothing"]
-    return b"\n".join([*lines, _RULE, b""])
+    return b"\n".join([_RULE, f"{failure.member}{where} {head}".encode(), *lines, _RULE, b""])
+
+
+def _last_lines(tail: Sequence[bytes]) -> list[bytes]:
+    return [b"its last lines:", *(b"    " + line for line in tail)] if tail else [b"it printed nothing"]
 
 
 def _hints(failure: Failure, tail: Sequence[bytes]) -> list[bytes]:

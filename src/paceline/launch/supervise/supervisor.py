@@ -9,14 +9,18 @@ import os
 import selectors
 import shlex
 import signal
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from paceline import config
 from paceline.errors import LaunchError
+from paceline.exitcodes import WORKER_LOST
 from paceline.launch import runtime
+from paceline.launch.backends import Job
 from paceline.launch.plan import JobPlan, Late, ProcessName
+from paceline.launch.processes import birth
 from paceline.launch.supervise.console import Console
 from paceline.launch.supervise.crew import LocalCrew, Processes, Take
 from paceline.launch.supervise.events import (
@@ -36,6 +40,7 @@ from paceline.launch.supervise.guardian import Guardian
 from paceline.launch.supervise.lifecycle import JobLifecycle
 from paceline.launch.supervise.report import failure_block, lost_block
 from paceline.launch.supervise.signals import SignalPipe
+from paceline.transport.security import new_job_key
 
 #: How long what a process left behind may take to exit by itself (Python's resource tracker does); then SIGTERM.
 _LEFTOVERS_S = 1.0
@@ -52,17 +57,19 @@ def _sentence(env: Mapping[str, object]) -> str:
     return ""
 
 
-Located = Callable[[str | None], Mapping[Late, str]]
-
-
 @dataclass(frozen=True)
 class Surroundings:
-    """What a crew works with: the loop's selector and console, what registers children, and who takes events."""
+    """What a crew works with."""
 
     selector: selectors.BaseSelector
+    """Of the loop; the data of what is registered is called."""
     console: Console
     register: Callable[[], None]
+    """Makes a child known to the guardian."""
     take: Take
+    """Takes events."""
+    known: Mapping[Late, str]
+    """The late values known before the start."""
 
 
 CrewMaker = Callable[[Surroundings], Processes]
@@ -83,15 +90,13 @@ class Supervisor:
     Args:
         plan: what to run.
         known: the late values known before the start.
-        located: gives the late values that follow from the scheduler's address (None: the job has no scheduler).
         make_crew: makes what starts the processes.
     """
 
-    def __init__(self, plan: JobPlan, known: Mapping[Late, str], located: Located, make_crew: CrewMaker) -> None:
+    def __init__(self, plan: JobPlan, known: Mapping[Late, str], make_crew: CrewMaker) -> None:
         self._processes = {process.member: process for process in plan}
         self._plan = plan
         self._known = dict(known)
-        self._located = located
         self._make_crew = make_crew
         self._code: int | None = None
         self._interrupted = self._signalled = False
@@ -108,7 +113,8 @@ class Supervisor:
         self._console = Console(log_dir=self._plan.log_dir)
         with selectors.DefaultSelector() as self._selector, SignalPipe() as self._signals:
             self._selector.register(self._signals.fd, selectors.EVENT_READ, self._read_signals)
-            self._crew = self._make_crew(Surroundings(self._selector, self._console, guardian.register, self._take))
+            around = Surroundings(self._selector, self._console, guardian.register, self._take, self._known)
+            self._crew = self._make_crew(around)
             try:
                 code = self._run()
             finally:
@@ -136,7 +142,7 @@ class Supervisor:
         return self._code
 
     def _supervise(self) -> int:
-        may_go_on = self._plan.may_go_on(os.environ)
+        may_go_on = self._crew.hears_scheduler and self._plan.may_go_on(os.environ)
         self._lifecycle = JobLifecycle(list(self._processes), self._plan.graces, time.monotonic(), may_go_on)
         if ProcessName("scheduler", 0) in self._processes:
             self._next_look = time.monotonic() + _START_LOOK_S
@@ -164,7 +170,7 @@ class Supervisor:
                 runtime.JobRecord(
                     self._plan.job_id,
                     os.getpid(),
-                    runtime.birth(os.getpid()),
+                    birth(os.getpid()),
                     time.time(),
                     shlex.join(worker.argv),
                     tuple(host.name for host in self._plan.hosts),
@@ -182,17 +188,20 @@ class Supervisor:
 
     def _learn(self, scheduler: str | None) -> None:
         self._record(scheduler)
-        self._known |= {**self._located(scheduler), **self._crew.late(scheduler)}
+        self._known |= self._crew.late(scheduler)
 
     def _report(self) -> None:
-        failure = None if self._lifecycle is None else self._lifecycle.failure
-        for lost in () if self._lifecycle is None else self._lifecycle.lost.values():
-            tail, host = self._console.tail(lost.member), self._processes[lost.member].host
-            self._console.block(lost_block(lost, tail, host))
-        if failure is not None and self._lifecycle is not None:
-            tail = self._console.tail(failure.member)
-            host = self._processes[failure.member].host
+        if self._lifecycle is None:
+            return
+        for lost in self._lifecycle.lost.values():
+            self._console.block(lost_block(lost, *self._tail_and_host(lost.member)))
+        failure = self._lifecycle.failure
+        if failure is not None:
+            tail, host = self._tail_and_host(failure.member)
             self._console.block(failure_block(failure, tail, self._lifecycle.aftermath, host))
+
+    def _tail_and_host(self, member: ProcessName) -> tuple[list[bytes], str]:
+        return self._console.tail(member), self._processes[member].host
 
     def _wait(self, deadline: float | None) -> None:
         """Wait for the next event, until the deadline at most, and handle it."""
@@ -263,3 +272,30 @@ class Supervisor:
                 return False
             self._wait(time.monotonic() + _LEFTOVERS_CHECK_S)
         return True
+
+
+class SupervisedJob(Job):
+    """A job that this process supervises; it runs while :meth:`wait` does.
+
+    Args:
+        plan: what to run.
+        make_crew: makes what starts the processes, for each run anew.
+        known: late values that are alike in all runs.
+    """
+
+    def __init__(self, plan: JobPlan, make_crew: CrewMaker, known: Mapping[Late, str] | None = None) -> None:
+        self.plan, self.make_crew, self._known = plan, make_crew, dict(known or {})
+        self.id = plan.job_id
+
+    def wait(self) -> int:
+        """Run the job until it ends well, is interrupted, or may not be started again; return its last exit code."""
+        for restart in range(self.plan.max_restarts + 1):
+            known = {**self._known, Late.RESTART: str(restart)}
+            if self.plan.needs(Late.JOB_KEY):
+                known[Late.JOB_KEY] = new_job_key()
+            supervisor = Supervisor(self.plan, known, self.make_crew)
+            code = supervisor.run()
+            if code in (0, WORKER_LOST) or supervisor.interrupted or restart == self.plan.max_restarts:
+                break
+            print(f"[launch] restart {restart + 1} of {self.plan.max_restarts}", file=sys.stderr, flush=True)
+        return code

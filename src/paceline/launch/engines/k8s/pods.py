@@ -1,0 +1,264 @@
+"""Pod templates of a job, which are alike in all layouts, and the options of users. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from paceline import config
+from paceline.launch.groups import WorkerGroup
+from paceline.launch.plan import JobPlan, Late, ProcessSpec
+from paceline.naming import suggestion
+
+Object: TypeAlias = dict[str, Any]
+
+#: Layout by name, and what a cluster needs for it.
+LAYOUTS: Mapping[str, str] = {
+    "jobset": "JobSet 0.7 or newer",
+    "jobs": "Kubernetes 1.24 or newer, nothing else",
+    "trainer": "Kubeflow Trainer 2",
+    "pods": "any Kubernetes with Jobs: one Job per process, and no DNS is needed",
+}
+
+#: The port of the scheduler in its pod.
+DEFAULT_PORT = 9091
+
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+
+#: What differs between the processes of one crew: all else is in the template they share.
+_RANKS = (config.variable("rank"), "RANK")
+#: Entry of the Secret.
+KEY = "job-key"
+#: The pipes to the launcher, which is not on the host of the scheduler here.
+_PIPES = (Late.READY_FD, Late.ENDED_FD)
+
+#: How long a process may take to end after SIGTERM. It is not process 1 of its namespace, which would ignore the signal
+#: unless it handles it: hence ``shareProcessNamespace``.
+_TERM_GRACE_S = 15
+
+
+@dataclass(frozen=True)
+class KubernetesOptions:
+    """Options of the backend ``k8s``.
+
+    Raises:
+        ValueError: an option cannot be; the message says what would be right.
+    """
+
+    image: str = ""
+    """Image that has Python, paceline, and the workers' command."""
+    layout: str = "jobset"
+    """One of :data:`LAYOUTS`."""
+    namespace: str = ""
+    """Where the job runs; empty: the namespace of kubectl's context."""
+    python: str = "python3"
+    """Interpreter of scheduler and servers in the image."""
+    port: int = DEFAULT_PORT
+    """Port of the scheduler."""
+    pull: str = ""
+    """``Always``, ``IfNotPresent`` or ``Never``; empty: the cluster's default."""
+    service_account: str = ""
+    """Service account of the pods."""
+    env_from: tuple[str, ...] = ()
+    """Secrets of the namespace whose entries become variables of all processes."""
+    directory: str = ""
+    """Where the workers' command runs in the pods; empty: where the image says."""
+    volumes: tuple[str, ...] = ()
+    """``/on/the/node:/in/the/pod[:ro]``, or ``claim=NAME:/in/the/pod[:ro]`` for a PersistentVolumeClaim."""
+    shared_memory: str = ""
+    """Size of the pods' ``/dev/shm``, as in ``2Gi``; empty: the runtime's default, often 64 MiB."""
+
+    def __post_init__(self) -> None:
+        if not self.image:
+            raise ValueError("launcher k8s needs an image that has Python and paceline: -o image=NAME")
+        if self.layout not in LAYOUTS:
+            raise ValueError(f"unknown layout {self.layout!r}{suggestion(self.layout, LAYOUTS)}: {', '.join(LAYOUTS)}")
+        if self.pull not in ("", "Always", "IfNotPresent", "Never"):
+            raise ValueError(f"pull={self.pull!r} is not Always, IfNotPresent or Never")
+        if not 1 <= self.port <= 65535:
+            raise ValueError(f"port={self.port} does not exist")
+        for name in (self.namespace, *self.env_from):
+            if name and not _NAME.fullmatch(name):
+                raise ValueError(f"{name!r} is not a name of Kubernetes: lower-case letters, digits and inner hyphens")
+        if self.directory and not self.directory.startswith("/"):
+            raise ValueError(f"directory={self.directory!r} is not an absolute path")
+        for text in self.volumes:
+            volume(text, 0)
+
+
+def volume(text: str, index: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the volume and the mount that a text describes.
+
+    Raises:
+        ValueError: the text has another form.
+    """
+    source, *where = text.split(":")
+    writable = where[1:] != ["ro"]
+    if not where or not where[0].startswith("/") or (writable and where[1:]):
+        raise ValueError(f"volume {text!r} is not /on/the/node:/in/the/pod[:ro] or claim=NAME:/in/the/pod[:ro]")
+    name = f"volume-{index}"
+    claim = source.removeprefix("claim=")
+    if claim != source:
+        content: dict[str, Any] = {"persistentVolumeClaim": {"claimName": claim}}
+    elif source.startswith("/"):
+        content = {"hostPath": {"path": source}}
+    else:
+        raise ValueError(f"volume {text!r}: {source!r} is neither an absolute path nor claim=NAME")
+    mount = {"name": name, "mountPath": where[0]} | ({} if writable else {"readOnly": True})
+    return {"name": name, **content}, mount
+
+
+@dataclass(frozen=True)
+class PodTemplate:
+    """Processes that share a template: the scheduler, the servers, or a worker group."""
+
+    name: str
+    role: str
+    processes: tuple[ProcessSpec, ...]
+    group: WorkerGroup | None = None
+
+    @property
+    def first_rank(self) -> int:
+        """The lowest rank; the others follow it."""
+        return self.processes[0].rank
+
+
+def crews(plan: JobPlan, groups: Sequence[WorkerGroup], *, named: bool) -> list[PodTemplate]:
+    """Return the crews of a plan: scheduler, servers, then the worker groups.
+
+    Args:
+        plan: made with ``alone=True``.
+        groups: of the job spec, in order.
+        named: the user has named the groups; else there is one crew ``worker``.
+    """
+    found = []
+    for role in ("scheduler", "server"):
+        processes = tuple(process for process in plan if process.role == role)
+        if processes:
+            found.append(PodTemplate(role, role, processes))
+    for group in groups:
+        processes = tuple(process for process in plan if process.role == "worker" and process.group == group.name)
+        found.append(PodTemplate(f"worker-{group.name}" if named else "worker", "worker", processes, group))
+    return found
+
+
+@dataclass(frozen=True)
+class Places:
+    """How the processes of a layout find each other. Texts of Kubernetes: ``$(NAME)`` is a variable's value."""
+
+    scheduler: str
+    """Host of the scheduler."""
+    master: str
+    """Host of worker 0."""
+    restart: Object
+    """The variable that says how often the job was started again, without its name."""
+    needs: tuple[Object, ...] = ()
+    """Variables that the two texts refer to."""
+
+
+def labels(name: str) -> dict[str, str]:
+    """Return the labels of everything that belongs to a job."""
+    return {"app.kubernetes.io/name": "paceline", "app.kubernetes.io/instance": name}
+
+
+def pod_template(
+    job: str, crew: PodTemplate, options: KubernetesOptions, places: Places, process: ProcessSpec | None = None
+) -> Object:
+    """Return the template of a crew's pods.
+
+    Args:
+        job: name of the job.
+        crew: what runs in them.
+        options: of the user.
+        places: how the scheduler is found.
+        process: the one process, in layouts with a template for each; None: the completion index tells pods apart.
+    """
+    indexed = process is None
+    one = process or crew.processes[0]
+    marks = {"paceline-role": crew.role, "paceline-first-rank": str(crew.first_rank if indexed else one.rank)}
+    volumes = [volume(text, index) for index, text in enumerate(options.volumes)]
+    if options.shared_memory:
+        shm = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": options.shared_memory}}
+        volumes.append((shm, {"name": "shm", "mountPath": "/dev/shm"}))
+    container: Object = {"name": crew.role, "image": options.image}
+    container |= {"imagePullPolicy": options.pull} if options.pull else {}
+    container |= _command(crew, one, indexed)
+    container |= {"workingDir": options.directory} if options.directory and crew.role == "worker" else {}
+    container["env"] = _env(crew, one, indexed, f"{job}-key", options.port, places)
+    container |= {"envFrom": [{"secretRef": {"name": name}} for name in options.env_from]} if options.env_from else {}
+    container |= _ports(crew, options.port)
+    container |= _resources(crew.group)
+    container |= {"volumeMounts": [mount for _, mount in volumes]} if volumes else {}
+    spec: Object = {"restartPolicy": "Never", "terminationGracePeriodSeconds": _TERM_GRACE_S}
+    spec |= {"shareProcessNamespace": True, "containers": [container]}
+    spec |= {"serviceAccountName": options.service_account} if options.service_account else {}
+    spec |= {"nodeSelector": dict(crew.group.select)} if crew.group is not None and crew.group.select else {}
+    spec |= {"volumes": [one for one, _ in volumes]} if volumes else {}
+    return {"metadata": {"labels": labels(job) | marks}, "spec": spec}
+
+
+def job_spec(count: int, template: Object, *, indexed: bool) -> Object:
+    """Return the spec of a Job that runs ``count`` pods at once, and gives up at the first failure."""
+    spec: Object = {"completionMode": "Indexed"} if indexed else {}
+    return {"backoffLimit": 0, "completions": count, "parallelism": count, **spec, "template": template}
+
+
+def literal(text: str) -> str:
+    """Return a text so that Kubernetes replaces nothing in it: it takes ``$(NAME)`` and ``$$`` for more."""
+    return text.replace("$", "$$")
+
+
+def _command(crew: PodTemplate, process: ProcessSpec, indexed: bool) -> Object:
+    words = [literal(word) for word in process.argv]
+    if not indexed or crew.role == "scheduler":
+        return {"command": words}
+    ranks = [name for name in _RANKS if name in process.env]
+    exports = "".join(f"export {name}=$(({crew.first_rank} + JOB_COMPLETION_INDEX)); " for name in ranks)
+    return {"command": ["/bin/sh", "-c", literal(f'{exports}exec "$@"'), "sh", *words]}
+
+
+def _env(
+    crew: PodTemplate, process: ProcessSpec, indexed: bool, secret: str, port: int, places: Places
+) -> list[Object]:
+    known = {
+        Late.BIND: f"tcp://0.0.0.0:{port}",
+        Late.SCHEDULER: f"tcp://{places.scheduler}:{port}",
+        Late.SCHEDULER_HOST: places.scheduler,
+        Late.SCHEDULER_PORT: str(port),
+        Late.MASTER_ADDR: places.master,
+        Late.MASTER_PORT: "29500",
+    }
+    env: list[Object] = list(places.needs) if crew.role != "scheduler" else []
+    for name, value in process.env.items():
+        if value in _PIPES or (indexed and name in _RANKS and crew.role != "scheduler"):
+            continue
+        if value is Late.JOB_KEY:
+            env.append({"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": KEY}}})
+        elif value is Late.RESTART:
+            env.append({"name": name, **places.restart})
+        else:
+            env.append({"name": name, "value": known[value] if isinstance(value, Late) else literal(value)})
+    return env
+
+
+def _ports(crew: PodTemplate, port: int) -> Object:
+    """Return the scheduler's port, and a probe: servers and workers are created when it listens."""
+    if crew.role != "scheduler":
+        return {}
+    probe = {"tcpSocket": {"port": port}, "periodSeconds": 1, "failureThreshold": 60}
+    return {"ports": [{"name": "scheduler", "containerPort": port}], "readinessProbe": probe}
+
+
+def _resources(group: WorkerGroup | None) -> Object:
+    given: Mapping[str, str] = group.resources if group is not None else {}
+    names = {"cpus": "cpu", "memory": "memory", "gpus": "nvidia.com/gpu"}
+    amounts = {names[name]: _quantity(name, text) for name, text in given.items()}
+    return {"resources": {"requests": amounts, "limits": amounts}} if amounts else {}
+
+
+def _quantity(name: str, text: str) -> str:
+    if not re.fullmatch(r"\d+(\.\d+)?(m|k|[KMGT]i?)?", text):
+        raise ValueError(f"{name}={text!r} is not an amount such as 4, 500m or 8Gi")
+    return text

@@ -1,0 +1,105 @@
+"""The backend that reaches hosts with mpirun: Open MPI's or MPICH's.
+
+One mpirun per host runs an agent there, as ssh would. The workers are no MPI ranks: they find each other through the
+scheduler. That way exit codes, output and ends are the same as on every other launcher.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from collections.abc import Sequence
+
+from paceline.errors import LaunchError
+from paceline.launch.hosts import LOCALHOST, Host
+from paceline.launch.options import backend_options
+from paceline.launch.planner import Machine, make_plan
+from paceline.launch.preflight import check_program
+from paceline.launch.remote import RemoteJob, RemoteRequest, remote_request
+from paceline.launch.spec import JobSpec
+
+OPTIONS = {
+    "mpirun": "the command and options of its own, as in: mpirun.openmpi --mca btl_tcp_if_include eth1",
+    "mpi": "openmpi or mpich (default: what `mpirun --version` says)",
+    "python": "interpreter on the hosts (default: the launcher's if they have it, else python3)",
+}
+
+_SIGNS = {"openmpi": ("Open MPI", "OpenRTE", "PRTE"), "mpich": ("HYDRA", "Intel(R) MPI")}
+
+
+class MpiBackend:
+    """Starts an agent per host with mpirun."""
+
+    def plan(self, spec: JobSpec, machine: Machine) -> RemoteRequest:
+        """Deal the processes to the hosts. Asks mpirun for its version unless the option ``mpi`` is given.
+
+        Raises:
+            ValueError: see :func:`~paceline.launch.make_plan`; or an option is wrong, or the copy of a directory is
+                asked for, which mpirun cannot make.
+            LaunchError: mpirun does not run, or is of an unknown kind.
+        """
+        options = backend_options("mpi", OPTIONS, spec.options)
+        if spec.sync:
+            raise ValueError("launcher 'mpi' cannot copy a directory; use --launcher ssh, or a shared directory")
+        plan = make_plan(spec, machine)
+        mpirun = shlex.split(options.get("mpirun", "mpirun"))
+        kind = options.get("mpi") or implementation(mpirun)
+        if kind not in _SIGNS:
+            raise ValueError(f"-o mpi={kind}: it is openmpi or mpich")
+
+        def reach(host: Host, script: list[str]) -> list[str]:
+            return [*mpirun_command(mpirun, kind, host), *script]
+
+        return remote_request(plan, machine, options.get("python", ""), reach)
+
+    def render(self, request: RemoteRequest) -> str:
+        """Return the processes and the commands that reach their hosts."""
+        return request.text
+
+    def check(self, request: RemoteRequest) -> None:
+        """Look for mpirun.
+
+        Raises:
+            LaunchError: it is missing.
+        """
+        check_program(request.command(request.plan.hosts[0])[0], "openmpi-bin or mpich")
+
+    def submit(self, request: RemoteRequest) -> RemoteJob:
+        """Return the job, which runs while its ``wait`` does.
+
+        Raises:
+            LaunchError: see :meth:`check`.
+        """
+        self.check(request)
+        return RemoteJob(request)
+
+
+def implementation(mpirun: Sequence[str]) -> str:
+    """Return which MPI a command belongs to.
+
+    Raises:
+        LaunchError: it does not run, or says something unknown.
+    """
+    check_program(mpirun[0], "openmpi-bin or mpich")
+    done = subprocess.run(
+        [mpirun[0], "--version"], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
+    text = done.stdout + done.stderr
+    for kind, signs in _SIGNS.items():
+        if any(sign in text for sign in signs):
+            return kind
+    said = text.strip().splitlines()
+    raise LaunchError(
+        f"`{mpirun[0]} --version` says {said[0] if said else 'nothing'!r}, which is neither Open MPI nor MPICH; "
+        "give -o mpi=openmpi or -o mpi=mpich"
+    )
+
+
+def mpirun_command(mpirun: Sequence[str], kind: str, host: Host) -> list[str]:
+    """Return the words that run one process on a host."""
+    here = host.name in (LOCALHOST, "localhost")
+    if kind == "mpich":
+        return [*mpirun, "-n", "1", *([] if here else ["-hosts", host.name])]
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    return [*mpirun, *root, "--oversubscribe", "-np", "1", *([] if here else ["--host", host.name])]

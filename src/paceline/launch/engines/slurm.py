@@ -1,0 +1,350 @@
+"""The backend for Slurm: a batch job, or the allocation in which the launcher runs.
+
+| the launcher runs | what happens |
+|---|---|
+| inside an allocation (salloc, sbatch) | one agent per node, started by srun; the launcher supervises |
+| elsewhere | a batch script is submitted that runs the launcher inside its allocation; we follow its output |
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from paceline.errors import LaunchError
+from paceline.launch.backends import Job
+from paceline.launch.groups import WorkerGroup
+from paceline.launch.hosts import Host
+from paceline.launch.options import backend_options
+from paceline.launch.planner import Machine, make_plan
+from paceline.launch.preflight import check_program
+from paceline.launch.remote import RemoteJob, RemoteRequest, remote_request
+from paceline.launch.spec import JobSpec, to_json
+from paceline.launch.supervise.guardian import Canceller
+
+OPTIONS = {
+    "partition": "of all groups that select none",
+    "account": "to charge",
+    "qos": "quality of service",
+    "time": "limit, as in 1:30:00",
+    "reservation": "to use",
+    "constraint": "features of the nodes",
+    "nodes": "how many nodes (default: one per worker; slots= of a group says otherwise)",
+    "signal": "seconds before the time limit at which the workers get SIGTERM (default: 60)",
+    "output": "file for the job's output (default: paceline-JOB.out; %j is the id of Slurm's job)",
+    "detach": "1: do not wait for the job",
+    "python": "interpreter on the nodes (default: the launcher's)",
+}
+
+#: Variable that brings the job spec into the allocation. It is no word of a command line.
+SPEC_VARIABLE = "PACELINE_SPEC"
+
+#: Options that become directives of the same name, for every component.
+_DIRECTIVES = ("partition", "account", "qos", "time", "reservation", "constraint")
+
+_POLL_S = 0.5
+_RUNS = frozenset({"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "RESIZING", "SIGNALING"})
+_CODES = {"TIMEOUT": 124, "CANCELLED": 130, "OUT_OF_MEMORY": 137, "NODE_FAIL": 1, "PREEMPTED": 143}
+
+
+@dataclass(frozen=True)
+class SlurmBatch:
+    """A batch job to submit."""
+
+    script: str
+    spec: JobSpec
+    directory: str
+    detach: bool = False
+
+
+class SlurmBackend:
+    """Submits a batch job, or runs a job inside an allocation."""
+
+    def plan(self, spec: JobSpec, machine: Machine) -> SlurmBatch | RemoteRequest:
+        """Make a batch script; inside an allocation deal the processes to its nodes.
+
+        Raises:
+            ValueError: see :func:`~paceline.launch.make_plan`; or an option is wrong.
+        """
+        options = backend_options("slurm", OPTIONS, spec.options)
+        if spec.sync:
+            raise ValueError("launcher 'slurm' does not copy a directory: use one that the nodes share")
+        if "SLURM_JOB_ID" in machine.environ:
+            return self._inside(spec, machine, options)
+        python, path = options.get("python", machine.python), machine.environ.get("PYTHONPATH", "")
+        script = batch_script(spec, python, machine.directory, path)
+        make_plan(replace(spec, hosts=(Host("node"),)), machine)  # finds what cannot be
+        return SlurmBatch(script, spec, machine.directory, options.get("detach", "0") not in ("0", ""))
+
+    def _inside(self, spec: JobSpec, machine: Machine, options: Mapping[str, str]) -> RemoteRequest:
+        spec, components = place_on_nodes(spec, machine.environ)
+        plan = make_plan(spec, machine)
+        return remote_request(
+            plan,
+            machine,
+            options.get("python", ""),
+            lambda host, script: [*srun_command(host, components[host.name]), *script],
+            SPEC_VARIABLE,
+        )
+
+    def render(self, request: SlurmBatch | RemoteRequest) -> str:
+        """Return the batch script, or the processes and the commands that reach their nodes."""
+        return request.script if isinstance(request, SlurmBatch) else request.text
+
+    def check(self, request: SlurmBatch | RemoteRequest) -> None:
+        """Look for Slurm's programs.
+
+        Raises:
+            LaunchError: they are missing.
+        """
+        check_program("sbatch" if isinstance(request, SlurmBatch) else "srun", "slurm-client")
+
+    def submit(self, request: SlurmBatch | RemoteRequest) -> Job:
+        """Submit the batch job; inside an allocation return the job, which runs while its ``wait`` does.
+
+        Raises:
+            LaunchError: Slurm refuses the job.
+        """
+        self.check(request)
+        if isinstance(request, RemoteRequest):
+            return RemoteJob(request)
+        text = slurm(["sbatch", "--parsable"], request.script, {SPEC_VARIABLE: to_json(request.spec)})
+        job_id = text.strip().partition(";")[0]
+        path = Path(request.directory, output(request.spec).replace("%j", job_id))
+        return SlurmJob(job_id, path, request.detach)
+
+
+class SlurmJob(Job):
+    """A batch job.
+
+    Args:
+        job_id: Slurm's.
+        path: of its output.
+        detach: :meth:`wait` returns at once, and the job outlives the launcher.
+    """
+
+    def __init__(self, job_id: str, path: Path, detach: bool = False) -> None:
+        self.id = job_id
+        self._path, self._detach = path, detach
+        self._canceller = None if detach else Canceller(["scancel", job_id])
+        self._shown = 0
+
+    def wait(self, show: Callable[[str], None] = lambda text: print(text, end="", flush=True)) -> int:
+        """Show the output until the job ends; return its exit code.
+
+        Raises:
+            LaunchError: Slurm does not know the job any more.
+        """
+        show(f"[launch] Slurm job {self.id}, output in {self._path}\n")
+        if self._detach:
+            return 0
+        state, code = self._state()
+        while state in _RUNS:
+            time.sleep(_POLL_S)
+            show(self._more())
+            state, code = self._state()
+        show(self._more())
+        self._release()
+        if state not in ("COMPLETED", "FAILED"):
+            show(f"[launch] Slurm job {self.id} ended: {state}\n")
+            return code or _CODES.get(state, 1)
+        return code
+
+    def cancel(self) -> None:
+        """Cancel the job and wait until it is gone."""
+        slurm(["scancel", self.id])
+        while self._state()[0] in _RUNS:
+            time.sleep(_POLL_S)
+        self._release()
+
+    def logs(self) -> Iterator[str]:
+        """Give the lines that the job has printed so far."""
+        return iter(self._path.read_text(errors="replace").splitlines() if self._path.exists() else ())
+
+    def _release(self) -> None:
+        if self._canceller is not None:
+            self._canceller.release()
+
+    def _more(self) -> str:
+        """Return what the job has printed since the last call."""
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self._shown)
+                data = file.read()
+        except FileNotFoundError:
+            return ""
+        data = data[: data.rfind(b"\n") + 1]
+        self._shown += len(data)
+        return data.decode(errors="replace")
+
+    def _state(self) -> tuple[str, int]:
+        """Return Slurm's word for the job's state, and its exit code."""
+        text = slurm(["scontrol", "show", "job", "-o", self.id]).splitlines()[0]
+        found = dict(re.findall(r"(\w+)=(\S*)", text))
+        code, _, signum = found["ExitCode"].partition(":")
+        return found["JobState"], int(code) or (128 + int(signum) if int(signum) else 0)
+
+
+def place_on_nodes(spec: JobSpec, environ: Mapping[str, str]) -> tuple[JobSpec, dict[str, str]]:
+    """Return the spec with the nodes of an allocation as hosts, and by node the component that it belongs to.
+
+    Raises:
+        ValueError: the allocation has not as many components as the job has groups.
+    """
+    components = int(environ.get("SLURM_HET_SIZE", "0"))
+    if not components:
+        nodes = expand_nodes(environ["SLURM_JOB_NODELIST"])
+        groups = tuple(replace(group, hosts=_known(group.hosts, nodes)) for group in spec.groups)
+        hosts = tuple(Host(node) for node in nodes)
+        return replace(spec, hosts=hosts, groups=groups), dict.fromkeys(nodes, "")
+    if components != len(spec.worker_groups):
+        raise ValueError(f"the allocation has {components} components, and the job {len(spec.worker_groups)} groups")
+    by_group = [expand_nodes(environ[f"SLURM_JOB_NODELIST_HET_GROUP_{index}"]) for index in range(components)]
+    groups = tuple(
+        replace(group, hosts=tuple(map(Host, nodes))) for group, nodes in zip(spec.groups, by_group, strict=True)
+    )
+    of_node = {node: str(index) for index, nodes in enumerate(by_group) for node in nodes}
+    return replace(spec, hosts=tuple(map(Host, of_node)), groups=groups), of_node
+
+
+def expand_nodes(text: str) -> list[str]:
+    """Return the nodes of a list in Slurm's form: ``h[1-3,7],gpu05``.
+
+    Raises:
+        ValueError: it has another form.
+    """
+    found: list[str] = []
+    for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
+        match = re.fullmatch(r"([^\[\]]*)(?:\[([\d,-]+)\](.*))?", part)
+        if match is None:
+            raise ValueError(f"{part!r} is not a list of Slurm nodes")
+        prefix, ranges, rest = match.groups()
+        if ranges is None:
+            found.append(prefix)
+            continue
+        for one in ranges.split(","):
+            first, _, last = one.partition("-")
+            numbers = range(int(first), int(last or first) + 1)
+            found += [name for n in numbers for name in expand_nodes(f"{prefix}{n:0{len(first)}d}{rest}")]
+    return found
+
+
+def srun_command(host: Host, component: str) -> list[str]:
+    """Return the words that run one process on a node of the allocation, beside others."""
+    group = [f"--het-group={component}"] if component else []
+    return [
+        *("srun", *group, "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={host.name}", "--cpu-bind=none"),
+        *("--mem=0", "--unbuffered", "--kill-on-bad-exit=0", "--export=ALL"),
+    ]
+
+
+def slurm(argv: list[str], text: str = "", environ: Mapping[str, str] | None = None) -> str:
+    """Run a program of Slurm and return what it prints.
+
+    Raises:
+        LaunchError: it failed; with what it said.
+    """
+    done = subprocess.run(
+        argv, input=text, capture_output=True, text=True, check=False, env=os.environ | dict(environ or {})
+    )
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.strip()]
+        raise LaunchError(f"{argv[0]} refused: {said[-1] if said else f'exit code {done.returncode}'}")
+    return done.stdout
+
+
+def _known(hosts: tuple[Host, ...], nodes: list[str]) -> tuple[Host, ...]:
+    for host in hosts:
+        if host.name not in nodes:
+            raise ValueError(f"host {host.name} is not part of the allocation, which has {', '.join(nodes)}")
+    return hosts
+
+
+def batch_script(spec: JobSpec, python: str, directory: str, pythonpath: str) -> str:
+    """Return a script for sbatch: one component of a heterogeneous job per worker group, then our launcher.
+
+    Slurm sends SIGTERM to the launcher ``signal`` seconds before the time limit; the launcher passes it on.
+    """
+    options = spec.options
+    lines = ["#!/bin/sh", f"#SBATCH --job-name=paceline-{spec.job_id}", f"#SBATCH --output={output(spec)}"]
+    lines += [f"#SBATCH --chdir={directory}", "#SBATCH --export=ALL", f"#SBATCH --signal=B:TERM@{lead_s(options)}"]
+    for index, group in enumerate(spec.worker_groups):
+        lines += ["#SBATCH hetjob"] if index else []
+        lines += [f"#SBATCH {directive}" for directive in directives(group, options)]
+    lines += [f"export PYTHONPATH={shlex.quote(pythonpath)}"] if pythonpath else []
+    lines.append(f"exec {shlex.quote(python)} -m paceline run")
+    return "\n".join(lines) + "\n"
+
+
+def output(spec: JobSpec) -> str:
+    """Return the file that takes the job's output, in Slurm's pattern."""
+    return spec.options.get("output", f"paceline-{spec.job_id}.out")
+
+
+def lead_s(options: Mapping[str, str]) -> int:
+    """Return how many seconds before its end a job gets SIGTERM.
+
+    Raises:
+        ValueError: the option is no number.
+    """
+    try:
+        return int(options.get("signal", "60"))
+    except ValueError:
+        raise ValueError(f"-o signal={options['signal']}: it is a number of seconds") from None
+
+
+def directives(group: WorkerGroup, options: Mapping[str, str]) -> Iterator[str]:
+    """Yield what a group asks for.
+
+    Raises:
+        ValueError: ``nodes`` is no number, or a label means nothing to Slurm.
+    """
+    nodes, tasks = _shape(group, options)
+    yield f"--nodes={nodes}"
+    yield f"--ntasks-per-node={tasks}"
+    for name in _DIRECTIVES:
+        value = group.select.get(name, options.get(name, ""))
+        if value:
+            yield f"--{name}={value}"
+    for name in group.select:
+        if name not in _DIRECTIVES:
+            known = ", ".join(_DIRECTIVES)
+            raise ValueError(f"group {group.name}: select={name} means nothing to Slurm; it has {known}")
+    if group.hosts:
+        yield f"--nodelist={','.join(host.name for host in group.hosts)}"
+    if "cpus" in group.resources:
+        yield f"--cpus-per-task={group.resources['cpus']}"
+    if "gpus" in group.resources:
+        yield f"--gpus-per-node={int(group.resources['gpus']) * tasks}"
+    if "memory" in group.resources:
+        yield f"--mem={_memory(group.resources['memory'], tasks)}"
+
+
+def _shape(group: WorkerGroup, options: Mapping[str, str]) -> tuple[int, int]:
+    """Return the number of nodes of a group and of its workers on each."""
+    if group.slots is not None:
+        tasks = min(group.slots, group.count)
+        return math.ceil(group.count / tasks), tasks
+    nodes = len(group.hosts)
+    if not nodes:
+        try:
+            nodes = int(options.get("nodes", group.count))
+        except ValueError:
+            raise ValueError(f"-o nodes={options['nodes']} is not a number") from None
+    nodes = min(nodes, group.count)
+    return nodes, math.ceil(group.count / nodes)
+
+
+def _memory(text: str, tasks: int) -> str:
+    """Return the memory of a node in MiB from that of a worker, as in ``8Gi`` or ``500M``."""
+    number = text.rstrip("KMGTibB")
+    unit = text[len(number) :][:1]
+    factor = {"K": 1 / 1024, "M": 1, "": 1, "G": 1024, "T": 1024 * 1024}[unit]
+    return str(math.ceil(float(number) * factor * tasks))

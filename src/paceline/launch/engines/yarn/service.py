@@ -1,0 +1,164 @@
+"""The service that runs a job on YARN. Pure: the same arguments make the same service."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.launch.engines.k8s.pods import PodTemplate
+from paceline.launch.groups import amount
+from paceline.launch.spec import JobSpec
+
+Service = dict[str, Any]
+"""JSON of the Services API."""
+
+#: YARN puts the name of each container here: that of its component, and its number there.
+_INSTANCE = "${COMPONENT_INSTANCE_NAME}"
+_SCHEDULER_MB = 512
+_DEFAULT_MB = 2048
+#: A node manager puts the command between double quotes of a shell, so that it must have nothing special.
+_PLAIN = re.compile(r"[\w@%+=:,./-]+")
+#: Of a component, for Registry DNS.
+_NAME_LENGTH = 44
+
+
+@dataclass(frozen=True)
+class YarnOptions:
+    """Options of the backend ``yarn``.
+
+    Raises:
+        ValueError: an option cannot be; the message says what would be right.
+    """
+
+    rm: str = ""
+    """Web address of the ResourceManager, as in ``http://rm:8088``; empty: that of ``yarn-site.xml``."""
+    user: str = ""
+    """Who asks; empty: the user of the launcher."""
+    queue: str = ""
+    """Queue; empty: the user's default."""
+    memory: str = f"{_DEFAULT_MB}Mi"
+    """Memory of a process whose group has no ``memory``."""
+    time: int = 0
+    """Seconds after which YARN ends the job; 0: never."""
+    address: str = ""
+    """Where containers reach the launcher; empty: the address from which it reaches the ResourceManager."""
+    port: int = 0
+    """Port where containers reach the launcher; 0: a free one."""
+    wait: float = 300.0
+    """Seconds that YARN may take to start all containers."""
+    python: str = ""
+    """Interpreter in the containers; empty: the launcher's."""
+    key_folder: str = ""
+    """Folder, on this machine and all nodes, for a file with the hub's key; empty: the key is in the service."""
+
+    def __post_init__(self) -> None:
+        if self.rm and not re.match(r"https?://[^/]", self.rm):
+            raise ValueError(f"rm={self.rm!r} is not a web address such as http://rm:8088")
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"port={self.port} does not exist")
+        if self.key_folder and not self.key_folder.startswith("/"):
+            raise ValueError(f"key-folder={self.key_folder!r} is not an absolute path, which all nodes share")
+        if self.time < 0 or not self.wait > 0:
+            raise ValueError("time is 0 or more seconds, and wait above 0")
+        megabytes("memory", self.memory)
+
+
+def make_service(
+    spec: JobSpec, crews: list[PodTemplate], options: YarnOptions, directory: str, pythonpath: str
+) -> Service:
+    """Return the service, without what the launcher learns when it starts: its address and the key.
+
+    Args:
+        spec: of the job.
+        crews: scheduler, servers and worker groups of its plan.
+        options: of the user.
+        directory: where processes run, on every node.
+        pythonpath: of the launcher.
+
+    Raises:
+        ValueError: a group asks for what YARN cannot give, or a path cannot be a word of its commands.
+    """
+    for word in (options.python, directory):
+        if not _PLAIN.fullmatch(word):
+            raise ValueError(f"{word!r}: YARN's commands take letters, digits and @%+=:,./- in paths only")
+    service: Service = {"name": f"pl-{spec.job_id}", "version": "1.0.0"}
+    service |= {"queue": options.queue} if options.queue else {}
+    service |= {"lifetime": options.time} if options.time else {}
+    service["components"] = [_component(crew, options, directory) for crew in crews]
+    service["configuration"] = {
+        "env": {"PYTHONPATH": pythonpath} if pythonpath else {},
+        "properties": dict(_PROPERTIES),
+    }
+    return service
+
+
+#: A container that ends is not started again: the launcher decides about restarts.
+_PROPERTIES = {"yarn.service.am-restart.max-attempts": "1"}
+
+
+def with_launcher(service: Service, address: str, key: Mapping[str, str]) -> Service:
+    """Return a service that can be submitted.
+
+    Args:
+        service: as :func:`make_service` makes it.
+        address: host and port of the launcher's hub.
+        key: the variable by which containers get the key that they prove to hold.
+    """
+    components = [
+        {**one, "launch_command": one["launch_command"].replace(ADDRESS, address)} for one in service["components"]
+    ]
+    configuration = service["configuration"]
+    env = {**configuration["env"], **key}
+    return {**service, "components": components, "configuration": {**configuration, "env": env}}
+
+
+#: Stands for the address of the hub in a service that is not complete.
+ADDRESS = "<address of the launcher>"
+
+
+def names(crews: list[PodTemplate]) -> dict[str, str]:
+    """Return the names of the containers by the plan's names of hosts."""
+    return {process.host: f"{crew.name}-{index}" for crew in crews for index, process in enumerate(crew.processes)}
+
+
+def megabytes(name: str, text: str) -> int:
+    """Return an amount of memory in MiB, rounded up.
+
+    Raises:
+        ValueError: it is none.
+    """
+    return math.ceil(amount(name, text, 2**20) / 2**20)
+
+
+def _component(crew: PodTemplate, options: YarnOptions, directory: str) -> Service:
+    if len(crew.name) > _NAME_LENGTH:
+        raise ValueError(f"group {crew.name.removeprefix('worker-')}: its name is too long for YARN's Registry DNS")
+    words = ["exec", options.python, "-m", "paceline.launch.engines.yarn.container", ADDRESS, _INSTANCE, directory]
+    return {
+        "name": crew.name,
+        "number_of_containers": len(crew.processes),
+        "launch_command": " ".join(words),
+        "restart_policy": "NEVER",
+        "resource": _resource(crew, options),
+    }
+
+
+def _resource(crew: PodTemplate, options: YarnOptions) -> Service:
+    group = crew.group
+    given: Mapping[str, str] = group.resources if group is not None else {}
+    if group is not None and (group.hosts or group.select):
+        raise ValueError(f"group {group.name}: YARN chooses the nodes; -o queue=NAME chooses a queue for the whole job")
+    memory = _SCHEDULER_MB if crew.role == "scheduler" else megabytes("memory", given.get("memory", options.memory))
+    resource: Service = {"cpus": _whole("cpus", given.get("cpus", "1")), "memory": str(memory)}
+    if "gpus" in given:
+        resource["additional"] = {"yarn.io/gpu": {"value": _whole("gpus", given["gpus"]), "unit": ""}}
+    return resource
+
+
+def _whole(name: str, text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{name}={text!r}: YARN has whole ones only, 1 or more")
+    return int(text)

@@ -1,6 +1,0 @@
-"""Jobs on Kubernetes: manifests from a job spec, and kubectl to apply, follow and delete them."""
-
-from paceline.launch.k8s.backend import KubernetesBackend
-from paceline.launch.k8s.manifests import Manifests, make_manifests
-
-__all__ = ["KubernetesBackend", "Manifests", "make_manifests"]

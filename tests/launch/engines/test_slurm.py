@@ -1,0 +1,59 @@
+"""The launcher slurm, without a cluster. tests/engines has one."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.launch import Host, JobSpec, Machine, backend, parse_group
+from paceline.launch.engines.slurm import expand_nodes, place_on_nodes
+from paceline.launch.spec import from_json, to_json
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes"),
+    [
+        ("h1", ["h1"]),
+        ("h[1-3,7],gpu05", ["h1", "h2", "h3", "h7", "gpu05"]),
+        ("n[08-10]", ["n08", "n09", "n10"]),
+        ("r[1-2]n[1-2]", ["r1n1", "r1n2", "r2n1", "r2n2"]),
+    ],
+)
+def test_list_of_nodes(text: str, nodes: list[str]) -> None:
+    assert expand_nodes(text) == nodes
+
+
+def test_spec_survives_the_way_into_the_allocation() -> None:
+    spec = JobSpec(
+        ("train", "a b"), num_servers=1, hosts=(Host("h1", slots=2),), env={"A": "1"}, settings={"age": "3"},
+        groups=(parse_group("a: n=2, hosts=h1:22, env=X='y,z', args=-x"),), options={"time": "5"},
+    )  # fmt: skip
+    assert from_json(to_json(spec)) == spec
+    with pytest.raises(ValueError, match="not a job of this version"):
+        from_json('{"command": ["x"], "nonsense": 1, "hosts": [], "groups": [], "graces": {}}')
+
+
+def test_groups_take_the_nodes_of_their_components() -> None:
+    spec = JobSpec(("train",), groups=(parse_group("a: n=1"), parse_group("b: n=2")))
+    environ = {
+        "SLURM_HET_SIZE": "2",
+        "SLURM_JOB_NODELIST_HET_GROUP_0": "h1",
+        "SLURM_JOB_NODELIST_HET_GROUP_1": "n[1-2]",
+    }
+    placed, components = place_on_nodes(spec, environ)
+    assert [[host.name for host in group.hosts] for group in placed.groups] == [["h1"], ["n1", "n2"]]
+    assert components == {"h1": "0", "n1": "1", "n2": "1"}
+    with pytest.raises(ValueError, match="the allocation has 3 components, and the job 2 groups"):
+        place_on_nodes(spec, environ | {"SLURM_HET_SIZE": "3"})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"queue": "x"}, "launcher 'slurm' has no option 'queue'"),
+        ({"nodes": "two"}, "-o nodes=two is not a number"),
+        ({"signal": "soon"}, "-o signal=soon"),
+    ],
+)
+def test_wrong_option_is_explained(options: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        backend("slurm").plan(JobSpec(("train",), 1, options=options), Machine("python", directory="/home/ada/train"))
