@@ -251,8 +251,8 @@ AREAS = (
         ),
     ),
     Area(
-        "peer/shared_hub.py",
-        ("peer/test_client.py",),
+        "net/shared_hub.py",
+        ("net/test_client.py",),
         (
             ("self._hub.wake()  # under the mutex", "pass  # under the mutex"),
             ("        if self._followers:", "        if False:"),
@@ -261,8 +261,8 @@ AREAS = (
         ),
     ),
     Area(
-        "peer/client.py",
-        ("peer/test_client.py", "peer/test_sequence.py"),
+        "net/client.py",
+        ("net/test_client.py", "net/test_sequence.py"),
         (
             ("return call.error if call.crashed else None", "return None"),
             ("connection.probe(now, at_once)", "connection.probe(now)"),
@@ -270,8 +270,8 @@ AREAS = (
         ),
     ),
     Area(
-        "peer/connection.py",
-        ("peer/test_client.py", "peer/test_sequence.py"),
+        "net/requests.py",
+        ("net/test_client.py", "net/test_sequence.py"),
         (
             ("            self._held = []", "            pass"),
             ("return unanswered + self.turn_away()", "return unanswered"),
@@ -279,7 +279,7 @@ AREAS = (
     ),
     Area(
         "wire/sequence.py",
-        ("peer/test_sequence.py",),
+        ("net/test_sequence.py",),
         (
             ("        if seq <= self._acked or seq in self._seen:", "        if seq in self._seen:"),
             ("        if seq <= self._acked or seq in self._seen:", "        if seq <= self._acked:"),

@@ -14,8 +14,7 @@ from paceline.launch.remote.lines import SILENCE_S
 from paceline.launch.spec import Graces
 from paceline.membership import LEAVE_TIMEOUT_S
 from paceline.membership.liveness import LAST_WORDS_S
-from paceline.peer import client, connection, lifeline
-from paceline.transport import channel, keepalive
+from paceline.net import channel, client, keepalive, lifeline, requests
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/failures.md").read_text()
@@ -28,7 +27,7 @@ CONSTANTS = {
     "RTO_MAX_S": keepalive.RTO_MAX_MS / 1000,
     "BULK_TIMEOUT_S": keepalive.BULK_TIMEOUT_S,
     "CONTROL_TIMEOUT_S": keepalive.CONTROL_TIMEOUT_S,
-    "PROBE_AFTER_S": connection.PROBE_AFTER_S,
+    "PROBE_AFTER_S": requests.PROBE_AFTER_S,
     "CLIENT_CHECK_INTERVAL_S": client.CHECK_INTERVAL_S,
     "LAST_RETRY_S": channel.LAST_RETRY_S,
     "LEAVE_TIMEOUT_S": LEAVE_TIMEOUT_S,

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import paceline.hvd as hvd
+from paceline.net import new_job_key
 from paceline.testing import Hosts, why_no_hosts
-from paceline.transport import new_job_key
 from tests.hvd.ranks import Ranks
 
 TENSOR = bytes(range(256)) * 64

@@ -14,8 +14,8 @@ import torch
 import paceline
 from paceline import kvstore
 from paceline.errors import PacelineError
+from paceline.net import channel
 from paceline.testing import LocalJob
-from paceline.transport import channel
 from paceline.wire import messages as m
 from paceline.worker import answers
 from tests.integration.relays import tcp_pair

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from paceline import kvstore
+from paceline.net import Security, channel, new_job_key
+from paceline.net.shared import SharedTensor
+from paceline.net.sockets import SocketHub, SocketListener
 from paceline.testing import LocalJob
-from paceline.transport import Security, channel, new_job_key
-from paceline.transport.shared import SharedTensor
-from paceline.transport.sockets import SocketHub, SocketListener
 from tests.integration.relays import tcp_pair
 
 TENSOR = np.arange(50_000, dtype=np.uint32)

@@ -221,8 +221,8 @@ def test_slow_network_is_waited_for(on_one_host):
 
 HALF_DEAD = """
 import subprocess
-from paceline.transport import Security, keepalive
-from paceline.transport.sockets import SocketHub, SocketListener
+from paceline.net import Security, keepalive
+from paceline.net.sockets import SocketHub, SocketListener
 
 keepalive.BULK_TIMEOUT_S = 2.0
 listener = SocketListener(["tcp://127.0.0.1:*"], Security(""), "server 0", bulk=True)

@@ -10,8 +10,8 @@ import torch
 
 from paceline import kvstore
 from paceline.errors import PacelineError
+from paceline.net import channel
 from paceline.testing import LocalJob
-from paceline.transport import channel
 from tests.integration.relays import tcp_pair
 
 NUMEL = 1 << 18

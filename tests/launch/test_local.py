@@ -10,7 +10,7 @@ from paceline.errors import LaunchError
 from paceline.launch import Host, JobPlan, JobSpec, Late, Machine, ProcessSpec, make_plan
 from paceline.launch.local import LocalBackend, free_port, located, new_job_key
 from paceline.launch.preflight import CommandNotFoundError
-from paceline.transport import Security
+from paceline.net import Security
 
 
 def test_key_is_a_new_one_every_time() -> None:

@@ -13,9 +13,9 @@ import torch
 
 import paceline
 from paceline import kvstore
+from paceline.net import channel
+from paceline.net.endpoints import end
 from paceline.testing import listen, tell
-from paceline.transport import channel
-from paceline.transport.endpoints import end
 from paceline.worker import key_table
 from paceline.worker.current import current_session
 from tests.soak.census import census, leave_out_what_is_there

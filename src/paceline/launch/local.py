@@ -15,7 +15,7 @@ from paceline.launch.planner import Machine, make_plan
 from paceline.launch.preflight import check_command
 from paceline.launch.render import describe
 from paceline.launch.spec import JobSpec
-from paceline.transport.security import new_job_key
+from paceline.net.security import new_job_key
 
 
 class SupervisedJob:

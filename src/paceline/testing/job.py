@@ -19,11 +19,11 @@ import paceline
 from paceline import config
 from paceline.launch.supervise.guardian import Guardian
 from paceline.launch.supervise.ready import ReadyPipe
+from paceline.net.security import new_job_key
 from paceline.testing.faults import VARIABLE, Faults
 from paceline.testing.fork_server import ForkServer, read_at_start
 from paceline.testing.process import Process, Worker, WorkerFailedError
 from paceline.testing.readable import readable
-from paceline.transport.security import new_job_key
 
 _SOURCES = str(Path(paceline.__file__).parent.parent)
 

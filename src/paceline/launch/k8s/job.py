@@ -39,7 +39,7 @@ from paceline.launch.supervise.console import OUT, Console
 from paceline.launch.supervise.failure import Failure
 from paceline.launch.supervise.report import failure_block
 from paceline.launch.supervise.signals import SignalPipe
-from paceline.transport.security import new_job_key
+from paceline.net.security import new_job_key
 
 _POLL_S = 1.0
 #: How long kubectl waits until a job is gone. Its call may take longer, so that kubectl says what is left.

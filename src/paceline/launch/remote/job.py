@@ -10,7 +10,7 @@ from paceline.launch.plan import JobPlan, Late
 from paceline.launch.remote.crew import Explain, HostCommand, RemoteCrew
 from paceline.launch.supervise.again import run_again
 from paceline.launch.supervise.supervisor import Supervisor, Surroundings
-from paceline.transport.security import new_job_key
+from paceline.net.security import new_job_key
 
 #: Exit codes of the script below.
 NO_DIRECTORY, NO_PYTHON = 91, 92

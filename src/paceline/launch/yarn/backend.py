@@ -30,7 +30,7 @@ from paceline.launch.spec import JobSpec
 from paceline.launch.yarn.container import KEY_FILE_VARIABLE, KEY_VARIABLE
 from paceline.launch.yarn.rest import Services
 from paceline.launch.yarn.service import Service, YarnOptions, make_service, names, with_launcher
-from paceline.transport.security import new_job_key
+from paceline.net.security import new_job_key
 
 _POLL_S = 1.0
 _START_S = 20.0

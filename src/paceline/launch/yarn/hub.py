@@ -20,7 +20,7 @@ from collections.abc import Collection
 
 from paceline.errors import PacelineError
 from paceline.launch.yarn.channel import AgentChannel, accept
-from paceline.transport.handshake import HandshakeError
+from paceline.net.handshake import HandshakeError
 
 _READ_BYTES = 65536
 _START = b"agent"

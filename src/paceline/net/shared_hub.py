@@ -24,9 +24,9 @@ from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from paceline.errors import PacelineError
-from paceline.peer.connection import PostedRequest
-from paceline.transport import Hub
-from paceline.transport.base import Frames
+from paceline.net import Hub
+from paceline.net.base import Frames
+from paceline.net.requests import PostedRequest
 
 logger = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from paceline.transport import handshake, noise
-from paceline.transport.handshake import GREETING_BYTES, Agreed, HandshakeError, Initiator, Responder, Seen, Way
+from paceline.net import handshake, noise
+from paceline.net.handshake import GREETING_BYTES, Agreed, HandshakeError, Initiator, Responder, Seen, Way
 
 KEY, OTHER = bytes(range(32)), bytes(32)
 TCP, UNIX = Way(False, "server 1"), Way(True, "server 1")

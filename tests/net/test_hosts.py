@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from paceline.membership import GONE
-from paceline.peer.hosts import process_state
+from paceline.net.hosts import process_state
 
 
 def test_process_that_has_ended_is_told_from_one_that_runs() -> None:

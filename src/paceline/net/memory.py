@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Literal
 
-from paceline.transport.base import Frames
+from paceline.net.base import Frames
 
 #: What happens to a message. A judge is called once per message, in order.
 Fault = Literal["deliver", "drop", "repeat", "late"]

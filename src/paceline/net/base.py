@@ -6,7 +6,7 @@ What a transport promises, and no more:
 - Messages of one channel arrive in the order of sending, but for answers with an ``urgency``.
 - While a connection stays open nothing is lost. What was on its way when it closed may be lost, and is not repeated.
 
-:mod:`paceline.peer.connection` makes exactly-once requests of that.
+:mod:`paceline.net.requests` makes exactly-once requests of that.
 """
 
 from __future__ import annotations

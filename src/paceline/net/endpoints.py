@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from paceline import forks
-from paceline.transport.admission import HANDSHAKE_S
+from paceline.net.admission import HANDSHAKE_S
 
 #: Connections that the kernel holds until the gate accepts them.
 _BACKLOG = 4096

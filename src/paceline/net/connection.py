@@ -1,6 +1,6 @@
 """What both ends of a connection do: read messages as far as there is room for them, and close.
 
-A connection has a thread that reads, and one that sends where something has to wait (:mod:`paceline.transport.sender`).
+A connection has a thread that reads, and one that sends where something has to wait (:mod:`paceline.net.sender`).
 The thread that reads also closes the socket: a descriptor that is closed under it may be another connection's by then.
 """
 
@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from paceline.errors import ProtocolError
-from paceline.transport import traffic
-from paceline.transport.endpoints import end
-from paceline.transport.handshake import Agreed
-from paceline.transport.records import ClosedError, Intake, RecordReader, size_of
-from paceline.transport.sender import Sender
+from paceline.net import traffic
+from paceline.net.endpoints import end
+from paceline.net.handshake import Agreed
+from paceline.net.records import ClosedError, Intake, RecordReader, size_of
+from paceline.net.sender import Sender
 
 logger = logging.getLogger(__name__)
 

@@ -25,8 +25,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from paceline import forks
-from paceline.transport.handshake import Agreed, HandshakeError, Responder
-from paceline.transport.security import is_of_another_user
+from paceline.net.handshake import Agreed, HandshakeError, Responder
+from paceline.net.security import is_of_another_user
 
 logger = logging.getLogger(__name__)
 

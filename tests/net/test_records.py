@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import ProtocolError, RemoteError
-from paceline.transport import aead, records
-from paceline.transport.aead import AesGcm, Cipher, NoCipher, TamperedError
-from paceline.transport.base import LostFrame, check_memory
-from paceline.transport.records import (
+from paceline.net import aead, records
+from paceline.net.aead import AesGcm, Cipher, NoCipher, TamperedError
+from paceline.net.base import LostFrame, check_memory
+from paceline.net.records import (
     CHUNK_BYTES,
     ClosedError,
     Intake,

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.peer.answerer import Answerer
-from paceline.peer.call import Call
-from paceline.peer.client import Client
-from paceline.peer.connection import PROBE_AFTER_S
-from paceline.transport.base import Frames
-from paceline.transport.memory import Fault, MemoryHub, MemoryListener, MemoryNetwork
+from paceline.net.answerer import Answerer
+from paceline.net.base import Frames
+from paceline.net.call import Call
+from paceline.net.client import Client
+from paceline.net.memory import Fault, MemoryHub, MemoryListener, MemoryNetwork
+from paceline.net.requests import PROBE_AFTER_S
 from paceline.wire import Inbox, Outbox, encode, sequence
 from paceline.wire import messages as m
 

@@ -15,7 +15,7 @@ States of a request:
 
 Requests are numbered in the order in which they are asked, and messages leave in the order in which methods return
 them. The caller owns the lock, the clock and the transport. The answering side is
-:class:`~paceline.peer.answerer.Answerer`.
+:class:`~paceline.net.answerer.Answerer`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ import secrets
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from paceline.peer.call import Call
-from paceline.transport.base import Frames
+from paceline.net.base import Frames
+from paceline.net.call import Call
 from paceline.wire import Outbox, encode
 from paceline.wire import messages as m
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.transport import Security, admission, handshake, new_job_key
-from paceline.transport.handshake import GREETING_BYTES, Initiator, Way
-from paceline.transport.sockets import SocketHub, SocketListener
+from paceline.net import Security, admission, handshake, new_job_key
+from paceline.net.handshake import GREETING_BYTES, Initiator, Way
+from paceline.net.sockets import SocketHub, SocketListener
 
 SECURITY = Security(new_job_key())
 

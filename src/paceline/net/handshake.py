@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.transport import noise
-from paceline.transport.aead import AesGcm, Cipher, NoCipher, TamperedError
+from paceline.net import noise
+from paceline.net.aead import AesGcm, Cipher, NoCipher, TamperedError
 
 _MAGIC = b"PCL1"
 _KEYED, _KEYLESS, _WRONG_KEY, _WRONG_MODE = b"K", b"N", b"W", b"M"

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from paceline.errors import PacelineError
-from paceline.peer.errors_by_name import failed, rebuild
-from paceline.transport.base import Frames
+from paceline.net.base import Frames
+from paceline.net.errors_by_name import failed, rebuild
 from paceline.wire import messages as m
 
 OnAnswer: TypeAlias = Callable[[m.Body, Frames], None]

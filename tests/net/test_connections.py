@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from paceline.transport import Security, channel, handshake, new_job_key, sender
-from paceline.transport.endpoints import end, listen
-from paceline.transport.records import RecordReader, RecordWriter
-from paceline.transport.sockets import SocketHub, SocketListener
+from paceline.net import Security, channel, handshake, new_job_key, sender
+from paceline.net.endpoints import end, listen
+from paceline.net.records import RecordReader, RecordWriter
+from paceline.net.sockets import SocketHub, SocketListener
 from tests.soak.census import census, grown
 
 SECURITY = Security(new_job_key())

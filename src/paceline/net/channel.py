@@ -16,14 +16,14 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.transport.admission import HANDSHAKE_S
-from paceline.transport.connection import Connection, Room, read
-from paceline.transport.endpoints import dial, end
-from paceline.transport.handshake import GREETING_BYTES, Agreed, HandshakeError, Initiator, Way
-from paceline.transport.inbox import ReceivedQueue
-from paceline.transport.keepalive import HostWatch, tune
-from paceline.transport.records import RecordWriter
-from paceline.transport.security import Security, is_of_another_user
+from paceline.net.admission import HANDSHAKE_S
+from paceline.net.connection import Connection, Room, read
+from paceline.net.endpoints import dial, end
+from paceline.net.handshake import GREETING_BYTES, Agreed, HandshakeError, Initiator, Way
+from paceline.net.inbox import ReceivedQueue
+from paceline.net.keepalive import HostWatch, tune
+from paceline.net.records import RecordWriter
+from paceline.net.security import Security, is_of_another_user
 
 logger = logging.getLogger(__name__)
 

@@ -18,11 +18,11 @@ import threading
 import time
 from typing import Any
 
-from paceline.transport import traffic
-from paceline.transport.base import Frames
-from paceline.transport.endpoints import end
-from paceline.transport.outgoing import Outgoing
-from paceline.transport.records import SMALL_BYTES, RecordWriter, in_head, size_of
+from paceline.net import traffic
+from paceline.net.base import Frames
+from paceline.net.endpoints import end
+from paceline.net.outgoing import Outgoing
+from paceline.net.records import SMALL_BYTES, RecordWriter, in_head, size_of
 
 logger = logging.getLogger(__name__)
 

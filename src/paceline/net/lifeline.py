@@ -42,10 +42,10 @@ from dataclasses import dataclass, field
 from paceline.config import Settings
 from paceline.errors import JoinTimeoutError, PacelineError, PeerDiedError
 from paceline.membership import GONE, Action, Liveness, OwnTime, Seat, Warn, describe
-from paceline.peer.client import Client
-from paceline.peer.hosts import host_id, own_address, process_state
-from paceline.transport import Hub, traffic
-from paceline.transport.base import Frames
+from paceline.net import Hub, traffic
+from paceline.net.base import Frames
+from paceline.net.client import Client
+from paceline.net.hosts import host_id, own_address, process_state
 from paceline.wire import messages as m
 
 logger = logging.getLogger(__name__)

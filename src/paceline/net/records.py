@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import ProtocolError
-from paceline.transport.aead import Cipher
-from paceline.transport.base import LostFrame
+from paceline.net.aead import Cipher
+from paceline.net.base import LostFrame
 from paceline.wire.limits import MAX_FRAME_BYTES, MAX_FRAMES
 
 #: Frames below this travel in the head, as long as there is room.

@@ -10,13 +10,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from paceline.errors import AuthenticationError, PacelineError, PeerDiedError, ProtocolError, RemoteError
-from paceline.peer import client as client_module
-from paceline.peer import connection, shared_hub
-from paceline.peer.answerer import Answerer
-from paceline.peer.call import Call
-from paceline.peer.client import Client
-from paceline.transport.base import Frames
-from paceline.transport.memory import Fault, MemoryHub, MemoryListener, MemoryNetwork
+from paceline.net import client as client_module
+from paceline.net import requests, shared_hub
+from paceline.net.answerer import Answerer
+from paceline.net.base import Frames
+from paceline.net.call import Call
+from paceline.net.client import Client
+from paceline.net.memory import Fault, MemoryHub, MemoryListener, MemoryNetwork
 from paceline.wire import messages as m
 
 #: Of every wait in these tests that is expected to end sooner.
@@ -117,7 +117,7 @@ class Setting:
 def _no_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is found at a check here: only what wakes a thread ends its wait."""
     monkeypatch.setattr(client_module, "CHECK_INTERVAL_S", 2 * LONG_S)
-    monkeypatch.setattr(connection, "PROBE_AFTER_S", 4 * LONG_S)
+    monkeypatch.setattr(requests, "PROBE_AFTER_S", 4 * LONG_S)
 
 
 @pytest.fixture
@@ -473,7 +473,7 @@ def test_a_message_that_cannot_be_read_is_counted_and_changes_nothing(caplog: py
 @pytest.mark.parametrize("seed", range(5))
 def test_many_threads_over_a_bad_network_get_each_answer_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "CHECK_INTERVAL_S", 0.002)
-    monkeypatch.setattr(connection, "PROBE_AFTER_S", 0.002)
+    monkeypatch.setattr(requests, "PROBE_AFTER_S", 0.002)
     chance = random.Random(seed)
     faults: list[Fault] = ["deliver", "drop", "repeat", "late"]
     setting = Setting(lambda: chance.choices(faults, [6, 1, 1, 1])[0])

@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline.transport import Security, new_job_key
-from paceline.transport.sockets import SocketHub, SocketListener
+from paceline.net import Security, new_job_key
+from paceline.net.sockets import SocketHub, SocketListener
 
 SOURCES = str(Path(paceline.__file__).parents[1])
 COUNT = 30
 
 MANY = """
 import sys, time
-from paceline.transport import Security
-from paceline.transport.sockets import SocketHub
+from paceline.net import Security
+from paceline.net.sockets import SocketHub
 
 address, key, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 hubs = [SocketHub(Security(key)) for _ in range(count)]

@@ -5,7 +5,7 @@ the kernel or in the cipher, without the interpreter's lock.
 
 | timeout | must exceed |
 |---|---|
-| handshake (:data:`~paceline.transport.admission.HANDSHAKE_S`) | a round trip and two lost packets |
+| handshake (:data:`~paceline.net.admission.HANDSHAKE_S`) | a round trip and two lost packets |
 | retry of a connection, 0.05 s to 1 s | – |
 | a member's ``disconnect_grace_s`` | a retry and a handshake |
 """
@@ -20,17 +20,17 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.transport.admission import Gate
-from paceline.transport.allocator import keep_freed_frames
-from paceline.transport.base import Frames
-from paceline.transport.channel import Channel
-from paceline.transport.connection import Connection, close_connections, read
-from paceline.transport.endpoints import end, listen
-from paceline.transport.handshake import Agreed, Responder, Seen, Way
-from paceline.transport.inbox import ReceivedQueue
-from paceline.transport.keepalive import HostWatch, tune
-from paceline.transport.records import RecordWriter
-from paceline.transport.security import Security
+from paceline.net.admission import Gate
+from paceline.net.allocator import keep_freed_frames
+from paceline.net.base import Frames
+from paceline.net.channel import Channel
+from paceline.net.connection import Connection, close_connections, read
+from paceline.net.endpoints import end, listen
+from paceline.net.handshake import Agreed, Responder, Seen, Way
+from paceline.net.inbox import ReceivedQueue
+from paceline.net.keepalive import HostWatch, tune
+from paceline.net.records import RecordWriter
+from paceline.net.security import Security
 
 logger = logging.getLogger(__name__)
 

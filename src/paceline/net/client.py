@@ -1,6 +1,6 @@
 """The asking side of a process: calls over the connections of one hub, from any number of threads.
 
-States of a call are those of its request (:mod:`paceline.peer.connection`) and then:
+States of a call are those of its request (:mod:`paceline.net.requests`) and then:
 
 | event | the call |
 |---|---|
@@ -12,7 +12,7 @@ States of a call are those of its request (:mod:`paceline.peer.connection`) and 
 | an answer that comes again, or to no call | stays as it is |
 | the deadline of a wait for it | stays as it is: its answer is used when it comes |
 
-Callbacks run in the thread that drives the hub (:mod:`paceline.peer.shared_hub`), one at a time, in the order in which
+Callbacks run in the thread that drives the hub (:mod:`paceline.net.shared_hub`), one at a time, in the order in which
 answers arrive.
 
 Times. What stands left must be shorter than what stands right, by a few times where it can be:
@@ -38,12 +38,12 @@ import time
 from collections.abc import Callable, Iterable
 
 from paceline.errors import AuthenticationError, ProtocolError, RemoteError
-from paceline.peer.call import Call, OnAnswer, OnFailed
-from paceline.peer.connection import ChannelRequests, identity
-from paceline.peer.damaged import Damaged
-from paceline.peer.shared_hub import SharedHub
-from paceline.transport import Hub
-from paceline.transport.base import Frames, check_memory
+from paceline.net import Hub
+from paceline.net.base import Frames, check_memory
+from paceline.net.call import Call, OnAnswer, OnFailed
+from paceline.net.damaged import Damaged
+from paceline.net.requests import ChannelRequests, identity
+from paceline.net.shared_hub import SharedHub
 from paceline.wire import decode
 from paceline.wire import messages as m
 
