@@ -16,7 +16,7 @@ from paceline.net.answerer import Answerer
 from paceline.net.base import Frames
 from paceline.net.call import Call
 from paceline.net.client import Client
-from paceline.net.memory import Fault, MemoryHub, MemoryListener, MemoryNetwork
+from paceline.testing.network import Fault, MemoryHub, MemoryListener, MemoryNetwork
 from paceline.wire import messages as m
 
 #: Of every wait in these tests that is expected to end sooner.

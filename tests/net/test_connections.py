@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 import threading
 import time
 import weakref
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from paceline.net import Security, channel, handshake, new_job_key, sender
+from paceline.net import Security, connection, handshake, new_job_key, sockets
 from paceline.net.endpoints import end, listen
 from paceline.net.records import RecordReader, RecordWriter
 from paceline.net.sockets import SocketHub, SocketListener
@@ -20,13 +21,13 @@ from tests.soak.census import census, grown
 
 SECURITY = Security(new_job_key())
 WAIT_S = 20.0
-#: A frame that does not travel with the head of its message.
-LARGE = 100_000
+#: A frame that does not travel with the head of its message, and that a thread of its own sends.
+LARGE = 2 * connection.AT_ONCE_BYTES
 
 
 @pytest.fixture(autouse=True)
 def _connect_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel, "FIRST_RETRY_S", 0.0)
+    monkeypatch.setattr(sockets, "FIRST_RETRY_S", 0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -166,7 +167,7 @@ def test_a_sender_that_fails_ends_its_connection_only(
     if size == LARGE and error is KeyboardInterrupt:
         pytest.skip("only the main thread is interrupted, and it does not send what is large")
     exchange(hub, listener, [b"before"])
-    until(lambda: not hub._channels[0].sender._busy)  # else its thread sends the next message, which nobody interrupts
+    until(lambda: not hub._channels[0]._busy)  # else its thread sends the next message, which nobody interrupts
     pieces = RecordWriter.pieces
     failures = iter([error("in the middle")])
 
@@ -175,7 +176,7 @@ def test_a_sender_that_fails_ends_its_connection_only(
             raise one
         yield from pieces(self, frames)
 
-    monkeypatch.setattr(sender.RecordWriter, "pieces", fail_once)
+    monkeypatch.setattr(connection.RecordWriter, "pieces", fail_once)
     try:
         hub.send(0, [memoryview(bytes(size))])
     except error:
@@ -216,3 +217,60 @@ def test_hub_says_that_nobody_listens_any_more_where_the_kernel_says_so(
     until(lambda: hub.is_open(0))
     assert not hub.is_deserted(0)
     again.close()
+
+
+def test_a_message_of_which_the_kernel_takes_a_part_arrives_whole(hub: SocketHub, listener: SocketListener) -> None:
+    exchange(hub, listener, [b"before"])
+    sock = hub._channels[0].socket
+    assert sock is not None
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    frames = [bytes([number]) * (connection.AT_ONCE_BYTES // 4) for number in range(3)]
+    for _ in range(10):
+        hub.send(0, [b"body", *frames])
+    arrived: list[tuple[bytes, list[object]]] = []
+    until(lambda: arrived.extend(listener.receive(0.05)) or len(arrived) == 10)
+    assert all([bytes(frame) for frame in one] == [b"body", *frames] for _, one in arrived)
+
+
+def test_a_message_of_moderate_size_is_sent_by_the_thread_that_brings_it(
+    hub: SocketHub, listener: SocketListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exchange(hub, listener, [b"before"])
+    pieces, threads = RecordWriter.pieces, set[str]()
+
+    def noted(self: RecordWriter, frames: object) -> Iterator[object]:
+        threads.add(threading.current_thread().name)
+        return pieces(self, frames)
+
+    monkeypatch.setattr(connection.RecordWriter, "pieces", noted)
+    exchange(hub, listener, [b"body", bytes(connection.AT_ONCE_BYTES // 2)])
+    assert threads == {threading.current_thread().name}
+
+
+def test_a_connection_whose_messages_nobody_takes_is_made_again(
+    hub: SocketHub, listener: SocketListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exchange(hub, listener, [b"before"])
+    monkeypatch.setattr(connection, "UNREAD_S", 0.05)
+    for _ in range(connection.RECEIVE_AHEAD + 1):
+        hub.send(0, [b"body", bytes(connection.SMALL_MESSAGE_BYTES)])
+    until(hub.reopened)
+    until(lambda: listener.receive(0.0) == [])
+    exchange(hub, listener, [b"after"])
+
+
+def test_a_connection_does_not_wait_for_ever_for_the_last_message_of_the_one_before(
+    hub: SocketHub, listener: SocketListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exchange(hub, listener, [b"before"])
+    monkeypatch.setattr(connection, "LAST_SEND_S", 0.01)
+    channel = hub._channels[0]
+    channel._busy = True  # as if a thread were still sending
+    assert channel.socket is not None
+    end(channel.socket)
+    until(lambda: not hub.is_open(0))
+    time.sleep(0.1)
+    assert not hub.is_open(0)
+    channel._busy = False
+    until(hub.reopened)
+    exchange(hub, listener, [b"after"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from paceline.net.inbox import BURST, BURST_BYTES, ReceivedQueue
+from paceline.net.connection import BURST, BURST_BYTES, ReceivedQueue
 
 LONG_S = 30.0
 

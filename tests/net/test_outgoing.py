@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.net.outgoing import Outgoing
+from paceline.net.connection import Outgoing
 
 ITEMS = st.lists(st.one_of(st.none(), st.integers(0, 5)), max_size=30)
 

@@ -13,8 +13,8 @@ from paceline.net.answerer import Answerer
 from paceline.net.base import Frames
 from paceline.net.call import Call
 from paceline.net.client import Client
-from paceline.net.memory import Fault, MemoryHub, MemoryListener, MemoryNetwork
 from paceline.net.requests import PROBE_AFTER_S
+from paceline.testing.network import Fault, MemoryHub, MemoryListener, MemoryNetwork
 from paceline.wire import Inbox, Outbox, encode, sequence
 from paceline.wire import messages as m
 

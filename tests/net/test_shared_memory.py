@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from paceline.errors import ProtocolError
-from paceline.net.shared import SharedTensor, map_foreign
+from paceline.net.memory import SharedTensor, map_foreign
 from paceline.server.members import Members
 from paceline.wire import messages as m
 
 HOLDS = """
 import sys
-from paceline.net.shared import SharedTensor
+from paceline.net.memory import SharedTensor
 import torch
 own = SharedTensor(8, torch.float32)
 own.tensor.fill_(3.0)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from paceline.config import Settings
 from paceline.consistency import Policy
-from paceline.net.shared import MappedArena
+from paceline.net.memory import MappedArena
 from paceline.server.bucket import Slot
 from paceline.server.merge import Accumulator
 from paceline.server.push_request import PushRequest

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from paceline import compression
 from paceline.config import Settings
 from paceline.consistency import Policy
-from paceline.net.shared import MappedArena
+from paceline.net.memory import MappedArena
 from paceline.server.readers import Readers
 from paceline.server.requests import RequestHandler
 from paceline.tensors import to_frame

@@ -42,9 +42,10 @@ from dataclasses import dataclass, field
 from paceline.config import Settings
 from paceline.errors import JoinTimeoutError, PacelineError, PeerDiedError
 from paceline.membership import GONE, Action, Liveness, OwnTime, Seat, Warn, describe
-from paceline.net import Hub, traffic
+from paceline.net import Hub
 from paceline.net.base import Frames
 from paceline.net.client import Client
+from paceline.net.connection import traffic
 from paceline.net.hosts import host_id, own_address, process_state
 from paceline.wire import messages as m
 
@@ -204,7 +205,7 @@ class Lifeline:
     def _send_heartbeat(self) -> None:
         if len(self._client) < _MAX_HEARTBEATS:
             seen = [m.Sighting(one.role, one.rank, process_state(one.pid)) for one in self._suspects]
-            sent, received = traffic.total()
+            sent, received = traffic.sent, traffic.received
             pace = self._pace()
             beat = m.Heartbeat(
                 self.round, seen, _memory(), sent, received, list(self._taken_out.items()), pace.step_s, pace.usual_s,

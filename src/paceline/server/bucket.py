@@ -10,7 +10,7 @@ from paceline.compression import Codec
 from paceline.compression.buffers import Bytes
 from paceline.consistency import Rule, Units
 from paceline.interval_map import IntervalMap
-from paceline.net.shared import MappedArena
+from paceline.net.memory import MappedArena
 from paceline.server.push_request import Known
 from paceline.server.row_answers import RowAnswers
 from paceline.server.slot import Slot

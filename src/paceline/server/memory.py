@@ -9,7 +9,7 @@ from itertools import accumulate
 import torch
 
 from paceline.errors import ProtocolError
-from paceline.net.shared import MappedArena, SharedTensor, map_foreign, pages
+from paceline.net.memory import MappedArena, SharedTensor, map_foreign, pages
 from paceline.server.bucket import StoredBucket
 from paceline.wire import messages as m
 

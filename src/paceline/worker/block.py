@@ -13,8 +13,7 @@ from paceline.errors import ProtocolError
 from paceline.interval_map import IntervalMap, same
 from paceline.local_merge import Route
 from paceline.net.call import Call
-from paceline.net.pinned import pin, unpin
-from paceline.net.shared import Patchwork, SharedTensor, open_foreign
+from paceline.net.memory import Patchwork, SharedTensor, open_foreign, pin, unpin
 from paceline.placement import KeySize, Layout, place
 from paceline.ranges import Ranges, is_all, within
 from paceline.tensors import dtype_of

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from paceline.net import client, requests
 from paceline.net.answerer import Answerer
 from paceline.net.base import Frames
-from paceline.net.memory import Fault, MemoryHub, MemoryListener, MemoryNetwork
 from paceline.server.forward.owners import OwnerClient
+from paceline.testing.network import Fault, MemoryHub, MemoryListener, MemoryNetwork
 from paceline.wire import messages as m
 
 MEMBERS = [m.Member("server", rank, 0, "h", f"host {rank}", 1, f"tcp://server-{rank}", b"t") for rank in range(2)]
