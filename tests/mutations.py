@@ -251,26 +251,19 @@ AREAS = (
         ),
     ),
     Area(
-        "net/shared_hub.py",
-        ("net/test_client.py",),
-        (
-            ("self._hub.wake()  # under the mutex", "pass  # under the mutex"),
-            ("        if self._followers:", "        if False:"),
-            ("if self._driver != threading.get_ident():", "if True:"),
-            ("lambda: self._driver is None or self._closed or is_done()", "lambda: is_done()"),
-        ),
-    ),
-    Area(
         "net/client.py",
         ("net/test_client.py", "net/test_sequence.py"),
         (
+            ("                if self._followers:", "                if False:"),
+            ("self._driver is None or self._closed or bool(", "bool("),
+            ("                self._hub.wake()\n                if not", "                if not"),
             ("return call.error if call.crashed else None", "return None"),
-            ("connection.probe(now, at_once)", "connection.probe(now)"),
-            ("self._shared.post(lambda: connection.admit(self._clock()))", "pass"),
+            ("requests.probe(now, at_once)", "requests.probe(now)"),
+            ("self._send(requests, lambda: requests.admit(self._clock()))", "pass"),
         ),
     ),
     Area(
-        "net/requests.py",
+        "net/call.py",
         ("net/test_client.py", "net/test_sequence.py"),
         (
             ("            self._held = []", "            pass"),

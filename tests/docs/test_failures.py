@@ -14,7 +14,7 @@ from paceline.launch.remote.lines import SILENCE_S
 from paceline.launch.spec import Graces
 from paceline.membership import LEAVE_TIMEOUT_S
 from paceline.membership.liveness import LAST_WORDS_S
-from paceline.net import client, endpoints, lifeline, requests, sockets
+from paceline.net import call, client, endpoints, lifeline, sockets
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/failures.md").read_text()
@@ -27,7 +27,7 @@ CONSTANTS = {
     "RTO_MAX_S": endpoints.RTO_MAX_MS / 1000,
     "BULK_TIMEOUT_S": endpoints.BULK_TIMEOUT_S,
     "CONTROL_TIMEOUT_S": endpoints.CONTROL_TIMEOUT_S,
-    "PROBE_AFTER_S": requests.PROBE_AFTER_S,
+    "PROBE_AFTER_S": call.PROBE_AFTER_S,
     "CLIENT_CHECK_INTERVAL_S": client.CHECK_INTERVAL_S,
     "LAST_RETRY_S": sockets.LAST_RETRY_S,
     "LEAVE_TIMEOUT_S": LEAVE_TIMEOUT_S,

@@ -15,8 +15,8 @@ import torch
 
 from paceline import compression, kvstore
 from paceline.net import Security
+from paceline.net.client import identity
 from paceline.net.memory import SharedTensor
-from paceline.net.requests import identity
 from paceline.net.sockets import SocketHub
 from paceline.testing import LocalJob, listen, tell
 from paceline.updaters import KeyOptions, StepOptions, make_spec

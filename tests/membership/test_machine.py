@@ -16,8 +16,8 @@ from paceline.membership import FAILED_TIMEOUT_S, LEAVE_TIMEOUT_S, Action, Answe
 from paceline.membership.actions import Waiting
 from paceline.membership.own_time import LONGEST_TURN_S
 from paceline.net.answerer import Answerer
+from paceline.net.call import PROBE_AFTER_S
 from paceline.net.client import Client
-from paceline.net.requests import PROBE_AFTER_S
 from paceline.testing.network import Fault, MemoryHub, MemoryListener, MemoryNetwork
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_GATHER_BYTES

@@ -10,8 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from paceline.errors import AuthenticationError, PacelineError, PeerDiedError, ProtocolError, RemoteError
+from paceline.net import call as call_module
 from paceline.net import client as client_module
-from paceline.net import requests, shared_hub
 from paceline.net.answerer import Answerer
 from paceline.net.base import Frames
 from paceline.net.call import Call
@@ -24,7 +24,7 @@ LONG_S = 20.0
 
 
 class WatchedHub(MemoryHub):
-    """A hub that fails when two threads use it at a time, and says when one waits in it."""
+    """A hub that fails when two threads send or receive at a time, and says when one waits in it."""
 
     def __init__(self, network: MemoryNetwork) -> None:
         super().__init__(network)
@@ -32,23 +32,23 @@ class WatchedHub(MemoryHub):
         self.reconnected: list[int] = []
         self.refusal = ""
         self.is_closed = False
-        self._in_use = threading.Lock()
+        self._sends, self._receives = threading.Lock(), threading.Lock()
 
-    def _exclusively(self, use: Callable[[], object]) -> object:
-        assert self._in_use.acquire(blocking=False), "two threads use the hub"
+    def _exclusively(self, right: threading.Lock, use: Callable[[], object]) -> object:
+        assert right.acquire(blocking=False), "two threads use the hub"
         try:
             assert not self.is_closed, "a closed hub is used"
             return use()
         finally:
-            self._in_use.release()
+            right.release()
 
     def send(self, channel: int, frames: Frames) -> None:
-        self._exclusively(lambda: MemoryHub.send(self, channel, frames))
+        self._exclusively(self._sends, lambda: MemoryHub.send(self, channel, frames))
 
     def receive(self, timeout_s: float) -> list[tuple[int, Frames]]:
         if timeout_s:
             self.waits.set()
-        return self._exclusively(lambda: MemoryHub.receive(self, timeout_s))  # type: ignore[return-value]
+        return self._exclusively(self._receives, lambda: MemoryHub.receive(self, timeout_s))  # type: ignore[return-value]
 
     def reopened(self) -> list[int]:
         anew, self.reconnected = self.reconnected, []
@@ -58,7 +58,8 @@ class WatchedHub(MemoryHub):
         return self.refusal
 
     def close(self, linger_s: float = 0.0) -> None:
-        self._exclusively(lambda: MemoryHub.close(self, linger_s))
+        with self._sends:
+            self._exclusively(self._receives, lambda: MemoryHub.close(self, linger_s))
         self.is_closed = True
 
 
@@ -77,7 +78,7 @@ class Setting:
         self._watch_followers()
 
     def _watch_followers(self) -> None:
-        changed = self.client._shared._changed
+        changed = self.client._changed
         wait_for = changed.wait_for
 
         def watched(predicate: Callable[[], object], timeout: float | None = None) -> object:
@@ -117,7 +118,7 @@ class Setting:
 def _no_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is found at a check here: only what wakes a thread ends its wait."""
     monkeypatch.setattr(client_module, "CHECK_INTERVAL_S", 2 * LONG_S)
-    monkeypatch.setattr(requests, "PROBE_AFTER_S", 4 * LONG_S)
+    monkeypatch.setattr(call_module, "PROBE_AFTER_S", 4 * LONG_S)
 
 
 @pytest.fixture
@@ -242,8 +243,7 @@ def test_a_follower_goes_on_when_the_driver_is_interrupted(threads: ThreadPoolEx
 
 def test_a_thread_that_was_interrupted_before_it_could_stop_driving_drives_on(threads: ThreadPoolExecutor) -> None:
     setting = Setting()
-    with setting.client._shared.mutex:
-        setting.client._shared._start_driving()  # and KeyboardInterrupt
+    setting.client._driver = threading.get_ident()  # and KeyboardInterrupt
     first = setting.ask("first")
     following = threads.submit(lambda: setting.client.wait([setting.ask("second")], LONG_S))
     assert setting.client.wait([first], 0.02) is first
@@ -309,7 +309,7 @@ def test_closing_waits_for_the_answers_that_are_being_used(threads: ThreadPoolEx
 def test_closing_leaves_a_hub_open_that_a_thread_does_not_let_go(
     threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_hub, "CLOSE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(client_module, "CLOSE_TIMEOUT_S", 0.01)
     setting = Setting()
     used, go_on = threading.Event(), threading.Event()
 
@@ -473,7 +473,7 @@ def test_a_message_that_cannot_be_read_is_counted_and_changes_nothing(caplog: py
 @pytest.mark.parametrize("seed", range(5))
 def test_many_threads_over_a_bad_network_get_each_answer_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "CHECK_INTERVAL_S", 0.002)
-    monkeypatch.setattr(requests, "PROBE_AFTER_S", 0.002)
+    monkeypatch.setattr(call_module, "PROBE_AFTER_S", 0.002)
     chance = random.Random(seed)
     faults: list[Fault] = ["deliver", "drop", "repeat", "late"]
     setting = Setting(lambda: chance.choices(faults, [6, 1, 1, 1])[0])

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from paceline.net.answerer import Answerer
 from paceline.net.base import Frames
-from paceline.net.call import Call
+from paceline.net.call import PROBE_AFTER_S, Call
 from paceline.net.client import Client
-from paceline.net.requests import PROBE_AFTER_S
 from paceline.testing.network import Fault, MemoryHub, MemoryListener, MemoryNetwork
 from paceline.wire import Inbox, Outbox, encode, sequence
 from paceline.wire import messages as m

@@ -12,7 +12,7 @@ What happens to a message of a peer, by who it is and what it brings:
 A stranger becomes a member by a request (a claim, a hello), whose answer is the first that is remembered. So that
 request may be carried out more than once, if messages get lost before it is answered.
 
-The states of a request are in :mod:`paceline.wire.sequence`, the asking side in :mod:`paceline.net.requests`.
+The states of a request are in :mod:`paceline.wire.sequence`, the asking side in :mod:`paceline.net.call`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from paceline.errors import ProtocolError
-from paceline.net.base import Frames, Listener
-from paceline.net.damaged import Damaged
+from paceline.net.base import Damaged, Frames, Listener
 from paceline.wire import Inbox, decode, encode
 from paceline.wire import messages as m
 

@@ -6,15 +6,18 @@ What a transport promises, and no more:
 - Messages of one channel arrive in the order of sending, but for answers with an ``urgency``.
 - While a connection stays open nothing is lost. What was on its way when it closed may be lost, and is not repeated.
 
-:mod:`paceline.net.requests` makes exactly-once requests of that.
+:mod:`paceline.net.call` makes exactly-once requests of that.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
 from paceline.errors import RemoteError
+
+logger = logging.getLogger(__name__)
 
 #: Header and payload buffers of one message.
 Frames: TypeAlias = Sequence[Any]
@@ -46,6 +49,23 @@ def check_memory(frames: Frames, what: str) -> None:
     for frame in frames:
         if isinstance(frame, LostFrame):
             raise RemoteError(f"there is no memory here for {what}: {frame.size / 2**20:.1f} MiB")
+
+
+class Damaged:
+    """Counts messages that change nothing, because they cannot be read or must not be sent.
+
+    Such a message is treated as if it had been lost: whoever needs an answer asks again.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def note(self, peer: str, error: Exception) -> None:
+        """Count a message of a peer."""
+        self.count += 1
+        # Logged when the count is a power of two: the first at once, and never a flood.
+        if self.count & (self.count - 1) == 0:
+            logger.warning("refused a message of %s (%d refused so far): %s", peer, self.count, error)
 
 
 class Listener(Protocol):
@@ -84,7 +104,7 @@ class Listener(Protocol):
 
 
 class Hub(Protocol):
-    """The end that connects to listeners. Used by one thread at a time, except :meth:`wake`."""
+    """The end that connects to listeners. One thread at a time sends, and one at a time receives; any thread wakes."""
 
     def connect(self, address: str, identity: bytes, listener: str, *, bulk: bool = False) -> int:
         """Open a channel; returns its index, counted from 0.

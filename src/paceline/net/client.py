@@ -1,21 +1,17 @@
 """The asking side of a process: calls over the connections of one hub, from any number of threads.
 
-States of a call are those of its request (:mod:`paceline.net.requests`) and then:
+The states of a request and of its call are tables in :mod:`paceline.net.call`.
 
-| event | the call |
-|---|---|
-| an answer | is done: ``body`` is set, ``on_answer`` has returned |
-| an answer :class:`~paceline.wire.messages.Failed` | is done: ``error`` is rebuilt, ``on_failed`` has returned |
-| a callback raises | is done: ``error`` is what it raised |
-| the peer refuses this process's key | is done, as all calls to that peer: ``error`` is an ``AuthenticationError`` |
-| a message that cannot be read | stays as it is: the message counts as lost, and the call is probed |
-| an answer that comes again, or to no call | stays as it is |
-| the deadline of a wait for it | stays as it is: its answer is used when it comes |
+Threads. Any thread sends: numbering and sending happen under one mutex, so messages leave in the order of their
+numbers. One thread at a time receives, the *driver*: it runs the callbacks of all calls, one at a time, in the order in
+which answers arrive. The mutex is not held while it waits or while callbacks run.
 
-Callbacks run in the thread that drives the hub (:mod:`paceline.net.shared_hub`), one at a time, in the order in which
-answers arrive.
+| a thread that waits | finds no driver | finds another driver |
+|---|---|---|
+| waits | drives for one receive, then looks whether it is done | *follows*: sleeps until it is done or nobody drives |
+| closes | drives for ever, so that nobody else does | wakes the driver, and drives for ever after it |
 
-Times. What stands left must be shorter than what stands right, by a few times where it can be:
+Times. The left one must be shorter than the right one, by a few times where it can be:
 
 | time | shorter than | because |
 |---|---|---|
@@ -28,29 +24,37 @@ Times. What stands left must be shorter than what stands right, by a few times w
 | the scheduler's ``start_timeout_s`` | a member's, which adds 5 s | only the scheduler knows who is missing |
 
 What breaks exactly-once is listed in :mod:`paceline.wire.sequence`. In particular the frames of a request must stay
-unchanged until it is answered: they are not copied, and may be sent again.
+unchanged until it is answered: they are not copied, and may be sent again. The answering side is
+:class:`~paceline.net.answerer.Answerer`.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import secrets
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
-from paceline.errors import AuthenticationError, ProtocolError, RemoteError
-from paceline.net import Hub
-from paceline.net.base import Frames, check_memory
-from paceline.net.call import Call, OnAnswer, OnFailed
-from paceline.net.damaged import Damaged
-from paceline.net.requests import ChannelRequests, identity
-from paceline.net.shared_hub import SharedHub
+from paceline.errors import AuthenticationError, PacelineError, ProtocolError
+from paceline.net.base import Damaged, Frames, Hub
+from paceline.net.call import Call, ChannelRequests, OnAnswer, OnFailed
 from paceline.wire import decode
 from paceline.wire import messages as m
 
 #: Check interval for overdue answers, refused keys and the failure of the job. Messages wake a wait at once.
 CHECK_INTERVAL_S = 0.5
 
+#: Bound of the wait of :meth:`Client.close` for a driver. It stops when it has used what has arrived.
+CLOSE_TIMEOUT_S = 5.0
+
 logger = logging.getLogger(__name__)
+
+
+def identity(role: str) -> bytes:
+    """Return a new name for a connection, that no other connection has."""
+    return f"{role}-{os.getpid()}-{secrets.token_hex(8)}".encode()
 
 
 class Client:
@@ -75,16 +79,24 @@ class Client:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._hub, self._on_news, self._check, self._clock = hub, on_news, check, clock
-        self._shared = SharedHub(hub, self._use)
-        self._connections: list[ChannelRequests] = []
-        """By channel. The mutex of the shared hub guards what each holds."""
+        self._channels: list[ChannelRequests] = []
+        self._mutex = threading.Lock()
+        """Guards the channels, the order in which messages leave, and the right to drive."""
+        self._changed = threading.Condition(self._mutex)
+        """Notified when nobody drives any more."""
+        self._followers = 0
+        self._driver: int | None = None
+        """The thread that drives."""
+        self._in_use = False
+        """The driver uses what has arrived."""
+        self._closed = False
         self._next_check = 0.0
         self.damaged = Damaged()
 
     def __len__(self) -> int:
         """Return how many requests are sent and not answered, probes included."""
-        with self._shared.mutex:
-            return sum(map(len, self._connections))
+        with self._mutex:
+            return sum(map(len, self._channels))
 
     def connect(self, address: str, role: str, peer: str, where: str = "", *, bulk: bool = False) -> int:
         """Open a connection; returns its channel. No other thread may use the client meanwhile.
@@ -99,7 +111,7 @@ class Client:
         name = f"{peer} {where}".strip()
         logger.info("connecting to %s at %s", name, address)
         channel = self._hub.connect(address, identity(role), peer, bulk=bulk)
-        self._connections.append(ChannelRequests(channel, name))
+        self._channels.append(ChannelRequests(channel, name))
         return channel
 
     # ---- asking ----------------------------------------------------------------------------------------------------
@@ -113,7 +125,7 @@ class Client:
         on_answer: OnAnswer | None = None,
         on_failed: OnFailed | None = None,
     ) -> Call:
-        """Send a request, and do not wait. What one peer is asked arrives there in the order of asking.
+        """Send a request, and do not wait. Requests to one peer arrive there in the order of asking.
 
         Args:
             channel: to whom.
@@ -126,35 +138,45 @@ class Client:
         Raises:
             PacelineError: the client is closed.
         """
-        connection = self._connections[channel]
-        logger.debug("to %s: %s (%s)", connection.name, what, type(body).__name__)
-        call = Call(connection.name, what, on_answer, on_failed)
+        requests = self._channels[channel]
+        logger.debug("to %s: %s (%s)", requests.name, what, type(body).__name__)
+        call = Call(requests.name, what, on_answer, on_failed)
         call.channel = channel
-        self._shared.post(lambda: connection.ask(call, body, frames, self._clock()))
+        with self._mutex:
+            self._check_open()
+            for message in requests.ask(call, body, frames, self._clock()):
+                self._hub.send(channel, message)
         return call
+
+    def _send(self, requests: ChannelRequests, make: Callable[[], Iterable[Frames]]) -> None:
+        """Send messages that are made under the mutex."""
+        with self._mutex:
+            self._check_open()
+            for message in make():
+                self._hub.send(requests.channel, message)
 
     def claim(self, channel: int, claim: m.Claim) -> Call:
         """Say who this process is. What is asked there later is held back until the peer has admitted it.
 
         If the peer refuses, calls that were held back fail as the claim does.
         """
-        connection = self._connections[channel]
+        requests = self._channels[channel]
 
         def admitted(body: m.Body, frames: Frames) -> None:
-            self._shared.post(lambda: connection.admit(self._clock()))
+            self._send(requests, lambda: requests.admit(self._clock()))
 
         def turned_away(body: m.Failed) -> None:
-            with self._shared.mutex:
-                calls = connection.turn_away()
+            with self._mutex:
+                calls = requests.turn_away()
             for call in calls:
                 call.complete(body, ())
 
         return self.ask(channel, claim, "joining", (), admitted, turned_away)
 
     def request(self, call: Call) -> m.Request | None:
-        """Return what a call has asked, as long as it is sent and not answered."""
-        with self._shared.mutex:
-            return self._connections[call.channel].request(call.seq)
+        """Return the request of a call, as long as it is sent and not answered."""
+        with self._mutex:
+            return self._channels[call.channel].request(call.seq)
 
     # ---- waiting ---------------------------------------------------------------------------------------------------
 
@@ -169,15 +191,13 @@ class Client:
             Exception: what ``check`` raised, or the first error of the calls.
         """
         calls = list(calls)
-        pending = [call for call in calls if not call.done]
         deadline = self._clock() + timeout_s
-        while pending:
+        while pending := _pending(calls):
             remaining = deadline - self._clock()
             if remaining <= 0:
                 return pending[0]
             self._check()
-            self._shared.turn(min(remaining, CHECK_INTERVAL_S), lambda: all(call.done for call in calls))
-            pending = [call for call in pending if not call.done]
+            self._turn(min(remaining, CHECK_INTERVAL_S), pending)
         for call in calls:
             call.raise_error()
         return None
@@ -189,62 +209,121 @@ class Client:
             PacelineError: the client is closed.
             Exception: what a callback raised, since nobody may wait for its call; of several, the first.
         """
-        for error in self._shared.turn(timeout_s):
+        for error in self._turn(timeout_s):
             raise error
+
+    def _turn(self, timeout_s: float, calls: Sequence[Call] | None = None) -> list[Exception]:
+        """Drive for one receive, or follow the thread that drives, until calls are done.
+
+        Returns:
+            Exceptions that callbacks have raised, if this thread drove.
+
+        Raises:
+            PacelineError: the client is closed.
+        """
+        with self._mutex:
+            self._check_open()
+            if calls and not _pending(calls):
+                return []  # another thread drove since the caller looked
+            if not self._may_drive():
+                self._follow(timeout_s, calls)
+                return []
+            self._driver = threading.get_ident()
+        try:
+            arrived = self._hub.receive(timeout_s)
+            self._in_use = True
+            try:
+                return self._use(arrived)
+            finally:
+                self._in_use = False
+        finally:
+            # Thread border: whatever ends the work of this thread (KeyboardInterrupt too), another one can drive.
+            with self._mutex:
+                self._driver = None
+                if self._followers:
+                    self._changed.notify_all()
+
+    def _may_drive(self) -> bool:
+        """Return whether this thread may become the driver now. The caller holds the mutex."""
+        # A thread that drives, and is not in a callback, was interrupted by a signal before it could stop.
+        return self._driver is None or (self._driver == threading.get_ident() and not self._in_use)
+
+    def _follow(self, timeout_s: float, calls: Sequence[Call] | None) -> None:
+        if self._driver == threading.get_ident():
+            raise RuntimeError("a callback of an answer must not wait: its own thread takes the answers")
+        self._sleep(lambda: self._driver is None or self._closed or bool(calls and not _pending(calls)), timeout_s)
+
+    def _sleep(self, until: Callable[[], bool], timeout_s: float) -> bool:
+        self._followers += 1
+        try:
+            return self._changed.wait_for(until, timeout_s)
+        finally:
+            self._followers -= 1
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise PacelineError("the connections of this process are closed; nothing can be asked any more")
 
     def wake(self) -> None:
         """Have waiting threads call ``check`` now."""
-        self._shared.wake()
+        with self._mutex:
+            if not self._closed:
+                self._hub.wake()
 
     def close(self, linger_s: float = 0.0) -> None:
-        """Close the connections, after waiting at most ``linger_s`` for what is still to be sent. Idempotent."""
-        self._shared.close(linger_s)
+        """Close the connections, after waiting at most ``linger_s`` for what is still to be sent. Idempotent.
+
+        Waiting threads raise. The thread that drives stops first.
+        """
+        with self._mutex:
+            if self._closed:
+                return
+            self._closed = True
+            if not self._may_drive():
+                self._hub.wake()
+                if not self._sleep(lambda: self._driver is None, CLOSE_TIMEOUT_S):
+                    logger.warning("connections stay open: a thread has used answers for %g s", CLOSE_TIMEOUT_S)
+                    return
+            self._driver = threading.get_ident()
+        self._hub.close(linger_s)
 
     # ---- what arrives; all of this runs in the thread that drives ----------------------------------------------------
 
-    def _use(self, arrived: list[tuple[int, Frames]]) -> list[Exception]:
+    def _use(self, arrived: Sequence[tuple[int, Frames]]) -> list[Exception]:
         raised = [error for channel, frames in arrived if (error := self._use_one(channel, frames)) is not None]
         now = self._clock()
         is_due = now >= self._next_check
         if is_due or not arrived:
             for channel in self._hub.reopened():
-                self._probe(self._connections[channel], now, at_once=True)
+                self._probe(self._channels[channel], now, at_once=True)
         if is_due:
             self._next_check = now + CHECK_INTERVAL_S
-            for connection in self._connections:
-                if len(connection):
-                    self._look_after(connection, now)
+            for requests in self._channels:
+                if len(requests):
+                    self._look_after(requests, now)
         return raised
 
     def _use_one(self, channel: int, frames: Frames) -> Exception | None:
         """Use a message; returns what a callback raised."""
-        connection = self._connections[channel]
+        requests = self._channels[channel]
         try:
             envelope, payload = decode(frames)
         except ProtocolError as error:
-            self.damaged.note(connection.name, error)
+            self.damaged.note(requests.name, error)
             return None
         body = envelope.body
-        logger.debug("from %s: %s", connection.name, type(body).__name__)
+        logger.debug("from %s: %s", requests.name, type(body).__name__)
         if isinstance(body, m.Unknown):
-            self._shared.post(lambda: connection.again(envelope.seq, body.seqs))
-        elif envelope.seq == 0:
+            self._send(requests, lambda: requests.again(envelope.seq, body.seqs))
+            return None
+        if envelope.seq == 0:
             return self._use_news(body)
-        else:
-            with self._shared.mutex:
-                call = connection.answer(envelope.seq)
-            if call is not None:
-                self._complete(call, body, payload)
-                return call.error if call.crashed else None
-        return None
-
-    def _complete(self, call: Call, body: m.Body, payload: Frames) -> None:
-        try:
-            check_memory(payload, f"the answer of {call.whom} to {call.what}")
-        except RemoteError as error:
-            call.fail(error)
-        else:
-            call.complete(body, payload)
+        with self._mutex:
+            call = requests.answer(envelope.seq)
+        if call is None:
+            return None
+        call.complete(body, payload)
+        return call.error if call.crashed else None
 
     def _use_news(self, body: m.Body) -> Exception | None:
         try:
@@ -253,20 +332,24 @@ class Client:
             return error
         return None
 
-    def _probe(self, connection: ChannelRequests, now: float, at_once: bool = False) -> None:
-        self._shared.post(lambda: connection.probe(now, at_once))
+    def _probe(self, requests: ChannelRequests, now: float, at_once: bool = False) -> None:
+        self._send(requests, lambda: requests.probe(now, at_once))
 
-    def _look_after(self, connection: ChannelRequests, now: float) -> None:
-        reason = self._hub.refused(connection.channel)
+    def _look_after(self, requests: ChannelRequests, now: float) -> None:
+        reason = self._hub.refused(requests.channel)
         if not reason:
-            self._probe(connection, now)
+            self._probe(requests, now)
             return
-        with self._shared.mutex:
-            calls = connection.drop()
+        with self._mutex:
+            calls = requests.drop()
         for call in calls:
             call.fail(
                 AuthenticationError(
-                    f"{connection.name} refuses this process: {reason}. Start it with the job's own PACELINE_JOB_KEY "
+                    f"{requests.name} refuses this process: {reason}. Start it with the job's own PACELINE_JOB_KEY "
                     "(paceline launch sets it), and PACELINE_INSECURE equal everywhere"
                 )
             )
+
+
+def _pending(calls: Iterable[Call]) -> list[Call]:
+    return [call for call in calls if not call.done]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from paceline.net.base import Frames
-from paceline.net.errors_by_name import failed
+from paceline.net.call import failed
 from paceline.server.members import Members
 from paceline.wire import messages as m
 

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from paceline import config
-from paceline.net import client, requests
+from paceline.net import call, client
 from paceline.net.security import Security
 from paceline.net.sockets import SocketHub, SocketListener
 from paceline.server import merge as accumulate
@@ -45,7 +45,7 @@ def install(who: str) -> None:
         (server, "SocketListener", faulty_listener),
         (server, "IDLE_S", faults.probe_after_s),
         (client, "CHECK_INTERVAL_S", faults.probe_after_s),
-        (requests, "PROBE_AFTER_S", faults.probe_after_s),
+        (call, "PROBE_AFTER_S", faults.probe_after_s),
         (accumulate.Accumulator, "result", result_after_pause),
     ):
         getattr(owner, name)  # a name that is gone is an error, and not a network without faults

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from paceline.net import client, requests
+from paceline.net import call, client
 from paceline.net.answerer import Answerer
 from paceline.net.base import Frames
 from paceline.server.forward.owners import OwnerClient
@@ -53,7 +53,7 @@ class Owner:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unanswered requests are probed at once."""
-    monkeypatch.setattr(requests, "PROBE_AFTER_S", 0.0)
+    monkeypatch.setattr(call, "PROBE_AFTER_S", 0.0)
     monkeypatch.setattr(client, "CHECK_INTERVAL_S", 0.0)
 
 

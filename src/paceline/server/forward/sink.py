@@ -29,7 +29,7 @@ import torch
 from paceline.consistency import Apply, Release
 from paceline.errors import ProtocolError
 from paceline.net.base import Frames
-from paceline.net.errors_by_name import rebuild
+from paceline.net.call import rebuild
 from paceline.ranges import within
 from paceline.server.admission import absent_in
 from paceline.server.bucket import Slot, StoredBucket
