@@ -8,7 +8,7 @@ keys.
 from __future__ import annotations
 
 import os
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -25,36 +25,8 @@ class TamperedError(ProtocolError):
     """A record that does not open: changed, repeated, moved or cut on the way."""
 
 
-class Cipher(Protocol):
-    """One direction of a connection; each call is the next record."""
-
-    @property
-    def overhead(self) -> int:
-        """Bytes that a sealed record has more."""
-
-    def seal(self, data: bytes, position: bytes) -> bytes:
-        """Return a record."""
-
-    def seal_into(self, data: Any, position: bytes, buffer: memoryview) -> None:
-        """Write a record to a buffer of its size."""
-
-    def open(self, record: Any, position: bytes) -> bytes:
-        """Return what a record says.
-
-        Raises:
-            TamperedError: it is not the record of this place.
-        """
-
-    def open_into(self, record: Any, position: bytes, buffer: memoryview) -> None:
-        """Write what a record says to a buffer of its size.
-
-        Raises:
-            TamperedError: it is not the record of this place.
-        """
-
-
 class AesGcm:
-    """The cipher of connections with a key.
+    """The cipher of connections with a key: one direction. Each call is the next record.
 
     Args:
         key: 32 bytes, of this direction alone.
@@ -77,7 +49,11 @@ class AesGcm:
         self._cipher.encrypt_into(nonce, data, position, buffer)
 
     def open(self, record: Any, position: bytes) -> bytes:
-        """Return what a record says."""
+        """Return the content of a record.
+
+        Raises:
+            TamperedError: it is not the record of this place.
+        """
         nonce = self._nonce()
         try:
             return self._cipher.decrypt(nonce, record, position)
@@ -85,7 +61,11 @@ class AesGcm:
             raise self._tampered() from None
 
     def open_into(self, record: Any, position: bytes, buffer: memoryview) -> None:
-        """Write what a record says to a buffer of its size."""
+        """Write the content of a record to a buffer of its size.
+
+        Raises:
+            TamperedError: it is not the record of this place.
+        """
         nonce = self._nonce()
         try:
             self._cipher.decrypt_into(nonce, record, position, buffer)
@@ -130,7 +110,7 @@ def open_value(key: bytes, sealed: bytes, purpose: bytes) -> bytes:
 
 
 class NoCipher:
-    """What takes the cipher's place in a job without a key."""
+    """Stands for the cipher in a job without a key."""
 
     overhead = 0
 
@@ -149,3 +129,6 @@ class NoCipher:
     def open_into(self, record: Any, position: bytes, buffer: memoryview) -> None:
         """Copy the data."""
         buffer[:] = record
+
+
+Cipher: TypeAlias = AesGcm | NoCipher

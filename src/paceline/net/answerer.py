@@ -66,7 +66,12 @@ class Answerer:
                 raise ProtocolError(f"{type(envelope.body).__name__} is not a request")
             if not self._is_member(peer):
                 return self._from_stranger(peer, envelope, payload)
-            if not self._is_new(peer, envelope):
+            inbox = self._inbox(peer)
+            if isinstance(envelope.body, m.Probe):
+                self._answer_probe(peer, inbox, envelope.seq, envelope.body)
+                return None
+            if not inbox.arrive(envelope.seq, envelope.acked):
+                self._again(peer, inbox, envelope.seq)
                 return None
         except (ProtocolError, ValueError) as error:
             self.damaged.note(f"peer {peer!r}", error)
@@ -91,16 +96,6 @@ class Answerer:
             self._inboxes = {one: inbox for one, inbox in self._inboxes.items() if self._is_member(one)}
             self._inboxes[peer] = Inbox()
         return self._inboxes[peer]
-
-    def _is_new(self, peer: bytes, envelope: m.Envelope) -> bool:
-        inbox = self._inbox(peer)
-        if isinstance(envelope.body, m.Probe):
-            self._answer_probe(peer, inbox, envelope.seq, envelope.body)
-            return False
-        if inbox.arrive(envelope.seq, envelope.acked):
-            return True
-        self._again(peer, inbox, envelope.seq)
-        return False
 
     def _answer_probe(self, peer: bytes, inbox: Inbox[_Result], seq: int, probe: m.Probe) -> None:
         for asked in set(probe.seqs):

@@ -192,12 +192,12 @@ class Client:
         """
         calls = list(calls)
         deadline = self._clock() + timeout_s
-        while pending := _pending(calls):
+        while late := _first_pending(calls):
             remaining = deadline - self._clock()
             if remaining <= 0:
-                return pending[0]
+                return late
             self._check()
-            self._turn(min(remaining, CHECK_INTERVAL_S), pending)
+            self._turn(min(remaining, CHECK_INTERVAL_S), calls)
         for call in calls:
             call.raise_error()
         return None
@@ -223,7 +223,7 @@ class Client:
         """
         with self._mutex:
             self._check_open()
-            if calls and not _pending(calls):
+            if _are_done(calls):
                 return []  # another thread drove since the caller looked
             if not self._may_drive():
                 self._follow(timeout_s, calls)
@@ -251,7 +251,9 @@ class Client:
     def _follow(self, timeout_s: float, calls: Sequence[Call] | None) -> None:
         if self._driver == threading.get_ident():
             raise RuntimeError("a callback of an answer must not wait: its own thread takes the answers")
-        self._sleep(lambda: self._driver is None or self._closed or bool(calls and not _pending(calls)), timeout_s)
+        self._sleep(
+            lambda: self._driver is None or self._closed or bool(calls and not _first_pending(calls)), timeout_s
+        )
 
     def _sleep(self, until: Callable[[], bool], timeout_s: float) -> bool:
         self._followers += 1
@@ -290,7 +292,11 @@ class Client:
     # ---- what arrives; all of this runs in the thread that drives ----------------------------------------------------
 
     def _use(self, arrived: Sequence[tuple[int, Frames]]) -> list[Exception]:
-        raised = [error for channel, frames in arrived if (error := self._use_one(channel, frames)) is not None]
+        raised: list[Exception] = []
+        for channel, frames in arrived:
+            error = self._use_one(channel, frames)
+            if error is not None:
+                raised.append(error)
         now = self._clock()
         is_due = now >= self._next_check
         if is_due or not arrived:
@@ -351,5 +357,12 @@ class Client:
             )
 
 
-def _pending(calls: Iterable[Call]) -> list[Call]:
-    return [call for call in calls if not call.done]
+def _are_done(calls: Sequence[Call] | None) -> bool:
+    return calls is not None and _first_pending(calls) is None
+
+
+def _first_pending(calls: Iterable[Call]) -> Call | None:
+    for call in calls:
+        if not call.done:
+            return call
+    return None

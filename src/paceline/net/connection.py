@@ -198,7 +198,9 @@ class Connection(Generic[Source]):
         self.name = name
         self.socket: socket.socket | None = None
         self._source, self._arrived, self._keeps = source, arrived, keeps
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._work, self._idle = threading.Condition(self._lock), threading.Condition(self._lock)
+        """Notified when the thread that sends has something to do, and when nothing is being sent."""
         self._waiting: Outgoing[Frames] = Outgoing()
         self._writer: RecordWriter | None = None
         """None: not connected."""
@@ -222,8 +224,8 @@ class Connection(Generic[Source]):
         Raises:
             ConnectionError: the last message over the socket before is still being sent.
         """
-        with self._changed:
-            if not self._changed.wait_for(lambda: not self._busy, LAST_SEND_S):
+        with self._lock:
+            if not self._idle.wait_for(lambda: not self._busy, LAST_SEND_S):
                 raise ConnectionError(f"a message to {self.name} is still being sent over an earlier connection")
             self.socket, self._writer, self._room = sock, RecordWriter(agreed.sending, agreed.encrypts), _Room()
             self._go_on()
@@ -252,22 +254,22 @@ class Connection(Generic[Source]):
 
     def _shut(self) -> None:
         """Send nothing more over the socket, which was shut down."""
-        with self._changed:
+        with self._lock:
             self._writer = None
             if self._rest is not None:
                 self._rest, self._busy = None, False
             if not self._keeps:
                 self._waiting = Outgoing()
-            self._changed.notify_all()
+            self._idle.notify_all()
             # A descriptor that is closed while a thread sends may be another connection's by then.
-            self._changed.wait_for(lambda: not self._busy, LAST_SEND_S)
+            self._idle.wait_for(lambda: not self._busy, LAST_SEND_S)
 
     # ---- sending ---------------------------------------------------------------------------------------------------
 
     def send(self, frames: Frames, urgency: int | None = None) -> None:
         """Send a message, or have it wait; large frames are not copied."""
         size = sum(map(size_of, frames))
-        with self._changed:
+        with self._lock:
             sock, writer = self.socket, self._writer
             if self._closed or (writer is None and not self._keeps):
                 return
@@ -286,9 +288,9 @@ class Connection(Generic[Source]):
             # Process border: a signal handler may raise in here (Ctrl-C). A record that was sent in part, or was only
             # numbered, cannot be followed by another one.
             end(sock)
-            with self._changed:
+            with self._lock:
                 self._rest, self._busy = None, False
-                self._changed.notify_all()
+                self._idle.notify_all()
             raise
 
     def _send_now(self, sock: socket.socket, pieces: Iterator[Any]) -> None:
@@ -304,31 +306,30 @@ class Connection(Generic[Source]):
             if sent < size_of(piece):
                 rest = _following(memoryview(piece)[sent:], pieces)
                 break
-        with self._changed:
+        with self._lock:
             if rest is not None and self._writer is not None:
                 self._rest = rest
             else:
                 self._busy = False
+                self._idle.notify_all()
             if self._rest is not None or self._waiting:
                 self._go_on()
-            else:
-                self._changed.notify_all()
 
     def _go_on(self) -> None:
         """Have the thread look at what there is to do. The lock is held."""
         if self._sending is None and self._has_work():
             self._sending = threading.Thread(target=self._run_sending, name=f"paceline-send {self.name}", daemon=True)
             self._sending.start()
-        self._changed.notify_all()
+        self._work.notify()
 
     def _has_work(self) -> bool:
         return self._writer is not None and (self._rest is not None or (bool(self._waiting) and not self._busy))
 
     def _run_sending(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 while not self._closed and not self._has_work():
-                    self._changed.wait()
+                    self._work.wait()
                 if self._closed:
                     return
                 sock, writer, pieces = self.socket, self._writer, self._rest
@@ -348,9 +349,9 @@ class Connection(Generic[Source]):
                 logger.exception("closed the connection with %s", self.name)
                 end(sock)
             del sock, writer, pieces  # the next message may take long to come
-            with self._changed:
+            with self._lock:
                 self._busy = False
-                self._changed.notify_all()
+                self._idle.notify_all()
 
     # ---- closing ---------------------------------------------------------------------------------------------------
 
@@ -359,10 +360,10 @@ class Connection(Generic[Source]):
 
     def close(self, linger_s: float = 0.0) -> None:
         """Send nothing more, after waiting at most ``linger_s`` for messages to be sent over an open connection."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._writer is None or not (self._busy or self._waiting), linger_s)
+        with self._lock:
+            self._idle.wait_for(lambda: self._writer is None or not (self._busy or self._waiting), linger_s)
             self._closed = True
-            self._changed.notify_all()
+            self._work.notify()
 
     def end(self) -> None:
         """Have the thread that reads end."""

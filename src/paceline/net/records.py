@@ -23,6 +23,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -93,10 +94,9 @@ class RecordWriter:
         """Return what to send for a message, in order; each piece is good until the next one is asked for."""
         number = self._number
         self._number += 1
-        sizes = [size_of(frame) for frame in frames]
+        sizes = list(map(size_of, frames))
         small = in_head(sizes)
-        head = struct.pack(f"<{len(sizes)}Q", *sizes)
-        head += b"".join(frame for frame, is_small in zip(frames, small, strict=True) if is_small)
+        head = b"".join([struct.pack(f"<{len(sizes)}Q", *sizes), *compress(frames, small)])
         yield self._cipher.seal(
             _PREFIX.pack(len(head), len(sizes)), _POSITION.pack(number, _PREFIX_PART, 0)
         ) + self._cipher.seal(head, _POSITION.pack(number, _HEAD_PART, 0))
@@ -225,7 +225,7 @@ class RecordReader:
         small = in_head(sizes)
         if max(sizes, default=0) > MAX_FRAME_BYTES:
             raise ProtocolError(f"a frame of {max(sizes)} bytes; at most {MAX_FRAME_BYTES} are possible")
-        if sum(size for size, is_small in zip(sizes, small, strict=True) if is_small) != len(content):
+        if sum(compress(sizes, small)) != len(content):
             raise ProtocolError("a head whose size does not fit its frames")
         frames: list[Any] = []
         start = 0
