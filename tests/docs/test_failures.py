@@ -14,7 +14,7 @@ from paceline.launch.remote.lines import SILENCE_S
 from paceline.launch.spec import Graces
 from paceline.membership import LEAVE_TIMEOUT_S
 from paceline.membership.liveness import LAST_WORDS_S
-from paceline.net import call, client, endpoints, lifeline, sockets
+from paceline.net import call, client, connection, endpoints, lifeline, sockets
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/failures.md").read_text()
@@ -30,6 +30,7 @@ CONSTANTS = {
     "PROBE_AFTER_S": call.PROBE_AFTER_S,
     "CLIENT_CHECK_INTERVAL_S": client.CHECK_INTERVAL_S,
     "LAST_RETRY_S": sockets.LAST_RETRY_S,
+    "UNREAD_S": connection.UNREAD_S,
     "LEAVE_TIMEOUT_S": LEAVE_TIMEOUT_S,
     "LAST_WORDS_S": LAST_WORDS_S,
     "SILENCE_S": SILENCE_S,

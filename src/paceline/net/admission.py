@@ -4,7 +4,7 @@
 |---|---|---|
 | stranger | a socket and < 64 bytes | its HELLO is good, time is up, or too many newer strangers have come |
 | proved | a socket and < 128 bytes | its JOIN opens, time is up, or too many newer ones have come |
-| member | what it sends | it leaves |
+| member | its messages | it leaves |
 
 A member's first bytes come right behind its connection, so it is a stranger for microseconds. However many strangers
 connect, they replace each other and not members. Who repeats a member's HELLO is refused; one that is so old that it is
@@ -40,6 +40,9 @@ HANDSHAKE_S = 5.0
 #: readable meanwhile, so without a pause this thread would use a whole core.
 _NO_DESCRIPTOR_PAUSE_S = 0.05
 
+#: How long closing waits for the thread, which never waits for a connection.
+_CLOSE_S = 5.0
+
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 #: Connections accepted before those that are open already are looked at again.
@@ -55,7 +58,7 @@ class _HalfOpen:
         self.held = b""
 
     def receive(self) -> bool:
-        """Take what is there, at most what the handshake wants; False when there is nothing now.
+        """Take the bytes that are there, at most those that the handshake wants; False when there are none now.
 
         Raises:
             HandshakeError: it is no member.
@@ -82,7 +85,7 @@ class Gate:
     Args:
         sockets: that listen; closed by :meth:`close`.
         respond: makes a responder; told whether the connection is a unix socket.
-        admit: called on the gate's thread with each member's connection, in blocking mode, and what was agreed.
+        admit: called on the gate's thread with each member's connection, in blocking mode, and the agreement.
     """
 
     def __init__(
@@ -110,8 +113,9 @@ class Gate:
         """Accept nobody any more."""
         self._closed = True
         os.eventfd_write(self._wake_fd, 1)
-        self._thread.join()
-        os.close(self._wake_fd)
+        self._thread.join(_CLOSE_S)
+        if not self._thread.is_alive():
+            os.close(self._wake_fd)
 
     # ---- the thread ------------------------------------------------------------------------------------------------
 

@@ -1,13 +1,13 @@
 """The answering side: takes each request once, and gives answers again that got lost.
 
-What happens to a message of a peer, by who it is and what it brings:
+A message of a peer, by its sender and its content:
 
 | message | of a member | of a stranger |
 |---|---|---|
 | cannot be read, is no request, or has an impossible number | counted, and not answered | the same |
 | a request that is new | is returned to be carried out | the same |
 | a request that came before | its answer is sent again, if there is one | is returned again |
-| a probe | answers that it asks after are sent again, and then what never arrived | nothing ever arrived |
+| a probe | answers that it asks after are sent again, and then the numbers that never arrived | nothing ever arrived |
 
 A stranger becomes a member by a request (a claim, a hello), whose answer is the first that is remembered. So that
 request may be carried out more than once, if messages get lost before it is answered.
@@ -82,7 +82,7 @@ class Answerer:
     def _from_stranger(
         self, peer: bytes, envelope: m.Envelope, payload: Frames
     ) -> tuple[int, m.Request, Frames] | None:
-        """Return a stranger's request. Strangers are not remembered: what they ask after never arrived."""
+        """Return a stranger's request. Strangers are not remembered: requests that they ask after never arrived."""
         if isinstance(envelope.body, m.Probe):
             self._listener.send(peer, [encode(envelope.seq, 0, m.Unknown(envelope.body.seqs))])
             return None
@@ -114,7 +114,7 @@ class Answerer:
         """Answer a request, or send news.
 
         Args:
-            peer: who asked.
+            peer: the asker.
             seq: the number of the request; 0 for news.
             body: the answer.
             frames: makes the payload; called again when the answer is sent again.

@@ -76,7 +76,7 @@ class Listener(Protocol):
         """Where peers can connect."""
 
     def receive(self, timeout_s: float) -> list[tuple[bytes, Frames]]:
-        """Return what has arrived as (peer, frames), after waiting at most ``timeout_s`` for the first."""
+        """Return messages as (peer, frames), after waiting at most ``timeout_s`` for the first."""
 
     def send(self, peer: bytes, frames: Frames, urgency: int | None = None) -> None:
         """Send to a peer; dropped without a word when its connection is closed.
@@ -120,7 +120,7 @@ class Hub(Protocol):
         """Send on a channel. Large frames are not copied, so they must stay unchanged until the answer."""
 
     def receive(self, timeout_s: float) -> list[tuple[int, Frames]]:
-        """Return what has arrived as (channel, frames), after waiting at most ``timeout_s`` for the first."""
+        """Return messages as (channel, frames), after waiting at most ``timeout_s`` for the first."""
 
     def is_open(self, channel: int) -> bool:
         """Return whether the channel is connected now."""

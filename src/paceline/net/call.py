@@ -70,7 +70,7 @@ def rebuild(body: m.Failed, whom: str) -> Exception:
 
 
 class Call:
-    """One request and what became of it.
+    """One request and its outcome.
 
     Args:
         whom: the peer, for messages: ``server 1 on 10.0.0.2``.
@@ -83,7 +83,7 @@ class Call:
         seq: the number of the request; 0 until it has one.
         done: the answer has come and the callback has returned.
         body: the answer, unless it is a failure.
-        error: what the peer answered, or what the callback raised. Whoever waits for the call raises it.
+        error: the peer's failure, or the callback's exception. The thread that waits for the call raises it.
         crashed: ``error`` was raised by a callback.
     """
 
@@ -132,7 +132,7 @@ class Call:
             self._crash(PacelineError(f"{self.what} at {self.whom}: {type(error).__name__} while its answer was used"))
             raise
         finally:
-            # They refer to what keeps the call, so memory would wait for a garbage collection.
+            # They refer to objects that keep the call, so memory would wait for a garbage collection.
             self._on_answer = self._on_failed = None
             self.done = True
 
@@ -175,7 +175,7 @@ class ChannelRequests:
         return len(self._outbox)
 
     def ask(self, call: Call | None, body: m.Request, frames: Frames, now: float) -> list[Frames]:
-        """Take a request, or a probe, which has no call. A claim holds back what is asked after it."""
+        """Take a request, or a probe, which has no call. A claim holds back later requests."""
         asked = _Asked(call, body, frames)
         if self._held is not None and call is not None:
             self._held.append(asked)
@@ -188,12 +188,12 @@ class ChannelRequests:
         return [[encode(seq, self._outbox.acked, body), *frames]]
 
     def admit(self, now: float) -> list[Frames]:
-        """Send what was held back, and hold back nothing more."""
+        """Send the requests that were held back, and hold back nothing more."""
         held, self._held = self._held or [], None
         return [message for asked in held for message in self.ask(*asked, now)]
 
     def turn_away(self) -> list[Call]:
-        """Forget what was held back, and hold back nothing more; returns the calls."""
+        """Forget the requests that were held back, and hold back nothing more; returns the calls."""
         held, self._held = self._held or [], None
         return [asked.call for asked in held if asked.call is not None]
 
@@ -204,7 +204,7 @@ class ChannelRequests:
         return None if asked is None else asked.call
 
     def again(self, probe: int, seqs: Sequence[int]) -> list[Frames]:
-        """Send again what has never arrived, as the answer to a probe says."""
+        """Send again the requests that have never arrived, as the answer to a probe says."""
         self._outbox.answer(probe)
         found = [(seq, self._outbox.content(seq)) for seq in seqs]
         acked = self._outbox.acked

@@ -46,7 +46,7 @@ from paceline.wire import messages as m
 #: Check interval for overdue answers, refused keys and the failure of the job. Messages wake a wait at once.
 CHECK_INTERVAL_S = 0.5
 
-#: Bound of the wait of :meth:`Client.close` for a driver. It stops when it has used what has arrived.
+#: Bound of the wait of :meth:`Client.close` for a driver. It stops when it has used the messages that have arrived.
 CLOSE_TIMEOUT_S = 5.0
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class Client:
         self._driver: int | None = None
         """The thread that drives."""
         self._in_use = False
-        """The driver uses what has arrived."""
+        """The driver uses messages that have arrived."""
         self._closed = False
         self._next_check = 0.0
         self.damaged = Damaged()
@@ -156,7 +156,7 @@ class Client:
                 self._hub.send(requests.channel, message)
 
     def claim(self, channel: int, claim: m.Claim) -> Call:
-        """Say who this process is. What is asked there later is held back until the peer has admitted it.
+        """Say who this process is. Later requests to that peer are held back until it has admitted this process.
 
         If the peer refuses, calls that were held back fail as the claim does.
         """
@@ -188,7 +188,7 @@ class Client:
 
         Raises:
             PacelineError: the client was closed.
-            Exception: what ``check`` raised, or the first error of the calls.
+            Exception: that of ``check``, or the first error of the calls.
         """
         calls = list(calls)
         deadline = self._clock() + timeout_s
@@ -203,11 +203,11 @@ class Client:
         return None
 
     def poll(self, timeout_s: float = 0.0) -> None:
-        """Use what has arrived, after waiting at most ``timeout_s`` for the first message.
+        """Use the messages that have arrived, after waiting at most ``timeout_s`` for the first message.
 
         Raises:
             PacelineError: the client is closed.
-            Exception: what a callback raised, since nobody may wait for its call; of several, the first.
+            Exception: that of a callback, since nobody may wait for its call; of several, the first.
         """
         for error in self._turn(timeout_s):
             raise error
@@ -273,7 +273,7 @@ class Client:
                 self._hub.wake()
 
     def close(self, linger_s: float = 0.0) -> None:
-        """Close the connections, after waiting at most ``linger_s`` for what is still to be sent. Idempotent.
+        """Close the connections, after waiting at most ``linger_s`` for messages to be sent. Idempotent.
 
         Waiting threads raise. The thread that drives stops first.
         """
@@ -289,7 +289,7 @@ class Client:
             self._driver = threading.get_ident()
         self._hub.close(linger_s)
 
-    # ---- what arrives; all of this runs in the thread that drives ----------------------------------------------------
+    # ---- messages that arrive; all of this runs in the thread that drives -------------------------------------------
 
     def _use(self, arrived: Sequence[tuple[int, Frames]]) -> list[Exception]:
         raised: list[Exception] = []
@@ -310,7 +310,7 @@ class Client:
         return raised
 
     def _use_one(self, channel: int, frames: Frames) -> Exception | None:
-        """Use a message; returns what a callback raised."""
+        """Use a message; returns the exception of a callback."""
         requests = self._channels[channel]
         try:
             envelope, payload = decode(frames)

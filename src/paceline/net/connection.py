@@ -1,6 +1,6 @@
 """One end of a connection: reads messages as far as there is room for them, and sends those that wait, in order.
 
-A connection has a thread that reads, and one that sends what the kernel does not take at once:
+A connection has a thread that reads, and one that sends the bytes that the kernel does not take at once:
 
 | state | a message that comes |
 |---|---|
@@ -136,7 +136,7 @@ class ReceivedQueue(Generic[Source]):
         self._queue.put(None)
 
     def take(self, timeout_s: float) -> list[tuple[Source, Frames]]:
-        """Return what has arrived, after waiting at most ``timeout_s`` for the first."""
+        """Return the messages that have arrived, after waiting at most ``timeout_s`` for the first."""
         taken: list[tuple[Source, Frames]] = []
         size = 0
         try:
@@ -165,7 +165,7 @@ class _Room:
         self._small, self._large = threading.Semaphore(RECEIVE_AHEAD_SMALL), threading.Semaphore(RECEIVE_AHEAD)
 
     def wait(self, size: int) -> threading.Semaphore:
-        """Wait until there is room for a message; returns what to release when it is taken.
+        """Wait until there is room for a message; returns the semaphore to release when it is taken.
 
         Raises:
             ProtocolError: this process has taken none for :data:`UNREAD_S`.
@@ -186,7 +186,7 @@ class Connection(Generic[Source]):
 
     Args:
         name: of its threads.
-        source: what the queue calls the peer.
+        source: the queue's name for the peer.
         arrived: takes the messages that arrive.
         keeps: messages wait for a connection; else they are dropped without one.
 
@@ -205,7 +205,7 @@ class Connection(Generic[Source]):
         self._writer: RecordWriter | None = None
         """None: not connected."""
         self._rest: Iterator[Any] | None = None
-        """What the kernel did not take of a message that is under way."""
+        """The part of a message under way that the kernel did not take."""
         self._busy = self._closed = False
         self._room = _Room()
         self._reading: threading.Thread | None = None
@@ -316,7 +316,7 @@ class Connection(Generic[Source]):
                 self._go_on()
 
     def _go_on(self) -> None:
-        """Have the thread look at what there is to do. The lock is held."""
+        """Have the thread that sends look for work. The lock is held."""
         if self._sending is None and self._has_work():
             self._sending = threading.Thread(target=self._run_sending, name=f"paceline-send {self.name}", daemon=True)
             self._sending.start()
@@ -384,7 +384,7 @@ def _following(piece: memoryview, pieces: Iterator[Any]) -> Iterator[Any]:
 
 
 def close_connections(connections: Sequence[Connection[Any]], linger_s: float) -> None:
-    """Close connections; all of them together have ``linger_s`` for what they still send."""
+    """Close connections; all of them together have ``linger_s`` for their last messages."""
     for one in connections:
         one.stop()
     deadline = time.monotonic() + linger_s

@@ -1,4 +1,4 @@
-"""Sockets: addresses, and what the kernel knows about the host at the other end.
+"""Sockets: addresses, and the kernel's knowledge of the host at the other end.
 
 Addresses are ``tcp://host:port``, and ``ipc://@name`` for abstract unix sockets of this host.
 
@@ -8,8 +8,8 @@ processes do; and a silent process on a host that was heard is stalled or stoppe
 
 | time | must exceed |
 |---|---|
-| :data:`BULK_TIMEOUT_S` | a long pause of a process, which leaves what was sent to it unread |
-| a member's ``heartbeat_timeout_s`` | :data:`KEEPALIVE_S` and the time to send again what was lost, at most 1 s |
+| :data:`BULK_TIMEOUT_S` | a long pause of a process, which leaves messages unread |
+| a member's ``heartbeat_timeout_s`` | :data:`KEEPALIVE_S` and the time to send a lost packet again, at most 1 s |
 | :data:`CONTROL_TIMEOUT_S` | any ``heartbeat_timeout_s``: membership decides who is dead, not the kernel |
 | a request's ``timeout_s`` | :data:`BULK_TIMEOUT_S`, so that it is sent again over a new connection |
 
@@ -35,7 +35,7 @@ _BACKLOG = 4096
 #: Seconds without a packet from the other host, after which the kernel asks for one; again after as long.
 KEEPALIVE_S = 1
 
-#: A connection for tensors ends when what was sent is not acknowledged, or not taken, for as long. It is made again.
+#: A connection for tensors ends when sent bytes are not acknowledged, or not taken, for as long. It is made again.
 BULK_TIMEOUT_S = 60.0
 
 #: The same for connections whose loss may mean a death.
@@ -86,7 +86,7 @@ def listen(address: str) -> tuple[socket.socket, str]:
 
 
 def dial(address: str) -> socket.socket:
-    """Return a socket that is connected to a listening one, with a time limit for what comes next.
+    """Return a socket that is connected to a listening one, with a time limit for the next steps.
 
     Raises:
         OSError: nobody listens there.
@@ -157,7 +157,7 @@ class HostWatch:
         self._acknowledged, self._since = -1, 0.0
 
     def silent_s(self) -> float | None:
-        """Return the seconds since the kernel of the other host was heard, or acknowledged what is sent to it.
+        """Return the seconds since the kernel of the other host was heard, or acknowledged sent bytes.
 
         The second is seen only by calling this again and again. Without it a network that carries one way only would
         look sound at the end that hears. None: not known.

@@ -44,7 +44,7 @@ class HandshakeError(Exception):
 
     Args:
         reason: for messages.
-        reply: what to send before the connection closes.
+        reply: bytes to send before the connection closes.
     """
 
     def __init__(self, reason: str, reply: bytes = b"") -> None:
@@ -76,8 +76,8 @@ class Agreed:
 
     Attributes:
         identity: of the initiator.
-        sending: protects what this side sends.
-        receiving: protects what it receives.
+        sending: protects records of this side.
+        receiving: protects records of the other side.
         encrypts: large frames are protected too.
     """
 
@@ -96,7 +96,7 @@ class Initiator:
 
     Args:
         psk: 32 bytes; empty for a job without a key.
-        identity: what the other side calls this one.
+        identity: the other side's name for this one.
         encrypt: whether large frames must be protected, unless the way is a unix socket.
         way: the connection, and who is meant.
     """
@@ -116,7 +116,7 @@ class Initiator:
         return _MAGIC + _KEYED + self._noise.write_first(self._wishes)
 
     def take(self, welcome: bytes) -> tuple[bytes, Agreed]:
-        """Take WELCOME; returns JOIN and what was agreed.
+        """Take WELCOME; returns JOIN and the agreement.
 
         Raises:
             HandshakeError: the other side does not hold the key, refuses this one, or would protect less.
@@ -175,7 +175,7 @@ class Responder:
 
     Attributes:
         wanted: bytes that it waits for.
-        agreed: what came out, when the handshake is complete.
+        agreed: the outcome, when the handshake is complete.
     """
 
     def __init__(self, psk: bytes, encrypt: bool, way: Way, seen: Seen | None = None) -> None:
@@ -192,7 +192,7 @@ class Responder:
         return self._ciphers is not None
 
     def take(self, message: bytes) -> bytes:
-        """Take a message of the size that was wanted; returns what to send.
+        """Take a message of the size that was wanted; returns the reply.
 
         Raises:
             HandshakeError: the other side is no member of the job.

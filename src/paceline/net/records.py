@@ -6,14 +6,14 @@ A message is a list of frames. On the wire it is
 2. the head: the size of each frame, then all small frames;
 3. each large frame: in chunks that are records of their own where it is protected, else as it is.
 
-Prefix and head are always records. The first frame is the message's body, which says what is to be done: it is always
+Prefix and head are always records. The first frame is the message's body, the request or answer itself: it is always
 protected, whatever its size. Only those after it, which are tensors, may travel as they are. The associated data of a
 record are the number of its message, the part, and the chunk. Nothing is read on the strength of a length that was not
 authenticated, so a changed length is noticed at once.
 
 Copies of a large frame outside of the kernel: none without protection. With it a chunk is encrypted into one warm
 buffer, from which the kernel copies; at the receiver it comes to one warm buffer and is decrypted to its place. A frame
-for which the receiver has no memory is read and thrown away: the connection goes on, and who asked gets an error.
+for which the receiver has no memory is read and thrown away: the connection goes on, and the asker gets an error.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class RecordWriter:
         self._buffer: memoryview | None = None
 
     def pieces(self, frames: Sequence[Any]) -> Iterator[Any]:
-        """Return what to send for a message, in order; each piece is good until the next one is asked for."""
+        """Return the bytes to send for a message, in order; each piece is good until the next one is asked for."""
         number = self._number
         self._number += 1
         sizes = list(map(size_of, frames))

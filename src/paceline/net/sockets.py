@@ -6,7 +6,7 @@ A hub dials listeners, one :class:`Channel` each; a listener accepts the connect
 |---|---|---|
 | not connected | the listener answers, and the handshake is good | open |
 | not connected | nobody listens, or the handshake fails | not connected; tries again after a pause of 0.05 s to 1 s |
-| open | it ends, or what comes is damaged | not connected; tries again after 0.05 s |
+| open | it ends, or a record is damaged | not connected; tries again after 0.05 s |
 | any | :meth:`Channel.stop` | closed for good, when the connection ends |
 
 | timeout | must exceed |
@@ -47,7 +47,7 @@ _open: weakref.WeakSet[SocketHub | SocketListener] = weakref.WeakSet()
 
 
 def close_all() -> None:
-    """Close what is still open, before the interpreter ends.
+    """Close the hubs and listeners that are still open, before the interpreter ends.
 
     A thread that comes back from the cipher while the interpreter is torn down aborts the process.
     """
@@ -61,7 +61,7 @@ class Channel(Connection[int]):
     Args:
         index: of this channel, for the queue.
         address: of the listener.
-        identity: what the listener calls this side.
+        identity: the listener's name for this side.
         listener: its role and rank: nobody else is talked to.
         security: the job's key.
         bulk: carries tensors.
@@ -193,7 +193,7 @@ class SocketHub:
         return index
 
     def add_watcher(self, other: ReceivedQueue[Any]) -> None:
-        """Wake another queue of the same thread for what arrives on all channels."""
+        """Wake another queue of the same thread for messages of all channels."""
         self._arrived.add_watcher(other)
 
     def send(self, channel: int, frames: Frames) -> None:
@@ -201,7 +201,7 @@ class SocketHub:
         self._channels[channel].send(frames)
 
     def receive(self, timeout_s: float) -> list[tuple[int, Frames]]:
-        """Return what has arrived as (channel, frames)."""
+        """Return the messages that have arrived as (channel, frames)."""
         return self._arrived.take(timeout_s)
 
     def is_open(self, channel: int) -> bool:
@@ -218,7 +218,7 @@ class SocketHub:
         return self._channels[channel].is_deserted
 
     def reopened(self) -> list[int]:
-        """Return channels that were connected anew since the last call: what was under way may be lost."""
+        """Return channels that were connected anew since the last call: messages under way may be lost."""
         anew = [index for index, channel in enumerate(self._channels) if channel.reopened]
         for index in anew:
             self._channels[index].reopened = False
@@ -332,7 +332,7 @@ class SocketListener:
             self._arrived.wake()
 
     def receive(self, timeout_s: float) -> list[tuple[bytes, Frames]]:
-        """Return what has arrived as (peer, frames)."""
+        """Return the messages that have arrived as (peer, frames)."""
         return self._arrived.take(timeout_s)
 
     def send(self, peer: bytes, frames: Frames, urgency: int | None = None) -> None:
