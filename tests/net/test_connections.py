@@ -247,6 +247,22 @@ def test_a_message_of_moderate_size_is_sent_by_the_thread_that_brings_it(
     assert threads == {threading.current_thread().name}
 
 
+def test_the_thread_that_sends_is_not_woken_while_it_has_nothing_to_send(
+    hub: SocketHub, listener: SocketListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exchange(hub, listener, [bytes(LARGE)])
+    has_work, looking = connection.Connection._has_work, list[str]()
+
+    def noted(self: connection.Connection[object]) -> bool:
+        looking.append(threading.current_thread().name)
+        return has_work(self)
+
+    monkeypatch.setattr(connection.Connection, "_has_work", noted)
+    for _ in range(20):
+        exchange(hub, listener, [b"small"])
+    assert len([name for name in looking if name.startswith("paceline-send")]) <= 2, "one last look of each end's"
+
+
 def test_a_connection_whose_messages_nobody_takes_is_made_again(
     hub: SocketHub, listener: SocketListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
