@@ -251,9 +251,7 @@ class Client:
     def _follow(self, timeout_s: float, calls: Sequence[Call] | None) -> None:
         if self._driver == threading.get_ident():
             raise RuntimeError("a callback of an answer must not wait: its own thread takes the answers")
-        self._sleep(
-            lambda: self._driver is None or self._closed or bool(calls and not _first_pending(calls)), timeout_s
-        )
+        self._sleep(lambda: self._driver is None or self._closed or _are_done(calls), timeout_s)
 
     def _sleep(self, until: Callable[[], bool], timeout_s: float) -> bool:
         self._followers += 1
