@@ -251,27 +251,20 @@ AREAS = (
         ),
     ),
     Area(
-        "peer/shared_hub.py",
-        ("peer/test_client.py",),
+        "net/client.py",
+        ("net/test_client.py", "net/test_sequence.py"),
         (
-            ("self._hub.wake()  # under the mutex", "pass  # under the mutex"),
-            ("        if self._followers:", "        if False:"),
-            ("if self._driver != threading.get_ident():", "if True:"),
-            ("lambda: self._driver is None or self._closed or is_done()", "lambda: is_done()"),
-        ),
-    ),
-    Area(
-        "peer/client.py",
-        ("peer/test_client.py", "peer/test_sequence.py"),
-        (
+            ("                if self._followers:", "                if False:"),
+            ("self._driver is None or self._closed or _are_done(calls)", "_are_done(calls)"),
+            ("                self._hub.wake()\n                if not", "                if not"),
             ("return call.error if call.crashed else None", "return None"),
-            ("connection.probe(now, at_once)", "connection.probe(now)"),
-            ("self._shared.post(lambda: connection.admit(self._clock()))", "pass"),
+            ("requests.probe(now, at_once)", "requests.probe(now)"),
+            ("self._send(requests, lambda: requests.admit(self._clock()))", "pass"),
         ),
     ),
     Area(
-        "peer/connection.py",
-        ("peer/test_client.py", "peer/test_sequence.py"),
+        "net/call.py",
+        ("net/test_client.py", "net/test_sequence.py"),
         (
             ("            self._held = []", "            pass"),
             ("return unanswered + self.turn_away()", "return unanswered"),
@@ -279,7 +272,7 @@ AREAS = (
     ),
     Area(
         "wire/sequence.py",
-        ("peer/test_sequence.py",),
+        ("net/test_sequence.py",),
         (
             ("        if seq <= self._acked or seq in self._seen:", "        if seq in self._seen:"),
             ("        if seq <= self._acked or seq in self._seen:", "        if seq <= self._acked:"),

@@ -53,7 +53,7 @@ def why_no_ssh() -> str:
 
 
 class SshHosts(StepwiseStart):
-    """Hosts of :mod:`paceline.testing.hosts`, each with a host name of its own and an ssh server. ::
+    """Hosts of :mod:`tests.clusters.hosts`, each with a host name of its own and an ssh server. ::
 
         with SshHosts(3) as cluster:
             cluster.hostfile([1, 2])
@@ -66,7 +66,7 @@ class SshHosts(StepwiseStart):
         count: of hosts.
         hidden: by host, folders that are empty there and shared with nobody.
         paths: by host, its PATH.
-        rate_bits_s: see :class:`~paceline.testing.hosts.Hosts`.
+        rate_bits_s: see :class:`~tests.clusters.hosts.Hosts`.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ Graph = dict[str, set[str]]
 
 
 def box_of(module: str) -> str:
-    """Return what is written in the box of a module such as ``paceline.peer.connection``."""
+    """Return what is written in the box of a module such as ``paceline.net.call``."""
     name = top(module)
     return next((text for text, names in TOGETHER.items() if name in names), name)
 

@@ -14,8 +14,7 @@ from paceline.launch.remote.protocol import SILENCE_S
 from paceline.launch.spec import Graces
 from paceline.membership import LEAVE_TIMEOUT_S
 from paceline.membership.liveness import LAST_WORDS_S
-from paceline.peer import client, connection, lifeline
-from paceline.transport import channel, keepalive
+from paceline.net import call, client, connection, endpoints, lifeline, sockets
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/failures.md").read_text()
@@ -24,13 +23,14 @@ ORDER = [line for line in TEXT.split("\n## Which time must exceed which\n")[1].s
 
 #: How the document calls times that are no settings.
 CONSTANTS = {
-    "KEEPALIVE_S": keepalive.KEEPALIVE_S,
-    "RTO_MAX_S": keepalive.RTO_MAX_MS / 1000,
-    "BULK_TIMEOUT_S": keepalive.BULK_TIMEOUT_S,
-    "CONTROL_TIMEOUT_S": keepalive.CONTROL_TIMEOUT_S,
-    "PROBE_AFTER_S": connection.PROBE_AFTER_S,
+    "KEEPALIVE_S": endpoints.KEEPALIVE_S,
+    "RTO_MAX_S": endpoints.RTO_MAX_MS / 1000,
+    "BULK_TIMEOUT_S": endpoints.BULK_TIMEOUT_S,
+    "CONTROL_TIMEOUT_S": endpoints.CONTROL_TIMEOUT_S,
+    "PROBE_AFTER_S": call.PROBE_AFTER_S,
     "CLIENT_CHECK_INTERVAL_S": client.CHECK_INTERVAL_S,
-    "LAST_RETRY_S": channel.LAST_RETRY_S,
+    "LAST_RETRY_S": sockets.LAST_RETRY_S,
+    "UNREAD_S": connection.UNREAD_S,
     "LEAVE_TIMEOUT_S": LEAVE_TIMEOUT_S,
     "LAST_WORDS_S": LAST_WORDS_S,
     "SILENCE_S": SILENCE_S,

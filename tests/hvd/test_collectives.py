@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import paceline.hvd as hvd
-from paceline.transport.security import new_job_key
+from paceline.net.security import new_job_key
 from tests.hvd.ranks import LONG, Ranks
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

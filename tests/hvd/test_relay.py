@@ -17,7 +17,7 @@ import pytest
 import paceline.hvd as hvd
 from paceline.errors import PacelineError
 from paceline.hvd.place import find_place
-from paceline.transport import channel, new_job_key
+from paceline.net import new_job_key, sockets
 from tests.hvd import relay
 from tests.hvd.ranks import TIMEOUT_S, Ranks
 from tests.integration.relays import listening_ports
@@ -30,8 +30,8 @@ def take(go: str) -> str:
             time.sleep(0.01)
         port = int(Path(go).read_text())
         if port:  # the network leads the connection there
-            dial = channel.dial
-            channel.dial = lambda address: dial(f"tcp://127.0.0.1:{port}")
+            dial = sockets.dial
+            sockets.dial = lambda address: dial(f"tcp://127.0.0.1:{port}")
     weights = relay.MARK.decode() + "w" * 4 * relay.LARGE
     try:
         hvd.init()

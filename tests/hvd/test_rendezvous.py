@@ -11,7 +11,7 @@ from paceline.config import Settings
 from paceline.errors import AuthenticationError
 from paceline.hvd import rendezvous
 from paceline.hvd.place import ProcessPlace
-from paceline.transport.security import Security, new_job_key
+from paceline.net.security import Security, new_job_key
 
 
 def test_file_is_removed_unless_another_job_has_written_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import paceline.hvd as hvd
-from paceline.transport import new_job_key
+from paceline.net import new_job_key
 from tests.clusters.hosts import Hosts, why_no_hosts
 from tests.hvd.ranks import Ranks
 

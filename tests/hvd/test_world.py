@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import paceline.hvd as hvd
-from paceline.transport.security import new_job_key
+from paceline.net.security import new_job_key
 from tests.hvd.ranks import run
 from tests.hvd.test_errors import error_of
 

@@ -14,8 +14,8 @@ import torch
 import paceline
 from paceline import kvstore
 from paceline.errors import PacelineError
+from paceline.net import sockets
 from paceline.testing import LocalJob
-from paceline.transport import channel
 from paceline.wire import messages as m
 from paceline.worker import answers
 from tests.integration.relays import tcp_pair
@@ -81,7 +81,7 @@ class Damaging:
     """Relays connections to the scheduler, and flips bits of every tenth piece that comes from there."""
 
     def __init__(self):
-        self._dial, self.flipped = channel.dial, 0
+        self._dial, self.flipped = sockets.dial, 0
 
     def dial(self, address):
         far = self._dial(address)
@@ -113,7 +113,7 @@ def train_with_a_damaged_lifeline(seconds):
     handler.emit = lambda record: lines.append(record.getMessage())
     logging.getLogger("paceline").addHandler(handler)
     damaging = Damaging()
-    channel.dial = damaging.dial
+    sockets.dial = damaging.dial
     store, value = new_store(), torch.ones(1000)
     rounds, until = 0, time.monotonic() + seconds
     while time.monotonic() < until:

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from paceline import kvstore
+from paceline.net import Security, new_job_key, sockets
+from paceline.net.memory import SharedTensor
+from paceline.net.sockets import SocketHub, SocketListener
 from paceline.testing import LocalJob
-from paceline.transport import Security, channel, new_job_key
-from paceline.transport.shared import SharedTensor
-from paceline.transport.sockets import SocketHub, SocketListener
 from tests.integration.relays import tcp_pair
 
 TENSOR = np.arange(50_000, dtype=np.uint32)
@@ -23,7 +23,7 @@ SMALL = b"what the head of a message says"
 def recorded(security, monkeypatch):
     """Send a message through a relay; return all bytes that passed it."""
     seen = bytearray()
-    dial = channel.dial
+    dial = sockets.dial
 
     def relayed(address):
         ours, theirs = tcp_pair()
@@ -39,7 +39,7 @@ def recorded(security, monkeypatch):
             threading.Thread(target=relay, args=(source, target), daemon=True).start()
         return ours
 
-    monkeypatch.setattr(channel, "dial", relayed)
+    monkeypatch.setattr(sockets, "dial", relayed)
     listener, hub = SocketListener(["tcp://127.0.0.1:*"], security, "server 0", bulk=True), SocketHub(security)
     try:
         hub.send(hub.connect(listener.addresses[0], b"peer", "server 0", bulk=True), [SMALL, TENSOR])

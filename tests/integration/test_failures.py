@@ -15,8 +15,8 @@ import torch
 import paceline
 from paceline import DistributedOptimizer, kvstore
 from paceline.errors import DeadlineError, JoinTimeoutError, KeyMismatchError, PacelineError, PeerDiedError, RemoteError
+from paceline.net import new_job_key
 from paceline.testing import LocalJob, listen, tell
-from paceline.transport import new_job_key
 from paceline.wire import messages
 
 NOTICED_WITHIN_S = 5.0

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from paceline import compression, kvstore
-from paceline.peer.connection import identity
+from paceline.net import Security
+from paceline.net.client import identity
+from paceline.net.memory import SharedTensor
+from paceline.net.sockets import SocketHub
 from paceline.testing import LocalJob, listen, tell
-from paceline.transport import Security
-from paceline.transport.shared import SharedTensor
-from paceline.transport.sockets import SocketHub
 from paceline.updaters import KeyOptions, StepOptions, make_spec
 from paceline.wire import decode, encode
 from paceline.wire import messages as m

@@ -222,10 +222,10 @@ def test_slow_network_is_waited_for(on_one_host):
 
 HALF_DEAD = """
 import subprocess
-from paceline.transport import Security, keepalive
-from paceline.transport.sockets import SocketHub, SocketListener
+from paceline.net import Security, endpoints
+from paceline.net.sockets import SocketHub, SocketListener
 
-keepalive.BULK_TIMEOUT_S = 2.0
+endpoints.BULK_TIMEOUT_S = 2.0
 listener = SocketListener(["tcp://127.0.0.1:*"], Security(""), "server 0", bulk=True)
 hub = SocketHub(Security(""))
 channel = hub.connect(listener.addresses[0], b"peer", "server 0", bulk=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline.transport import new_job_key
+from paceline.net import new_job_key
 from tests.clusters.hosts import Hosts, NamespaceHost, why_no_hosts
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(bool(why_no_hosts()), reason=why_no_hosts() or "possible")]
@@ -23,8 +23,8 @@ TENSOR = b"a gradient that nobody else may read"
 #: Server 0 of a job: listens at TCP and at a unix socket.
 SERVER = """
 import os, sys
-from paceline.transport import Security
-from paceline.transport.sockets import SocketListener
+from paceline.net import Security
+from paceline.net.sockets import SocketListener
 
 security = Security(os.environ.get("KEY", ""))
 listener = SocketListener([f"tcp://{sys.argv[1]}:*", "ipc://@paceline-relayed"], security, "server 0", bulk=True)
@@ -63,8 +63,8 @@ except ConnectionError:
 #: Worker 1: sends a tensor to server 0 at an address, and says what came of it.
 WORKER = """
 import os, sys
-from paceline.transport import Security
-from paceline.transport.sockets import SocketHub
+from paceline.net import Security
+from paceline.net.sockets import SocketHub
 
 hub = SocketHub(Security(os.environ.get("KEY", "")))
 channel = hub.connect(sys.argv[1], b"worker-1", "server 0", bulk=True)

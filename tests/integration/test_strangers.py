@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from paceline import kvstore
+from paceline.net import Security
+from paceline.net.handshake import Initiator, Responder, Way
 from paceline.testing import LocalJob, listen, tell
-from paceline.transport import Security
-from paceline.transport.handshake import Initiator, Responder, Way
 from tests.integration.relays import listening_ports
 
 CONNECTIONS = int(os.environ.get("PACELINE_FUZZ_CONNECTIONS", "2000"))

@@ -10,8 +10,8 @@ import torch
 
 from paceline import kvstore
 from paceline.errors import PacelineError
+from paceline.net import sockets
 from paceline.testing import LocalJob
-from paceline.transport import channel
 from tests.integration.relays import tcp_pair
 
 NUMEL = 1 << 18
@@ -30,7 +30,7 @@ class Middle:
 
     def __init__(self, fault, way, every=False):
         self._fault, self._way, self._every = fault, way, every
-        self._dial = channel.dial
+        self._dial = sockets.dial
         self.done = 0
 
     def dial(self, address):
@@ -76,7 +76,7 @@ def train(fault, way, every, rounds):
     handler.emit = lambda record: lines.append(record.getMessage())
     logging.getLogger("paceline").addHandler(handler)
     middle = Middle(fault, way, every)
-    channel.dial = middle.dial
+    sockets.dial = middle.dial
     seen = []
     try:
         store = kvstore.create("dist_sync")

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from paceline import kvstore
+from paceline.net import Security, new_job_key
+from paceline.net.sockets import SocketHub, SocketListener
 from paceline.testing import LocalJob, listen, tell
-from paceline.transport import Security, new_job_key
-from paceline.transport.sockets import SocketHub, SocketListener
 from paceline.worker.current import current_session
 
 

@@ -11,8 +11,8 @@ from paceline.launch import Host, JobPlan, JobSpec, Late, Machine, ProcessSpec, 
 from paceline.launch.local import LocalBackend
 from paceline.launch.preflight import CommandNotFoundError
 from paceline.launch.supervise.crew import address_parts, free_port
-from paceline.transport import Security
-from paceline.transport.security import new_job_key
+from paceline.net import Security
+from paceline.net.security import new_job_key
 
 
 def test_key_is_a_new_one_every_time() -> None:

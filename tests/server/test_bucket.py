@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 
 from paceline.config import Settings
 from paceline.consistency import Policy
+from paceline.net.memory import MappedArena
 from paceline.server.bucket import Slot
 from paceline.server.merge import Accumulator
 from paceline.server.push_request import PushRequest
 from paceline.server.requests import RequestHandler
 from paceline.server.scratch import Scratch
 from paceline.tensors import to_frame
-from paceline.transport.shared import MappedArena
 from paceline.updaters import UpdaterSpec, make_spec
 from paceline.wire import messages as m
 from paceline.worker.block import Rounds

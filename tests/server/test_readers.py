@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from paceline import compression
 from paceline.config import Settings
 from paceline.consistency import Policy
+from paceline.net.memory import MappedArena
 from paceline.server.readers import Readers
 from paceline.server.requests import RequestHandler
 from paceline.tensors import to_frame
-from paceline.transport.shared import MappedArena
 from paceline.updaters import make_spec
 from paceline.wire import messages as m
 from paceline.worker.answers import store_known

@@ -10,7 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-from paceline.transport import handshake
+from paceline.net import handshake
 from tests.soak.census import census, leave_out_what_is_there
 
 #: Where the counts go: a file per process id.

@@ -13,9 +13,9 @@ import torch
 
 import paceline
 from paceline import kvstore
+from paceline.net import sockets
+from paceline.net.endpoints import end
 from paceline.testing import listen, tell
-from paceline.transport import channel
-from paceline.transport.endpoints import end
 from paceline.worker import key_table
 from paceline.worker.current import current_session
 from tests.soak.census import census, leave_out_what_is_there
@@ -131,7 +131,7 @@ def lists() -> Use:
 
 def reconnects() -> Use:
     """Lose a connection to the servers or the scheduler in the middle of a step."""
-    channel.FIRST_RETRY_S = 0.0
+    sockets.FIRST_RETRY_S = 0.0
     store = kvstore.create("dist_sync")
     store.init("a", torch.zeros(20000))
 

@@ -8,7 +8,7 @@ import torch
 
 from paceline import kvstore
 from paceline.errors import PacelineError
-from paceline.peer import client
+from paceline.net import client
 from paceline.testing import LocalJob, listen, tell
 
 LONG_S = 60.0

@@ -81,9 +81,9 @@ def ask(record: runtime.JobRecord) -> m.Status:
     """
     if not record.scheduler:
         raise LaunchError(f"job {record.id} has no scheduler (yet); only its launcher knows how it does")
-    from paceline.peer.client import Client
-    from paceline.transport import Security
-    from paceline.transport.sockets import SocketHub
+    from paceline.net import Security
+    from paceline.net.client import Client
+    from paceline.net.sockets import SocketHub
 
     settings = Settings(scheduler=record.scheduler, job_key=record.key, insecure=not record.key)
     client = Client(SocketHub(Security.of(settings)))

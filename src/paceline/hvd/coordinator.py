@@ -26,8 +26,8 @@ from paceline.hvd.negotiation import Batch, Down, LogText, Negotiation, Submissi
 from paceline.hvd.negotiation.words import Action
 from paceline.hvd.settings import HvdSettings
 from paceline.hvd.timeline import Timeline
-from paceline.transport.security import Security
-from paceline.transport.sockets import SocketListener
+from paceline.net.security import Security
+from paceline.net.sockets import SocketListener
 
 logger = logging.getLogger(__name__)
 

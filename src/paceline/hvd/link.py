@@ -17,9 +17,9 @@ from paceline.hvd.negotiation import Down
 from paceline.hvd.place import ProcessPlace
 from paceline.hvd.settings import HvdSettings
 from paceline.hvd.timeline import Timeline
-from paceline.peer.hosts import own_address, tcp
-from paceline.transport.security import Security
-from paceline.transport.sockets import SocketHub
+from paceline.net.hosts import own_address, tcp
+from paceline.net.security import Security
+from paceline.net.sockets import SocketHub
 from paceline.worker.current import current_session
 
 #: How long an address may refuse connections before it counts as one of an earlier job.

@@ -32,8 +32,8 @@ from torch._C._distributed_c10d import TCPStore
 from paceline.config import Settings
 from paceline.errors import AuthenticationError, ConfigError, JoinTimeoutError
 from paceline.hvd.place import ProcessPlace
-from paceline.transport.aead import TamperedError, open_value, seal_value
-from paceline.transport.security import Security, new_job_key
+from paceline.net.aead import TamperedError, open_value, seal_value
+from paceline.net.security import Security, new_job_key
 from paceline.worker.current import current_session
 
 _POLL_S = 0.01
@@ -78,7 +78,7 @@ def security_of(place: ProcessPlace, settings: Settings) -> Security:
         return Security(new_job_key(), settings.encrypt)
     raise ConfigError(
         "ranks on several hosts need a key: set PACELINE_JOB_KEY to the same new key in all processes (python -c "
-        "'import paceline.transport.security as s; print(s.new_job_key())'), or PACELINE_INSECURE=1 on a network that "
+        "'import paceline.net.security as s; print(s.new_job_key())'), or PACELINE_INSECURE=1 on a network that "
         "nobody else can reach"
     )
 

@@ -24,7 +24,7 @@ from paceline.hvd.planes.registry import Planes
 from paceline.hvd.rendezvous import private_folder
 from paceline.hvd.settings import HvdSettings, read_settings
 from paceline.hvd.timeline import Timeline
-from paceline.peer.hosts import host_id
+from paceline.net.hosts import host_id
 
 #: Value of HOROVOD_TIMELINE with which timelines are started by calls.
 DYNAMIC = "DYNAMIC"

@@ -15,7 +15,7 @@ A process is *gone* if the launcher has told its exit code, a process of its hos
 kernel of its host refuses connections to its port (only a scheduler's port is tried). It *runs* if a process of its
 host sees it in /proc, or if a launcher watches over it, which would have told its exit code.
 
-Whether a host is silent its kernel tells, where the transport knows it (:mod:`paceline.transport.keepalive`). Who looks
+Whether a host is silent its kernel tells, where the transport knows it (:mod:`paceline.net.endpoints`). Who looks
 at /proc is the scheduler itself, or a member whose heartbeat says what it saw. Before all members have joined, nobody
 sends heartbeats: then a member is as silent as its host.
 

@@ -20,6 +20,7 @@ from paceline.kvstore.agreement import agree_on_store, optimizer_facts, option_f
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
 from paceline.kvstore.dist.free import able_to_regroup
+from paceline.net.allocator import give_back_freed_memory
 from paceline.optim.buffers import Buffers
 from paceline.optim.choices import Update
 from paceline.optim.local_update import LocalUpdate
@@ -28,7 +29,6 @@ from paceline.optim.store_update import StoreUpdate
 from paceline.optim.strategy import Strategy, StrategySetup
 from paceline.optim.watch import refuse_renormalising
 from paceline.optim.worker_update import WorkerUpdate
-from paceline.transport.allocator import give_back_freed_memory
 
 Kind = Literal["alone", "reduced", "worker", "server"]
 

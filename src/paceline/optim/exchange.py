@@ -20,9 +20,9 @@ import torch
 
 from paceline.errors import PacelineError
 from paceline.kvstore.dist import DistStore
+from paceline.net.call import Call
 from paceline.optim.binding import Bound, take_all
 from paceline.optim.device import Pusher
-from paceline.peer.call import Call
 from paceline.tensors import real_view
 from paceline.worker.block import BucketRange, WorkerBlock
 

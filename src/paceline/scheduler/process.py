@@ -12,11 +12,11 @@ from paceline.config import Settings
 from paceline.errors import PacelineError
 from paceline.logs import set_up_logging
 from paceline.membership import Action, Finish, Membership, Warn, describe
-from paceline.peer.answerer import Answerer
-from paceline.peer.hosts import bind_address, host_id, process_state
+from paceline.net import Listener, Security
+from paceline.net.answerer import Answerer
+from paceline.net.hosts import bind_address, host_id, process_state
+from paceline.net.sockets import SocketListener
 from paceline.scheduler.launcher import Launcher, StartProgress
-from paceline.transport import Listener, Security
-from paceline.transport.sockets import SocketListener
 
 logger = logging.getLogger(__name__)
 

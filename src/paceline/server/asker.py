@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from paceline.peer.errors_by_name import failed
+from paceline.net.base import Frames
+from paceline.net.call import failed
 from paceline.server.members import Members
-from paceline.transport.base import Frames
 from paceline.wire import messages as m
 
 #: ``answer(peer, seq, body, make_frames, urgency)``.

@@ -10,11 +10,11 @@ from paceline.compression import Codec
 from paceline.compression.buffers import Bytes
 from paceline.consistency import Rule, Units
 from paceline.interval_map import IntervalMap
+from paceline.net.memory import MappedArena
 from paceline.server.push_request import Known
 from paceline.server.row_answers import RowAnswers
 from paceline.server.slot import Slot
 from paceline.tensors import to_frame
-from paceline.transport.shared import MappedArena
 from paceline.updaters import FlatUpdater, Piece
 from paceline.wire import messages as m
 

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import torch
 
 from paceline.consistency import Apply, Release
-from paceline.peer.errors_by_name import failed
+from paceline.net.call import failed
 from paceline.server.merge import Accumulator
 from paceline.wire import messages as m
 

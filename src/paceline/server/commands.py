@@ -10,10 +10,10 @@ from typing import Protocol, TypeAlias
 from paceline import extensions
 from paceline.config import Settings
 from paceline.extensions import register
+from paceline.net.base import Frames
 from paceline.server.asker import Asker, Handlers, Result
 from paceline.server.hosted import HostedStores
 from paceline.server.state import get_state, set_state
-from paceline.transport.base import Frames
 from paceline.wire import messages as m
 
 

@@ -9,8 +9,8 @@ from itertools import accumulate
 import torch
 
 from paceline.errors import ProtocolError
+from paceline.net.memory import MappedArena, SharedTensor, map_foreign, pages
 from paceline.server.bucket import StoredBucket
-from paceline.transport.shared import MappedArena, SharedTensor, map_foreign, pages
 from paceline.wire import messages as m
 
 logger = logging.getLogger(__name__)

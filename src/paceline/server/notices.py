@@ -25,10 +25,10 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from paceline.errors import ProtocolError
+from paceline.net.base import Frames
 from paceline.server.asker import Asker, Handlers
 from paceline.server.forward.sink import AskFn
 from paceline.server.hosted import HostedStore, HostedStores
-from paceline.transport.base import Frames
 from paceline.wire import messages as m
 
 

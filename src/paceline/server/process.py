@@ -16,16 +16,16 @@ from paceline.errors import ConfigError, PacelineError, PeerDiedError
 from paceline.exitcodes import PEER_FAILED
 from paceline.extensions import load_all
 from paceline.logs import set_up_logging
-from paceline.peer.answerer import Answerer
-from paceline.peer.hosts import server_addresses
-from paceline.peer.lifeline import Lifeline
+from paceline.net import Hub, Listener, Security
+from paceline.net.allocator import give_back_freed_memory
+from paceline.net.answerer import Answerer
+from paceline.net.base import Frames
+from paceline.net.hosts import server_addresses
+from paceline.net.lifeline import Lifeline
+from paceline.net.sockets import SocketHub, SocketListener
 from paceline.server.forward.owners import OwnerClient
 from paceline.server.requests import RequestHandler
 from paceline.server.speed import measure
-from paceline.transport import Hub, Listener, Security
-from paceline.transport.allocator import give_back_freed_memory
-from paceline.transport.base import Frames
-from paceline.transport.sockets import SocketHub, SocketListener
 from paceline.wire import messages as m
 
 #: Peer, number, request and frames.

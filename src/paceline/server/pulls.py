@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from paceline.errors import ProtocolError
+from paceline.net.base import Frames
 from paceline.server import rows
 from paceline.server.answers import send_known, send_values
 from paceline.server.asker import Asker, Handlers, Result
@@ -10,7 +11,6 @@ from paceline.server.hosted import HostedStores
 from paceline.server.push_request import Known
 from paceline.server.release import show
 from paceline.tensors import from_frame, to_frame
-from paceline.transport.base import Frames
 from paceline.wire import messages as m
 
 

@@ -9,12 +9,12 @@ import torch
 
 from paceline.compression import Codec
 from paceline.errors import ProtocolError
+from paceline.net.base import Frames
 from paceline.server import rows
 from paceline.server.admission import is_absent
 from paceline.server.bucket import StoredBucket
 from paceline.server.merge import Encoded
 from paceline.tensors import from_frame
-from paceline.transport.base import Frames
 from paceline.wire import messages as m
 
 

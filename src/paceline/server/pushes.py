@@ -8,6 +8,7 @@ from functools import lru_cache, partial
 import msgspec
 
 from paceline.errors import ProtocolError
+from paceline.net.base import Frames
 from paceline.server.answers import answer_push, answer_sum
 from paceline.server.asker import Asker, Handlers
 from paceline.server.clip import ClipSink, Located
@@ -16,7 +17,6 @@ from paceline.server.hosted import HostedStores
 from paceline.server.push_request import PushRequest
 from paceline.server.pushed_values import values_of, values_of_sum
 from paceline.server.sums import check_sum, push_sum
-from paceline.transport.base import Frames
 from paceline.updaters import StepOptions, check_numbers
 from paceline.wire import messages as m
 

@@ -23,6 +23,7 @@ import msgspec
 
 from paceline.config import Settings
 from paceline.errors import PacelineError, ProtocolError
+from paceline.net.base import Frames, check_memory
 from paceline.server.asker import AnswerFn, Asker, Handlers
 from paceline.server.commands import Commands
 from paceline.server.forward.sink import AskFn
@@ -32,7 +33,6 @@ from paceline.server.notices import Notices
 from paceline.server.pulls import Pulls
 from paceline.server.pushes import Pushes
 from paceline.server.setup import StoreSetup
-from paceline.transport.base import Frames, check_memory
 from paceline.wire import messages as m
 
 logger = logging.getLogger(__name__)

@@ -10,6 +10,7 @@ from paceline.config import Settings
 from paceline.consistency import Policy
 from paceline.errors import ProtocolError
 from paceline.extensions import split
+from paceline.net.base import Frames
 from paceline.server.admission import check_clipping
 from paceline.server.asker import Asker, Handlers
 from paceline.server.forward.sink import AskFn
@@ -18,7 +19,6 @@ from paceline.server.hosted import HostedStore, HostedStores
 from paceline.server.members import Members
 from paceline.server.own import OwnStore
 from paceline.tensors import dtype_of, from_frame
-from paceline.transport.base import Frames
 from paceline.updaters import UpdaterSpec
 from paceline.wire import messages as m
 

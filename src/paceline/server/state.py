@@ -8,10 +8,10 @@ import torch
 
 from paceline.compression.state import UNSENT
 from paceline.errors import ProtocolError
+from paceline.net.base import Frames
 from paceline.server.bucket import Slot, StoredBucket
 from paceline.server.own import OwnStore
 from paceline.tensors import state_dtype_name, state_from_frame, to_frame
-from paceline.transport.base import Frames
 from paceline.updaters import Piece
 from paceline.wire import messages as m
 

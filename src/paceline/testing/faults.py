@@ -21,8 +21,8 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from paceline.transport.base import Frames, Hub, Listener
-from paceline.transport.sockets import SocketListener
+from paceline.net.base import Frames, Hub, Listener
+from paceline.net.sockets import SocketListener
 
 #: Environment variable with the faults of a process, as JSON.
 VARIABLE = "PACELINE_TESTING_FAULTS"

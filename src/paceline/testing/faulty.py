@@ -8,12 +8,12 @@ import sys
 from typing import Any
 
 from paceline import config
-from paceline.peer import client, connection
+from paceline.net import call, client
+from paceline.net.security import Security
+from paceline.net.sockets import SocketHub, SocketListener
 from paceline.server import merge as accumulate
 from paceline.server import process as server
 from paceline.testing.faults import Chance, FaultyHub, FaultyListener, asked_for
-from paceline.transport.security import Security
-from paceline.transport.sockets import SocketHub, SocketListener
 from paceline.worker import current
 
 
@@ -45,7 +45,7 @@ def install(who: str) -> None:
         (server, "SocketListener", faulty_listener),
         (server, "IDLE_S", faults.probe_after_s),
         (client, "CHECK_INTERVAL_S", faults.probe_after_s),
-        (connection, "PROBE_AFTER_S", faults.probe_after_s),
+        (call, "PROBE_AFTER_S", faults.probe_after_s),
         (accumulate.Accumulator, "result", result_after_pause),
     ):
         getattr(owner, name)  # a name that is gone is an error, and not a network without faults

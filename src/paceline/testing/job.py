@@ -19,10 +19,10 @@ from paceline import config
 from paceline.launch.supervise.events import Ready
 from paceline.launch.supervise.guardian import Guardian
 from paceline.launch.supervise.ready import ReadyPipe
+from paceline.net.security import new_job_key
 from paceline.testing.channel import readable
 from paceline.testing.faults import VARIABLE, Faults
 from paceline.testing.process import Process, Start, Worker, WorkerFailedError, start_program
-from paceline.transport.security import new_job_key
 
 _SOURCES = str(Path(paceline.__file__).parent.parent)
 

@@ -14,9 +14,9 @@ from paceline.consistency import Policy
 from paceline.errors import PacelineError
 from paceline.kvstore.dist import DistStore
 from paceline.local_merge import LocalMerge
-from paceline.peer.call import Call, OnAnswer
+from paceline.net.base import Frames
+from paceline.net.call import Call, OnAnswer
 from paceline.server.requests import RequestHandler
-from paceline.transport.base import Frames
 from paceline.wire import messages as m
 from paceline.worker.session import Session
 from paceline.worker.stores import Store, WorkerStores

@@ -7,8 +7,8 @@ from typing import Any
 
 from paceline.compression import Codec
 from paceline.errors import ConfigError, ProtocolError
+from paceline.net.base import Frames
 from paceline.tensors import from_frame
-from paceline.transport.base import Frames
 from paceline.wire import messages as m
 from paceline.worker.block import WorkerBlock
 

@@ -12,12 +12,11 @@ from paceline.compression import Codec, CodecState
 from paceline.errors import ProtocolError
 from paceline.interval_map import IntervalMap, same
 from paceline.local_merge import Route
-from paceline.peer.call import Call
+from paceline.net.call import Call
+from paceline.net.memory import Patchwork, SharedTensor, open_foreign, pin, unpin
 from paceline.placement import KeySize, Layout, place
 from paceline.ranges import Ranges, is_all, within
 from paceline.tensors import dtype_of
-from paceline.transport.pinned import pin, unpin
-from paceline.transport.shared import Patchwork, SharedTensor, open_foreign
 from paceline.wire import messages as m
 from paceline.worker.versions import Versions
 

@@ -8,8 +8,8 @@ import threading
 from paceline import forks
 from paceline.config import from_environment
 from paceline.errors import ConfigError, PacelineError
-from paceline.transport import Security
-from paceline.transport.sockets import SocketHub
+from paceline.net import Security
+from paceline.net.sockets import SocketHub
 from paceline.worker import guard
 from paceline.worker.leaving import Exit
 from paceline.worker.session import Session, forked_from

@@ -23,7 +23,7 @@ from typing import Protocol
 
 from paceline.errors import PacelineError, PeerDiedError
 from paceline.exitcodes import PEER_FAILED
-from paceline.transport.sockets import close_all
+from paceline.net.sockets import close_all
 from paceline.worker import guard
 
 _PACKAGE = str(Path(__file__).parents[1])

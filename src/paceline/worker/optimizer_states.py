@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from paceline.keys import Key
+from paceline.net.base import Frames
 from paceline.tensors import state_dtype_name, state_from_frame, to_frame
-from paceline.transport.base import Frames
 from paceline.wire import messages as m
 from paceline.worker.block import BucketRange, WorkerBlock
 from paceline.worker.key_table import KeyTable

@@ -1,7 +1,7 @@
 """A worker's connection to the job: its membership, its requests, and collective calls of all workers.
 
-Requests go through one :class:`~paceline.peer.client.Client` with a channel to the scheduler (channel 0) and one to
-each server (channel 1 + rank). The :class:`~paceline.peer.lifeline.Lifeline` keeps the membership, with a hub and a
+Requests go through one :class:`~paceline.net.client.Client` with a channel to the scheduler (channel 0) and one to
+each server (channel 1 + rank). The :class:`~paceline.net.lifeline.Lifeline` keeps the membership, with a hub and a
 thread of its own. It wakes the client when the job fails; then every wait raises that failure.
 """
 
@@ -20,13 +20,13 @@ from paceline.errors import DeadlineError, PacelineError
 from paceline.hetero.noise import Counted
 from paceline.local_merge import LocalMerge
 from paceline.logs import set_up_worker_logging
-from paceline.peer.call import Call, OnAnswer
-from paceline.peer.client import Client
-from paceline.peer.hosts import address_for
-from paceline.peer.lifeline import Lifeline
-from paceline.peer.lifeline import StepPace as ReportedPace
-from paceline.transport import Hub
-from paceline.transport.base import Frames
+from paceline.net import Hub
+from paceline.net.base import Frames
+from paceline.net.call import Call, OnAnswer
+from paceline.net.client import Client
+from paceline.net.hosts import address_for
+from paceline.net.lifeline import Lifeline
+from paceline.net.lifeline import StepPace as ReportedPace
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_GATHER_BYTES
 from paceline.worker.profile import Profile, RoundTimes

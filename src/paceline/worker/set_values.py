@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from paceline.peer.call import Call
+from paceline.net.call import Call
 from paceline.tensors import to_frame
 from paceline.wire import messages as m
 from paceline.worker.block import WorkerBlock

@@ -12,9 +12,9 @@ import torch
 
 from paceline.compression import Codec, Leg
 from paceline.local_merge import Route
-from paceline.peer.call import Call
+from paceline.net.base import Frames
+from paceline.net.call import Call
 from paceline.tensors import to_frame
-from paceline.transport.base import Frames
 from paceline.wire import messages as m
 from paceline.worker import absence, answers
 from paceline.worker.block import BucketRange, WorkerBlock

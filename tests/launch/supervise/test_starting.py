@@ -22,9 +22,9 @@ exec {sys.executable} -m paceline scheduler
 JOIN = """
 import os, sys, time
 from paceline.config import from_environment
-from paceline.peer.lifeline import Lifeline
-from paceline.transport import Security
-from paceline.transport.sockets import SocketHub
+from paceline.net.lifeline import Lifeline
+from paceline.net import Security
+from paceline.net.sockets import SocketHub
 
 settings = from_environment(role=sys.argv[1], scheduler=os.environ["ADDRESS"])
 lifeline = Lifeline(settings, SocketHub(Security.of(settings)), "tcp://127.0.0.1:1" * (sys.argv[1] == "server"))

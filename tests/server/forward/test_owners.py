@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from paceline.peer import client, connection
-from paceline.peer.answerer import Answerer
+from paceline.net import call, client
+from paceline.net.answerer import Answerer
+from paceline.net.base import Frames
 from paceline.server.forward.owners import OwnerClient
-from paceline.transport.base import Frames
-from paceline.transport.memory import Fault, MemoryHub, MemoryListener, MemoryNetwork
+from paceline.testing.network import Fault, MemoryHub, MemoryListener, MemoryNetwork
 from paceline.wire import messages as m
 
 MEMBERS = [m.Member("server", rank, 0, "h", f"host {rank}", 1, f"tcp://server-{rank}", b"t") for rank in range(2)]
@@ -53,7 +53,7 @@ class Owner:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unanswered requests are probed at once."""
-    monkeypatch.setattr(connection, "PROBE_AFTER_S", 0.0)
+    monkeypatch.setattr(call, "PROBE_AFTER_S", 0.0)
     monkeypatch.setattr(client, "CHECK_INTERVAL_S", 0.0)
 
 

@@ -29,7 +29,7 @@ import torch
 
 from paceline.hvd.errors import HorovodInternalError
 from paceline.hvd.planes.base import Reduction
-from paceline.transport.shared import SharedTensor, map_foreign
+from paceline.net.memory import SharedTensor, map_foreign
 
 #: Bytes of an area: half of a core's own cache, so that what was written is read from there.
 AREA_BYTES = 512 * 1024

@@ -40,7 +40,7 @@ from paceline.launch.supervise.guardian import Guardian
 from paceline.launch.supervise.lifecycle import JobLifecycle
 from paceline.launch.supervise.report import failure_block, lost_block
 from paceline.launch.supervise.signals import SignalPipe
-from paceline.transport.security import new_job_key
+from paceline.net.security import new_job_key
 
 #: How long what a process left behind may take to exit by itself (Python's resource tracker does); then SIGTERM.
 _LEFTOVERS_S = 1.0

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
+from paceline.net.base import Frames
 from paceline.ranges import Ranges, is_all
 from paceline.server.bucket import StoredBucket
 from paceline.server.merge import Accumulator
 from paceline.tensors import to_frame
-from paceline.transport.base import Frames
 from paceline.updaters import StepOptions
 from paceline.wire import messages as m
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.peer.call import OnAnswer
-from paceline.peer.client import Client
-from paceline.peer.hosts import address_for
-from paceline.transport import Hub
-from paceline.transport.base import Frames
+from paceline.net import Hub
+from paceline.net.base import Frames
+from paceline.net.call import OnAnswer
+from paceline.net.client import Client
+from paceline.net.hosts import address_for
 from paceline.wire import messages as m
 
 

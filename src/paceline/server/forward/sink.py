@@ -28,7 +28,8 @@ import torch
 
 from paceline.consistency import Apply, Release
 from paceline.errors import ProtocolError
-from paceline.peer.errors_by_name import rebuild
+from paceline.net.base import Frames
+from paceline.net.call import rebuild
 from paceline.ranges import within
 from paceline.server.admission import absent_in
 from paceline.server.bucket import Slot, StoredBucket
@@ -38,7 +39,6 @@ from paceline.server.presence import Presence
 from paceline.server.push_request import PushRequest
 from paceline.server.release import release_slot
 from paceline.tensors import from_frame
-from paceline.transport.base import Frames
 from paceline.wire import messages as m
 
 OnAnswer: TypeAlias = Callable[[m.Body, Frames], None]

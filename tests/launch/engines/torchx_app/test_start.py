@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from paceline.launch.engines.torchx_app.start import START, environment, job_key
-from paceline.transport import Security
+from paceline.net import Security
 
 LATE = {"PACELINE_SCHEDULER": "SCHEDULER", "DMLC_PS_ROOT_URI": "SCHEDULER_HOST", "PACELINE_JOB_KEY": "JOB_KEY"}
 

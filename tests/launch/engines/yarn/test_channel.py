@@ -11,8 +11,8 @@ import pytest
 from paceline.errors import ProtocolError
 from paceline.launch.engines.yarn.channel import AgentChannel, accept, connect
 from paceline.launch.engines.yarn.hub import ContainerHub
-from paceline.transport.handshake import HandshakeError
-from paceline.transport.security import new_job_key
+from paceline.net.handshake import HandshakeError
+from paceline.net.security import new_job_key
 
 KEY = new_job_key()
 

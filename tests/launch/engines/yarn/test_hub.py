@@ -14,7 +14,7 @@ from paceline.launch.engines.yarn import hub as module
 from paceline.launch.engines.yarn.channel import AgentChannel, connect
 from paceline.launch.engines.yarn.hub import ContainerHub
 from paceline.launch.remote.shell import ERR, EXIT, LOST, OUT, accept_all, unpack
-from paceline.transport.security import new_job_key
+from paceline.net.security import new_job_key
 
 Ask = Callable[[str], socket.socket]
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from paceline import config
 from paceline.launch.plan import Late
-from paceline.transport.security import encode_key
+from paceline.net.security import encode_key
 
 START = "paceline.launch.engines.torchx_app.start"
 

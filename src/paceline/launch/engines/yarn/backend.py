@@ -29,7 +29,7 @@ from paceline.launch.remote.link import AgentLink
 from paceline.launch.render import describe
 from paceline.launch.spec import JobSpec
 from paceline.launch.supervise.guardian import Canceller
-from paceline.transport.security import new_job_key
+from paceline.net.security import new_job_key
 
 _POLL_S = 1.0
 _START_S = 20.0

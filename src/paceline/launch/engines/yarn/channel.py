@@ -7,9 +7,9 @@ import socket
 import struct
 
 from paceline.errors import ProtocolError
-from paceline.transport.aead import Cipher
-from paceline.transport.handshake import GREETING_BYTES, HandshakeError, Initiator, Responder, Way
-from paceline.transport.security import Security
+from paceline.net.aead import Cipher
+from paceline.net.handshake import GREETING_BYTES, HandshakeError, Initiator, Responder, Way
+from paceline.net.security import Security
 
 _LENGTH = struct.Struct("!I")
 _LARGEST = 1 << 20

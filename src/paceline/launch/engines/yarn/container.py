@@ -17,7 +17,7 @@ from typing import IO
 
 from paceline.errors import PacelineError
 from paceline.launch.engines.yarn.channel import AgentChannel, connect
-from paceline.transport.handshake import HandshakeError
+from paceline.net.handshake import HandshakeError
 
 KEY_VARIABLE, KEY_FILE_VARIABLE = "PACELINE_HUB_KEY", "PACELINE_HUB_KEY_FILE"
 

@@ -22,7 +22,7 @@ from collections.abc import Collection
 from paceline.errors import PacelineError
 from paceline.launch.engines.yarn.channel import AgentChannel, accept
 from paceline.launch.remote.shell import ERR, EXIT, LOST, OUT, READ_BYTES, accept_all, pack, read_request
-from paceline.transport.handshake import HandshakeError
+from paceline.net.handshake import HandshakeError
 
 #: How long a shell waits for its container, which connects again after each run of a job.
 _REJOIN_S = 60.0

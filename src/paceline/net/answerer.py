@@ -1,0 +1,128 @@
+"""The answering side: takes each request once, and gives answers again that got lost.
+
+A message of a peer, by its sender and its content:
+
+| message | of a member | of a stranger |
+|---|---|---|
+| cannot be read, is no request, or has an impossible number | counted, and not answered | the same |
+| a request that is new | is returned to be carried out | the same |
+| a request that came before | its answer is sent again, if there is one | is returned again |
+| a probe | answers that it asks after are sent again, and then the numbers that never arrived | nothing ever arrived |
+
+A stranger becomes a member by a request (a claim, a hello), whose answer is the first that is remembered. So that
+request may be carried out more than once, if messages get lost before it is answered.
+
+The states of a request are in :mod:`paceline.wire.sequence`, the asking side in :mod:`paceline.net.call`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from paceline.errors import ProtocolError
+from paceline.net.base import Damaged, Frames, Listener
+from paceline.wire import Inbox, decode, encode
+from paceline.wire import messages as m
+
+_MakeFrames = Callable[[], Frames]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Result:
+    body: m.Reply
+    frames: _MakeFrames
+
+
+def _no_frames() -> Frames:
+    return ()
+
+
+class Answerer:
+    """Takes requests that arrive at a listener, and sends answers. Used by the listener's thread.
+
+    Args:
+        listener: the transport.
+        is_member: returns whether a peer has proved that it is a member; only members are remembered.
+
+    Attributes:
+        damaged: counts messages that were refused.
+    """
+
+    def __init__(self, listener: Listener, is_member: Callable[[bytes], bool]) -> None:
+        self._listener = listener
+        self._is_member = is_member
+        self._inboxes: dict[bytes, Inbox[_Result]] = {}
+        self.damaged = Damaged()
+
+    def take(self, peer: bytes, frames: Frames) -> tuple[int, m.Request, Frames] | None:
+        """Read a message; returns (number, request, frames) of a request to carry out, None of anything else."""
+        try:
+            envelope, payload = decode(frames)
+            if not isinstance(envelope.body, m.Request):
+                raise ProtocolError(f"{type(envelope.body).__name__} is not a request")
+            if not self._is_member(peer):
+                return self._from_stranger(peer, envelope, payload)
+            inbox = self._inbox(peer)
+            if isinstance(envelope.body, m.Probe):
+                self._answer_probe(peer, inbox, envelope.seq, envelope.body)
+                return None
+            if not inbox.arrive(envelope.seq, envelope.acked):
+                self._again(peer, inbox, envelope.seq)
+                return None
+        except (ProtocolError, ValueError) as error:
+            self.damaged.note(f"peer {peer!r}", error)
+            return None
+        logger.debug("from %r: %s %d", peer, type(envelope.body).__name__, envelope.seq)
+        return envelope.seq, envelope.body, payload
+
+    def _from_stranger(
+        self, peer: bytes, envelope: m.Envelope, payload: Frames
+    ) -> tuple[int, m.Request, Frames] | None:
+        """Return a stranger's request. Strangers are not remembered: requests that they ask after never arrived."""
+        if isinstance(envelope.body, m.Probe):
+            self._listener.send(peer, [encode(envelope.seq, 0, m.Unknown(envelope.body.seqs))])
+            return None
+        assert isinstance(envelope.body, m.Request)
+        return envelope.seq, envelope.body, payload
+
+    def _inbox(self, peer: bytes) -> Inbox[_Result]:
+        """Return a member's inbox."""
+        if peer not in self._inboxes:
+            # New members are rare, so this is the moment to forget peers that are not members any more.
+            self._inboxes = {one: inbox for one, inbox in self._inboxes.items() if self._is_member(one)}
+            self._inboxes[peer] = Inbox()
+        return self._inboxes[peer]
+
+    def _answer_probe(self, peer: bytes, inbox: Inbox[_Result], seq: int, probe: m.Probe) -> None:
+        for asked in set(probe.seqs):
+            self._again(peer, inbox, asked)
+        unknown = [asked for asked in probe.seqs if not inbox.knows(asked)]
+        self._listener.send(peer, [encode(seq, 0, m.Unknown(unknown))])
+
+    def _again(self, peer: bytes, inbox: Inbox[_Result], seq: int) -> None:
+        result = inbox.result(seq)
+        if result is not None:
+            self._listener.send(peer, [encode(seq, 0, result.body), *result.frames()])
+
+    def answer(
+        self, peer: bytes, seq: int, body: m.Reply, frames: _MakeFrames = _no_frames, urgency: int | None = None
+    ) -> None:
+        """Answer a request, or send news.
+
+        Args:
+            peer: the asker.
+            seq: the number of the request; 0 for news.
+            body: the answer.
+            frames: makes the payload; called again when the answer is sent again.
+            urgency: the answer may overtake those with a higher one.
+        """
+        if seq and self._is_member(peer):
+            inbox = self._inbox(peer)
+            if not inbox.knows(seq):
+                inbox.arrive(seq, 0)
+            inbox.finish(seq, _Result(body, frames))
+        self._listener.send(peer, [encode(seq, 0, body), *frames()], urgency)

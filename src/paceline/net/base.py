@@ -1,0 +1,144 @@
+"""The interface of a transport: a hub asks many listeners, a listener answers many hubs.
+
+What a transport promises, and no more:
+
+- A message arrives whole or not at all.
+- Messages of one channel arrive in the order of sending, but for answers with an ``urgency``.
+- While a connection stays open nothing is lost. What was on its way when it closed may be lost, and is not repeated.
+
+:mod:`paceline.net.call` makes exactly-once requests of that.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
+
+from paceline.errors import RemoteError
+
+logger = logging.getLogger(__name__)
+
+#: Header and payload buffers of one message.
+Frames: TypeAlias = Sequence[Any]
+
+
+class LostFrame(bytes):
+    """Stands for a large frame for which the receiver had no memory: empty, the other frames are whole.
+
+    Attributes:
+        size: bytes that were sent.
+    """
+
+    size = 0
+
+    @classmethod
+    def of(cls, size: int) -> LostFrame:
+        """Return one that stands for so many bytes."""
+        lost = cls()
+        lost.size = size
+        return lost
+
+
+def check_memory(frames: Frames, what: str) -> None:
+    """Raise if a frame is lost.
+
+    Raises:
+        RemoteError: with the bytes of the first that is.
+    """
+    for frame in frames:
+        if isinstance(frame, LostFrame):
+            raise RemoteError(f"there is no memory here for {what}: {frame.size / 2**20:.1f} MiB")
+
+
+class Damaged:
+    """Counts messages that change nothing, because they cannot be read or must not be sent.
+
+    Such a message is treated as if it had been lost: whoever needs an answer asks again.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def note(self, peer: str, error: Exception) -> None:
+        """Count a message of a peer."""
+        self.count += 1
+        # Logged when the count is a power of two: the first at once, and never a flood.
+        if self.count & (self.count - 1) == 0:
+            logger.warning("refused a message of %s (%d refused so far): %s", peer, self.count, error)
+
+
+class Listener(Protocol):
+    """The end to which many peers connect. Used by one thread, except :meth:`wake`."""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where peers can connect."""
+
+    def receive(self, timeout_s: float) -> list[tuple[bytes, Frames]]:
+        """Return messages as (peer, frames), after waiting at most ``timeout_s`` for the first."""
+
+    def send(self, peer: bytes, frames: Frames, urgency: int | None = None) -> None:
+        """Send to a peer; dropped without a word when its connection is closed.
+
+        Args:
+            peer: to whom.
+            frames: large ones are not copied, so they must stay unchanged.
+            urgency: the message may overtake those to the same peer that wait with a higher number.
+        """
+
+    def lost(self) -> list[bytes]:
+        """Return peers whose connection has closed since the last call."""
+
+    def host_silent_s(self, peer: bytes) -> float | None:
+        """Return the seconds since the kernel of the peer's host was heard; None where that is not known."""
+
+    def watch_hub(self, hub: Any) -> None:
+        """Make ``receive`` return also when something arrives at a hub. Both are used by the same thread."""
+
+    def wake(self) -> None:
+        """Make ``receive`` return now, or the next one if none waits. From any thread."""
+
+    def close(self, linger_s: float = 0.0) -> None:
+        """Close, after waiting at most ``linger_s`` for messages to be sent."""
+
+
+class Hub(Protocol):
+    """The end that connects to listeners. One thread at a time sends, and one at a time receives; any thread wakes."""
+
+    def connect(self, address: str, identity: bytes, listener: str, *, bulk: bool = False) -> int:
+        """Open a channel; returns its index, counted from 0.
+
+        Args:
+            address: of the listener.
+            identity: the listener's name for this peer.
+            listener: who is meant, by role and rank, as in ``server 1``; nobody else is talked to.
+            bulk: the channel carries tensors.
+        """
+
+    def send(self, channel: int, frames: Frames) -> None:
+        """Send on a channel. Large frames are not copied, so they must stay unchanged until the answer."""
+
+    def receive(self, timeout_s: float) -> list[tuple[int, Frames]]:
+        """Return messages as (channel, frames), after waiting at most ``timeout_s`` for the first."""
+
+    def is_open(self, channel: int) -> bool:
+        """Return whether the channel is connected now."""
+
+    def host_silent_s(self, channel: int) -> float | None:
+        """Return the seconds since the kernel of the listener's host was heard; None where that is not known."""
+
+    def is_deserted(self, channel: int) -> bool:
+        """Return whether the kernel of the listener's host says that nobody listens there any more."""
+
+    def reopened(self) -> list[int]:
+        """Return channels that have closed and connected again since the last call. Messages may be lost."""
+
+    def refused(self, channel: int) -> str:
+        """Return why the listener refuses this process; an empty string if it does not."""
+
+    def wake(self) -> None:
+        """Make ``receive`` return now, or the next one if none waits. From any thread."""
+
+    def close(self, linger_s: float = 0.0) -> None:
+        """Close all channels, after waiting at most ``linger_s`` for messages to be sent."""

@@ -1,0 +1,232 @@
+"""Requests at their asker: numbered, kept until they are answered, and sent again when they were lost. Pure.
+
+States of a request:
+
+| state | event | next state |
+|---|---|---|
+| held: asked after a claim | the peer admits this process (:meth:`ChannelRequests.admit`) | sent |
+| held | the peer does not (:meth:`ChannelRequests.turn_away`) | forgotten |
+| sent | no answer for ``PROBE_AFTER_S``, or the connection was lost | probed: a ``Probe`` asks after it |
+| probed | the peer says that it never arrived (``Unknown``) | sent, the same message again |
+| probed | the peer has an answer and gives it again | answered |
+| probed | neither, since the peer still works on it, or the probe was lost | probed again after ``PROBE_AFTER_S`` |
+| sent, probed | the answer | answered, and forgotten |
+| answered | the answer again | answered; the repeat is ignored |
+
+Its call:
+
+| event | the call |
+|---|---|
+| an answer | is done: ``body`` is set, ``on_answer`` has returned |
+| an answer :class:`~paceline.wire.messages.Failed` | is done: ``error`` is rebuilt, ``on_failed`` has returned |
+| a callback raises | is done: ``error`` is its exception |
+| the peer refuses this process's key | is done, as all calls to that peer: ``error`` is an ``AuthenticationError`` |
+| a message that cannot be read | stays as it is: the message counts as lost, and the call is probed |
+| an answer that comes again, or to no call | stays as it is |
+| the deadline of a wait for it | stays as it is: its answer is used when it comes |
+
+Errors travel as the name of a class, and a text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
+
+from paceline import errors
+from paceline.errors import PacelineError, RemoteError
+from paceline.net.base import Frames, check_memory
+from paceline.wire import Outbox, encode
+from paceline.wire import messages as m
+
+OnAnswer: TypeAlias = Callable[[m.Body, Frames], None]
+OnFailed: TypeAlias = Callable[[m.Failed], None]
+
+#: A request without an answer is asked after once in this time. Open connections lose nothing, so probes are rare.
+PROBE_AFTER_S = 2.0
+
+#: Length at which texts are cut.
+_MAX_TEXT = 4000
+
+_BUILTIN: dict[str, type[Exception]] = {"ValueError": ValueError, "TypeError": TypeError, "KeyError": KeyError}
+
+
+def failed(error: Exception) -> m.Failed:
+    """Return the answer that tells a peer of an error."""
+    return m.Failed(type(error).__name__, str(error)[:_MAX_TEXT])
+
+
+def rebuild(body: m.Failed, whom: str) -> Exception:
+    """Return the exception that a peer's failure stands for. Other classes than ours become ``RemoteError``.
+
+    Args:
+        body: the peer's answer.
+        whom: the peer, which the text will name.
+    """
+    known = getattr(errors, body.kind, None)
+    if isinstance(known, type) and issubclass(known, PacelineError):
+        return known(f"{whom}: {body.text}")
+    return _BUILTIN.get(body.kind, RemoteError)(f"{whom}: {body.text}")
+
+
+class Call:
+    """One request and its outcome.
+
+    Args:
+        whom: the peer, for messages: ``server 1 on 10.0.0.2``.
+        what: the request, for messages: ``push of round 3``.
+        on_answer: called with the body and the frames of an answer that is not a failure.
+        on_failed: called with a failure.
+
+    Attributes:
+        channel: of the hub; -1 until a client has the call.
+        seq: the number of the request; 0 until it has one.
+        done: the answer has come and the callback has returned.
+        body: the answer, unless it is a failure.
+        error: the peer's failure, or the callback's exception. The thread that waits for the call raises it.
+        crashed: ``error`` was raised by a callback.
+    """
+
+    __slots__ = ("_on_answer", "_on_failed", "body", "channel", "crashed", "done", "error", "seq", "what", "whom")
+
+    def __init__(
+        self, whom: str, what: str, on_answer: OnAnswer | None = None, on_failed: OnFailed | None = None
+    ) -> None:
+        self.whom, self.what = whom, what
+        self.channel, self.seq = -1, 0
+        self.done = self.crashed = False
+        self.body: m.Body | None = None
+        self.error: Exception | None = None
+        self._on_answer, self._on_failed = on_answer, on_failed
+
+    def complete(self, body: m.Body, frames: Frames) -> None:
+        """Use the answer."""
+        try:
+            check_memory(frames, f"the answer of {self.whom} to {self.what}")
+        except RemoteError as error:
+            self.fail(error)
+            return
+        if isinstance(body, m.Failed):
+            self.error = rebuild(body, self.whom)
+            self._finish(self._on_failed, body)
+        else:
+            self.body = body
+            self._finish(self._on_answer, body, frames)
+
+    def fail(self, error: Exception) -> None:
+        """End the call without an answer."""
+        self.error = error
+        self._finish(self._on_failed, failed(error))
+
+    def _finish(self, callback: Callable[..., None] | None, *arguments: object) -> None:
+        try:
+            if callback is not None:
+                callback(*arguments)
+        except PacelineError as error:
+            self._crash(type(error)(f"{self.what} at {self.whom}: {error}"))
+        except Exception as error:  # noqa: BLE001 - thread border: the thread that waits for the call raises it
+            self._crash(error)
+        except BaseException as error:
+            # Thread border: KeyboardInterrupt belongs to this thread. Who waits for the call learns that data may be
+            # incomplete.
+            self._crash(PacelineError(f"{self.what} at {self.whom}: {type(error).__name__} while its answer was used"))
+            raise
+        finally:
+            # They refer to objects that keep the call, so memory would wait for a garbage collection.
+            self._on_answer = self._on_failed = None
+            self.done = True
+
+    def _crash(self, error: Exception) -> None:
+        self.error, self.crashed = error, True
+
+    def raise_error(self) -> None:
+        """Raise the error of the call, once."""
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+
+
+class _Asked(NamedTuple):
+    """A request as it was asked; a probe has no call."""
+
+    call: Call | None
+    body: m.Request
+    frames: Frames
+
+
+class ChannelRequests:
+    """The requests over one channel of a hub: numbers them, and keeps each until it is answered. Pure.
+
+    Methods return the messages to be sent, in order. The caller owns the lock, the clock and the transport.
+
+    Args:
+        channel: of the hub.
+        name: the peer, for messages: ``server 1 on 10.0.0.2``.
+    """
+
+    def __init__(self, channel: int, name: str) -> None:
+        self.channel, self.name = channel, name
+        self._outbox: Outbox[_Asked] = Outbox()
+        self._held: list[_Asked] | None = None
+        """Requests that wait until the peer has admitted this process; None: nothing waits any more."""
+
+    def __len__(self) -> int:
+        """Return how many requests are sent and not answered, probes included."""
+        return len(self._outbox)
+
+    def ask(self, call: Call | None, body: m.Request, frames: Frames, now: float) -> list[Frames]:
+        """Take a request, or a probe, which has no call. A claim holds back later requests."""
+        asked = _Asked(call, body, frames)
+        if self._held is not None and call is not None:
+            self._held.append(asked)
+            return []
+        if isinstance(body, m.Claim):
+            self._held = []
+        seq = self._outbox.add(asked, now)
+        if call is not None:
+            call.seq = seq
+        return [[encode(seq, self._outbox.acked, body), *frames]]
+
+    def admit(self, now: float) -> list[Frames]:
+        """Send the requests that were held back, and hold back nothing more."""
+        held, self._held = self._held or [], None
+        return [message for asked in held for message in self.ask(*asked, now)]
+
+    def turn_away(self) -> list[Call]:
+        """Forget the requests that were held back, and hold back nothing more; returns the calls."""
+        held, self._held = self._held or [], None
+        return [asked.call for asked in held if asked.call is not None]
+
+    def answer(self, seq: int) -> Call | None:
+        """Note an answer; returns the call, or None when it is a repeat or nobody asked."""
+        asked = self._outbox.content(seq)
+        self._outbox.answer(seq)
+        return None if asked is None else asked.call
+
+    def again(self, probe: int, seqs: Sequence[int]) -> list[Frames]:
+        """Send again the requests that have never arrived, as the answer to a probe says."""
+        self._outbox.answer(probe)
+        found = [(seq, self._outbox.content(seq)) for seq in seqs]
+        acked = self._outbox.acked
+        return [[encode(seq, acked, one.body), *one.frames] for seq, one in found if one is not None]
+
+    def probe(self, now: float, at_once: bool = False) -> list[Frames]:
+        """Ask after requests whose answer is overdue; after all of them ``at_once`` when the connection was lost."""
+        late = []
+        for seq in self._outbox.overdue(now, 0.0 if at_once else PROBE_AFTER_S):
+            asked = self._outbox.content(seq)
+            if asked is not None and asked.call is None:
+                self._outbox.answer(seq)  # a lost probe is replaced by a new one
+            else:
+                late.append(seq)
+        return self.ask(None, m.Probe(late), (), now) if late else []
+
+    def drop(self) -> list[Call]:
+        """Forget all requests, because the peer will answer none; returns their calls."""
+        unanswered = [asked.call for asked in self._outbox.drop() if asked.call is not None]
+        return unanswered + self.turn_away()
+
+    def request(self, seq: int) -> m.Request | None:
+        """Return a request that is not answered yet."""
+        asked = self._outbox.content(seq)
+        return None if asked is None else asked.body

@@ -1,0 +1,398 @@
+"""One end of a connection: reads messages as far as there is room for them, and sends those that wait, in order.
+
+A connection has a thread that reads, and one that sends the bytes that the kernel does not take at once:
+
+| state | a message that comes |
+|---|---|
+| connected, nothing under way, :data:`AT_ONCE_BYTES` or less | its own thread sends it, as far as the kernel takes it |
+| connected, else | waits for the thread that sends, by its urgency |
+| not connected | waits (hub) or is dropped (listener) |
+
+Records are numbered when they are made, so only one thread at a time makes them: the one that has set ``_busy``. A
+message that was under way when a connection closed is lost; its sender asks after it.
+
+The thread that reads also closes the socket: a descriptor that is closed under it may be another connection's by then.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from paceline.errors import ProtocolError
+from paceline.net.base import Frames
+from paceline.net.endpoints import end
+from paceline.net.handshake import Agreed
+from paceline.net.records import SMALL_BYTES, ClosedError, Intake, RecordReader, RecordWriter, size_of
+
+logger = logging.getLogger(__name__)
+
+#: Largest message that is sent without another thread: encrypting it takes about as long as waking one.
+AT_ONCE_BYTES = 512 * 1024
+
+#: Large messages read from a peer before this process takes them: enough to keep it busy. The rest waits at the sender,
+#: whose frames are views of what it holds anyway; here each would be a copy.
+RECEIVE_AHEAD = 4
+#: The same for messages below this size, which cost little to hold and much to wait for one by one.
+RECEIVE_AHEAD_SMALL, SMALL_MESSAGE_BYTES = 256, 64 * 1024
+
+#: How long a message waits for room. Then the connection is closed and made again: its peer, and the threads of this
+#: process, can go on. It must exceed any ``timeout_s`` of a request that a user waits for.
+UNREAD_S = 600.0
+
+#: How long the last message over a connection may take that is shut down: it fails at once.
+LAST_SEND_S = 1.0
+
+#: How long closing waits for all threads together; each of them has little to do by then.
+_JOIN_S = 1.0
+
+#: Messages and bytes (of the last message more) taken in one go: no peer can starve the rest of a loop.
+BURST, BURST_BYTES = 256, 16 * 1024 * 1024
+
+Item = TypeVar("Item")
+Source = TypeVar("Source")
+
+
+class Traffic:
+    """Bytes that this process has exchanged over the network, for its status."""
+
+    def __init__(self) -> None:
+        self.sent = self.received = 0
+        self._lock = threading.Lock()
+
+    def note(self, sent: int = 0, received: int = 0) -> None:
+        """Count a message."""
+        with self._lock:
+            self.sent += sent
+            self.received += received
+
+
+traffic = Traffic()
+
+
+class Outgoing(Generic[Item]):
+    """A priority queue: the lowest number is sent first, after Jayarajan et al. 2019 (P3) and Peng et al. 2019.
+
+    Items without a number keep their place: they overtake nothing, and nothing overtakes them.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[int, int, int, Item]] = []
+        self._section = self._count = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, item: Item, number: int | None = None) -> None:
+        """Add an item; of those with a number the lowest is sent first."""
+        if number is None:
+            self._section += 1
+        self._count += 1
+        heapq.heappush(self._waiting, (self._section, number or 0, self._count, item))
+        if number is None:
+            self._section += 1
+
+    def take(self) -> Item:
+        """Remove and return the next item.
+
+        Raises:
+            IndexError: there is none.
+        """
+        return heapq.heappop(self._waiting)[-1]
+
+
+class _Arrived(NamedTuple):
+    source: Any
+    frames: Frames
+    size: int
+    room: threading.Semaphore
+
+
+class ReceivedQueue(Generic[Source]):
+    """Messages that have arrived over many connections: one thread takes them, and any thread can wake it."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[_Arrived | None] = queue.SimpleQueue()
+        self._watchers: list[ReceivedQueue[Any]] = []
+
+    def put(self, source: Source, frames: Frames, size: int, room: threading.Semaphore) -> None:
+        """Add a message; ``room`` is released when it is taken."""
+        self._queue.put(_Arrived(source, frames, size, room))
+        for watcher in self._watchers:
+            watcher.wake()
+
+    def add_watcher(self, other: ReceivedQueue[Any]) -> None:
+        """Wake another queue for everything that arrives here."""
+        self._watchers.append(other)
+
+    def wake(self) -> None:
+        """Make :meth:`take` return now."""
+        self._queue.put(None)
+
+    def take(self, timeout_s: float) -> list[tuple[Source, Frames]]:
+        """Return the messages that have arrived, after waiting at most ``timeout_s`` for the first."""
+        taken: list[tuple[Source, Frames]] = []
+        size = 0
+        try:
+            one = self._queue.get(timeout=timeout_s) if timeout_s > 0 else self._queue.get_nowait()
+            while True:
+                if one is not None:
+                    one.room.release()
+                    taken.append((one.source, one.frames))
+                    size += one.size
+                if len(taken) >= BURST or size >= BURST_BYTES:
+                    break
+                one = self._queue.get_nowait()
+        except queue.Empty:
+            return taken
+        if not self._queue.empty():
+            # What stays here has woken the watchers already, and they may sleep again.
+            for watcher in self._watchers:
+                watcher.wake()
+        return taken
+
+
+class _Room:
+    """Room for messages that are read and not taken yet."""
+
+    def __init__(self) -> None:
+        self._small, self._large = threading.Semaphore(RECEIVE_AHEAD_SMALL), threading.Semaphore(RECEIVE_AHEAD)
+
+    def wait(self, size: int) -> threading.Semaphore:
+        """Wait until there is room for a message; returns the semaphore to release when it is taken.
+
+        Raises:
+            ProtocolError: this process has taken none for :data:`UNREAD_S`.
+        """
+        room = self._small if size < SMALL_MESSAGE_BYTES else self._large
+        if not room.acquire(timeout=UNREAD_S):
+            raise ProtocolError(f"this process has taken no message for {UNREAD_S:g} s; the connection is made again")
+        return room
+
+    def end(self) -> None:
+        """Let a thread that waits go on."""
+        self._small.release()
+        self._large.release()
+
+
+class Connection(Generic[Source]):
+    """One end of a way to a peer, which may be connected several times in a row.
+
+    Args:
+        name: of its threads.
+        source: the queue's name for the peer.
+        arrived: takes the messages that arrive.
+        keeps: messages wait for a connection; else they are dropped without one.
+
+    Attributes:
+        socket: the present one; it may be in its handshake, or closed.
+    """
+
+    def __init__(self, name: str, source: Source, arrived: ReceivedQueue[Source], keeps: bool) -> None:
+        self.name = name
+        self.socket: socket.socket | None = None
+        self._source, self._arrived, self._keeps = source, arrived, keeps
+        self._lock = threading.Lock()
+        self._work, self._idle = threading.Condition(self._lock), threading.Condition(self._lock)
+        """Notified when the thread that sends has something to do, and when nothing is being sent."""
+        self._waiting: Outgoing[Frames] = Outgoing()
+        self._writer: RecordWriter | None = None
+        """None: not connected."""
+        self._rest: Iterator[Any] | None = None
+        """The part of a message under way that the kernel did not take."""
+        self._busy = self._closed = False
+        self._room = _Room()
+        self._reading: threading.Thread | None = None
+        self._sending: threading.Thread | None = None
+
+    # ---- the thread that reads -------------------------------------------------------------------------------------
+
+    def run(self, name: str, target: Callable[..., None], *args: Any) -> None:
+        """Start the thread that reads."""
+        self._reading = threading.Thread(target=target, args=args, name=f"paceline-read {name}", daemon=True)
+        self._reading.start()
+
+    def open(self, sock: socket.socket, agreed: Agreed) -> None:
+        """Send over a socket from now on.
+
+        Raises:
+            ConnectionError: the last message over the socket before is still being sent.
+        """
+        with self._lock:
+            if not self._idle.wait_for(lambda: not self._busy, LAST_SEND_S):
+                raise ConnectionError(f"a message to {self.name} is still being sent over an earlier connection")
+            self.socket, self._writer, self._room = sock, RecordWriter(agreed.sending, agreed.encrypts), _Room()
+            self._go_on()
+
+    def read(self, sock: socket.socket, agreed: Agreed, whom: str) -> None:
+        """Read messages until the connection ends; then nothing is sent over it any more, and it may be closed."""
+        reader = RecordReader(agreed.receiving, agreed.encrypts, Intake(sock))
+        is_network, room = sock.family != socket.AF_UNIX, self._room
+        try:
+            while True:
+                frames = reader.message()
+                size = sum(map(size_of, frames))
+                if is_network:
+                    traffic.note(received=size)
+                self._arrived.put(self._source, frames, size, room.wait(size))
+                del frames  # the next message may take long, and this one's memory is not needed here
+        except ProtocolError as error:
+            logger.warning("closed the connection with %s: %s", whom, error)
+        except (OSError, ClosedError):
+            pass
+        except Exception:
+            # Thread border: a connection that is not read any more must end, or its peer waits for ever.
+            logger.exception("closed the connection with %s", whom)
+        end(sock)
+        self._shut()
+
+    def _shut(self) -> None:
+        """Send nothing more over the socket, which was shut down."""
+        with self._lock:
+            self._writer = None
+            if self._rest is not None:
+                self._rest, self._busy = None, False
+            if not self._keeps:
+                self._waiting = Outgoing()
+            self._idle.notify_all()
+            # A descriptor that is closed while a thread sends may be another connection's by then.
+            self._idle.wait_for(lambda: not self._busy, LAST_SEND_S)
+
+    # ---- sending ---------------------------------------------------------------------------------------------------
+
+    def send(self, frames: Frames, urgency: int | None = None) -> None:
+        """Send a message, or have it wait; large frames are not copied."""
+        size = sum(map(size_of, frames))
+        with self._lock:
+            sock, writer = self.socket, self._writer
+            if self._closed or (writer is None and not self._keeps):
+                return
+            if sock is None or sock.family != socket.AF_UNIX:
+                traffic.note(sent=size)
+            if sock is None or writer is None or self._busy or self._waiting or size > AT_ONCE_BYTES:
+                # Small frames are copied: the caller may change them as soon as this returns.
+                kept = [frame if size_of(frame) >= SMALL_BYTES else bytes(frame) for frame in frames]
+                self._waiting.add(kept, urgency)
+                self._go_on()
+                return
+            self._busy = True
+        try:
+            self._send_now(sock, writer.pieces(frames))
+        except BaseException:
+            # Process border: a signal handler may raise in here (Ctrl-C). A record that was sent in part, or was only
+            # numbered, cannot be followed by another one.
+            end(sock)
+            with self._lock:
+                self._rest, self._busy = None, False
+                self._idle.notify_all()
+            raise
+
+    def _send_now(self, sock: socket.socket, pieces: Iterator[Any]) -> None:
+        """Send as much of a message as the kernel takes at once; the thread that sends has the rest."""
+        rest = None
+        for piece in pieces:
+            try:
+                sent = sock.send(piece, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                sent = 0
+            except OSError:  # the connection is closed, which its reader notices
+                break
+            if sent < size_of(piece):
+                rest = _following(memoryview(piece)[sent:], pieces)
+                break
+        with self._lock:
+            if rest is not None and self._writer is not None:
+                self._rest = rest
+            else:
+                self._busy = False
+                self._idle.notify_all()
+            if self._rest is not None or self._waiting:
+                self._go_on()
+
+    def _go_on(self) -> None:
+        """Have the thread that sends look for work. The lock is held."""
+        if self._sending is None and self._has_work():
+            self._sending = threading.Thread(target=self._run_sending, name=f"paceline-send {self.name}", daemon=True)
+            self._sending.start()
+        self._work.notify()
+
+    def _has_work(self) -> bool:
+        return self._writer is not None and (self._rest is not None or (bool(self._waiting) and not self._busy))
+
+    def _run_sending(self) -> None:
+        while True:
+            with self._lock:
+                while not self._closed and not self._has_work():
+                    self._work.wait()
+                if self._closed:
+                    return
+                sock, writer, pieces = self.socket, self._writer, self._rest
+                assert sock is not None
+                assert writer is not None
+                self._rest, self._busy = None, True
+                if pieces is None:
+                    pieces = writer.pieces(self._waiting.take())
+            try:
+                for piece in pieces:
+                    sock.sendall(piece)
+                    del piece
+            except OSError:
+                end(sock)  # the reader of this connection sees it end and calls _shut()
+            except Exception:
+                # Thread border: without a thread nothing would be sent to this peer any more.
+                logger.exception("closed the connection with %s", self.name)
+                end(sock)
+            del sock, writer, pieces  # the next message may take long to come
+            with self._lock:
+                self._busy = False
+                self._idle.notify_all()
+
+    # ---- closing ---------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Connect no more, where this end does."""
+
+    def close(self, linger_s: float = 0.0) -> None:
+        """Send nothing more, after waiting at most ``linger_s`` for messages to be sent over an open connection."""
+        with self._lock:
+            self._idle.wait_for(lambda: self._writer is None or not (self._busy or self._waiting), linger_s)
+            self._closed = True
+            self._work.notify()
+
+    def end(self) -> None:
+        """Have the thread that reads end."""
+        if self.socket is not None:
+            end(self.socket)
+        self._room.end()
+
+    def join(self, until: float) -> None:
+        """Wait for the threads, until a time."""
+        for thread in (self._reading, self._sending):
+            if thread is not None:
+                thread.join(max(0.0, until - time.monotonic()))
+
+
+def _following(piece: memoryview, pieces: Iterator[Any]) -> Iterator[Any]:
+    yield piece
+    yield from pieces
+
+
+def close_connections(connections: Sequence[Connection[Any]], linger_s: float) -> None:
+    """Close connections; all of them together have ``linger_s`` for their last messages."""
+    for one in connections:
+        one.stop()
+    deadline = time.monotonic() + linger_s
+    for one in connections:
+        one.close(max(0.0, deadline - time.monotonic()))
+    for one in connections:
+        one.end()
+    # A thread that is in the cipher while the interpreter ends would abort the process.
+    until = time.monotonic() + _JOIN_S
+    for one in connections:
+        one.join(until)

@@ -1,0 +1,179 @@
+"""Sockets: addresses, and the kernel's knowledge of the host at the other end.
+
+Addresses are ``tcp://host:port``, and ``ipc://@name`` for abstract unix sockets of this host.
+
+The kernels of two connected hosts talk without any process: each acknowledges what the other one sends. With keepalive
+they do so once in a second also while nobody sends. So a host that was not heard is down or unreachable, whatever its
+processes do; and a silent process on a host that was heard is stalled or stopped.
+
+| time | must exceed |
+|---|---|
+| :data:`BULK_TIMEOUT_S` | a long pause of a process, which leaves messages unread |
+| a member's ``heartbeat_timeout_s`` | :data:`KEEPALIVE_S` and the time to send a lost packet again, at most 1 s |
+| :data:`CONTROL_TIMEOUT_S` | any ``heartbeat_timeout_s``: membership decides who is dead, not the kernel |
+| a request's ``timeout_s`` | :data:`BULK_TIMEOUT_S`, so that it is sent again over a new connection |
+
+On systems other than Linux nothing is known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import sys
+import time
+from typing import Any
+from urllib.parse import urlsplit
+
+from paceline import forks
+from paceline.net.admission import HANDSHAKE_S
+
+#: Connections that the kernel holds until the gate accepts them.
+_BACKLOG = 4096
+
+#: Seconds without a packet from the other host, after which the kernel asks for one; again after as long.
+KEEPALIVE_S = 1
+
+#: A connection for tensors ends when sent bytes are not acknowledged, or not taken, for as long. It is made again.
+BULK_TIMEOUT_S = 60.0
+
+#: The same for connections whose loss may mean a death.
+CONTROL_TIMEOUT_S = 24 * 3600.0
+
+#: Longest time after which an unanswered packet is sent again; doubling times would double every outage. Linux 6.15.
+_TCP_RTO_MAX_MS, RTO_MAX_MS = 44, 1000
+
+#: ``struct tcp_info`` of linux/tcp.h, as far as it is used: packets in flight, milliseconds since data and since an
+#: acknowledgement came, bytes that were acknowledged.
+_TCP_INFO = struct.Struct("=24xI24x2I60xQ")
+
+
+def _unix_name(address: str) -> bytes:
+    """Return the name of an abstract unix socket, which leaves no file behind."""
+    name = address.removeprefix("ipc://@")
+    if name == address:
+        raise OSError(f"{address} is no address of a socket; those are tcp://host:port and ipc://@name")
+    return b"\0" + name.encode()
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    target = urlsplit(address.replace(":*", ":0"))
+    return target.hostname or "", target.port or 0
+
+
+def listen(address: str) -> tuple[socket.socket, str]:
+    """Return a listening socket and the address that reaches it.
+
+    Raises:
+        OSError: the address cannot be listened at; the text names it.
+    """
+    try:
+        if not address.startswith("tcp:"):
+            sock = _socket(socket.AF_UNIX)
+            sock.bind(_unix_name(address))
+            sock.listen(_BACKLOG)
+            return sock, address
+        host, port = _host_and_port(address)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with forks.held():
+            sock = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+            forks.in_children(sock, socket.socket.close)
+        bound = sock.getsockname()
+        return sock, f"tcp://[{bound[0]}]:{bound[1]}" if ":" in host else f"tcp://{bound[0]}:{bound[1]}"
+    except OSError as error:
+        raise OSError(error.errno, f"cannot listen at {address}: {error.strerror or error}") from error
+
+
+def dial(address: str) -> socket.socket:
+    """Return a socket that is connected to a listening one, with a time limit for the next steps.
+
+    Raises:
+        OSError: nobody listens there.
+    """
+    if not address.startswith("tcp:"):
+        return _connected(socket.AF_UNIX, _unix_name(address))
+    reason = OSError(f"{address} has no address")
+    for family, _, _, _, target in socket.getaddrinfo(*_host_and_port(address), type=socket.SOCK_STREAM):
+        try:
+            return _connected(family, target)
+        except OSError as error:
+            reason = error
+    raise reason
+
+
+def _connected(family: int, target: Any) -> socket.socket:
+    sock = _socket(family)
+    try:
+        sock.settimeout(HANDSHAKE_S)
+        sock.connect(target)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _socket(family: int) -> socket.socket:
+    """Return a new socket, which children of this process close."""
+    with forks.held():
+        return forks.in_children(socket.socket(family, socket.SOCK_STREAM), socket.socket.close)
+
+
+def end(sock: socket.socket) -> None:
+    """End a connection that another thread reads, which then closes the socket."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+def tune(sock: socket.socket, bulk: bool) -> None:
+    """Have messages leave at once, and have the kernel watch the other host.
+
+    Args:
+        sock: connected; nothing happens to unix sockets.
+        bulk: carries tensors.
+    """
+    if sock.family == socket.AF_UNIX:
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform == "linux":
+        timeout_ms = round(1000 * (BULK_TIMEOUT_S if bulk else CONTROL_TIMEOUT_S))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
+        with contextlib.suppress(OSError):  # an older kernel
+            sock.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, RTO_MAX_MS)
+
+
+class HostWatch:
+    """Tells for how long the host at the other end of a connection is silent.
+
+    Args:
+        sock: connected.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._acknowledged, self._since = -1, 0.0
+
+    def silent_s(self) -> float | None:
+        """Return the seconds since the kernel of the other host was heard, or acknowledged sent bytes.
+
+        The second is seen only by calling this again and again. Without it a network that carries one way only would
+        look sound at the end that hears. None: not known.
+        """
+        if self._socket.family == socket.AF_UNIX:
+            return 0.0
+        if sys.platform != "linux":
+            return None
+        try:
+            info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+        except OSError:  # closed
+            return None
+        if len(info) < _TCP_INFO.size:
+            return None
+        in_flight, data_ms, ack_ms, acknowledged = _TCP_INFO.unpack(info)
+        now = time.monotonic()
+        if in_flight == 0 or acknowledged != self._acknowledged:
+            self._acknowledged, self._since = acknowledged, now
+        return max(float(min(data_ms, ack_ms)) / 1000, now - self._since)

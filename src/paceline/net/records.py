@@ -1,0 +1,266 @@
+"""Messages to records on a stream of bytes, and back.
+
+A message is a list of frames. On the wire it is
+
+1. a prefix of fixed size: bytes of the head, number of frames;
+2. the head: the size of each frame, then all small frames;
+3. each large frame: in chunks that are records of their own where it is protected, else as it is.
+
+Prefix and head are always records. The first frame is the message's body, the request or answer itself: it is always
+protected, whatever its size. Only those after it, which are tensors, may travel as they are. The associated data of a
+record are the number of its message, the part, and the chunk. Nothing is read on the strength of a length that was not
+authenticated, so a changed length is noticed at once.
+
+Copies of a large frame outside of the kernel: none without protection. With it a chunk is encrypted into one warm
+buffer, from which the kernel copies; at the receiver it comes to one warm buffer and is decrypted to its place. A frame
+for which the receiver has no memory is read and thrown away: the connection goes on, and the asker gets an error.
+"""
+
+from __future__ import annotations
+
+import functools
+import socket
+import struct
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress
+from typing import Any
+
+import numpy as np
+
+from paceline.errors import ProtocolError
+from paceline.net.aead import Cipher
+from paceline.net.base import LostFrame
+from paceline.wire.limits import MAX_FRAME_BYTES, MAX_FRAMES
+
+#: Frames below this travel in the head, as long as there is room.
+SMALL_BYTES = 16 * 1024
+HEAD_ROOM_BYTES = 64 * 1024
+
+#: Plain bytes of one record of a large frame: fits a core's own cache.
+CHUNK_BYTES = 1024 * 1024
+
+#: In the middle of a large frame so many bytes must come in so many seconds, or the connection counts as broken: bytes
+#: that were left out on the way would be waited for until a deadline. The slowest network is faster; what a member
+#: sends now and then to ask after its requests is not. It must exceed a usual pause of the sender.
+STALL_S, STALL_BYTES = 10, 4096
+
+_READ_AHEAD_BYTES = 64 * 1024
+
+_PREFIX = struct.Struct("<II")
+_POSITION = struct.Struct("<QII")
+_PREFIX_PART, _HEAD_PART, _FIRST_FRAME = 0, 1, 2
+_BODY = 0
+
+
+class ClosedError(Exception):
+    """The other side closed the connection."""
+
+
+class StalledError(ProtocolError):
+    """A large frame does not go on."""
+
+
+def size_of(frame: Any) -> int:
+    """Return the bytes of a frame."""
+    return len(frame) if isinstance(frame, bytes) else int(memoryview(frame).nbytes)
+
+
+def in_head(sizes: Iterable[int]) -> list[bool]:
+    """Tell of each frame whether it travels in the head. Both sides work it out alike."""
+    room = HEAD_ROOM_BYTES
+    found = []
+    for size in sizes:
+        small = size < SMALL_BYTES and size <= room
+        room -= size if small else 0
+        found.append(small)
+    return found
+
+
+class RecordWriter:
+    """The sending side of a connection.
+
+    Args:
+        cipher: of this direction.
+        encrypts: tensors are protected too.
+    """
+
+    def __init__(self, cipher: Cipher, encrypts: bool) -> None:
+        self._cipher, self._encrypts = cipher, encrypts
+        self._number = 0
+        self._buffer: memoryview | None = None
+
+    def pieces(self, frames: Sequence[Any]) -> Iterator[Any]:
+        """Return the bytes to send for a message, in order; each piece is good until the next one is asked for."""
+        number = self._number
+        self._number += 1
+        sizes = list(map(size_of, frames))
+        small = in_head(sizes)
+        head = b"".join([struct.pack(f"<{len(sizes)}Q", *sizes), *compress(frames, small)])
+        yield self._cipher.seal(
+            _PREFIX.pack(len(head), len(sizes)), _POSITION.pack(number, _PREFIX_PART, 0)
+        ) + self._cipher.seal(head, _POSITION.pack(number, _HEAD_PART, 0))
+        for index, frame in enumerate(frames):
+            if not small[index]:
+                yield from self._large(number, index, memoryview(frame).cast("B"))
+
+    def _large(self, number: int, index: int, frame: memoryview) -> Iterator[Any]:
+        if not (self._encrypts or index == _BODY):
+            yield frame
+            return
+        if self._buffer is None:
+            self._buffer = memoryview(bytearray(CHUNK_BYTES + self._cipher.overhead))
+        for chunk, start in enumerate(range(0, len(frame), CHUNK_BYTES)):
+            plain = frame[start : start + CHUNK_BYTES]
+            record = self._buffer[: len(plain) + self._cipher.overhead]
+            self._cipher.seal_into(plain, _POSITION.pack(number, _FIRST_FRAME + index, chunk), record)
+            yield record
+
+
+class Intake:
+    """Reads a socket: small things from a buffer, large ones straight to where they belong.
+
+    Args:
+        sock: in blocking mode.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", STALL_S, 0))
+        self._buffer = memoryview(bytearray(_READ_AHEAD_BYTES))
+        self._start = self._end = 0
+
+    def exactly(self, size: int) -> Any:
+        """Return so many bytes, good until the next call.
+
+        Raises:
+            ClosedError: the connection ended before.
+        """
+        if size > _READ_AHEAD_BYTES:
+            large = memoryview(bytearray(size))
+            self.fill(large)
+            return large
+        if self._end - self._start < size:
+            self._more(size)
+        found = self._buffer[self._start : self._start + size]
+        self._start += size
+        return found
+
+    def _more(self, size: int) -> None:
+        held = self._end - self._start
+        self._buffer[:held] = self._buffer[self._start : self._end]
+        self._start, self._end = 0, held
+        while self._end < size:
+            try:
+                got = self._socket.recv_into(self._buffer[self._end :])
+            except BlockingIOError:  # nothing to read for STALL_S: nobody has to speak
+                continue
+            if not got:
+                raise ClosedError
+            self._end += got
+
+    def fill(self, target: memoryview) -> None:
+        """Read until a buffer is full.
+
+        Raises:
+            ClosedError: the connection ended before.
+            StalledError: next to nothing came for :data:`STALL_S`.
+        """
+        done = min(len(target), self._end - self._start)
+        target[:done] = self._buffer[self._start : self._start + done]
+        self._start += done
+        while done < len(target):
+            start = time.monotonic()
+            try:
+                got = self._socket.recv_into(target[done:], 0, socket.MSG_WAITALL)
+            except BlockingIOError:
+                got = -1
+            if not got:
+                raise ClosedError
+            done += max(0, got)
+            if done < len(target) and got < STALL_BYTES and time.monotonic() - start >= STALL_S:
+                raise StalledError(f"a large frame did not go on for {STALL_S} s; bytes were left out on the way")
+
+
+class RecordReader:
+    """The receiving side of a connection.
+
+    Args:
+        cipher: of this direction.
+        encrypts: tensors are protected too.
+        intake: where bytes come from.
+    """
+
+    def __init__(self, cipher: Cipher, encrypts: bool, intake: Intake) -> None:
+        self._cipher, self._encrypts, self._intake = cipher, encrypts, intake
+        self._number = 0
+
+    @functools.cached_property
+    def _buffer(self) -> memoryview:
+        return memoryview(bytearray(CHUNK_BYTES + self._cipher.overhead))
+
+    @functools.cached_property
+    def _scratch(self) -> memoryview:
+        return memoryview(bytearray(CHUNK_BYTES))
+
+    def message(self) -> list[Any]:
+        """Return the next message's frames.
+
+        Raises:
+            ClosedError: the connection ended.
+            TamperedError: a record was changed on the way.
+            StalledError: a large frame does not go on.
+            ProtocolError: sizes that no correct sender uses.
+        """
+        number = self._number
+        self._number += 1
+        prefix = self._open(_PREFIX.size, _POSITION.pack(number, _PREFIX_PART, 0))
+        head_bytes, count = _PREFIX.unpack(prefix)
+        if count > MAX_FRAMES + 1 or not 8 * count <= head_bytes <= 8 * count + HEAD_ROOM_BYTES:
+            raise ProtocolError(f"a message of {count} frames with a head of {head_bytes} bytes")
+        head = self._open(head_bytes, _POSITION.pack(number, _HEAD_PART, 0))
+        return self._frames(number, struct.unpack_from(f"<{count}Q", head), memoryview(head)[8 * count :])
+
+    def _frames(self, number: int, sizes: Sequence[int], content: memoryview) -> list[Any]:
+        small = in_head(sizes)
+        if max(sizes, default=0) > MAX_FRAME_BYTES:
+            raise ProtocolError(f"a frame of {max(sizes)} bytes; at most {MAX_FRAME_BYTES} are possible")
+        if sum(compress(sizes, small)) != len(content):
+            raise ProtocolError("a head whose size does not fit its frames")
+        frames: list[Any] = []
+        start = 0
+        for index, size in enumerate(sizes):
+            if small[index]:
+                # Writable, and a copy of its own: servers sum in the frames that came first.
+                frames.append(bytearray(content[start : start + size]))
+                start += size
+            else:
+                frames.append(self._large(number, index, size))
+        return frames
+
+    def _open(self, size: int, position: bytes) -> bytes:
+        return self._cipher.open(self._intake.exactly(size + self._cipher.overhead), position)
+
+    def _large(self, number: int, index: int, size: int) -> memoryview | LostFrame:
+        sealed = self._encrypts or index == _BODY
+        try:
+            frame = np.empty(size, np.uint8).data
+        except MemoryError:
+            self._read_chunks(number, index, size, None, sealed)
+            return LostFrame.of(size)
+        if sealed:
+            self._read_chunks(number, index, size, frame, sealed)
+        else:
+            self._intake.fill(frame)
+        return frame
+
+    def _read_chunks(self, number: int, index: int, size: int, frame: memoryview | None, sealed: bool) -> None:
+        """Read a frame chunk by chunk; without a place for it, each chunk replaces the one before."""
+        overhead = self._cipher.overhead if sealed else 0
+        for chunk, start in enumerate(range(0, size, CHUNK_BYTES)):
+            length = min(CHUNK_BYTES, size - start)
+            plain = self._scratch[:length] if frame is None else frame[start : start + length]
+            record = self._buffer[: length + overhead]
+            self._intake.fill(record)
+            if sealed:
+                self._cipher.open_into(record, _POSITION.pack(number, _FIRST_FRAME + index, chunk), plain)
