@@ -69,7 +69,7 @@ def test_a_store_that_is_opened_after_another_was_forgotten_is_left_by_those_who
     first.set_updater("add")
     for service in job.services:
         service.take_out(frozenset({2}))
-        assert service.stores["s"].own.store.presence.present == {0, 1}
+        assert service.stores["s"].own.store.unpushed.live == {0, 1}
     first.close()
     second.close()
     assert not any(service.stores for service in job.services)

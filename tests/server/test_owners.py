@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from paceline.peer import client, connection
 from paceline.peer.answerer import Answerer
-from paceline.server.forward.owners import OwnerClient
+from paceline.server.owners import OwnerClient
 from paceline.transport.base import Frames
 from paceline.transport.memory import Fault, MemoryHub, MemoryListener, MemoryNetwork
 from paceline.wire import messages as m
