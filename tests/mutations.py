@@ -141,7 +141,7 @@ AREAS = (
         BUCKETS,
         (
             ("self._unreleased += releases", "self._unreleased += 0"),
-            ("        if self._unreleased == 0 and not", "        if self._unreleased <= 0 or not"),
+            ("        if self._unreleased == 0 and not", "        if self._unreleased <= 1 and not"),
         ),
     ),
     Area(

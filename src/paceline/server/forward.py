@@ -199,7 +199,7 @@ class ForwardStore(Sink):
             answer, values = _checked(sums, body, frames)
         except Exception as error:  # noqa: BLE001 - process border: waiting workers get whatever is wrong
             for request in [request for one in sums for _, request in _take_waiting(one)]:
-                request.fail(error)
+                request.asker.fail(error)
             return
         for one, new in zip(sums, values, strict=True):
             self._known_values(one)[one.span.start : one.span.stop].copy_(new)

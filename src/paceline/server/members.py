@@ -92,7 +92,7 @@ class Members:
 
 
 class Asker:
-    """The member that waits for the answer to one request.
+    """The member that waits for the answer to one request, and gets one: later ones are not sent.
 
     Args:
         peer: its connection.
@@ -100,19 +100,23 @@ class Asker:
         rank: of the member in its role; -1 before it has said who it is.
         members: of the job.
         send: sends an answer.
+
+    Attributes:
+        is_answered: an answer was given; it may be the error of a request that could be carried out only in part.
     """
 
-    __slots__ = ("_members", "_send", "peer", "rank", "seq")
+    __slots__ = ("_members", "_send", "is_answered", "peer", "rank", "seq")
 
     def __init__(self, peer: bytes, seq: int, rank: int, members: Members, send: AnswerFn) -> None:
         self.peer, self.seq, self.rank = peer, seq, rank
         self._members, self._send = members, send
+        self.is_answered = False
 
     def reply(self, body: m.Reply, frames: Frames = ()) -> None:
         """Answer with a body and frames that stay as they are."""
-        self._send(self.peer, self.seq, body, lambda: frames, None)
+        self.answer(body, (lambda: frames) if frames else tuple)
 
-    def answer(self, body: m.Reply, make_frames: Callable[[], Frames], urgency: int | None) -> None:
+    def answer(self, body: m.Reply, make_frames: Callable[[], Frames], urgency: int | None = None) -> None:
         """Answer with frames that are made anew when the answer is given again.
 
         Args:
@@ -120,7 +124,9 @@ class Asker:
             make_frames: makes its frames.
             urgency: the answer may overtake waiting ones with a higher number; None: neither overtakes the other.
         """
-        self._send(self.peer, self.seq, body, make_frames, urgency)
+        if not self.is_answered:
+            self.is_answered = True
+            self._send(self.peer, self.seq, body, make_frames, urgency)
 
     def fail(self, error: Exception) -> None:
         """Answer with an error."""

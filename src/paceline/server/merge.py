@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -17,8 +18,6 @@ from paceline.updaters.rows import add_rows
 
 #: (worker, note) of pushes.
 Notes: TypeAlias = Sequence[tuple[int, bytes]]
-
-_NOT_SET = object()
 
 
 class Scratch:
@@ -178,7 +177,7 @@ class Accumulator:
     """
 
     def __init__(self, expected: Sequence[Sequence[int]], mean: bool, dtype: torch.dtype, scratch: Scratch) -> None:
-        self._expected = [list(host) for host in expected]
+        self._expected = list(map(list, expected))
         self._mean, self._dtype, self._scratch = mean, dtype, scratch
         self._held: dict[int, Contribution] = {}
         self._host, self._whole = _Sum(dtype, scratch), _Sum(dtype, scratch)
@@ -255,16 +254,11 @@ class Accumulator:
         self._expected = []
 
     @property
-    def counts_differ(self) -> bool:
-        """Whether the workers do not count their samples alike, or have inputs of different shapes."""
-        return len(set(self.inputs.values())) > 1
-
-    @property
     def objection(self) -> tuple[str, str] | None:
         """Why the contributions cannot make one update, and what to do; None: they can. Known when all are merged."""
         if self.problem:
             return f"do not have the same optimizer: {self.problem}", "set the same options on every worker"
-        mixture = mixture_of(self.inputs) if self.counts_differ else ""
+        mixture = mixture_of(self.inputs)
         return (f"do not weigh alike: {mixture}", "set optimizer.samples on every worker") if mixture else None
 
     def sum(self) -> tuple[torch.Tensor, float] | None:
@@ -276,20 +270,23 @@ class Accumulator:
             self._merge_rest()
         if self._whole.values is None:
             return None
-        values = self._whole.tensor()
+        values = self._whole.values
+        if isinstance(values, Encoded):
+            values = self._whole.tensor()
         return values.coalesce() if values.is_sparse else values, self._whole.unit
 
-    def mean(self, weight: float = 1.0) -> tuple[torch.Tensor, float] | None:
-        """Return the sum and the factor that makes it the gradient times a weight, or None, as :meth:`sum` does."""
-        found = self.sum()
-        return None if found is None else (found[0], weight * (found[1] / self._samples if self._mean else 1.0))
+    def result(self, weight: float = 1.0, to_read: bool = False) -> tuple[torch.Tensor, float] | None:
+        """Return the sum and the factor that makes it the gradient times a weight, or None, as :meth:`sum` does.
 
-    def result(self, weight: float) -> tuple[torch.Tensor, float] | None:
-        """Return what :meth:`mean` does, as values that may be changed until :meth:`close` unless the factor is 1."""
-        found = self.mean(weight)
-        if found is None or found[1] == 1.0 or found[0].is_sparse:
-            return found
-        return self._whole.own(), found[1]
+        Args:
+            weight: of the update.
+            to_read: the values are only read; else they may be changed until :meth:`close`, unless the factor is 1.
+        """
+        found = self.sum()
+        if found is None:
+            return None
+        values, scale = found[0], weight * (found[1] / self._samples if self._mean else 1.0)
+        return values if to_read or scale == 1.0 or values.is_sparse else self._whole.own(), scale
 
     def close(self) -> None:
         """Give scratch memory back; the result is gone."""
@@ -301,13 +298,11 @@ class Accumulator:
         return self._part(slice(0, at)), self._part(slice(at, sys.maxsize))
 
     def _part(self, part: slice) -> Accumulator:
-        other = Accumulator(self._expected, self._mean, self._dtype, self._scratch)
+        other = copy.copy(self)
+        other._expected = [list(host) for host in self._expected]
         other._held = {worker: _cut(one, part) for worker, one in self._held.items()}
         other._host, other._whole = self._host.part(part), self._whole.part(part)
-        other._samples, other.options, other.shares = self._samples, self.options, dict(self.shares)
-        other._options_of, other.skip, other.problem = self._options_of, self.skip, self.problem
-        other.notes = list(self.notes)
-        other.inputs = dict(self.inputs)
+        other.shares, other.inputs, other.notes = dict(self.shares), dict(self.inputs), list(self.notes)
         other.absent = None if self.absent is None else within(self.absent, part.start, part.stop)
         return other
 
@@ -333,22 +328,20 @@ def difference(one: StepOptions, other: StepOptions, first: int, second: int) ->
     """
     if len(one.groups) != len(other.groups):
         return f"worker {first} has {len(one.groups)} param groups and worker {second} has {len(other.groups)}"
-    for number, (mine, theirs) in enumerate(zip(one.groups, other.groups, strict=True)):
-        for name in sorted(mine.keys() | theirs.keys()):
-            values = mine.get(name, _NOT_SET), theirs.get(name, _NOT_SET)
+    pairs: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
+        (f"param group {number}", *both) for number, both in enumerate(zip(one.groups, other.groups, strict=True))
+    ]
+    mine, theirs = one.keys or {}, other.keys or {}
+    for key in sorted(mine.keys() | theirs.keys(), key=str):
+        pairs.append((f"key {key!r}", _of_key(mine, key), _of_key(theirs, key)))
+    for what, left, right in pairs:
+        for name in sorted(left.keys() | right.keys()):
+            values = left.get(name, "not set"), right.get(name, "not set")
             if values[0] != values[1]:
-                found = ["not set" if value is _NOT_SET else value for value in values]
-                return (
-                    f"{name} of param group {number} is {found[0]} on worker {first} and {found[1]} on worker {second}"
-                )
-    return _of_keys(one.keys or {}, other.keys or {}, first, second)
-
-
-def _of_keys(one: dict[str | int, KeyOptions], other: dict[str | int, KeyOptions], first: int, second: int) -> str:
-    for key in sorted(one.keys() | other.keys(), key=str):
-        mine, theirs = one.get(key, KeyOptions()), other.get(key, KeyOptions())
-        for name in ("group", "lr_mult", "wd_mult"):
-            values = getattr(mine, name), getattr(theirs, name)
-            if values[0] != values[1]:
-                return f"{name} of key {key!r} is {values[0]} on worker {first} and {values[1]} on worker {second}"
+                return f"{name} of {what} is {values[0]} on worker {first} and {values[1]} on worker {second}"
     return ""
+
+
+def _of_key(keys: Mapping[str | int, KeyOptions], key: str | int) -> Mapping[str, Any]:
+    one = keys.get(key, KeyOptions())
+    return {"group": one.group, "lr_mult": one.lr_mult, "wd_mult": one.wd_mult}

@@ -133,7 +133,7 @@ class Clipping:
 
 def square_sum(accumulator: Accumulator) -> float:
     """Return the sum of squares of a merged gradient. Its order does not depend on where in memory the values lie."""
-    found = accumulator.mean()
+    found = accumulator.result(to_read=True)
     if found is None or accumulator.skip:
         return 0.0
     values, scale = found

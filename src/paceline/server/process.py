@@ -115,14 +115,16 @@ def first_layers_first(requests: Iterable[Asked]) -> Iterator[Asked]:
         if isinstance(body, m.Push | m.PushSum) and body.entries:
             pushes.append(request)
             continue
-        yield from _in_order(pushes)
+        yield from sorted(pushes, key=_first_bucket)
         pushes = []
         yield request
-    yield from _in_order(pushes)
+    yield from sorted(pushes, key=_first_bucket)
 
 
-def _in_order(pushes: list[Asked]) -> list[Asked]:
-    return sorted(pushes, key=lambda one: one[2].entries[0].bucket) if len(pushes) > 1 else pushes  # type: ignore[union-attr]
+def _first_bucket(asked: Asked) -> int:
+    push = asked[2]
+    assert isinstance(push, m.Push | m.PushSum)
+    return push.entries[0].bucket
 
 
 def share_of(cores: int, members: int) -> int:

@@ -92,7 +92,7 @@ class SumPush(PushRequest):
 def push(host: Host, asker: Asker, body: m.Push, frames: Frames) -> None:
     """Take a push; it was checked as a whole before any of it counts."""
     hosted, worker = host.stores[body.store], asker.rank
-    part = hosted.holder(body)
+    part = hosted.own if hosted.forward is None else hosted.holder(body)
     store = part.store
     buckets = check_push(part, worker, body)
     options = _options(body.options)
@@ -100,14 +100,10 @@ def push(host: Host, asker: Asker, body: m.Push, frames: Frames) -> None:
     notes = ((worker, body.note),) if body.note else ()
     inputs = {worker: body.inputs} if body.samples else {}
     request = WorkerPush(asker, store, body, body.want and "pull" in hosted.own.codecs)
-    try:
-        for bucket, entry, value in zip(buckets, body.entries, values, strict=True):
-            borrowed = body.shared and not body.coded and value is not None
-            one = Contribution(value, body.samples, options, borrowed, skip=body.skip, notes=notes, inputs=inputs)
-            store.push(bucket, entry, (Pushed(worker, entry.round, body.samples),), one, body.absent, request)
-    except BaseException:
-        request.abandon()
-        raise
+    for bucket, entry, value in zip(buckets, body.entries, values, strict=True):
+        borrowed = body.shared and not body.coded and value is not None
+        one = Contribution(value, body.samples, options, borrowed, skip=body.skip, notes=notes, inputs=inputs)
+        store.push(bucket, entry, (Pushed(worker, entry.round, body.samples),), one, body.absent, request)
     request.release()
     if isinstance(part, ForwardStore):
         part.flush()
@@ -122,30 +118,15 @@ def push_sum(host: Host, asker: Asker, body: m.PushSum, frames: Frames) -> None:
         hosted.check_forwarder(asker.rank, share.worker)
     store, buckets = hosted.own.store, check_sum(hosted.own, body)
     options = _options(body.options)
-    values = _values_of_sum(body, buckets, frames)
+    values = _values_of(hosted, asker.rank, body, buckets, frames)
     samples = sum(share.samples for share in body.shares)
     inputs = {share.worker: share.inputs for share in body.shares if share.samples}
     request = SumPush(asker, store, body)
-    try:
-        for index, (bucket, entry, value) in enumerate(zip(buckets, body.entries, values, strict=True)):
-            pushes = pushes_of(body, index)
-            others = tuple(one.worker for one in pushes[1:])
-            one = Contribution(
-                value,
-                samples,
-                options,
-                False,
-                body.unit,
-                others,
-                skip=body.skip,
-                problem=body.problem,
-                notes=body.notes,
-                inputs=inputs,
-            )
-            store.push(bucket, entry, pushes, one, body.absent, request)
-    except BaseException:
-        request.abandon()
-        raise
+    for index, (bucket, entry, value) in enumerate(zip(buckets, body.entries, values, strict=True)):
+        pushes = pushes_of(body, index)
+        others = tuple(one.worker for one in pushes[1:])
+        common = samples, options, False, body.unit, others, (), body.skip, body.problem, body.notes, inputs
+        store.push(bucket, entry, pushes, Contribution(value, *common), body.absent, request)
     request.release()
     store.received_bytes += asker.network_bytes(frames)
 
@@ -154,49 +135,36 @@ def push_sum(host: Host, asker: Asker, body: m.PushSum, frames: Frames) -> None:
 
 
 def _values_of(
-    hosted: HostedStore, worker: int, push: m.Push, buckets: Sequence[StoredBucket], frames: Frames
+    hosted: HostedStore, sender: int, push: m.Push | m.PushSum, buckets: Sequence[StoredBucket], frames: Frames
 ) -> Sequence[Values]:
-    """Return the values of each entry of a push that was checked.
+    """Return the values of each entry of a push, or sum, that was checked.
 
     Raises:
         ProtocolError: frames that do not fit the entries.
     """
-    entries, in_arena = push.entries, push.shared and not push.coded
+    entries = push.entries
     if push.skip:
         return [None] * len(entries)
-    if not in_arena and len(frames) != (2 * len(entries) if push.rows else len(entries)):
+    coded, has_rows, in_arena = False, False, False
+    if isinstance(push, m.Push):
+        coded, has_rows, in_arena = push.coded, push.rows, push.shared and not push.coded
+    if not in_arena and len(frames) != (2 * len(entries) if has_rows else len(entries)):
         raise ProtocolError(f"{len(entries)} entries with {len(frames)} frames of values")
     found: list[Values] = []
     for index, (entry, bucket) in enumerate(zip(entries, buckets, strict=True)):
         if push.absent and is_absent(push.absent, entry):
             found.append(None)
         elif in_arena:
-            found.append(bucket.arenas[worker].grads[entry.start : entry.start + entry.length])
-        elif push.rows:
+            found.append(bucket.arenas[sender].grads[entry.start : entry.start + entry.length])
+        elif has_rows:
             found.append(rows.pushed(bucket, entry, (frames[2 * index], frames[2 * index + 1])))
-        elif push.coded:
+        elif coded:
             codec = hosted.own.codecs["push"]
             codec.check(frames[index], entry.length)
             found.append(Encoded(codec, frames[index], entry.length))
         else:
             found.append(from_frame(frames[index], bucket.values.dtype, entry.length))
     return found
-
-
-def _values_of_sum(push: m.PushSum, buckets: Sequence[StoredBucket], frames: Frames) -> Sequence[Values]:
-    """Return the values of each entry of a sum that was checked.
-
-    Raises:
-        ProtocolError: frames that do not fit the entries.
-    """
-    if push.skip:
-        return [None] * len(push.entries)
-    if len(frames) != len(push.entries):
-        raise ProtocolError(f"{len(push.entries)} entries with {len(frames)} frames of values")
-    return [
-        None if is_absent(push.absent, entry) else from_frame(frame, bucket.values.dtype, entry.length)
-        for frame, entry, bucket in zip(frames, push.entries, buckets, strict=True)
-    ]
 
 
 # ---- clipping --------------------------------------------------------------------------------------------------------

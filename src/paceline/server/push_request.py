@@ -4,16 +4,16 @@
 |---|---|---|
 | open | `waits`: a slot has taken a part of it | open |
 | open | `release` after the last entry is taken | waiting; answered if every slot has released it already |
-| open | `abandon`: an entry could not be taken | answered: whoever handles requests answers with that error |
+| open | an entry cannot be taken | answered, with that error, by the handler of requests |
 | waiting | `waits`: a slot it waits for is cut | waiting |
 | waiting | `release`: a slot has done its part | waiting; answered after the last |
-| open, waiting | `fail` | answered, with the error |
-| answered | `release`, `fail` | answered: nothing is sent twice |
+| open, waiting | its asker is answered with an error | answered |
+| answered | `release`, an error | answered: nothing is sent twice |
 
 A push that comes again before its answer is a new request, which takes the place of the first one in every slot. The
 first is then never answered: nobody waits for it any more.
 
-What breaks the guarantees: a slot that forgets a request without `release` or `fail` (its worker waits until its
+What breaks the guarantees: a slot that forgets a request without `release` or an error (its worker waits until its
 timeout), and a `waits` that is missing (the answer is sent before all updates are made).
 """
 
@@ -52,7 +52,6 @@ class PushRequest(abc.ABC):
         self.absent: set[m.Span] = set()
         self.notes: Notes | None = None
         self._unreleased = 1  # the request itself, until all its entries are taken
-        self._is_answered = False
 
     @abc.abstractmethod
     def answer(self) -> None:
@@ -65,16 +64,5 @@ class PushRequest(abc.ABC):
     def release(self) -> None:
         """Note that one slot has done its part, or that all entries are taken; answer after the last."""
         self._unreleased -= 1
-        if self._unreleased == 0 and not self._is_answered:
-            self._is_answered = True
+        if self._unreleased == 0 and not self.asker.is_answered:
             self.answer()
-
-    def abandon(self) -> None:
-        """Never answer."""
-        self._is_answered = True
-
-    def fail(self, error: Exception) -> None:
-        """Answer with an error, unless it is answered already."""
-        if not self._is_answered:
-            self._is_answered = True
-            self.asker.fail(error)

@@ -62,8 +62,7 @@ class RowAnswers(abc.ABC):
             values: of that version, [rows, elements of a row].
         """
 
-    @abc.abstractmethod
-    def leave(self, worker: int) -> None:
+    def leave(self, worker: int) -> None:  # noqa: B027
         """Forget a worker."""
 
 
@@ -87,9 +86,6 @@ class MergedRows(RowAnswers):
     def take(self, worker: int, version: int, values: torch.Tensor) -> Rows | None:
         """Return the merged rows, the same for every worker; None: nobody had a gradient."""
         return self._rows
-
-    def leave(self, worker: int) -> None:
-        """Do nothing: all workers get the same rows, so none is remembered."""
 
 
 class ChangedRows(RowAnswers):

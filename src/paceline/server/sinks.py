@@ -99,8 +99,9 @@ class ApplySink(Sink):
         rows = bucket.answers
         if rows is not None:
             rows.note_nothing()
-        objection = accumulator.objection
-        if accumulator.counts_differ and not self._has_said:
+        differ = len(set(accumulator.inputs.values())) > 1
+        objection = accumulator.objection if differ or accumulator.problem else None
+        if differ and not self._has_said:
             self._say_what_differs(bucket, accumulator, objection)
         if objection and self._policy.merges_rounds:
             self.refuse(slot, action.workers, objection)
@@ -151,14 +152,14 @@ class ApplySink(Sink):
         for worker in workers:
             request = slot.pending.pop(worker, None)
             if request is not None:
-                request.fail(error)
+                request.asker.fail(error)
         return error
 
     def _break(self, slot: Slot, error: Exception) -> None:
         logger.exception("the update of %s failed", slot.name)
         slot.broken = RemoteError(f"the update of {slot.name} failed: {type(error).__name__}: {error}\n{slot.story()}")
         for request in slot.pending.values():
-            request.fail(slot.broken)
+            request.asker.fail(slot.broken)
         slot.pending.clear()
 
     # ---- answers ---------------------------------------------------------------------------------------------------
