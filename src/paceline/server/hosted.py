@@ -52,9 +52,11 @@ class HostedStore:
         return not any(part.store.unpushed.live for part in self.parts)
 
     def close(self) -> None:
-        """Release shared memory."""
+        """Release the memory; nothing is pushed any more."""
         for part in self.parts:
             part.store.buckets.close()
+        if self.forward is not None:
+            del self.forward.store  # they refer to each other, and the values are freed at once without that
 
     def check_forwarder(self, server: int, worker: int) -> None:
         """Refuse that a server forwards for a worker that does not push through it.
