@@ -43,7 +43,7 @@ BUCKETS = (
     "server/test_bucket.py::test_push_that_is_sent_again_before_its_answer_counts_once_and_who_asked_last_is_answered",
 )
 
-FORWARDING = ("server/forward/test_store.py",)
+FORWARDING = ("server/test_forward.py",)
 
 JOINS = (
     "server/test_bucket.py::test_requests_that_are_refused_or_only_ask_cut_nothing",
@@ -107,10 +107,15 @@ AREAS = (
             ("([worker] for worker in sorted(self._held))", "([worker] for worker in self._held)"),
             ("factor = self.tensor(), unit / self.unit", "factor = self.tensor(), self.unit / unit"),
             ("self._samples += one.samples", "self._samples = one.samples"),
-            ("values, scale = found[0], weight * found[1]", "values, scale = found[0], found[1]"),
+            (
+                "weight * (found[1] / self._samples if self._mean else 1.0)",
+                "(found[1] / self._samples if self._mean else 1.0)",
+            ),
+            ("            self._host.close()\n", ""),
+            ("        if self._held or self._expected:", "        if self._held:"),
             ("if one.samples == 0:", "if one.samples < 0:"),
             ("        if self.options is None:", "        if True:"),
-            ("common(self._absent, one.absent)", "one.absent"),
+            ("common(self.absent, one.absent)", "one.absent"),
             ("self.skip = self.skip or one.skip", "self.skip = one.skip"),
             ("self.shares.get(worker, 0.0) + contribution.samples", "contribution.samples"),
             ("return not values.is_sparse and not self.borrowed", "return not values.is_sparse"),
@@ -127,7 +132,7 @@ AREAS = (
         ),
     ),
     Area(
-        "server/apply.py",
+        "server/sinks.py",
         BUCKETS,
         (("accumulator.result(action.weight * factor)", "accumulator.result(factor)"),),
     ),
@@ -136,11 +141,11 @@ AREAS = (
         BUCKETS,
         (
             ("self._unreleased += releases", "self._unreleased += 0"),
-            ("        if self._unreleased == 0 and not", "        if self._unreleased <= 0 or not"),
+            ("        if self._unreleased == 0 and not", "        if self._unreleased <= 1 and not"),
         ),
     ),
     Area(
-        "server/forward/sink.py",
+        "server/forward.py",
         FORWARDING,
         (
             ("one in at_barrier) for one", "False) for one"),
@@ -158,40 +163,31 @@ AREAS = (
         (*BUCKETS, *JOINS),
         (
             (
-                "return self.slots if length == self._slots.length else self._slots.touched(start, start + length)",
-                "return self.cut(start, length)",
+                "return self.slots if span.length == self._slots.length else self._slots",
+                "return self.cut(span) if span else self._slots",
             ),
             ("        if not left.stands_like(right):", "        if False:"),
             (
-                "        if length == self._slots.length and len(self._slots) == 1:",
-                "        if length == self._slots.length:",
+                "        if len(self.slots) == 1 and span.length == self._slots.length:",
+                "        if span.length == self._slots.length:",
             ),
             ("        self._slots.join(start, stop, self._joined)", "        pass"),
             ("self._slots.cut(start, stop, Slot.split)", "self._slots.touched(start, stop)"),
-        ),
-    ),
-    Area(
-        "server/slot.py",
-        (*BUCKETS, *JOINS),
-        (
-            ("self.rule.copy(), right_updater", "self.rule, right_updater"),
+            ("self.rule.copy() if number else", "self.rule if number else"),
             ("            request.waits()", "            pass"),
             ("bool(self.cohorts or self.pending or", "bool(self.pending or"),
             ("bool(self.cohorts or self.pending or", "bool(self.cohorts or"),
             ("            and self.rule.is_like(right.rule)\n", ""),
-            (
-                "        if is_part and version > self.rule.read[worker]:",
-                "        if version > self.rule.read[worker]:",
-            ),
-            ("return version if is_part else", "return"),
-            ("half.parts_read = self.parts_read.within(start, stop)", "pass"),
-            ("((at + a, at + b) for a, b in right.absent.get(worker, ()))", "right.absent.get(worker, ())"),
         ),
     ),
     Area(
-        "server/parts.py",
-        ("server/test_parts.py",),
+        "server/readers.py",
+        ("server/test_parts.py", *JOINS),
         (
+            ("        if is_part and version > rule.read[worker]:", "        if version > rule.read[worker]:"),
+            ("return version if is_part else", "return"),
+            ("            self.parts.within(start, stop),", "            Parts(),"),
+            ("((at + a, at + b) for a, b in right.absent.get(worker, ()))", "right.absent.get(worker, ())"),
             ("(parts if last == version else ())", "parts"),
             ("        if length == 0 or is_all(parts, length):", "        if is_all(parts, length):"),
             ("self._seen[worker] = version, parts", "pass"),
@@ -207,20 +203,20 @@ AREAS = (
             ("        if self.holds.get(worker) == self.version(unit):", "        if True:"),
             ("            self.jump(unit)", "            pass"),
             ("            self.holds[worker] = version\n", "            pass\n"),
-            ("self.parts.add(worker, version, start, stop, length):", "True:"),
+            ("self.told.add(worker, version, start, stop, slot.length):", "True:"),
         ),
     ),
     Area(
-        "server/clip_state.py",
+        "server/norms.py",
         ("server/test_clip.py",),
         (
-            ("if place[2] < stop and start < place[3]}", "}"),
+            ("if one.overlaps(span)}", "}"),
             ("one.squares | right.norms[unit].squares", "one.squares"),
             (
-                "            right.questions[unit] = [one for one in asked if one.stop > position]",
+                "            right.questions[unit] = [one for one in asked if one.span.stop > position]",
                 "            right.questions[unit] = list(asked)",
             ),
-            ("one.question.waiting += one.start < position < one.stop", "one.question.waiting += 1"),
+            ("one.question.waiting += one.span.start < position < one.span.stop", "one.question.waiting += 1"),
         ),
     ),
     Area(

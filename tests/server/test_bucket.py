@@ -19,10 +19,10 @@ from paceline.config import Settings
 from paceline.consistency import Policy
 from paceline.net.memory import MappedArena
 from paceline.server.bucket import Slot
-from paceline.server.merge import Accumulator
-from paceline.server.push_request import PushRequest
+from paceline.server.members import Asker, Members
+from paceline.server.merge import Accumulator, Scratch
+from paceline.server.push import SumPush
 from paceline.server.requests import RequestHandler
-from paceline.server.scratch import Scratch
 from paceline.tensors import to_frame
 from paceline.updaters import UpdaterSpec, make_spec
 from paceline.wire import messages as m
@@ -103,7 +103,7 @@ class OneServer:
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
-        return [(slot.start, slot.stop) for slot in self.bucket.slots]
+        return [(slot.span.start, slot.span.stop) for slot in self.bucket.slots]
 
     def state(self) -> list[tuple[str, int, list[float]]]:
         """The optimizer's state, key by key."""
@@ -165,7 +165,7 @@ def test_pushes_in_any_pieces_give_the_values_of_whole_pushes(name: str, data: s
         torch.testing.assert_close(cut.server.values, whole.server.values, rtol=1e-4, atol=1e-5)
     for slot in cut.server.bucket.slots:
         slot.rule.check()
-    assert sum(slot.length for slot in cut.server.bucket.slots) == NUMEL
+    assert sum(slot.span.length for slot in cut.server.bucket.slots) == NUMEL
 
 
 def test_worker_is_answered_once_when_all_its_ranges_are_released() -> None:
@@ -465,33 +465,36 @@ def test_neighbours_that_have_come_less_far_stay_apart() -> None:
         for rank in range(3):
             server.push(rank, entries, torch.ones(NUMEL))
     assert server.ranges == [(0, 4), (4, 12)]
-    server.bucket.cut(0, NUMEL)
+    server.bucket.cut(m.Span(0, 0, 0, NUMEL))
     assert server.ranges == [(0, 4), (4, 12)]
     for rank in range(3):
         server.push(rank, [(4, 8, 2)], torch.ones(NUMEL))
-    server.bucket.cut(0, NUMEL)
+    server.bucket.cut(m.Span(0, 0, 0, NUMEL))
     assert server.ranges == [(0, NUMEL)]
 
 
 @pytest.mark.parametrize("what", ["broken", "pending", "cohort"])
 def test_slots_in_which_something_goes_on_stay_apart(what: str) -> None:
     server = OneServer(POLICIES["all"], make_spec("sgd", lr=1.0))
-    left, right = server.bucket.cut(0, 4)[0], server.bucket.cut(4, 8)[0]
+    left, right = server.bucket.cut(m.Span(0, 0, 0, 4))[0], server.bucket.cut(m.Span(0, 0, 4, 8))[0]
     if what == "broken":
         left.broken = right.broken = RuntimeError()
     elif what == "pending":
-        right.pending[0] = left.pending[0] = PushRequest(0, lambda one: None, lambda error: None)
+        asker = Asker(b"worker-0", 1, 0, Members(), server._keep)
+        right.pending[0] = left.pending[0] = SumPush(
+            asker, server.store, m.PushSum("s", [], [m.Share(0, 1.0, False, [])], 1.0, b"")
+        )
     else:
         right.cohorts[0] = left.cohorts[0] = Accumulator([], True, torch.float32, Scratch())
-    assert server.bucket.cut(0, NUMEL) == [left, right]
+    assert server.bucket.cut(m.Span(0, 0, 0, NUMEL)) == [left, right]
 
 
 def test_what_was_absent_is_known_of_joined_slots() -> None:
     server = OneServer(POLICIES["all"], make_spec("sgd", lr=1.0))
-    left, right = server.bucket.cut(0, 5)[0], server.bucket.cut(5, 7)[0]
-    left.absent, right.absent = {0: ((0, 5),)}, {0: ((0, 2),), 1: ((1, 7),)}
-    [both] = server.bucket.cut(0, NUMEL)
-    assert both.absent == {0: ((0, 7),), 1: ((6, 12),)}
+    left, right = server.bucket.cut(m.Span(0, 0, 0, 5))[0], server.bucket.cut(m.Span(0, 0, 5, 7))[0]
+    left.readers.absent, right.readers.absent = {0: ((0, 5),)}, {0: ((0, 2),), 1: ((1, 7),)}
+    [both] = server.bucket.cut(m.Span(0, 0, 0, NUMEL))
+    assert both.readers.absent == {0: ((0, 7),), 1: ((6, 12),)}
 
 
 def test_who_reads_a_slot_part_by_part_has_read_it_when_all_parts_are_of_one_version() -> None:
@@ -518,12 +521,12 @@ def test_parts_that_were_read_stay_so_when_slots_are_cut_and_joined() -> None:
     server = OneServer(POLICIES["each"], make_spec("sgd", lr=1.0))
     server.push(0, [(0, NUMEL, 1)], torch.ones(NUMEL))
     server.store.read(1, m.Entry(0, 0, 2, 8, 0))
-    left, right = server.bucket.cut(0, 4)[0], server.bucket.cut(4, 8)[0]
+    left, right = server.bucket.cut(m.Span(0, 0, 0, 4))[0], server.bucket.cut(m.Span(0, 0, 4, 8))[0]
     assert left.rule.read[1] == right.rule.read[1] == 0
-    [both] = server.bucket.cut(0, NUMEL)
+    [both] = server.bucket.cut(m.Span(0, 0, 0, NUMEL))
     server.store.read(1, m.Entry(0, 0, 0, 2, 0))
     assert both.rule.read[1] == 0
     server.store.read(1, m.Entry(0, 0, 10, 2, 0))
     assert both.rule.read[1] == 1
-    server.bucket.cut(0, 4)
+    server.bucket.cut(m.Span(0, 0, 0, 4))
     assert [slot.rule.read[1] for slot in server.bucket.slots] == [1, 1]

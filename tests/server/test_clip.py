@@ -181,12 +181,12 @@ def test_slots_that_are_cut_between_keep_their_norm(where: str) -> None:
     bucket = job.services[0].stores["s"].own.store.buckets.get(0, 0)
     if where == "before the norm":
         job.deliver_all()
-        bucket.cut(0, 5)
+        bucket.cut(m.Span(0, 0, 0, 5))
     found = [stores[0].clip_round()]
     if where != "before the norm":
         if where == "after the commit":
             job.deliver_all()
-        bucket.cut(0, 5)
+        bucket.cut(m.Span(0, 0, 0, 5))
     found.append(stores[1].clip_round())
     assert found == pytest.approx([wanted] * 2, rel=1e-5)
     torch.testing.assert_close(pull(stores[0]), oracle.values, rtol=1e-5, atol=1e-6)
@@ -216,7 +216,7 @@ def test_a_commit_for_a_part_of_what_is_held_applies_that_part() -> None:
         push(store, gradients(store.rank))
     job.deliver_all()
     assert isinstance(stores[0].session.call_server(0, m.Commit("s", [m.Entry(0, 0, 0, 5, 1)], 1.0), "commit"), m.Done)
-    assert [(slot.start, bool(slot.clipping.held)) for slot in bucket.slots] == [(0, False), (5, True)]
+    assert [(slot.span.start, bool(slot.clipping.held)) for slot in bucket.slots] == [(0, False), (5, True)]
     assert not torch.equal(bucket.values[:5], torch.ones(5))
     assert torch.equal(bucket.values[5:17], torch.ones(12))
 
@@ -235,7 +235,7 @@ def test_who_asks_after_slots_were_joined_gets_the_same_bits() -> None:
         if round == 2:
             assert len(bucket.slots) == 3
             # As worker 0 does with its next push.
-            assert len(bucket.cut(0, bucket.values.numel())) == 1
+            assert len(bucket.cut(m.Span(0, 0, 0, bucket.values.numel()))) == 1
         assert stores[1].clip_round() == first == pytest.approx(wanted, rel=1e-5)
     assert len(bucket.slots) == 1
     for store in stores:
@@ -252,7 +252,7 @@ def test_a_late_question_for_one_of_the_joined_slots_counts_that_one() -> None:
     job.deliver_all()
     entry = m.Entry(0, 0, 5, 12, 1)
     before = stores[1].session.call_server(0, m.AskNorm("s", [entry]), "norm")
-    assert len(bucket.cut(0, bucket.values.numel())) == 1
+    assert len(bucket.cut(m.Span(0, 0, 0, bucket.values.numel()))) == 1
     for entries in ([entry], [entry, entry], [m.Entry(0, 0, 5, 6, 1), m.Entry(0, 0, 11, 6, 1)]):
         assert stores[1].session.call_server(0, m.AskNorm("s", entries), "norm") == before
 

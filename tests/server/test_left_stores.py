@@ -46,6 +46,22 @@ def test_servers_forget_a_store_when_the_last_worker_leaves_it(policy: Policy) -
     assert not any(one() for one in held)
 
 
+def test_forwarded_values_are_freed_without_the_collector() -> None:
+    job, stores = used(Policy())
+    [forward] = [one for service in job.services if (one := service.stores["s"].forward) is not None]
+    held = weakref.ref(forward.store)
+    assert list(forward.store.buckets)
+    hosted = [service.stores["s"] for service in job.services]
+    gc.disable()
+    try:
+        for one in hosted:
+            one.close()
+        assert held() is None
+    finally:
+        gc.enable()
+    del stores
+
+
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda one: one.merge)
 def test_workers_that_leave_the_job_leave_its_stores(policy: Policy) -> None:
     job, stores = used(policy)
@@ -69,7 +85,7 @@ def test_a_store_that_is_opened_after_another_was_forgotten_is_left_by_those_who
     first.set_updater("add")
     for service in job.services:
         service.take_out(frozenset({2}))
-        assert service.stores["s"].own.store.presence.present == {0, 1}
+        assert service.stores["s"].own.store.unpushed.live == {0, 1}
     first.close()
     second.close()
     assert not any(service.stores for service in job.services)

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.compression import make
-from paceline.server.merge import Accumulator, Contribution, Encoded
-from paceline.server.scratch import Scratch
+from paceline.server.merge import Accumulator, Contribution, Encoded, Scratch
 from paceline.updaters import StepOptions
 
 F32 = torch.float32

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.server.parts import Parts
+from paceline.server.readers import Parts
 
 LENGTH = 10
 RANGE = st.tuples(st.integers(0, LENGTH - 1), st.integers(1, LENGTH)).filter(lambda ends: ends[0] < ends[1])

@@ -136,12 +136,12 @@ def test_answered_workers_hold_what_the_server_knows_of_them(name: str, data: st
         if data.draw(st.booleans()):
             start, stop = sorted(data.draw(st.tuples(st.integers(0, NUMEL), st.integers(0, NUMEL))))
             if start < stop:
-                slots = [(slot.start, slot.stop) for slot in job.bucket.slots]
+                slots = [(slot.span.start, slot.span.stop) for slot in job.bucket.slots]
                 job.pull(rank, start, stop)
                 assert job.values_of(rank)[start:stop] == job.visible(rank)[start:stop]
                 if job.service.stores["s"].own.store.policy.merge in ("each", "first"):
                     assert job.values_of(rank)[start:stop] == job.bucket.values[start:stop].tolist()
-                assert [(slot.start, slot.stop) for slot in job.bucket.slots] == slots, "a pull cuts nothing"
+                assert [(slot.span.start, slot.span.stop) for slot in job.bucket.slots] == slots, "a pull cuts nothing"
             continue
         cut = data.draw(st.integers(0, NUMEL))
         spans = [(start, stop - start) for start, stop in ((0, cut), (cut, NUMEL)) if stop > start]

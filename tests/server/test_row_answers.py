@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from paceline.config import Settings
 from paceline.consistency import Policy
 from paceline.server.requests import RequestHandler
-from paceline.server.row_answers import ChangedRows
+from paceline.server.rows import ChangedRows
 from paceline.tensors import dtype_name, from_frame, to_frame
 from paceline.updaters import make_spec
 from paceline.wire import messages as m

@@ -6,8 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.server.merge import Accumulator, Contribution
-from paceline.server.scratch import Scratch
+from paceline.server.merge import Accumulator, Contribution, Scratch
 
 F32 = torch.float32
 

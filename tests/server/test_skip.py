@@ -10,7 +10,7 @@ import torch
 from paceline.consistency import Policy
 from paceline.errors import ConfigError
 from paceline.kvstore.dist import DistStore
-from paceline.server.step_options import difference
+from paceline.server.merge import difference
 from paceline.testing.one_process import OneProcess
 from paceline.updaters import KeyOptions, StepOptions
 from paceline.wire import messages as m

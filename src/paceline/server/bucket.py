@@ -3,22 +3,133 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
 from paceline.compression import Codec
 from paceline.compression.buffers import Bytes
 from paceline.consistency import Rule, Units
+from paceline.errors import ProtocolError, RemoteError
 from paceline.interval_map import IntervalMap
 from paceline.net.memory import MappedArena
-from paceline.server.push_request import Known
-from paceline.server.row_answers import RowAnswers
-from paceline.server.slot import Slot
+from paceline.server.merge import Accumulator
+from paceline.server.norms import Clipping
+from paceline.server.push_request import Known, PushRequest
+from paceline.server.readers import Readers
+from paceline.server.rows import RowAnswers
 from paceline.tensors import to_frame
 from paceline.updaters import FlatUpdater, Piece
 from paceline.wire import messages as m
 
-__all__ = ["Slot", "StoredBucket"]
+
+@dataclass(eq=False)
+class Slot:
+    """A range of a bucket with one rule state and one updater.
+
+    A push of a part of a slot cuts it: both halves go on where it stands. Neighbours that stand alike when a push
+    covers them are joined. A request that only asks about a part gets the answer of the slot: all its elements have
+    the same rule, version and open cohorts.
+    """
+
+    span: m.Span
+    rule: Rule
+    updater: FlatUpdater
+    cohorts: dict[int, Accumulator] = field(default_factory=dict)
+    pending: dict[int, PushRequest] = field(default_factory=dict)
+    """By worker: its push that is not answered."""
+    broken: Exception | None = None
+    readers: Readers = field(default_factory=Readers)
+    clipping: Clipping = field(default_factory=Clipping)
+    """Used in a store that clips."""
+
+    @property
+    def range(self) -> slice:
+        """Where the slot lies in the bucket."""
+        return slice(self.span.start, self.span.stop)
+
+    @property
+    def name(self) -> str:
+        """The first of its keys, for errors."""
+        keys = [repr(piece.key) for piece in self.updater.pieces]
+        return ", ".join(keys[:3]) + (f" and {len(keys) - 3} more keys" if len(keys) > 3 else "")
+
+    def story(self) -> str:
+        """Return what happened to it last, for errors."""
+        return self.rule.story(self.name, last=12)
+
+    # ---- refusals --------------------------------------------------------------------------------------------------
+
+    def check_round(self, worker: int, round: int, objection: str) -> None:
+        """Refuse a push: for the rule's objection, or because the worker's last push is not answered yet.
+
+        The rule regards a push as answered when its cohort is complete; a sink may answer later.
+
+        Raises:
+            ProtocolError: with the reason.
+            RemoteError: an earlier update failed.
+        """
+        if objection or self.broken is not None:
+            self.raise_for(objection)
+        if worker in self.pending and round > self.rule.pushed[worker]:
+            raise ProtocolError(f"round {round} of worker {worker} came before round {round - 1} was answered")
+
+    def raise_for(self, objection: str = "") -> None:
+        """Raise the error for a request that the slot refuses.
+
+        Raises:
+            ProtocolError: the objection.
+            RemoteError: an earlier update failed.
+        """
+        if objection:
+            raise ProtocolError(f"{objection}\n{self.story()}")
+        if self.broken is not None:
+            raise RemoteError(str(self.broken))
+
+    # ---- cutting and joining ---------------------------------------------------------------------------------------
+
+    def split(self, at: int) -> tuple[Slot, Slot]:
+        """Return both halves of the slot, which go on where it stands; who waits for it waits for both."""
+        span, middle = self.span, self.span.start + at
+        updaters, clippings = self.updater.split(at), self.clipping.split(middle)
+        halves = []
+        for number, half in enumerate((span.part(span.start, middle), span.part(middle, span.stop))):
+            rule = self.rule.copy() if number else self.rule
+            readers = self.readers.within(half.start - span.start, half.stop - span.start)
+            pending = dict(self.pending)
+            halves.append(Slot(half, rule, updaters[number], {}, pending, self.broken, readers, clippings[number]))
+        left, right = halves
+        for number, accumulator in self.cohorts.items():
+            left.cohorts[number], right.cohorts[number] = accumulator.split(at)
+        for request in self.pending.values():
+            request.waits()
+        return left, right
+
+    def stands_like(self, right: Slot) -> bool:
+        """Tell whether the slot and its right neighbour can be one: nothing is in progress, and both stand alike."""
+        return (
+            not (self._is_busy or right._is_busy)
+            and self.rule.is_like(right.rule)
+            and self.readers.stand_like(right.readers)
+            and self.clipping.stands_like(right.clipping)
+        )
+
+    @property
+    def _is_busy(self) -> bool:
+        return bool(self.cohorts or self.pending or self.broken is not None or self.clipping.is_busy)
+
+    def joined(self, right: Slot, updater: FlatUpdater) -> Slot:
+        """Return the slot and its right neighbour as one.
+
+        Args:
+            right: stands like this one.
+            updater: of both.
+        """
+        self.rule.join(right.rule)
+        at = self.span.length
+        span = m.Span(*self.span.place, self.span.start, at + right.span.length)
+        readers, clipping = self.readers.beside(right.readers, at), self.clipping.beside(right.clipping)
+        return Slot(span, self.rule, updater, readers=readers, clipping=clipping)
 
 
 class StoredBucket:
@@ -43,7 +154,10 @@ class StoredBucket:
         self.place = place
         self.values = values
         self.pieces = tuple(pieces)
-        self._slots = IntervalMap(values.numel(), Slot(0, values.numel(), rule, updater))
+        whole = m.Span(*place, 0, values.numel())
+        self._slots = IntervalMap(whole.length, Slot(whole, rule, updater))
+        self.slots: Sequence[Slot] = self._slots.values
+        """All slots, in order."""
         self.answers: RowAnswers | None = None
         """What answers to pushes of rows bring; such a bucket is pushed and read as a whole."""
         self.arenas: dict[int, MappedArena] = {}
@@ -54,31 +168,22 @@ class StoredBucket:
         self._is_coded = False
         """Whether the store compresses pulls: then each unit has what it knows."""
 
-    def in_range(self, start: int, length: int) -> bool:
-        """Tell whether a range lies inside."""
-        return start >= 0 and start + length <= self.values.numel() and (length > 0 or self.values.numel() == 0)
-
     def is_edge(self, position: int) -> bool:
         """Tell whether a key, or what lies here of it, begins or ends at a position."""
         return any(position in (one.start, one.start + one.length) for one in self.pieces)
 
-    @property
-    def slots(self) -> list[Slot]:
-        """All slots, in order."""
-        return self._slots.values
-
-    def slots_over(self, start: int, length: int) -> list[Slot]:
+    def slots_over(self, span: m.Span) -> Sequence[Slot]:
         """Return the slots that overlap a range, whole, for a request that only asks: nothing is cut."""
-        return self.slots if length == self._slots.length else self._slots.touched(start, start + length)
+        return self.slots if span.length == self._slots.length else self._slots.touched(span.start, span.stop)
 
-    def cut(self, start: int, length: int) -> list[Slot]:
+    def cut(self, span: m.Span) -> Sequence[Slot]:
         """Return the slots that make up a range, for a push that is accepted.
 
         Slots are cut where the range begins and ends, and neighbours inside of it that stand alike are joined.
         """
-        if length == self._slots.length and len(self._slots) == 1:
+        if len(self.slots) == 1 and span.length == self._slots.length:
             return self.slots
-        stop = start + length
+        start, stop = span.start, span.stop
         slots = self._slots.cut(start, stop, Slot.split)
         if len(slots) == 1:
             return slots
@@ -88,7 +193,7 @@ class StoredBucket:
     def _joined(self, left: Slot, right: Slot) -> Slot | None:
         if not left.stands_like(right):
             return None
-        start, stop = left.start, right.stop
+        start, stop = left.span.start, right.span.stop
         pieces = [part for piece in self.pieces if (part := piece.within(start, stop))]
         updater = left.updater.join(right.updater, self.values[start:stop], pieces)
         return None if updater is None else left.joined(right, updater)
@@ -109,7 +214,7 @@ class StoredBucket:
         """Let a worker that has changed its unit read the values as they are now, and forget units without workers.
 
         Args:
-            worker: who has changed its unit.
+            worker: its unit has changed.
             units: as they are now.
         """
         unit = units.of[worker]
@@ -130,29 +235,27 @@ class StoredBucket:
             return
         self.snapshots[unit], self.values = self.values, self.values.clone()
         for slot in self.slots:
-            before, slot.updater = slot.updater, make(self.values[slot.start : slot.stop], slot.updater.pieces)
+            before, slot.updater = slot.updater, make(self.values[slot.range], slot.updater.pieces)
             for piece in before.pieces:
                 slot.updater.load_state(piece, before.state(piece))
 
-    def overwrite(self, start: int, new: torch.Tensor) -> None:
-        """Set values for all readers, from a position on."""
-        stop = start + new.numel()
+    def overwrite(self, span: m.Span, new: torch.Tensor) -> None:
+        """Set the values of a range for all readers."""
         for known in (self.values, *self.snapshots.values()):
-            known[start:stop].copy_(new)
+            known[span.start : span.stop].copy_(new)
         if self.answers is not None:
             self.answers.overwritten()
-        for slot in self.slots_over(start, new.numel()):
-            first, last = slot.clip(start, stop)
-            slot.updater.value_was_set(first - slot.start, last - slot.start)
+        for slot in self.slots_over(span):
+            part, start = slot.span.part(span.start, span.stop), slot.span.start
+            slot.updater.value_was_set(part.start - start, part.stop - start)
             for unit in self.snapshots:
                 slot.readers.jump(unit)
 
     # ---- readers ---------------------------------------------------------------------------------------------------
 
-    def read(self, worker: int, start: int, length: int) -> int:
+    def read(self, worker: int, span: m.Span) -> int:
         """Note that a worker reads a range now; returns the oldest version in it."""
-        stop = start + length
-        return min(slot.read(worker, *slot.clip(start, stop)) for slot in self.slots_over(start, length))
+        return min(slot.readers.read(slot.rule, worker, slot.span, span) for slot in self.slots_over(span))
 
     def visible(self, unit: int) -> torch.Tensor:
         """Return the values that the workers of a unit see."""
@@ -165,7 +268,7 @@ class StoredBucket:
             slot: of this bucket.
             unit: the readers.
             codec: of the pull leg, if that is compressed.
-            waiting: those of them that are told at once.
+            waiting: workers of the unit that are told at once.
 
         Returns:
             The encoded difference to what they saw before, if there is a codec and somebody can use it.
@@ -178,38 +281,64 @@ class StoredBucket:
         known.copy_(values)
         return None
 
-    def catch_up(self, worker: int, start: int, length: int) -> None:
+    def catch_up(self, worker: int, span: m.Span) -> None:
         """Let a worker that is its own unit see the values of a range as they are, before it reads them."""
-        for slot in self.slots_over(start, length):
-            unit, (first, last) = slot.rule.unit[worker], slot.clip(start, start + length)
+        for slot in self.slots_over(span):
+            unit, part = slot.rule.unit[worker], slot.span.part(span.start, span.stop)
             if unit in self.snapshots:
-                self.snapshots[unit][first:last].copy_(self.values[first:last])
+                self.snapshots[unit][part.start : part.stop].copy_(self.values[part.start : part.stop])
                 slot.readers.catch_up(worker, unit)
 
-    def tell(self, slot: Slot, worker: int, shared: bool, payload: Bytes | None = None) -> Known:
-        """Note that a worker is told how it sees a slot; returns the words and the frame for them.
+    # ---- answers ---------------------------------------------------------------------------------------------------
+
+    def release(self, slot: Slot, request: PushRequest, payload: Bytes | None = None) -> None:
+        """Add what a slot has for the answer to a push, and release the push.
 
         Args:
-            slot: of this bucket.
-            worker: who is told.
-            shared: the values were written to its memory, so that no frame is needed.
-            payload: the last difference, encoded: enough for those who know what was before.
+            slot: of this bucket; it has done its part of the push.
+            request: the push.
+            payload: the last difference of the known values, encoded, in a store that compresses pulls: enough for
+                workers that know what was before.
         """
-        unit = slot.rule.unit[worker]
-        coded = slot.readers.tell(worker, unit) and payload is not None and not shared
-        return self._told(slot, unit, slot.start, slot.stop, shared, payload if coded else None)
+        worker, readers, span = request.worker, slot.readers, slot.span
+        unit = slot.rule.units.of[worker]
+        if request.want and request.shared:
+            self.show(worker, unit, span)
+        if request.known is not None and self.answers is None:
+            coded = readers.tell(worker, unit) and payload is not None and not request.shared
+            request.known.append(self._told(slot, unit, span, request.shared, payload if coded else None))
+        if readers.absent:
+            for start, stop in readers.absent.get(worker, ()):
+                request.absent.add(span.part(span.start + start, span.start + stop))
+        notes = readers.notes
+        request.notes = notes if request.notes is None else [note for note in request.notes if note in notes]
+        request.release()
 
-    def tell_range(self, worker: int, start: int, length: int, shared: bool) -> list[Known]:
-        """Note that a worker is told how it sees a range, slot by slot; of slots that overlap it, the part inside."""
+    def show(self, worker: int, unit: int, span: m.Span) -> None:
+        """Write values, as a worker's unit sees them, into the worker's arena, unless the worker maps ours."""
+        known = self.arenas[worker].values
+        if known is not None:
+            part = slice(span.start, span.stop)
+            known[part].copy_(self.visible(unit)[part])
+
+    def tell_range(self, worker: int, span: m.Span, shared: bool) -> list[Known]:
+        """Note that a worker is told how it sees a range, slot by slot; of slots that overlap it, the part inside.
+
+        Args:
+            worker: the reader.
+            span: of this bucket.
+            shared: the values were written to its memory, so that no frame is needed.
+        """
         found = []
-        for slot in self.slots_over(start, length):
-            unit, (first, last) = slot.rule.unit[worker], slot.clip(start, start + length)
-            slot.readers.tell_part(worker, unit, first - slot.start, last - slot.start, slot.length)
-            found.append(self._told(slot, unit, first, last, shared, None))
+        for slot in self.slots_over(span):
+            unit, part = slot.rule.unit[worker], slot.span.part(span.start, span.stop)
+            slot.readers.tell_part(worker, unit, slot.span, part)
+            found.append(self._told(slot, unit, part, shared, None))
         return found
 
-    def _told(self, slot: Slot, unit: int, start: int, stop: int, shared: bool, payload: Bytes | None) -> Known:
-        known = m.KnownRange(*self.place, start, stop - start, slot.readers.version(unit), payload is not None)
+    def _told(self, slot: Slot, unit: int, span: m.Span, shared: bool, payload: Bytes | None) -> Known:
+        version = slot.readers.version(unit)
+        known = m.KnownRange(*self.place, span.start, span.length, version, payload is not None)
         if shared or payload is not None:
             return known, payload
-        return known, to_frame(self.visible(unit)[start:stop].clone())
+        return known, to_frame(self.visible(unit)[span.start : span.stop].clone())

@@ -1,4 +1,7 @@
-"""Requests on the state and the counters of a store, and commands that users register."""
+"""Requests on the state and the counters of a store, and commands that users register.
+
+Optimizer state is read and set key by key, so that it fits any number of servers.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,20 @@ import logging
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
+import torch
+
 from paceline import extensions
+from paceline.compression.state import UNSENT
 from paceline.config import Settings
+from paceline.errors import ProtocolError
 from paceline.extensions import register
 from paceline.net.base import Frames
-from paceline.server.asker import Asker, Handlers, Result
-from paceline.server.hosted import HostedStores
-from paceline.server.state import get_state, set_state
+from paceline.server.bucket import Slot, StoredBucket
+from paceline.server.hosted import Host, HostedStores, Result
+from paceline.server.members import Asker
+from paceline.server.own import OwnStore
+from paceline.tensors import state_dtype_name, state_from_frame, to_frame
+from paceline.updaters import Piece
 from paceline.wire import messages as m
 
 
@@ -39,32 +49,86 @@ def _set_log_level(context: CommandContext, body: str) -> str:
     return body.upper()
 
 
-class Commands:
-    """Handles requests on state and counters, and registered commands.
+def command(host: Host, asker: Asker, body: m.Command, frames: Frames) -> m.Reply:
+    """Run a registered command."""
+    run: CommandFn = extensions.find("command", body.head)
+    return m.CommandAnswer(run(host, body.body))
 
-    Args:
-        context: of the server.
+
+def ask_stats(host: Host, asker: Asker, body: m.AskStats, frames: Frames) -> m.Reply:
+    """Answer with the counters of a store."""
+    return m.StatsAre(json.dumps(host.stores[body.store].own.report()))
+
+
+# ---- state -----------------------------------------------------------------------------------------------------------
+
+
+def get_state(host: Host, asker: Asker, body: m.GetState, frames: Frames) -> Result:
+    """Answer with the state of ranges, each of one key, as one worker saves it."""
+    own, worker = host.stores[body.store].own, asker.rank
+    items: list[m.StateItem] = []
+    found: list[object] = []
+    for entry in body.entries:
+        bucket = own.store.buckets.get(entry.block, entry.bucket)
+        for slot, piece, offset in _located(own, entry):
+            state = slot.updater.state(piece) | _unsent(own, worker, bucket, slice(offset, offset + piece.length))
+            for name, tensor in state.items():
+                shape, dtype = list(tensor.shape), state_dtype_name(tensor.dtype)
+                items.append(m.StateItem(entry.block, entry.bucket, offset, piece.length, name, dtype, shape))
+                found.append(to_frame(tensor.contiguous()))
+    return m.StateIs(items), found
+
+
+def _unsent(own: OwnStore, worker: int, bucket: StoredBucket, part: slice) -> dict[str, torch.Tensor]:
+    """Return stored minus known values in double precision, so that known plus unsent is the value, bit for bit."""
+    known = bucket.snapshots.get(bucket.slots[0].rule.unit[worker])
+    if "pull" not in own.codecs or known is None:
+        return {}
+    return {UNSENT: bucket.values[part].double() - known[part].double()}
+
+
+def set_state(host: Host, asker: Asker, body: m.SetState, frames: Frames) -> m.Reply:
+    """Set the state of ranges, as one worker has loaded it.
+
+    Raises:
+        ProtocolError: frames that do not fit their items.
+        ValueError: state that the optimizer does not have.
     """
+    own, worker, items = host.stores[body.store].own, asker.rank, body.items
+    if len(items) != len(frames):
+        raise ProtocolError(f"{len(items)} items of state with {len(frames)} frames")
+    tensors = [state_from_frame(frame, item.dtype, item.shape) for item, frame in zip(items, frames, strict=True)]
+    for item, tensor in zip(items, tensors, strict=True):
+        if item.name == UNSENT and (tensor.dtype != torch.float64 or tensor.shape != (item.length,)):
+            raise ValueError(f"{UNSENT} values are float64 ({item.length},), not {tensor.dtype} {tuple(tensor.shape)}")
+    for item, tensor in zip(items, tensors, strict=True):
+        for slot, piece, offset in _located(own, item):
+            flat = tensor.dim() == 1 and tensor.numel() == item.length
+            part = tensor[offset - item.start : offset - item.start + piece.length] if flat else tensor
+            if item.name == UNSENT:
+                _set_unsent(own, worker, own.store.buckets.get(item.block, item.bucket), offset, part)
+            else:
+                slot.updater.load_state(piece, {item.name: part})
+    return m.Done()
 
-    def __init__(self, context: CommandContext) -> None:
-        self._context, self._stores = context, context.stores
-        self.of_workers: Handlers = {
-            m.GetState: self._get_state,
-            m.SetState: self._set_state,
-            m.AskStats: self._stats,
-            m.Command: self._command,
-        }
 
-    def _get_state(self, asker: Asker, body: m.GetState, frames: Frames) -> Result:
-        return get_state(self._stores[body.store].own, asker.rank, body.entries)
+def _set_unsent(own: OwnStore, worker: int, bucket: StoredBucket, start: int, unsent: torch.Tensor) -> None:
+    """Set the stored values to what a worker knows, which it has loaded too, plus what was not sent to it."""
+    if "pull" in own.codecs:
+        bucket.keep_first_version(bucket.slots[0].rule.unit, is_coded=True)
+    part = slice(start, start + unsent.numel())
+    bucket.values[part].copy_(own.store.visible(bucket, worker)[part].double() + unsent)
 
-    def _set_state(self, asker: Asker, body: m.SetState, frames: Frames) -> Result:
-        set_state(self._stores[body.store].own, asker.rank, body.items, frames)
-        return m.Done()
 
-    def _stats(self, asker: Asker, body: m.AskStats, frames: Frames) -> Result:
-        return m.StatsAre(json.dumps(self._stores[body.store].own.report()))
-
-    def _command(self, asker: Asker, body: m.Command, frames: Frames) -> Result:
-        run: CommandFn = extensions.find("command", body.head)
-        return m.CommandAnswer(run(self._context, body.body))
+def _located(own: OwnStore, span: m.Span) -> list[tuple[Slot, Piece, int]]:
+    """Return (slot, piece inside the slot, start inside the bucket) of all pieces that a range covers."""
+    found = []
+    for slot in own.store.buckets.checked(span).slots_over(span):
+        at = slot.span.start
+        for piece in slot.updater.pieces:
+            first, last = max(span.start, at + piece.start), min(span.stop, at + piece.start + piece.length)
+            if first < last:
+                whole = last - first == piece.length
+                inner = Piece(piece.key, first - at, last - first, piece.shape if whole else ())
+                found.append((slot, inner, first))
+    return found

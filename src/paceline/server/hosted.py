@@ -1,13 +1,18 @@
-"""The stores that are open on a server."""
+"""What all requests on a server share: its stores, the members of the job, and the way to other servers."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
+from paceline.config import Settings
 from paceline.errors import KeyMismatchError, ProtocolError
 from paceline.local_merge import LocalMerge
-from paceline.server.forward.store import ForwardStore
+from paceline.net.base import Frames
+from paceline.server.forward import AskFn, ForwardStore
+from paceline.server.members import Asker, Members
 from paceline.server.own import OwnStore
 from paceline.wire import messages as m
 
@@ -29,25 +34,29 @@ class HostedStore:
 
     def holder(self, push: m.Push) -> OwnStore | ForwardStore:
         """Return what takes a push here."""
-        if self.forward is not None and push.entries and self.is_forwarded(push.entries[0]):
-            return self.forward
-        return self.own
+        return (self.forwards(push.entries[0]) if push.entries else None) or self.own
 
-    def is_forwarded(self, entry: m.Entry) -> bool:
-        """Tell whether pushes of an entry are forwarded from here."""
-        return self.forward is not None and (entry.block, entry.bucket) in self.forward.store.buckets
+    def forwards(self, entry: m.Entry) -> ForwardStore | None:
+        """Return what forwards pushes of an entry from here; None: they are for this server itself."""
+        forward = self.forward
+        return forward if forward is not None and entry.place in forward.store.buckets else None
+
+    @property
+    def parts(self) -> list[OwnStore | ForwardStore]:
+        """What takes pushes here."""
+        return [self.own] if self.forward is None else [self.own, self.forward]
 
     @property
     def is_left(self) -> bool:
         """Whether all workers have left: nobody can use the store any more."""
-        parts = [self.own.store] + ([] if self.forward is None else [self.forward.store])
-        return not any(part.presence.present for part in parts)
+        return not any(part.store.unpushed.live for part in self.parts)
 
     def close(self) -> None:
-        """Release shared memory."""
-        for part in (self.own, self.forward):
-            if part is not None:
-                part.store.buckets.close()
+        """Release the memory; nothing is pushed any more."""
+        for part in self.parts:
+            part.store.buckets.close()
+        if self.forward is not None:
+            del self.forward.store  # they refer to each other, and the values are freed at once without that
 
     def check_forwarder(self, server: int, worker: int) -> None:
         """Refuse that a server forwards for a worker that does not push through it.
@@ -85,9 +94,28 @@ class HostedStores(dict[str, HostedStore]):
 
     def last_round(self, worker: int) -> int:
         """Return the last round of a worker that has arrived here, in any store; 0: none."""
-        parts = [part.store for one in self.values() for part in (one.own, one.forward) if part is not None]
-        slots = [slot for store in parts for bucket in store.buckets for slot in bucket.slots]
+        buckets = [bucket for one in self.values() for part in one.parts for bucket in part.store.buckets]
+        slots = [slot for bucket in buckets for slot in bucket.slots]
         return max((slot.rule.pushed[worker] for slot in slots), default=0)
 
     def __missing__(self, name: str) -> HostedStore:
         raise KeyMismatchError(f"store {name!r} was not opened on this server")
+
+
+@dataclass
+class Host:
+    """What requests use of their server."""
+
+    settings: Settings
+    ask: AskFn
+    """Sends a request to another server."""
+    members: Members = field(default_factory=Members)
+    stores: HostedStores = field(default_factory=HostedStores)
+    unconfirmed: Counter[int] = field(default_factory=Counter)
+    """By worker that was taken out: owners that have not confirmed it."""
+
+
+Result: TypeAlias = m.Reply | tuple[m.Reply, Frames] | None
+"""What a handler answers at once; None: it answers by itself, perhaps later."""
+Handler: TypeAlias = Callable[[Host, Asker, Any, Frames], Result]
+Handlers: TypeAlias = Mapping[type[m.Message], Handler]

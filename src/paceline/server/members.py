@@ -1,12 +1,18 @@
-"""The members of a job as a server knows them: their connections, hosts and memory."""
+"""The members of a job as a server knows them: their connections, hosts and memory, and how each is answered."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from paceline.errors import ProtocolError
 from paceline.local_merge import LocalMerge
+from paceline.net.base import Frames
+from paceline.net.call import failed
 from paceline.wire import messages as m
+
+#: ``answer(peer, seq, body, make_frames, urgency)``.
+AnswerFn: TypeAlias = Callable[[bytes, int, m.Reply, Callable[[], Frames], int | None], None]
 
 
 class Members:
@@ -38,9 +44,6 @@ class Members:
         self.worker_hosts = [one.host_id for one in ordered if one.role == "worker"]
         self._worker_pids = [one.pid for one in ordered if one.role == "worker"]
         self._server_hosts = [one.host_id for one in ordered if one.role == "server"]
-
-    def __contains__(self, peer: object) -> bool:
-        return peer in self.workers or peer in self.servers
 
     def claim(self, peer: bytes, claim: m.Claim) -> None:
         """Note which member a connection belongs to.
@@ -86,3 +89,51 @@ class Members:
     def local_merge(self, units: Sequence[int]) -> LocalMerge:
         """Return where local merge takes place for workers of these units."""
         return LocalMerge(self.worker_hosts, self._server_hosts, units)
+
+
+class Asker:
+    """The member that waits for the answer to one request, and gets one: later ones are not sent.
+
+    Args:
+        peer: its connection.
+        seq: number of the request.
+        rank: of the member in its role; -1 before it has said who it is.
+        members: of the job.
+        send: sends an answer.
+
+    Attributes:
+        is_answered: an answer was given; it may be the error of a request that could be carried out only in part.
+    """
+
+    __slots__ = ("_members", "_send", "is_answered", "peer", "rank", "seq")
+
+    def __init__(self, peer: bytes, seq: int, rank: int, members: Members, send: AnswerFn) -> None:
+        self.peer, self.seq, self.rank = peer, seq, rank
+        self._members, self._send = members, send
+        self.is_answered = False
+
+    def reply(self, body: m.Reply, frames: Frames = ()) -> None:
+        """Answer with a body and frames that stay as they are."""
+        self.answer(body, (lambda: frames) if frames else tuple)
+
+    def answer(self, body: m.Reply, make_frames: Callable[[], Frames], urgency: int | None = None) -> None:
+        """Answer with frames that are made anew when the answer is given again.
+
+        Args:
+            body: the answer.
+            make_frames: makes its frames.
+            urgency: the answer may overtake waiting ones with a higher number; None: neither overtakes the other.
+        """
+        if not self.is_answered:
+            self.is_answered = True
+            self._send(self.peer, self.seq, body, make_frames, urgency)
+
+    def fail(self, error: Exception) -> None:
+        """Answer with an error."""
+        self.reply(failed(error))
+
+    def network_bytes(self, frames: Frames) -> int:
+        """Return how many bytes of frames cross the network between here and the member."""
+        if not frames or not self._members.is_far(self.peer):
+            return 0
+        return sum(memoryview(frame).nbytes for frame in frames)

@@ -1,9 +1,10 @@
-"""Sums what the workers of a cohort push."""
+"""Sums what the workers of a cohort push, and compares the optimizer options that come with it."""
 
 from __future__ import annotations
 
+import copy
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -12,13 +13,36 @@ import torch
 from paceline.compression import Codec
 from paceline.counting import Inputs, mixture_of
 from paceline.ranges import Ranges, common, within
-from paceline.server.scratch import Scratch
-from paceline.server.step_options import difference
-from paceline.updaters import StepOptions
+from paceline.updaters import KeyOptions, StepOptions
 from paceline.updaters.rows import add_rows
 
 #: (worker, note) of pushes.
 Notes: TypeAlias = Sequence[tuple[int, bytes]]
+
+
+class Scratch:
+    """Flat tensors that are lent and given back. The last one given back is lent first: it is still in the cache.
+
+    A server has many buckets, and most of the time sums but one of them: a buffer for each would be as large as the
+    model, and cold at every use.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[torch.dtype, list[torch.Tensor]] = {}
+
+    def lend(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return a flat tensor of any content, of at least ``numel`` elements; the borrower uses a part of it."""
+        free = self._free.setdefault(dtype, [])
+        for index in range(len(free) - 1, -1, -1):
+            if free[index].numel() >= numel:
+                return free.pop(index)
+        if free:
+            free.pop()  # a larger one takes its place
+        return torch.empty(numel, dtype=dtype)
+
+    def give_back(self, lent: torch.Tensor) -> None:
+        """Take back what was lent; nobody uses it any more."""
+        self._free[lent.dtype].append(lent)
 
 
 @dataclass(frozen=True)
@@ -37,7 +61,7 @@ class Encoded:
         return values
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Contribution:
     """One worker's push of one slot, or the sum of those of several workers on one host."""
 
@@ -89,16 +113,6 @@ class _Sum:
             one = values.decoded().to(self._dtype) if isinstance(values, Encoded) else values
             self.values = self._added(so_far, one, factor)
         self.borrowed = False
-
-    def absorb(self, other: _Sum) -> None:
-        """Add another sum, which is closed."""
-        if other.values is None:
-            return
-        if self.values is None:
-            self.values, self.unit, self.borrowed, self._lent = other.values, other.unit, other.borrowed, other._lent
-            return
-        self.add(other.values, other.unit, other.borrowed)
-        other.close()
 
     def tensor(self) -> torch.Tensor:
         """Return the values as a tensor; encoded ones are decoded into memory of the server."""
@@ -163,12 +177,13 @@ class Accumulator:
     """
 
     def __init__(self, expected: Sequence[Sequence[int]], mean: bool, dtype: torch.dtype, scratch: Scratch) -> None:
-        self._expected = [list(host) for host in expected]
+        self._expected = list(map(list, expected))
         self._mean, self._dtype, self._scratch = mean, dtype, scratch
         self._held: dict[int, Contribution] = {}
         self._host, self._whole = _Sum(dtype, scratch), _Sum(dtype, scratch)
         self._samples = 0.0
-        self._absent: Ranges | None = None
+        self.absent: Ranges | None = None
+        """Where no worker with samples had a gradient, known when all are merged; None: no worker had samples."""
         self.shares: dict[int, float] = {}
         """Samples per worker that has pushed by itself."""
         self.inputs: dict[int, str | None] = {}
@@ -195,9 +210,10 @@ class Accumulator:
                 self._merge(host[0], self._held.pop(host.pop(0)))
             if host:
                 return
-            self._close_host()
+            self._end_host()
             self._expected.pop(0)
-        self._merge_rest()
+        if self._held:
+            self._merge_rest()
 
     def _merge(self, worker: int, one: Contribution) -> None:
         """Add to the sum of the current host."""
@@ -208,7 +224,7 @@ class Accumulator:
         if one.samples == 0:
             return
         self._samples += one.samples
-        self._absent = one.absent if self._absent is None else common(self._absent, one.absent)
+        self.absent = one.absent if self.absent is None else common(self.absent, one.absent)
         if one.values is None:
             return
         unit = (one.samples if one.unit is None else one.unit) if self._mean else 1.0
@@ -220,10 +236,13 @@ class Accumulator:
         elif options != self.options:
             self.problem = self.problem or difference(self.options, options, self._options_of, worker)
 
-    def _close_host(self) -> None:
+    def _end_host(self) -> None:
         """Add the sum of the current host to the whole."""
-        self._whole.absorb(self._host)
-        self._host = _Sum(self._dtype, self._scratch)
+        if self._whole.values is None:
+            self._whole, self._host = self._host, self._whole
+        elif self._host.values is not None:
+            self._whole.add(self._host.values, self._host.unit, self._host.borrowed)
+            self._host.close()
 
     def _merge_rest(self) -> None:
         """Merge what was held back, without the workers that it waited for."""
@@ -231,7 +250,7 @@ class Accumulator:
             for worker in host:
                 if worker in self._held:
                     self._merge(worker, self._held.pop(worker))
-            self._close_host()
+            self._end_host()
         self._expected = []
 
     @property
@@ -242,37 +261,32 @@ class Accumulator:
         mixture = mixture_of(self.inputs)
         return (f"do not weigh alike: {mixture}", "set optimizer.samples on every worker") if mixture else None
 
-    @property
-    def absent(self) -> Ranges | None:
-        """Where no worker with samples had a gradient, known when all are merged; None: no worker had samples."""
-        return self._absent
-
     def sum(self) -> tuple[torch.Tensor, float] | None:
         """Return the sum and its unit, or None when nobody had a gradient; it may be used until :meth:`close`.
 
         With a mean, sum times unit is the sum of gradients times their samples. It may be in a worker's memory.
         """
-        self._merge_rest()
+        if self._held or self._expected:
+            self._merge_rest()
         if self._whole.values is None:
             return None
-        values = self._whole.tensor()
+        values = self._whole.values
+        if isinstance(values, Encoded):
+            values = self._whole.tensor()
         return values.coalesce() if values.is_sparse else values, self._whole.unit
 
-    def mean(self) -> tuple[torch.Tensor, float] | None:
-        """Return the sum and the factor that makes it the gradient, or None, as :meth:`sum` does."""
-        found = self.sum()
-        return None if found is None else (found[0], found[1] / self._samples if self._mean else 1.0)
+    def result(self, weight: float = 1.0, to_read: bool = False) -> tuple[torch.Tensor, float] | None:
+        """Return the sum and the factor that makes it the gradient times a weight, or None, as :meth:`sum` does.
 
-    def result(self, weight: float) -> tuple[torch.Tensor, float] | None:
-        """Return the sum and the factor that makes it the gradient times a weight, or None when nobody had one.
-
-        It may be used until :meth:`close`, and be changed.
+        Args:
+            weight: of the update.
+            to_read: the values are only read; else they may be changed until :meth:`close`, unless the factor is 1.
         """
-        found = self.mean()
+        found = self.sum()
         if found is None:
             return None
-        values, scale = found[0], weight * found[1]
-        return (values if scale == 1.0 or values.is_sparse else self._whole.own()), scale
+        values, scale = found[0], weight * (found[1] / self._samples if self._mean else 1.0)
+        return values if to_read or scale == 1.0 or values.is_sparse else self._whole.own(), scale
 
     def close(self) -> None:
         """Give scratch memory back; the result is gone."""
@@ -284,14 +298,12 @@ class Accumulator:
         return self._part(slice(0, at)), self._part(slice(at, sys.maxsize))
 
     def _part(self, part: slice) -> Accumulator:
-        other = Accumulator(self._expected, self._mean, self._dtype, self._scratch)
+        other = copy.copy(self)
+        other._expected = [list(host) for host in self._expected]
         other._held = {worker: _cut(one, part) for worker, one in self._held.items()}
         other._host, other._whole = self._host.part(part), self._whole.part(part)
-        other._samples, other.options, other.shares = self._samples, self.options, dict(self.shares)
-        other._options_of, other.skip, other.problem = self._options_of, self.skip, self.problem
-        other.notes = list(self.notes)
-        other.inputs = dict(self.inputs)
-        other._absent = None if self._absent is None else within(self._absent, part.start, part.stop)
+        other.shares, other.inputs, other.notes = dict(self.shares), dict(self.inputs), list(self.notes)
+        other.absent = None if self.absent is None else within(self.absent, part.start, part.stop)
         return other
 
 
@@ -303,3 +315,33 @@ def _flat(values: torch.Tensor | Encoded) -> torch.Tensor:
 def _cut(one: Contribution, part: slice) -> Contribution:
     values = None if one.values is None else _flat(one.values)[part]
     return replace(one, values=values, absent=within(one.absent, part.start, part.stop))
+
+
+def difference(one: StepOptions, other: StepOptions, first: int, second: int) -> str:
+    """Return how the options of two workers differ; empty when they are the same.
+
+    Args:
+        one: options of the one.
+        other: options of the other.
+        first: rank of the one.
+        second: rank of the other.
+    """
+    if len(one.groups) != len(other.groups):
+        return f"worker {first} has {len(one.groups)} param groups and worker {second} has {len(other.groups)}"
+    pairs: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
+        (f"param group {number}", *both) for number, both in enumerate(zip(one.groups, other.groups, strict=True))
+    ]
+    mine, theirs = one.keys or {}, other.keys or {}
+    for key in sorted(mine.keys() | theirs.keys(), key=str):
+        pairs.append((f"key {key!r}", _of_key(mine, key), _of_key(theirs, key)))
+    for what, left, right in pairs:
+        for name in sorted(left.keys() | right.keys()):
+            values = left.get(name, "not set"), right.get(name, "not set")
+            if values[0] != values[1]:
+                return f"{name} of {what} is {values[0]} on worker {first} and {values[1]} on worker {second}"
+    return ""
+
+
+def _of_key(keys: Mapping[str | int, KeyOptions], key: str | int) -> Mapping[str, Any]:
+    one = keys.get(key, KeyOptions())
+    return {"group": one.group, "lr_mult": one.lr_mult, "wd_mult": one.wd_mult}

@@ -1,4 +1,4 @@
-"""What workers say to servers about themselves: they enter a barrier, leave, or ask who is missing.
+"""Notices of workers about themselves: they enter a barrier, leave, change their group, or ask who is missing.
 
 A worker may reach a server in two ways: directly, and through a server of its host that forwards its pushes. It enters
 a barrier, or leaves, on both ways:
@@ -20,118 +20,102 @@ order, but one may be faster. That is what breaks the guarantee: a notice that o
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 
 from paceline.errors import ProtocolError
 from paceline.net.base import Frames
-from paceline.server.asker import Asker, Handlers
-from paceline.server.forward.sink import AskFn
-from paceline.server.hosted import HostedStore, HostedStores
+from paceline.server.hosted import Host, HostedStore
+from paceline.server.members import Asker
 from paceline.wire import messages as m
 
 
-class Notices:
-    """Handles what workers say about themselves.
-
-    Args:
-        stores: of this server.
-        ask: sends a request to another server.
-    """
-
-    def __init__(self, stores: HostedStores, ask: AskFn) -> None:
-        self._stores, self._ask = stores, ask
-        self._unconfirmed: Counter[int] = Counter()
-        """By worker that was taken out: owners that have not confirmed it."""
-        self.of_workers: Handlers = {
-            m.Pause: self._notice,
-            m.Leave: self._notice,
-            m.Regroup: self._regroup,
-            m.AskMissing: self._missing,
-        }
-        self.of_servers: Handlers = {m.OnBehalf: self._on_behalf}
-
-    def _notice(self, asker: Asker, body: m.Pause | m.Leave, frames: Frames) -> None:
-        hosted = self._stores[body.store]
-        apply_here(hosted, asker.rank, body, direct=True)
-        self._forward(hosted, asker.rank, body, asker.reply)
-        self._stores.drop_if_left(body.store)
-
-    def _regroup(self, asker: Asker, body: m.Regroup, frames: Frames) -> m.Reply:
-        hosted = self._stores[body.store]
-        if hosted.opened.local_merge or hosted.opened.clip_norm:
-            raise ProtocolError(f"store {body.store!r} merges locally or clips norms, so its groups cannot change")
-        hosted.own.store.regroup(asker.rank, body.generation, body.groups)
-        return m.Done()
-
-    def take_out(self, workers: Iterable[int]) -> None:
-        """Let workers that have left the job leave every store, as if they had said so."""
-        for name, hosted in list(self._stores.items()):
-            for worker in sorted(workers):
-                if not hosted.notices[m.Leave, worker, True]:
-                    apply_here(hosted, worker, m.Leave(name), direct=True)
-                    self._unconfirmed[worker] += 1
-                    self._forward(hosted, worker, m.Leave(name), partial(self._confirm, worker))
-            self._stores.drop_if_left(name)
-
-    def _confirm(self, worker: int, reply: m.Reply) -> None:
-        self._unconfirmed[worker] -= 1
-
-    def is_out(self, worker: int) -> bool:
-        """Tell whether a worker that was taken out has left here and at all owners to which this server forwards."""
-        return not self._unconfirmed[worker]
-
-    def _forward(
-        self, hosted: HostedStore, worker: int, body: m.Pause | m.Leave, reply: Callable[[m.Reply], None]
-    ) -> None:
-        """Send a notice to the servers to which this one forwards the worker's pushes, after those; then answer."""
-        forward = hosted.forward
-        owners = [] if forward is None else forward.owners_for(worker)
-        if forward is None or not owners:
-            reply(m.Done())
-            return
-        if isinstance(body, m.Pause):
-            forward.pause(worker)
-        else:
-            forward.leave(worker)
-        answers: list[m.Body] = []
-
-        def take(answer: m.Body, frames: Frames) -> None:
-            answers.append(answer)
-            if len(answers) == len(owners):
-                reply(next((one for one in answers if isinstance(one, m.Failed)), m.Done()))
-
-        for owner in owners:
-            self._ask(owner, m.OnBehalf(worker, body), (), take)
-
-    def _missing(self, asker: Asker, body: m.AskMissing, frames: Frames) -> m.Reply | None:
-        hosted, worker = self._stores[body.store], asker.rank
-        forward = hosted.forward
-        if forward is None or not hosted.is_forwarded(body.entry):
-            return hosted.own.store.missing_for(worker, body.entry)
-        if not forward.waits_for_owner(worker, body.entry):
-            return forward.store.missing_for(worker, body.entry)
-        self._ask(forward.owner_of(body.entry), m.OnBehalf(worker, body), (), partial(_pass_back, asker))
-        return None
-
-    def _on_behalf(self, asker: Asker, body: m.OnBehalf, frames: Frames) -> m.Reply:
-        hosted, notice = self._stores[body.body.store], body.body
-        hosted.check_forwarder(asker.rank, body.worker)
-        if isinstance(notice, m.AskMissing):
-            return hosted.own.store.missing_for(body.worker, notice.entry)
-        apply_here(hosted, body.worker, notice, direct=False)
-        self._stores.drop_if_left(notice.store)
-        return m.Done()
+def notice(host: Host, asker: Asker, body: m.Pause | m.Leave, frames: Frames) -> None:
+    """Let a worker pause or leave; answered when the owners to which this server forwards know it too."""
+    hosted = host.stores[body.store]
+    _apply_here(hosted, asker.rank, body, direct=True)
+    _forward(host, hosted, asker.rank, body, asker.reply)
+    host.stores.drop_if_left(body.store)
 
 
-def apply_here(hosted: HostedStore, worker: int, body: m.Pause | m.Leave, direct: bool) -> None:
+def regroup(host: Host, asker: Asker, body: m.Regroup, frames: Frames) -> m.Reply:
+    """Let a worker step with another group."""
+    hosted = host.stores[body.store]
+    if hosted.opened.local_merge or hosted.opened.clip_norm:
+        raise ProtocolError(f"store {body.store!r} merges locally or clips norms, so its groups cannot change")
+    hosted.own.store.regroup(asker.rank, body.generation, body.groups)
+    return m.Done()
+
+
+def take_out(host: Host, workers: Iterable[int]) -> None:
+    """Let workers that have left the job leave every store, as if they had said so."""
+    for name, hosted in list(host.stores.items()):
+        for worker in sorted(workers):
+            if not hosted.notices[m.Leave, worker, True]:
+                _apply_here(hosted, worker, m.Leave(name), direct=True)
+                host.unconfirmed[worker] += 1
+                _forward(host, hosted, worker, m.Leave(name), partial(_confirm, host, worker))
+        host.stores.drop_if_left(name)
+
+
+def _confirm(host: Host, worker: int, reply: m.Reply) -> None:
+    host.unconfirmed[worker] -= 1
+
+
+def _forward(
+    host: Host, hosted: HostedStore, worker: int, body: m.Pause | m.Leave, reply: Callable[[m.Reply], None]
+) -> None:
+    """Send a notice to the servers to which this one forwards the worker's pushes, after those; then answer."""
+    forward = hosted.forward
+    owners = [] if forward is None else forward.owners_for(worker)
+    if forward is None or not owners:
+        reply(m.Done())
+        return
+    if isinstance(body, m.Pause):
+        forward.pause(worker)
+    else:
+        forward.leave(worker)
+    answers: list[m.Body] = []
+
+    def take(answer: m.Body, frames: Frames) -> None:
+        answers.append(answer)
+        if len(answers) == len(owners):
+            reply(next((one for one in answers if isinstance(one, m.Failed)), m.Done()))
+
+    for owner in owners:
+        host.ask(owner, m.OnBehalf(worker, body), (), take)
+
+
+def ask_missing(host: Host, asker: Asker, body: m.AskMissing, frames: Frames) -> m.Reply | None:
+    """Answer whose pushes a worker waits for, or let the owner answer."""
+    hosted, worker = host.stores[body.store], asker.rank
+    forward = hosted.forwards(body.entry)
+    if forward is None:
+        return hosted.own.store.missing_for(worker, body.entry)
+    if not forward.waits_for_owner(worker, body.entry):
+        return forward.store.missing_for(worker, body.entry)
+    host.ask(forward.owner_of(body.entry), m.OnBehalf(worker, body), (), partial(_pass_back, asker))
+    return None
+
+
+def on_behalf(host: Host, asker: Asker, body: m.OnBehalf, frames: Frames) -> m.Reply:
+    """Take a notice of a worker that a server of its host brings."""
+    hosted, notice = host.stores[body.body.store], body.body
+    hosted.check_forwarder(asker.rank, body.worker)
+    if isinstance(notice, m.AskMissing):
+        return hosted.own.store.missing_for(body.worker, notice.entry)
+    _apply_here(hosted, body.worker, notice, direct=False)
+    host.stores.drop_if_left(notice.store)
+    return m.Done()
+
+
+def _apply_here(hosted: HostedStore, worker: int, body: m.Pause | m.Leave, direct: bool) -> None:
     """Let a worker pause or leave in this server's own buckets, once it has said so on all its ways.
 
     Args:
         hosted: the store.
         worker: its rank.
-        body: what it says.
+        body: its notice.
         direct: it says so itself, and not through a server that forwards.
     """
     hosted.notices[type(body), worker, direct] += 1

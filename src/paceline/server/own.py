@@ -1,4 +1,4 @@
-"""The buckets of a store that their server keeps: set up, checked, and reported."""
+"""The buckets of a store that their server keeps: set up, and reported."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from typing import Any
 
 import torch
 
+from paceline.compression import make
 from paceline.consistency import Policy
 from paceline.errors import KeyMismatchError, ProtocolError
 from paceline.server import rows
-from paceline.server.admission import check_absent, check_distinct, check_rows, no_updater, pieces_of
-from paceline.server.apply import ApplySink
 from paceline.server.bucket import StoredBucket
 from paceline.server.clip import ClipSink
-from paceline.server.codecs import Codecs
-from paceline.server.presence import Presence
+from paceline.server.sinks import ApplySink
 from paceline.server.store import BucketStore
 from paceline.updaters import FlatUpdater, Piece, UpdaterSpec, make_updater
 from paceline.wire import messages as m
@@ -37,7 +35,7 @@ class OwnStore:
     Attributes:
         store: merges the pushes.
         clip: the sink that holds cohorts; None in a store that does not clip.
-        codecs: of both legs.
+        codecs: by leg that is compressed, ``push`` or ``pull``.
         has_updater: whether the store knows what a push does.
     """
 
@@ -53,14 +51,13 @@ class OwnStore:
         clips: bool = False,
     ) -> None:
         self.has_updater = policy.merge == "all"
-        self.codecs = Codecs(name)
         self._allowed = allowed
-        self._apply = ApplySink(name, policy, self.codecs)
+        self._apply = ApplySink(name, policy)
+        self.codecs = self._apply.codecs
         self.clip = ClipSink(self._apply) if clips else None
         # With other merges a worker's values stand still while the server's move on.
         shared = share and policy.merge == "all"
-        sink = self.clip or self._apply
-        self.store = BucketStore(name, policy, mean, Presence(num_workers), sink, hosts, shared)
+        self.store = BucketStore(name, policy, mean, num_workers, self.clip or self._apply, hosts, shared)
 
     # ---- setting up ------------------------------------------------------------------------------------------------
 
@@ -73,23 +70,24 @@ class OwnStore:
             block: its number.
             specs: of its buckets that are owned here.
             values: theirs, each flat [length of the bucket].
-            answers: what pushes of rows bring back, as in :class:`paceline.wire.messages.Init`.
+            answers: of pushes of rows, as in :class:`paceline.wire.messages.Init`.
 
         Raises:
             KeyMismatchError: a bucket is initialised already.
             ProtocolError: keys do not cover a bucket, or it cannot answer so.
         """
         store = self.store
-        self.codecs.check(value.dtype for value in values)
+        if "pull" in self.codecs:
+            self._check_float32(value.dtype for value in values)
         if any((block, spec.index) in store.buckets for spec in specs):
             raise KeyMismatchError(f"block {block} of store {store.name!r} is initialised already")
         if answers == "merged" and store.policy.merge != "all":
             raise ProtocolError(f"store {store.name!r} has no rounds of all workers whose merged rows it could bring")
-        all_pieces = [pieces_of(spec) for spec in specs]
+        all_pieces = [_pieces_of(spec) for spec in specs]
         made = []
         for spec, pieces, own in zip(specs, all_pieces, store.buckets.settle(block, values), strict=True):
-            bucket = StoredBucket(own, pieces, store.new_rule(), self._updater(own, pieces), (block, spec.index))
-            bucket.answers = rows.answers_of(bucket, answers, store.presence.present)
+            bucket = StoredBucket(own, pieces, store.unpushed.copy(), self._updater(own, pieces), (block, spec.index))
+            bucket.answers = rows.answers_of(bucket, answers, store.unpushed.live)
             made.append(bucket)
         self._keep_known_apart(made)
         store.buckets.add(made)
@@ -110,8 +108,7 @@ class OwnStore:
             # Options are tried on something, so that a mistake is found now and not at the first key.
             make_updater(spec, torch.zeros(1), [Piece(next(iter(spec.keys), ""), 0, 1, (1, 1))], self._allowed)
         updaters = [
-            make_updater(spec, bucket.values[slot.start : slot.stop], slot.updater.pieces, self._allowed)
-            for bucket, slot in slots
+            make_updater(spec, bucket.values[slot.range], slot.updater.pieces, self._allowed) for bucket, slot in slots
         ]
         for updater, (_, slot) in zip(updaters, slots, strict=True):
             slot.updater = updater
@@ -119,62 +116,37 @@ class OwnStore:
         self.store.sums_in_float32 = spec.multi_precision
 
     def set_compression(self, params: dict[str, Any], leg: str) -> None:
-        """Set the codec of pushes or of pulls.
+        """Set the codec of pushes or of pulls; saying the same again changes nothing.
 
         Raises:
             ValueError: unknown leg, codec or parameters, another codec is in use, or it is too late.
             TypeError: a codec for pulls, and values that are not float32.
         """
-        buckets = list(self.store.buckets)
-        is_new = leg == "pull" and "pull" not in self.codecs
-        if is_new and any(slot.pending for bucket in buckets for slot in bucket.slots):
-            raise ValueError(
-                f"store {self.store.name!r} has unanswered pushes; compress its pull leg before the first push"
-            )
-        self.codecs.put(params, leg, [bucket.values.dtype for bucket in buckets])
+        name, buckets = self.store.name, list(self.store.buckets)
+        if leg not in ("push", "pull"):
+            raise ValueError(f"the legs that can be compressed are 'push' and 'pull', not {leg!r}")
+        codec, known = make(params), self.codecs.get(leg)
+        if known is not None and (codec is None or codec.params() != known.params()):
+            raise ValueError(f"store {name!r} compresses its {leg} leg with {known.params()} already")
+        if codec is None or known is not None:
+            return
+        if leg == "pull":
+            if any(slot.pending for bucket in buckets for slot in bucket.slots):
+                raise ValueError(f"store {name!r} has unanswered pushes; compress its pull leg before the first push")
+            self._check_float32(bucket.values.dtype for bucket in buckets)
+        self.codecs[leg] = codec
         self._keep_known_apart(buckets)
+
+    def _check_float32(self, dtypes: Iterable[torch.dtype]) -> None:
+        for dtype in dtypes:
+            if dtype != torch.float32:
+                raise TypeError(f"store {self.store.name!r} compresses pulls, which takes float32 values, not {dtype}")
 
     def _keep_known_apart(self, buckets: Iterable[StoredBucket]) -> None:
         """Leave the memory of buckets to the known values: workers of this host may map it."""
         if "pull" in self.codecs and self.store.policy.merge == "all":
             for bucket in buckets:
                 bucket.keep_known_apart(self._updater)
-
-    # ---- checks ----------------------------------------------------------------------------------------------------
-
-    def check_push(self, worker: int, push: m.Push) -> list[StoredBucket]:
-        """Refuse a push that cannot be carried out as a whole; returns the buckets of its entries.
-
-        Raises:
-            ConfigError: the store needs an optimizer.
-            KeyMismatchError: a bucket was not initialised here.
-            ProtocolError: entries that do not exist, or rounds that make no sense.
-            RemoteError: an earlier update failed.
-        """
-        if not self.has_updater:
-            raise no_updater(self.store.name, self.store.policy)
-        if push.rows:
-            check_rows(push)
-        if push.coded and "push" not in self.codecs:
-            raise ProtocolError(f"a compressed push, but store {self.store.name!r} has no compression")
-        buckets = self.check_entries(push)
-        for bucket, entry in zip(buckets, push.entries, strict=True):
-            if push.rows:
-                rows.shape_of(bucket, entry)
-            if bucket.answers is not None and not (push.rows or bucket.answers.stores_value):
-                raise ProtocolError(f"bucket {entry.bucket} of block {entry.block} takes rows only: it has no values")
-            if push.rows and push.want and bucket.answers is None:
-                raise ProtocolError(f"bucket {entry.bucket} of block {entry.block} was not made to answer with rows")
-        self.store.check_rounds(worker, push, buckets)
-        return buckets
-
-    def check_entries(self, push: m.Push | m.PushSum) -> list[StoredBucket]:
-        """Refuse entries that overlap, lie outside of their buckets, or are absent in part; returns the buckets."""
-        check_distinct(push.entries)
-        buckets = [self.store.buckets.checked(entry) for entry in push.entries]
-        if push.absent:
-            check_absent(push.entries, push.absent, self.store.buckets.get)
-        return buckets
 
     # ---- counters --------------------------------------------------------------------------------------------------
 
@@ -193,3 +165,21 @@ class OwnStore:
             "data_mass": {str(worker): mass for worker, mass in sorted(stats.data_mass.items())},
             "dropped": {str(worker): number for worker, number in sorted(stats.dropped.items())},
         }
+
+
+def _pieces_of(spec: m.BucketSpec) -> list[Piece]:
+    """Return the keys of a bucket and where they lie.
+
+    Raises:
+        ProtocolError: they do not cover it.
+    """
+    pieces, position = [], 0
+    offsets = spec.offsets or [0] * len(spec.keys)
+    if not len(spec.keys) == len(spec.lengths) == len(spec.shapes) == len(offsets):
+        raise ProtocolError("a bucket lists different numbers of keys, lengths, shapes and offsets")
+    for key, length, shape, offset in zip(spec.keys, spec.lengths, spec.shapes, offsets, strict=True):
+        pieces.append(Piece(key, position, length, tuple(shape), offset))
+        position += length
+    if position != spec.length:
+        raise ProtocolError(f"keys of {position} elements in a bucket of {spec.length}")
+    return pieces

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
@@ -23,9 +24,8 @@ from paceline.net.base import Frames
 from paceline.net.hosts import server_addresses
 from paceline.net.lifeline import Lifeline
 from paceline.net.sockets import SocketHub, SocketListener
-from paceline.server.forward.owners import OwnerClient
+from paceline.server.owners import OwnerClient
 from paceline.server.requests import RequestHandler
-from paceline.server.speed import measure
 from paceline.wire import messages as m
 
 #: Peer, number, request and frames.
@@ -38,6 +38,9 @@ MAX_THREADS = 8
 
 #: Check interval of the loop for overdue answers. Messages and changes of the job wake it at once.
 IDLE_S = 1.0
+
+#: Elements of a measurement of speed: more than caches hold, and a few milliseconds to sum. And trials.
+_ELEMENTS, _TRIALS = 1 << 22, 5
 
 
 class Server:
@@ -78,8 +81,10 @@ class Server:
         while True:
             self._handle(self._listener.receive(IDLE_S))
             self._owners.poll()
-            self._requests.take_out(self._lifeline.left)
-            self._bury()
+            if self._lifeline.left:
+                self._requests.take_out(self._lifeline.left)
+            if self._lifeline.lost:
+                self._bury()
             if self._has_new_keys:
                 self._has_new_keys = False
                 give_back_freed_memory()
@@ -104,20 +109,22 @@ def first_layers_first(requests: Iterable[Asked]) -> Iterator[Asked]:
     The next forward pass needs the first layers first, and backward makes them last. Any request but a push is taken
     from ``requests`` only after those before it have been carried out: it may change who is a member.
     """
-    pushes: list[tuple[int, Asked]] = []
+    pushes: list[Asked] = []
     for request in requests:
         body = request[2]
         if isinstance(body, m.Push | m.PushSum) and body.entries:
-            pushes.append((body.entries[0].bucket, request))
+            pushes.append(request)
             continue
-        yield from _in_order(pushes)
+        yield from sorted(pushes, key=_first_bucket)
         pushes = []
         yield request
-    yield from _in_order(pushes)
+    yield from sorted(pushes, key=_first_bucket)
 
 
-def _in_order(pushes: Iterable[tuple[int, Asked]]) -> Iterator[Asked]:
-    return (request for _, request in sorted(pushes, key=lambda one: one[0]))
+def _first_bucket(asked: Asked) -> int:
+    push = asked[2]
+    assert isinstance(push, m.Push | m.PushSum)
+    return push.entries[0].bucket
 
 
 def share_of(cores: int, members: int) -> int:
@@ -130,6 +137,24 @@ def share_of(cores: int, members: int) -> int:
         members: of the job on this host.
     """
     return max(1, min(MAX_THREADS, cores // max(1, members)))
+
+
+def _measured_speed() -> float:
+    """Return how many elements a second one thread of this host sums and applies: the best of a few trials."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        value, total, gradient = (torch.zeros(_ELEMENTS) for _ in range(3))
+        return _ELEMENTS / min(_seconds(value, total, gradient) for _ in range(_TRIALS))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _seconds(value: torch.Tensor, total: torch.Tensor, gradient: torch.Tensor) -> float:
+    begun = time.perf_counter()
+    total.add_(gradient)
+    value.add_(total, alpha=-0.1)
+    return time.perf_counter() - begun
 
 
 def _load_optimizers() -> None:
@@ -161,7 +186,7 @@ def main(settings: Settings) -> int:
     except (PacelineError, OSError) as error:
         logger.error("server %d cannot start: %s", settings.rank, error)
         return 1
-    speed = measure() if settings.measures_servers else 0.0
+    speed = _measured_speed() if settings.measures_servers else 0.0
     lifeline = Lifeline(settings, SocketHub(security), " ".join(listener.addresses), listener.wake, speed=speed)
     # While it waits for the others, and not while they wait for an answer.
     loading = threading.Thread(target=_load_optimizers, name="paceline-load", daemon=True)

@@ -1,73 +1,129 @@
-"""Requests that read values, or set them outside of any round."""
+"""Requests that read values or set them outside of any round, and what answers to pushes and pulls bring.
+
+| request | the answer brings |
+|---|---|
+| a push that wants nothing, or whose values were written to shared memory | no frames |
+| a push or pull in a store that compresses pulls | what its worker knows now: differences, or values |
+| any other push that wants values, a sum, a pull | values |
+| a push of rows that wants rows | rows |
+
+An answer may be given again when it got lost. Values are then read anew: they may be newer, and the worker takes them
+as they come. Differences and rows are the same bytes, because what the worker knows was counted when they were made.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
 
 from paceline.errors import ProtocolError
 from paceline.net.base import Frames
 from paceline.server import rows
-from paceline.server.answers import send_known, send_values
-from paceline.server.asker import Asker, Handlers, Result
-from paceline.server.hosted import HostedStores
+from paceline.server.hosted import Host, Result
+from paceline.server.members import Asker
+from paceline.server.merge import Notes
 from paceline.server.push_request import Known
-from paceline.server.release import show
+from paceline.server.store import BucketStore
 from paceline.tensors import from_frame, to_frame
 from paceline.wire import messages as m
 
 
-class Pulls:
-    """Handles reads of a server's own buckets.
+def pull(host: Host, asker: Asker, body: m.Pull, frames: Frames) -> None:
+    """Answer with the values of ranges."""
+    own, worker = host.stores[body.store].own, asker.rank
+    store = own.store
+    buckets = [store.buckets.checked(entry) for entry in body.entries]
+    for entry, bucket in zip(body.entries, buckets, strict=True):
+        if body.shared and worker not in bucket.arenas:
+            raise ProtocolError(f"worker {worker} has not offered shared memory for block {entry.block}")
+    if not body.shared and "pull" not in own.codecs:
+        send_values(asker, store, worker, body.entries)
+        return
+    versions, known = list[int](), list[Known]()
+    for entry, bucket in zip(body.entries, buckets, strict=True):
+        versions.append(store.read(worker, entry)[0])
+        if body.shared:
+            bucket.show(worker, store.units[worker], entry)
+        if "pull" in own.codecs:
+            known += bucket.tell_range(worker, entry, body.shared)
+    send_known(asker, store, versions, known)
 
-    Args:
-        stores: of this server.
-    """
 
-    def __init__(self, stores: HostedStores) -> None:
-        self._stores = stores
-        self.of_workers: Handlers = {
-            m.Pull: self._pull,
-            m.PullRows: self._pull_rows,
-            m.SetValues: self._set_values,
-        }
-
-    def _pull(self, asker: Asker, pull: m.Pull, frames: Frames) -> None:
-        own, worker = self._stores[pull.store].own, asker.rank
-        store = own.store
-        buckets = [store.buckets.checked(entry) for entry in pull.entries]
-        for entry, bucket in zip(pull.entries, buckets, strict=True):
-            if pull.shared and worker not in bucket.arenas:
-                raise ProtocolError(f"worker {worker} has not offered shared memory for block {entry.block}")
-        if not pull.shared and "pull" not in own.codecs:
-            send_values(asker, store, worker, pull.entries)
-            return
-        versions, known = list[int](), list[Known]()
-        for entry, bucket in zip(pull.entries, buckets, strict=True):
-            versions.append(store.read(worker, entry)[0])
-            if pull.shared:
-                show(bucket, worker, store.units[worker], entry.start, entry.length)
-            if "pull" in own.codecs:
-                known += bucket.tell_range(worker, entry.start, entry.length, pull.shared)
-        send_known(asker, store, versions, known)
-
-    def _pull_rows(self, asker: Asker, body: m.PullRows, frames: Frames) -> Result:
-        store, worker, entry = self._stores[body.store].own.store, asker.rank, body.entry
-        bucket = store.buckets.get(entry.block, entry.bucket)
-        if not frames and bucket.answers is not None and bucket.answers.stores_value:
-            store.buckets.checked(entry)
-            version, values = store.read(worker, entry)
-            return m.Values([version]), rows.taken(bucket, worker, version, values)
-        if len(frames) != 1 or (bucket.answers is not None and not bucket.answers.stores_value):
-            raise ProtocolError(f"a pull of rows with {len(frames)} frames of row numbers makes no sense here")
-        chosen = rows.numbers(bucket, entry, frames[0])
+def pull_rows(host: Host, asker: Asker, body: m.PullRows, frames: Frames) -> Result:
+    """Answer with the rows that the frame names or, without a frame, with those that the worker lacks."""
+    store, worker, entry = host.stores[body.store].own.store, asker.rank, body.entry
+    bucket = store.buckets.get(entry.block, entry.bucket)
+    if not frames and bucket.answers is not None and bucket.answers.stores_value:
+        store.buckets.checked(entry)
         version, values = store.read(worker, entry)
-        return m.Values([version]), [to_frame(values.view(rows.shape_of(bucket, entry))[chosen])]
+        return m.Values([version]), rows.taken(bucket, worker, version, values)
+    if len(frames) != 1 or (bucket.answers is not None and not bucket.answers.stores_value):
+        raise ProtocolError(f"a pull of rows with {len(frames)} frames of row numbers makes no sense here")
+    chosen = rows.numbers(bucket, entry, frames[0])
+    version, values = store.read(worker, entry)
+    return m.Values([version]), [to_frame(values.view(rows.shape_of(bucket, entry))[chosen])]
 
-    def _set_values(self, asker: Asker, body: m.SetValues, frames: Frames) -> m.Reply:
-        store = self._stores[body.store].own.store
-        if len(frames) != len(body.entries):
-            raise ProtocolError(f"{len(body.entries)} entries with {len(frames)} frames of values")
-        buckets = [store.buckets.checked(entry) for entry in body.entries]
-        triples = zip(buckets, body.entries, frames, strict=True)
-        values = [from_frame(frame, bucket.values.dtype, entry.length) for bucket, entry, frame in triples]
-        for bucket, entry, new in zip(buckets, body.entries, values, strict=True):
-            bucket.overwrite(entry.start, new)
-        return m.Done()
+
+def set_values(host: Host, asker: Asker, body: m.SetValues, frames: Frames) -> m.Reply:
+    """Set the values of ranges for all workers."""
+    store = host.stores[body.store].own.store
+    if len(frames) != len(body.entries):
+        raise ProtocolError(f"{len(body.entries)} entries with {len(frames)} frames of values")
+    buckets = [store.buckets.checked(entry) for entry in body.entries]
+    triples = zip(buckets, body.entries, frames, strict=True)
+    values = [from_frame(frame, bucket.values.dtype, entry.length) for bucket, entry, frame in triples]
+    for bucket, entry, new in zip(buckets, body.entries, values, strict=True):
+        bucket.overwrite(entry, new)
+    return m.Done()
+
+
+# ---- answers ---------------------------------------------------------------------------------------------------------
+
+
+def send_values(
+    asker: Asker,
+    store: BucketStore,
+    worker: int,
+    entries: Sequence[m.Entry],
+    absent: Collection[m.Span] = (),
+    notes: Notes = (),
+) -> None:
+    """Answer with values, as they are at the moment of sending, also when the answer is given again."""
+
+    def read() -> tuple[list[int], list[Any]]:
+        found = [store.read(worker, entry) for entry in entries]
+        still = [store.stands_still(worker, entry) for entry in entries]
+        copied = [values if is_still else values.clone() for (_, values), is_still in zip(found, still, strict=True)]
+        return [version for version, _ in found], [to_frame(values) for values in copied]
+
+    versions, frames = read()
+    store.sent_bytes += asker.network_bytes(frames)
+    first = [frames]
+    # The next forward pass needs the first layers first.
+    urgency = entries[0].bucket if entries else None
+    body = m.Values(versions, absent=sorted(absent), notes=list(notes))
+    asker.answer(body, lambda: first.pop() if first else read()[1], urgency)
+
+
+def send_known(
+    asker: Asker,
+    store: BucketStore,
+    versions: list[int],
+    known: Sequence[Known],
+    absent: Collection[m.Span] = (),
+    notes: Notes = (),
+) -> None:
+    """Answer with what a worker knows now; given again, the answer is the same bytes."""
+    frames = [frame for _, frame in known if frame is not None]
+    store.sent_bytes += asker.network_bytes(frames)
+    urgency = known[0][0].bucket if frames else None
+    body = m.Values(versions, [one for one, _ in known], sorted(absent), list(notes))
+    asker.answer(body, lambda: frames, urgency)
+
+
+def send_rows(asker: Asker, store: BucketStore, entry: m.Entry) -> None:
+    """Answer a push of rows with rows; given again, the answer is the same bytes."""
+    version, values = store.read(asker.rank, entry)
+    frames = rows.taken(store.buckets.get(entry.block, entry.bucket), asker.rank, version, values)
+    store.sent_bytes += asker.network_bytes(frames)
+    asker.answer(m.Values([version]), lambda: frames, entry.bucket)

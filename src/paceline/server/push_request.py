@@ -3,41 +3,39 @@
 | state | event | next |
 |---|---|---|
 | open | `waits`: a slot has taken a part of it | open |
-| open | the `with` block ends | waiting; answered if every slot has released it already |
-| open | the `with` block raises | answered: whoever handles requests answers with that error |
+| open | `release` after the last entry is taken | waiting; answered if every slot has released it already |
+| open | an entry cannot be taken | answered, with that error, by the handler of requests |
 | waiting | `waits`: a slot it waits for is cut | waiting |
 | waiting | `release`: a slot has done its part | waiting; answered after the last |
-| open, waiting | `fail` | answered, with the error |
-| answered | `release`, `fail` | answered: nothing is sent twice |
+| open, waiting | its asker is answered with an error | answered |
+| answered | `release`, an error | answered: nothing is sent twice |
 
 A push that comes again before its answer is a new request, which takes the place of the first one in every slot. The
 first is then never answered: nobody waits for it any more.
 
-What breaks the guarantees: a slot that forgets a request without `release` or `fail` (its worker waits until its
+What breaks the guarantees: a slot that forgets a request without `release` or an error (its worker waits until its
 timeout), and a `waits` that is missing (the answer is sent before all updates are made).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import abc
 from typing import Any, TypeAlias
 
+from paceline.server.members import Asker
 from paceline.server.merge import Notes
 from paceline.wire import messages as m
 
-Place: TypeAlias = tuple[int, int, int, int]
-"""(block, bucket, start, length)"""
 Known: TypeAlias = tuple[m.KnownRange, Any]
 """A range as its worker knows it after the answer, and its frame; None: the values are in the worker's memory."""
 
 
-class PushRequest:
+class PushRequest(abc.ABC):
     """A push, or a sum of pushes, that is not answered yet.
 
     Args:
+        asker: gets the answer.
         worker: whose push it is; of a sum, the first worker behind it.
-        answer: called once, with the request, when all slots have released it.
-        fail: called instead, with the error, when it cannot be carried out.
         want: the answer brings new values.
         shared: the values are written to the worker's memory.
         knows: the answer says what the worker knows after it, because the store compresses pulls.
@@ -48,49 +46,23 @@ class PushRequest:
         notes: those that all slots have; None before the first slot is released.
     """
 
-    def __init__(
-        self,
-        worker: int,
-        answer: Callable[[PushRequest], None],
-        fail: Callable[[Exception], None],
-        want: bool = True,
-        shared: bool = False,
-        knows: bool = False,
-    ) -> None:
-        self.worker, self.want, self.shared = worker, want, shared
+    def __init__(self, asker: Asker, worker: int, want: bool = True, shared: bool = False, knows: bool = False) -> None:
+        self.asker, self.worker, self.want, self.shared = asker, worker, want, shared
         self.known: list[Known] | None = [] if knows else None
-        self.absent: set[Place] = set()
+        self.absent: set[m.Span] = set()
         self.notes: Notes | None = None
-        self._answer, self._fail = answer, fail
         self._unreleased = 1  # the request itself, until all its entries are taken
-        self._is_answered = False
+
+    @abc.abstractmethod
+    def answer(self) -> None:
+        """Send the answer; all slots have released the push."""
 
     def waits(self, releases: int = 1) -> None:
         """Wait for more releases."""
         self._unreleased += releases
 
-    def hear(self, notes: Notes) -> None:
-        """Keep the notes of a slot, as far as the slots before have them too."""
-        self.notes = notes if self.notes is None else [note for note in self.notes if note in notes]
-
     def release(self) -> None:
-        """Note that one slot has done its part; answer after the last."""
+        """Note that one slot has done its part, or that all entries are taken; answer after the last."""
         self._unreleased -= 1
-        if self._unreleased == 0 and not self._is_answered:
-            self._is_answered = True
-            self._answer(self)
-
-    def fail(self, error: Exception) -> None:
-        """Answer with an error, unless it is answered already."""
-        if not self._is_answered:
-            self._is_answered = True
-            self._fail(error)
-
-    def __enter__(self) -> PushRequest:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None:
-            self.release()
-        else:
-            self._is_answered = True
+        if self._unreleased == 0 and not self.asker.is_answered:
+            self.answer()

@@ -1,40 +1,96 @@
-"""The pull leg: what those who read a slot know of its values, and what an answer has to tell them.
+"""What workers have read of a slot, and what an answer has to tell them.
 
-Workers that always read the same version are one *unit* of readers: all of them, a group, or a single worker. For each
-unit the server keeps the values as the unit knows them; an update moves those by what a codec makes of the difference,
-and the same bytes move the copy of every worker in the unit. What a codec leaves out stays in the difference, so no
-residual is needed (error feedback both ways: DoubleSqueeze, Tang et al. 2019; Philippenko and Dieuleveut 2021).
+The rule counts the version of a slot that a worker has read as a whole. Workers may read a slot part by part, key by
+key: then they have read it when all parts are read at one version. Until then it counts as not read, so that a push is
+never taken for fresher than it is.
+
+In a store that compresses pulls, workers that always read the same version are one *unit* of readers: all of them, a
+group, or a single worker. For each unit the server keeps the values as the unit knows them; an update moves those by
+what a codec makes of the difference, and the same bytes move the copy of every worker in the unit. What a codec leaves
+out stays in the difference, so no residual is needed (error feedback both ways: DoubleSqueeze, Tang et al. 2019;
+Philippenko and Dieuleveut 2021).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from paceline.compression import Codec, CodecState
 from paceline.compression.buffers import Bytes
-from paceline.server.parts import Parts
+from paceline.consistency import Rule
+from paceline.ranges import Ranges, is_all, joined, within
+from paceline.server.merge import Notes
+from paceline.wire import messages as m
+
+
+class Parts:
+    """For each worker, the parts that it has seen at one version.
+
+    Args:
+        seen: (version, parts) by worker.
+    """
+
+    def __init__(self, seen: Mapping[int, tuple[int, Ranges]] | None = None) -> None:
+        self._seen = dict(seen or {})
+
+    def add(self, worker: int, version: int, start: int, stop: int, length: int) -> bool:
+        """Note that a worker sees a part; returns whether it has now seen all ``length`` elements at this version."""
+        last, parts = self._seen.pop(worker, (version, ()))
+        parts = joined([*(parts if last == version else ()), (start, stop)])
+        if length == 0 or is_all(parts, length):
+            return True
+        self._seen[worker] = version, parts
+        return False
+
+    def within(self, start: int, stop: int) -> Parts:
+        """Return the parts in ``[start, stop)``, counted from ``start``."""
+        return Parts({worker: (version, within(parts, start, stop)) for worker, (version, parts) in self._seen.items()})
+
+    def beside(self, right: Parts, at: int) -> Parts:
+        """Return these parts and those of a right neighbour that begins ``at`` elements after this slot."""
+        seen = dict(self._seen)
+        for worker, (version, parts) in right._seen.items():
+            last, before = seen.get(worker, (version, ()))
+            moved = joined([*(before if last == version else ()), *((at + a, at + b) for a, b in parts)])
+            if last <= version:
+                seen[worker] = version, moved
+        return Parts(seen)
 
 
 @dataclass(eq=False)
 class Readers:
     """How far the readers of one slot have come."""
 
+    parts: Parts = field(default_factory=Parts)
+    """What workers have read of the version of the rule, where that is not all."""
+    absent: dict[int, Ranges] = field(default_factory=dict)
+    """By worker: for what, in the last update with its push, nobody had a gradient; empty: never yet."""
+    notes: Notes = ()
+    """Of the pushes that made the last update, where each update is made of a push of every worker."""
+
+    # The rest is used in a store that compresses pulls.
     versions: dict[int, int] = field(default_factory=dict)
     """How often what a unit knows has moved."""
     holds: dict[int, int] = field(default_factory=dict)
     """The version that a worker was told last."""
+    told: Parts = field(default_factory=Parts)
+    """What workers were told of the version that their unit knows, where that is not all."""
     states: dict[int, CodecState] = field(default_factory=dict)
     """What the codec remembers, by unit."""
 
-    parts: Parts = field(default_factory=Parts)
-    """What workers were told of the current version, where that is not all."""
-
     def within(self, start: int, stop: int) -> Readers:
         """Return the readers of a part of a slot that is cut; what codecs remember is forgotten."""
-        return Readers(dict(self.versions), dict(self.holds), parts=self.parts.within(start, stop))
+        return Readers(
+            self.parts.within(start, stop),
+            {worker: within(absent, start, stop) for worker, absent in self.absent.items()},
+            self.notes,
+            dict(self.versions),
+            dict(self.holds),
+            self.told.within(start, stop),
+        )
 
     def stand_like(self, right: Readers) -> bool:
         """Tell whether the readers of a neighbour have come as far."""
@@ -42,10 +98,36 @@ class Readers:
 
     def beside(self, right: Readers, at: int) -> Readers:
         """Return the readers of this slot and of one that begins ``at`` elements later and has come as far."""
-        return Readers(self.versions, self.holds, parts=self.parts.beside(right.parts, at))
+        absent = {
+            worker: joined([*self.absent.get(worker, ()), *((at + a, at + b) for a, b in right.absent.get(worker, ()))])
+            for worker in self.absent.keys() | right.absent.keys()
+        }
+        notes = [note for note in self.notes if note in right.notes]
+        parts, told = self.parts.beside(right.parts, at), self.told.beside(right.told, at)
+        return Readers(parts, absent, notes, self.versions, self.holds, told)
+
+    def read(self, rule: Rule, worker: int, slot: m.Span, span: m.Span) -> int:
+        """Note that a worker reads a range now that overlaps the slot; returns the slot's version.
+
+        The rule hears of it when the worker has read all of this version, in one part or several: staleness counts
+        from the oldest version in what a push was computed from.
+
+        Args:
+            rule: of the slot.
+            worker: the reader.
+            slot: where it lies.
+            span: the range.
+        """
+        version, part = rule.readable(worker), slot.part(span.start, span.stop)
+        is_part = part.length < slot.length
+        if is_part and version > rule.read[worker]:
+            is_part = not self.parts.add(worker, version, part.start - slot.start, part.stop - slot.start, slot.length)
+        return version if is_part else rule.pull(worker)
+
+    # ---- compressed pulls ------------------------------------------------------------------------------------------
 
     def regroup(self, worker: int, units: Sequence[int]) -> None:
-        """Note that a worker has changed its unit: its next answer, and its mates', brings the values as they are."""
+        """Note that a worker has changed its unit: the next answers to the unit bring the values as they are."""
         self.holds.pop(worker, None)
         self.jump(units[worker])
         self.versions = {unit: version for unit, version in self.versions.items() if unit in units}
@@ -74,21 +156,20 @@ class Readers:
         self.holds[worker] = version
         return lacks_one
 
-    def tell_part(self, worker: int, unit: int, start: int, stop: int, length: int) -> None:
+    def tell_part(self, worker: int, unit: int, slot: m.Span, part: m.Span) -> None:
         """Note that a worker is told a part of the unit's version.
 
         It holds that version when it was told all parts of it. Until then the next answer brings the values as they
         are: a difference fits only where all of the slot is known.
 
         Args:
-            worker: who is told.
+            worker: the reader.
             unit: of the worker.
-            start: of the part, in the slot.
-            stop: of the part, in the slot.
-            length: of the slot.
+            slot: where it lies.
+            part: of the slot.
         """
-        version = self.version(unit)
-        if self.holds.get(worker) != version and self.parts.add(worker, version, start, stop, length):
+        version, start, stop = self.version(unit), part.start - slot.start, part.stop - slot.start
+        if self.holds.get(worker) != version and self.told.add(worker, version, start, stop, slot.length):
             self.holds[worker] = version
 
     def move(

@@ -4,10 +4,10 @@ The life of a push at its server:
 
 | state | what happens | where | next |
 |---|---|---|---|
-| arrived | its bytes are checked, its entries and rounds too | `pushes.py`, `admission.py` | refused, or checked |
+| arrived | its bytes are checked, its entries and rounds too | `checks.py`, `push.py` | refused, or checked |
 | checked | each slot gives it to its rule: :meth:`BucketStore.take` | here | in a cohort, or dropped as too old |
 | in a cohort | its values are summed as they come | `merge.py` | complete, when the rule says `Apply` |
-| complete | the sink gets the sum | `apply.py`, `clip.py`, `forward/sink.py` | applied, held or forwarded |
+| complete | the sink gets the sum | `sinks.py`, `clip.py`, `forward.py` | applied, held or forwarded |
 | applied | the rule says `Release`, now or later (bound), or the owner answers | the sink | released by this slot |
 | released | by all its slots: see `push_request.py` | | answered |
 
@@ -18,7 +18,7 @@ What else happens to it:
 | it comes again, unanswered | nothing is merged; the later request is answered instead of the first |
 | it comes again, answered | nothing is merged; it is answered again |
 | its worker leaves | its request is dropped; what it has pushed still counts, and nobody waits for more |
-| its update raises | the slot is broken: all who wait get the error, later pushes of it are refused |
+| its update raises | the slot is broken: waiting workers get the error, later pushes of it are refused |
 | options differ in its cohort | its workers get an error; the round counts, without an update |
 
 What breaks the guarantees: a check after the first `take` (a refused push would count in part); an exception between
@@ -42,23 +42,17 @@ from paceline.consistency import (
     Refuse,
     Release,
     Repeat,
-    Rule,
     Stats,
-    Units,
+    new_rule,
 )  # fmt: skip
-from paceline.consistency.objections import objection, objection_to_regrouping
+from paceline.consistency.objections import objection_to_regrouping
 from paceline.errors import ProtocolError
-from paceline.ranges import Ranges, within
-from paceline.server.admission import absent_in, raise_for
+from paceline.ranges import Ranges, joined, within
 from paceline.server.bucket import Slot, StoredBucket
 from paceline.server.buckets import Buckets
-from paceline.server.merge import Accumulator, Contribution, Encoded
-from paceline.server.presence import Presence
+from paceline.server.merge import Accumulator, Contribution, Encoded, Scratch
 from paceline.server.push_request import PushRequest
-from paceline.server.release import release_slot
-from paceline.server.scratch import Scratch
-from paceline.server.sink import Sink
-from paceline.updaters import StepOptions
+from paceline.server.sinks import Sink
 from paceline.wire import messages as m
 
 #: Length at which the story of a slot is cut.
@@ -72,12 +66,14 @@ class BucketStore:
         name: of the store.
         policy: merge, bound, weighting and age limit.
         mean: merge to the mean over samples instead of the sum.
-        presence: the workers.
+        num_workers: of the job.
         sink: gets complete cohorts.
         hosts: of the workers, by rank: sums are made host by host; empty: all on one.
         shared: keep values in shared memory, so that workers of this host can map them.
 
     Attributes:
+        unpushed: the rule of a slot that nobody has pushed: new buckets go on from it.
+        at_barrier: workers that have pushed nothing since they came to a barrier.
         sums_in_float32: merge 2-byte values in float32, because the updater keeps float32 masters.
         received_bytes: of values that came from other hosts.
         sent_bytes: of values that went to other hosts.
@@ -88,32 +84,27 @@ class BucketStore:
         name: str,
         policy: Policy,
         mean: bool,
-        presence: Presence,
+        num_workers: int,
         sink: Sink,
         hosts: Sequence[str] = (),
         shared: bool = False,
     ) -> None:
-        self.name, self.policy, self.mean = name, policy, mean
-        self.presence, self.sink = presence, sink
-        self._units = Units(policy.unit_of(presence.num_workers))
+        self.name, self.policy, self.mean, self.sink = name, policy, mean, sink
+        # What weightings look at: updates of all slots.
+        self.unpushed = new_rule(policy, num_workers, Stats(store=Stats()))
+        self.at_barrier: set[int] = set()
         self.buckets = Buckets(name, shared)
         self.sums_in_float32 = False
         self.received_bytes = self.sent_bytes = 0
-        self._hosts = list(hosts) or [""] * presence.num_workers
+        self._hosts = list(hosts) or [""] * num_workers
         self._scratch = Scratch()
-        # What weightings look at: updates of all slots.
-        self._history = Stats()
         # With ``first`` a worker goes on at once, and may overwrite what is not summed yet.
         self._copies_borrowed = policy.merge == "first"
-
-    def new_rule(self) -> Rule:
-        """Return the rule of a new bucket."""
-        return self.presence.new_rule(self.policy, Stats(store=self._history))
 
     @property
     def units(self) -> list[int]:
         """By worker, the unit whose version it reads."""
-        return self._units.of
+        return self.unpushed.units.of
 
     @property
     def stats(self) -> Stats:
@@ -126,31 +117,13 @@ class BucketStore:
 
     # ---- pushes ----------------------------------------------------------------------------------------------------
 
-    def check_rounds(self, worker: int, push: m.Push, buckets: Sequence[StoredBucket]) -> None:
-        """Refuse a push whose rounds make no sense, or whose values are in memory that is not mapped.
-
-        Args:
-            worker: that pushes.
-            push: its entries lie inside the buckets.
-            buckets: of the entries.
-
-        Raises:
-            ProtocolError: with the reason.
-            RemoteError: an earlier update failed.
-        """
-        for entry, bucket in zip(push.entries, buckets, strict=True):
-            if push.shared and worker not in bucket.arenas:
-                raise ProtocolError(f"worker {worker} has not offered shared memory for block {entry.block}")
-            for slot in bucket.slots_over(entry.start, entry.length):
-                check_round(slot, worker, entry.round, objection(slot.rule, worker, entry.round, push.samples))
-
     def push(
         self,
         bucket: StoredBucket,
         entry: m.Entry,
-        values: torch.Tensor | Encoded | None,
-        push: m.Push,
-        options: StepOptions | None,
+        pushes: Sequence[Pushed],
+        one: Contribution,
+        all_absent: Sequence[m.Span],
         request: PushRequest,
     ) -> None:
         """Take one entry of a push that was checked.
@@ -158,28 +131,28 @@ class BucketStore:
         Args:
             bucket: of the entry.
             entry: of the push.
-            values: flat [length of the entry], rows of it (sparse), encoded, or None where there is no gradient.
-            push: the message.
-            options: its options, decoded.
-            request: is answered when all slots have released it.
+            pushes: of the workers behind it.
+            one: their contribution; its values are those of the whole entry.
+            all_absent: where the push has no gradient.
+            request: is answered when all slots have released all workers behind the push.
         """
-        all_absent = absent_in(push.absent, entry) if push.absent else ()
-        slots = bucket.cut(entry.start, entry.length)
-        if isinstance(values, Encoded) and len(slots) > 1:
-            values = values.decoded()
+        slots = bucket.cut(entry)
+        if len(slots) == 1 and not all_absent:
+            self.take(bucket, slots[0], pushes, one, request)
+            return
+        in_bucket = absent_in(all_absent, entry)
+        values = one.values
+        coded = isinstance(values, Encoded)
+        if isinstance(values, Encoded):
+            values = values.decoded()  # some codecs make something of every element, absent or not
         for slot in slots:
-            part, absent = values, within(all_absent, slot.start, slot.stop)
-            if isinstance(part, torch.Tensor) and not push.rows:
-                part = part[slot.start - entry.start : slot.stop - entry.start]
-            if absent and push.coded and part is not None:
-                part = _with_zeros(part, absent)
-            borrowed = push.shared and not push.coded and part is not None
-            notes = [(request.worker, push.note)] if push.note else ()
-            inputs = {request.worker: push.inputs} if push.samples else {}
-            one = Contribution(
-                part, push.samples, options, borrowed, absent=absent, skip=push.skip, notes=notes, inputs=inputs
-            )
-            self.take(bucket, slot, [Pushed(request.worker, entry.round, push.samples)], one, request)
+            span, part = slot.span, values
+            absent = within(in_bucket, span.start, span.stop)
+            if part is not None and not part.is_sparse:
+                part = part[span.start - entry.start : span.stop - entry.start]
+                for start, stop in absent if coded else ():
+                    part[start:stop] = 0.0
+            self.take(bucket, slot, pushes, dataclasses.replace(one, values=part, absent=absent), request)
 
     def take(
         self, bucket: StoredBucket, slot: Slot, pushes: Sequence[Pushed], one: Contribution, request: PushRequest
@@ -190,16 +163,15 @@ class BucketStore:
         """
         request.waits(len(pushes))
         first = pushes[0]
-        if first.round > slot.rule.pushed[first.worker]:
-            self.presence.at_barrier.discard(first.worker)
+        if first.worker in self.at_barrier and first.round > slot.rule.pushed[first.worker]:
+            self.at_barrier.remove(first.worker)
         actions = slot.rule.push_sum(pushes)
         if actions and isinstance(actions[0], Repeat) and first.worker not in slot.pending:
             for _ in pushes:
-                release_slot(bucket, slot, request)
+                bucket.release(slot, request)
             return
-        # Who asked last is answered.
         for push in pushes:
-            slot.pending[push.worker] = request
+            slot.pending[push.worker] = request  # the last request is answered
         self._perform(bucket, slot, actions, one)
 
     def _perform(self, bucket: StoredBucket, slot: Slot, actions: Sequence[Action], one: Contribution | None) -> None:
@@ -233,7 +205,8 @@ class BucketStore:
 
     def pause(self, worker: int) -> None:
         """Note that a worker enters a barrier: until all have, nobody waits for its pushes."""
-        self.presence.pause(worker)
+        self.at_barrier.add(worker)
+        self.unpushed.pause(worker)
         for bucket in self.buckets:
             for slot in bucket.slots:
                 self._perform(bucket, slot, slot.rule.pause(worker), None)
@@ -246,23 +219,23 @@ class BucketStore:
         Raises:
             ProtocolError: it has pushes that are not answered, or the groups make no sense.
         """
-        if generation <= self._units.generation[worker]:
+        units = self.unpushed.units
+        if generation <= units.generation[worker]:
             return
         slots = [(bucket, slot) for bucket in self.buckets for slot in bucket.slots]
-        for _, slot in slots:
-            reason = objection_to_regrouping(slot.rule, worker, groups)
+        for rule in (self.unpushed, *(slot.rule for _, slot in slots)):
+            reason = objection_to_regrouping(rule, worker, groups)
             if reason:
                 raise ProtocolError(reason)
-        self.presence.regroup(worker, generation, groups)
-        self._units.move(worker, generation, groups)
+        self.unpushed.regroup(worker, generation, groups)
         for bucket in self.buckets:
-            bucket.regroup(worker, self._units)
+            bucket.regroup(worker, units)
         for bucket, slot in slots:
             self._perform(bucket, slot, slot.rule.regroup(worker, generation, groups), None)
 
     def leave(self, worker: int) -> None:
         """Take a worker out: nobody waits for it any more."""
-        self.presence.leave(worker)
+        self.unpushed.leave(worker)
         for bucket in self.buckets:
             bucket.arenas.pop(worker, None)
             if bucket.answers is not None:
@@ -277,7 +250,7 @@ class BucketStore:
 
         Without somebody who is missing, a slot waits when its push is not answered: the update fails or takes long.
         """
-        slots = self.buckets.checked(entry).slots_over(entry.start, entry.length)
+        slots = self.buckets.checked(entry).slots_over(entry)
         missing = [(slot, slot.rule.missing_for(worker)) for slot in slots]
         waits = next((slot for slot, ranks in missing if ranks), None)
         waits = waits or next((slot for slot in slots if worker in slot.pending), None)
@@ -290,43 +263,25 @@ class BucketStore:
         """Return a bucket's values, flat [elements of the bucket], as a worker sees them."""
         return bucket.visible(self.units[worker])
 
-    def read(self, worker: int, entry: m.Entry) -> tuple[int, torch.Tensor]:
+    def read(self, worker: int, span: m.Span) -> tuple[int, torch.Tensor]:
         """Note that a worker reads a range now; returns (version, values), the values not to be changed."""
-        bucket = self.buckets.get(entry.block, entry.bucket)
-        self.sink.before_read(bucket, worker, entry.start, entry.length)
-        version = bucket.read(worker, entry.start, entry.length)
-        return version, self.visible(bucket, worker)[entry.start : entry.start + entry.length]
+        bucket = self.buckets.get(span.block, span.bucket)
+        self.sink.before_read(bucket, worker, span)
+        version = bucket.read(worker, span)
+        return version, self.visible(bucket, worker)[span.start : span.stop]
 
-    def stands_still(self, worker: int, entry: m.Entry) -> bool:
+    def stands_still(self, worker: int, span: m.Span) -> bool:
         """Tell whether values that a worker is sent cannot change before it pushes again."""
         if self.policy.merge != "groups":
             return self.policy.merge == "all"
-        return self.units[worker] in self.buckets.get(entry.block, entry.bucket).snapshots
+        return self.units[worker] in self.buckets.get(span.block, span.bucket).snapshots
 
 
-def check_round(slot: Slot, worker: int, round: int, objection: str) -> None:
-    """Refuse a push of a slot: for the rule's objection, or because the worker's last push is not answered yet.
-
-    The rule regards a push as answered when its cohort is complete; a sink may answer later.
-
-    Raises:
-        ProtocolError: with the reason.
-        RemoteError: an earlier update failed.
-    """
-    if objection or slot.broken is not None:
-        raise_for(slot, objection)
-    if worker in slot.pending and round > slot.rule.pushed[worker]:
-        raise ProtocolError(f"round {round} of worker {worker} came before round {round - 1} was answered")
+def absent_in(absent: Sequence[m.Span], entry: m.Span) -> Ranges:
+    """Return what is absent in the bucket of an entry, in positions of the bucket."""
+    return joined((one.start, one.stop) for one in absent if one.place == entry.place)
 
 
 def _copied(one: Contribution) -> Contribution:
     assert isinstance(one.values, torch.Tensor)
     return dataclasses.replace(one, values=one.values.clone(), borrowed=False)
-
-
-def _with_zeros(values: torch.Tensor | Encoded, absent: Ranges) -> torch.Tensor:
-    """Return decoded values with zeros where there is no gradient: some codecs make something of every element."""
-    flat = values.decoded() if isinstance(values, Encoded) else values
-    for start, stop in absent:
-        flat[start:stop] = 0.0
-    return flat

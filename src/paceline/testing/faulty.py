@@ -34,9 +34,9 @@ def install(who: str) -> None:
     def faulty_listener(*arguments: Any, **options: Any) -> FaultyListener:
         return FaultyListener(SocketListener(*arguments, **options), chance)
 
-    def result_after_pause(self: accumulate.Accumulator, *arguments: Any) -> Any:
+    def result_after_pause(self: accumulate.Accumulator, *arguments: Any, **options: Any) -> Any:
         chance.pause()
-        return result(self, *arguments)
+        return result(self, *arguments, **options)
 
     result = accumulate.Accumulator.result
     for owner, name, value in (

@@ -79,23 +79,42 @@ class SetCompression(Message, tag=23):
     leg: Name = "push"
 
 
-class Entry(Message):
+class Span(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, order=True):
+    """A range of a bucket: elements ``start`` to ``start + length``."""
+
+    block: Number
+    bucket: Count
+    start: Count
+    length: Count
+
+    @property
+    def stop(self) -> int:
+        """First element after the range."""
+        return self.start + self.length
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Of the bucket: the number of its block, and its index there."""
+        return self.block, self.bucket
+
+    def part(self, start: int, stop: int) -> Span:
+        """Return what lies between two elements of the bucket, which overlap the range."""
+        first = max(self.start, start)
+        return Span(self.block, self.bucket, first, min(self.start + self.length, stop) - first)
+
+    def overlaps(self, other: Span) -> bool:
+        """Tell whether another range of the same bucket has an element of this one."""
+        return self.start < other.start + other.length and other.start < self.start + self.length
+
+
+#: The name of a span without a gradient at the workers.
+AbsentRange = Span
+
+
+class Entry(Span, frozen=True):
     """A range of a bucket, and the round of the push (0 for a pull)."""
 
-    block: Number
-    bucket: Count
-    start: Count
-    length: Count
     round: Number
-
-
-class AbsentRange(Message):
-    """A range of a bucket."""
-
-    block: Number
-    bucket: Count
-    start: Count
-    length: Count
 
 
 class Push(Message, tag=24):
@@ -117,7 +136,7 @@ class Push(Message, tag=24):
     With ``want`` there is one entry, and the answer has frames of the same kind, or none when there is no merged
     gradient.
     """
-    absent: list[AbsentRange] = msgspec.field(default_factory=list)
+    absent: list[Span] = msgspec.field(default_factory=list)
     """Parts of the entries, each a whole key or all of a key that lies in the bucket, for which the worker has no
     gradient. They count as zeros, and are not updated where no worker of the cohort has one. An entry that is absent as
     a whole has an empty frame, and is not read."""
@@ -138,13 +157,9 @@ class Pull(Message, tag=25):
     shared: bool
 
 
-class KnownRange(Message):
+class KnownRange(Span, frozen=True):
     """A range of a bucket as a worker knows it after an answer, in a store that compresses pulls."""
 
-    block: Number
-    bucket: Count
-    start: Count
-    length: Count
     version: Number
     """Counts how often the known values have moved; not the version of the rule."""
     coded: bool
@@ -159,7 +174,7 @@ class Values(Message, tag=26):
 
     versions: list[Number]
     known: list[KnownRange] = msgspec.field(default_factory=list)
-    absent: list[AbsentRange] = msgspec.field(default_factory=list)
+    absent: list[Span] = msgspec.field(default_factory=list)
     """To a push: the parts of its entries for which nobody had a gradient in that update."""
     notes: list[tuple[Rank, Note]] = msgspec.field(default_factory=list)
     """To a push: the notes of the pushes that made that update, the same for all workers behind it."""
@@ -202,13 +217,9 @@ class GetState(Message, tag=28):
     entries: list[Entry]
 
 
-class StateItem(Message):
+class StateItem(Span, frozen=True):
     """One tensor of state of a range of one key."""
 
-    block: Number
-    bucket: Count
-    start: Count
-    length: Count
     name: Name
     dtype: Name
     shape: list[Count]

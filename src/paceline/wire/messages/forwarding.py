@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from paceline.wire.messages.data import AbsentRange, AskMissing, Entry, Leave, Pause
+from paceline.wire.messages.data import AskMissing, Entry, Leave, Pause, Span
 from paceline.wire.messages.fields import Blob, Count, Message, Name, Note, Number, Rank, Text
 
 
@@ -49,7 +49,7 @@ class PushSum(Message, tag=43):
     """Where the store merges to the mean: values times this are the sum of gradients times their samples."""
     options: Blob
     """Encoded StepOptions of the optimizer; empty: unchanged."""
-    absent: list[AbsentRange] = msgspec.field(default_factory=list)
+    absent: list[Span] = msgspec.field(default_factory=list)
     """As in :class:`Push`: what is absent in the pushes of all its workers."""
     skip: bool = False
     """As in :class:`Push`, if any of its workers says so."""

@@ -1,26 +1,20 @@
-"""What slots of a store that clips know: complete cohorts that are held, their norms, and who asks for them.
+"""What slots of a store that clips know: complete cohorts that are held, their norms, and questions for them.
 
-A norm is kept as one sum of squares for each range that was merged as one, whatever becomes of the slots. Who asks for
-a range gets the sums of all these ranges that overlap it, each once. So slots can be cut and joined between two
+A norm is kept as one sum of squares for each range that was merged as one, whatever becomes of the slots. A question
+for a range gets the sums of all these ranges that overlap it, each once. So slots can be cut and joined between two
 questions for the same round, and both get the same bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import torch
 
 from paceline.consistency import Apply, Release
-from paceline.net.call import failed
+from paceline.server.members import Asker
 from paceline.server.merge import Accumulator
 from paceline.wire import messages as m
-
-ReplyFn: TypeAlias = Callable[[m.Reply], None]
-Place: TypeAlias = tuple[int, int, int, int]
-"""(block, bucket, start, stop) of a range."""
 
 #: Squares of so many elements stay in a cache.
 _CHUNK = 65_536
@@ -32,7 +26,7 @@ class Norm:
 
     rounds: dict[int, int]
     """The round of every worker in the cohort."""
-    squares: dict[Place, float]
+    squares: dict[m.Span, float]
     """Sum of squares of every range that was merged as one, after the mean."""
     skipped: bool
     error: Exception | None = None
@@ -41,7 +35,7 @@ class Norm:
 
 @dataclass(eq=False)
 class HeldCohort:
-    """A complete cohort of a slot that waits for its factor, with those whom it keeps waiting."""
+    """A complete cohort of a slot that waits for its factor, and the releases that wait with it."""
 
     action: Apply
     accumulator: Accumulator
@@ -53,36 +47,38 @@ class HeldCohort:
 class Question:
     """A worker's question for the norm over some ranges; answered when all of them are merged."""
 
-    worker: int
-    reply: ReplyFn
+    asker: Asker
     waiting: int = 1
     """Slots that are not merged yet, and one while the question is still being taken in."""
-    squares: dict[Place, float] = field(default_factory=dict)
+    squares: dict[m.Span, float] = field(default_factory=dict)
     skipped: bool = False
     error: Exception | None = None
 
-    def take(self, norm: Norm, start: int, stop: int) -> None:
-        """Use what is known of one slot in a range of its bucket, and answer if that was the last slot."""
-        self.squares |= {place: one for place, one in norm.squares.items() if place[2] < stop and start < place[3]}
+    def take(self, norm: Norm, span: m.Span) -> None:
+        """Use what is known of a slot for a range that overlaps it, and answer if that was the last slot."""
+        self.squares |= {one: square for one, square in norm.squares.items() if one.overlaps(span)}
         self.skipped, self.error = self.skipped or norm.skipped, self.error or norm.error
         self.end()
 
     def end(self) -> None:
         """Wait for one slot less, and answer if that was the last."""
         self.waiting -= 1
-        if self.waiting == 0:
-            squares = sum(sorted(self.squares.values()))  # in an order that is the same for all workers
-            self.reply(m.NormIs(squares, self.skipped) if self.error is None else failed(self.error))
+        if self.waiting:
+            return
+        if self.error is not None:
+            self.asker.fail(self.error)
+            return
+        squares = sum(sorted(self.squares.values()))  # in an order that is the same for all workers
+        self.asker.reply(m.NormIs(squares, self.skipped))
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A question for a round of a range of a bucket that is not merged yet."""
+    """A question for a round of a range that is not merged yet."""
 
     question: Question
     round: int
-    start: int
-    stop: int
+    span: m.Span
 
 
 @dataclass(eq=False)
@@ -91,26 +87,26 @@ class Clipping:
 
     held: dict[int, HeldCohort] = field(default_factory=dict)
     norms: dict[int, Norm] = field(default_factory=dict)
-    """Of the last cohort, held or applied: who asks late gets the same answer."""
+    """Of the last cohort, held or applied: a late question gets the same answer."""
     questions: dict[int, list[Asked]] = field(default_factory=dict)
-    """Who asks for a cohort that is not complete."""
+    """For a cohort that is not complete."""
 
     def split(self, position: int) -> tuple[Clipping, Clipping]:
         """Return what both parts of a slot know that is cut at a position of the bucket."""
         left, right = Clipping(norms=dict(self.norms)), Clipping(norms=dict(self.norms))
         for unit, held in self.held.items():
-            [(block, bucket, start, stop)] = held.norm.squares
-            parts = held.accumulator.split(position - start)
-            places = (block, bucket, start, position), (block, bucket, position, stop)
-            for half, accumulator, place in zip((left, right), parts, places, strict=True):
-                norm = Norm(held.norm.rounds, {place: square_sum(accumulator)}, held.norm.skipped)
+            [span] = held.norm.squares
+            parts = span.part(span.start, position), span.part(position, span.stop)
+            accumulators = held.accumulator.split(position - span.start)
+            for half, part, accumulator in zip((left, right), parts, accumulators, strict=True):
+                norm = Norm(held.norm.rounds, {part: square_sum(accumulator)}, held.norm.skipped)
                 half.norms[unit] = norm
                 half.held[unit] = HeldCohort(held.action, accumulator, norm, list(held.releases))
         for unit, asked in self.questions.items():
-            left.questions[unit] = [one for one in asked if one.start < position]
-            right.questions[unit] = [one for one in asked if one.stop > position]
+            left.questions[unit] = [one for one in asked if one.span.start < position]
+            right.questions[unit] = [one for one in asked if one.span.stop > position]
             for one in asked:
-                one.question.waiting += one.start < position < one.stop
+                one.question.waiting += one.span.start < position < one.span.stop
         return left, right
 
     @property
@@ -137,7 +133,7 @@ class Clipping:
 
 def square_sum(accumulator: Accumulator) -> float:
     """Return the sum of squares of a merged gradient. Its order does not depend on where in memory the values lie."""
-    found = accumulator.mean()
+    found = accumulator.result(to_read=True)
     if found is None or accumulator.skip:
         return 0.0
     values, scale = found

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from paceline.config import Settings
 from paceline.consistency import Policy
 from paceline.local_merge import LocalMerge
-from paceline.server.forward.store import ForwardStore
+from paceline.server.forward import ForwardStore
 from paceline.server.requests import RequestHandler
 from paceline.tensors import dtype_name, from_frame, to_frame
 from paceline.updaters import StepOptions, make_spec
@@ -313,7 +313,7 @@ def test_groups_with_local_merge_wait_for_nobody_for_ever_and_every_push_is_take
     for server in range(len(SERVERS)):
         for slot in cluster.hosted[server].own.store.buckets.get(0, server).slots:
             for worker in workers:
-                rounds = {round - 1 for _, _, round in worker.rounds[server].next(slot.start, slot.length)}
+                rounds = {round - 1 for _, _, round in worker.rounds[server].next(slot.span.start, slot.span.length)}
                 assert rounds == {slot.rule.pushed[worker.rank]} == {slot.rule.answered[worker.rank]}
 
 
@@ -474,7 +474,7 @@ def test_requests_that_are_refused_or_only_ask_cut_nothing(cluster: Cluster) -> 
     cluster.ask(0, 0, m.AskMissing("s", part))
     cluster.ask(0, 0, m.Push("s", [part], 1.0, b"", False, True, False), [bytes(12)])
     settle(cluster)
-    assert [(slot.start, slot.stop) for slot in forward.store.buckets.get(0, 1).slots] == [(0, NUMEL)]
+    assert [(slot.span.start, slot.span.stop) for slot in forward.store.buckets.get(0, 1).slots] == [(0, NUMEL)]
 
 
 @pytest.mark.parametrize(

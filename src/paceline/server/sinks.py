@@ -1,41 +1,75 @@
-"""The sink of a server's own buckets: updates values with complete cohorts, and answers the workers behind them."""
+"""Sinks: what a server's store gives complete cohorts to.
+
+A store (:class:`~paceline.server.store.BucketStore`) merges pushes by the rule. What happens to a merged gradient, and
+when its workers are answered, is the sink's business:
+
+| sink | a cohort is complete | the rule releases its workers |
+|---|---|---|
+| :class:`ApplySink` | the updater runs | they are answered |
+| :class:`~paceline.server.clip.ClipSink` | it is held until a worker brings its factor, then applied | so are they |
+| :class:`~paceline.server.forward.ForwardStore` | the sum is sent to the owner | they wait for its answer |
+
+Order: the store calls ``complete`` before the ``release`` that follows from it. A sink owns the accumulator that it
+gets, and closes it. It takes the requests that it answers out of ``slot.pending``: as long as a worker is in there, its
+push is not answered, whatever the rule says.
+"""
 
 from __future__ import annotations
 
+import abc
 import logging
 from collections.abc import Sequence
 
+from paceline.compression import Codec
 from paceline.compression.buffers import Bytes
 from paceline.consistency import Apply, Policy, Release
 from paceline.counting import ALIKE, difference_of, mixture_of
 from paceline.errors import ConfigError, RemoteError
 from paceline.ranges import is_all
 from paceline.server.bucket import Slot, StoredBucket
-from paceline.server.codecs import Codecs
 from paceline.server.merge import Accumulator
 from paceline.server.push_request import PushRequest
-from paceline.server.release import release_slot
 from paceline.updaters import UpdaterSpec
 from paceline.updaters.runs import completed
+from paceline.wire import messages as m
 
 logger = logging.getLogger(__name__)
 
 
-class ApplySink:
+class Sink(abc.ABC):
+    """Takes the complete cohorts of a store, and answers the workers behind them."""
+
+    @abc.abstractmethod
+    def complete(self, bucket: StoredBucket, slot: Slot, accumulator: Accumulator, action: Apply) -> None:
+        """Take a complete cohort; the accumulator is the sink's from now on."""
+
+    @abc.abstractmethod
+    def release(self, bucket: StoredBucket, slot: Slot, action: Release) -> None:
+        """Answer workers, all of one unit, whose cohort the rule regards as applied; or do so later."""
+
+    def forget(self, bucket: StoredBucket, slot: Slot, worker: int) -> None:  # noqa: B027 - most wait for nobody
+        """Note that a worker leaves: wait for nothing that it would have sent."""
+
+    def before_read(self, bucket: StoredBucket, worker: int, span: m.Span) -> None:  # noqa: B027
+        """Make visible what a worker, which reads a range now, may see of it. By default it sees what there is."""
+
+
+class ApplySink(Sink):
     """Runs the updater of a slot once per complete cohort.
 
     Args:
         store: name, for messages.
         policy: of the store.
-        codecs: of the store; that of the pull leg is used here.
 
     Attributes:
-        spec: what the updaters do.
+        spec: the update of every updater.
+        codecs: by leg that is compressed, ``push`` or ``pull``.
     """
 
-    def __init__(self, store: str, policy: Policy, codecs: Codecs) -> None:
+    def __init__(self, store: str, policy: Policy) -> None:
         self.spec = UpdaterSpec()
-        self._store, self._policy, self._codecs = store, policy, codecs
+        self.codecs: dict[str, Codec] = {}
+        self._store, self._policy = store, policy
         self._has_said = False
 
     # ---- updates ---------------------------------------------------------------------------------------------------
@@ -44,45 +78,49 @@ class ApplySink:
         self, bucket: StoredBucket, slot: Slot, accumulator: Accumulator, action: Apply, factor: float = 1.0
     ) -> None:
         """Make the update of a complete cohort, with its merged gradient times a factor."""
-        units = slot.rule.units
-        if "pull" in self._codecs:
+        units, policy = slot.rule.units, self._policy
+        if "pull" in self.codecs:
             bucket.keep_first_version(units.of, is_coded=True)
-        elif self._policy.merge == "groups" and (len(self._policy.groups) > 1 or units.has_changed):
+        elif policy.merge == "groups" and (len(policy.groups) > 1 or units.has_changed):
             bucket.keep_first_version(unit for unit in units.of if not units.is_alone(unit))
         try:
             self._update(bucket, slot, accumulator, action, factor)
         finally:
             accumulator.close()
-        absent = ((0, slot.length),) if accumulator.absent is None else accumulator.absent
-        if (absent or slot.absent) and self._policy.merge != "first":
-            slot.absent |= dict.fromkeys(action.workers, absent)
-        if self._policy.merge == "all":
-            slot.notes = accumulator.notes
+        readers = slot.readers
+        absent = ((0, slot.span.length),) if accumulator.absent is None else accumulator.absent
+        if (absent or readers.absent) and policy.merge != "first":
+            readers.absent |= dict.fromkeys(action.workers, absent)
+        if policy.merge == "all":
+            readers.notes = accumulator.notes
 
     def _update(self, bucket: StoredBucket, slot: Slot, accumulator: Accumulator, action: Apply, factor: float) -> None:
         result, absent = accumulator.result(action.weight * factor), accumulator.absent
-        if bucket.answers is not None:
-            bucket.answers.note_nothing()
-        objection = accumulator.objection
-        self._say_what_differs(bucket, accumulator, objection)
+        rows = bucket.answers
+        if rows is not None:
+            rows.note_nothing()
+        differ = len(set(accumulator.inputs.values())) > 1
+        objection = accumulator.objection if differ or accumulator.problem else None
+        if differ and not self._has_said:
+            self._say_what_differs(bucket, accumulator, objection)
         if objection and self._policy.merges_rounds:
             self.refuse(slot, action.workers, objection)
         elif accumulator.skip:
             slot.rule.stats.skipped += 1
             slot.updater.skip()
-        elif absent is None or result is None or is_all(absent, slot.length):
+        elif absent is None or result is None or (absent and is_all(absent, slot.span.length)):
             slot.updater.update_nothing()
         elif action.weight != 0.0:
-            if bucket.answers is not None:
-                bucket.answers.note(action.version, *result, only_rows=slot.updater.is_lazy)
+            if rows is not None:
+                rows.note(action.version, *result, only_rows=slot.updater.is_lazy)
             try:
-                if bucket.answers is not None and not bucket.answers.stores_value:
+                if rows is not None and not rows.stores_value:
                     pass
                 elif result[0].is_sparse:
                     slot.updater.update_rows(*result, accumulator.options)
                 else:
                     slot.updater.update(*result, accumulator.options, absent)
-            except Exception as error:  # noqa: BLE001 - process border: workers that wait get their optimizer's error
+            except Exception as error:  # noqa: BLE001 - process border: waiting workers get their optimizer's error
                 self._break(slot, error)
             else:
                 self._count_step(slot, accumulator, action.weight)
@@ -94,7 +132,7 @@ class ApplySink:
 
     def _say_what_differs(self, bucket: StoredBucket, accumulator: Accumulator, objection: object) -> None:
         """Say once per store that workers weigh alike, or not, whose numbers of samples may differ."""
-        if self._has_said or bucket.place != (0, 0):  # one server has the first bucket, and says it for all
+        if bucket.place != (0, 0):  # one server has the first bucket, and says it for all
             return
         unlike = difference_of(accumulator.inputs)
         if objection and not self._policy.merges_rounds:
@@ -114,39 +152,40 @@ class ApplySink:
         for worker in workers:
             request = slot.pending.pop(worker, None)
             if request is not None:
-                request.fail(error)
+                request.asker.fail(error)
         return error
 
     def _break(self, slot: Slot, error: Exception) -> None:
         logger.exception("the update of %s failed", slot.name)
         slot.broken = RemoteError(f"the update of {slot.name} failed: {type(error).__name__}: {error}\n{slot.story()}")
         for request in slot.pending.values():
-            request.fail(slot.broken)
+            request.asker.fail(slot.broken)
         slot.pending.clear()
 
     # ---- answers ---------------------------------------------------------------------------------------------------
 
     def release(self, bucket: StoredBucket, slot: Slot, action: Release) -> None:
         """Answer workers whose update is made."""
-        requests = [slot.pending.pop(worker) for worker in action.workers if worker in slot.pending]
+        pending, requests = slot.pending, []
+        for worker in action.workers:
+            if worker in pending:
+                requests.append(pending.pop(worker))
         # Without known values of their own, workers see the stored values.
         payload = self._advance(bucket, slot, slot.rule.unit[action.workers[0]], requests) if bucket.snapshots else None
         for request in requests:
-            release_slot(bucket, slot, request, payload)
+            bucket.release(slot, request, payload)
 
     def _advance(self, bucket: StoredBucket, slot: Slot, unit: int, requests: Sequence[PushRequest]) -> Bytes | None:
         """Let a unit see the slot as it is now; returns the encoded difference, if its workers can use one."""
-        codec = self._codecs.get("pull") if bucket.answers is None else None  # rows travel as they are
+        codec = self.codecs.get("pull") if bucket.answers is None else None  # rows travel as they are
         # Merged gradients that replace the first values have nothing in common with those: no difference is sent.
         is_replaced = self.spec.name == "assign" and slot.readers.version(unit) == 0
         waiting = [] if is_replaced else [request.worker for request in requests if request.want]
         return bucket.advance(slot, unit, codec, waiting)
 
-    def before_read(self, bucket: StoredBucket, worker: int, start: int, length: int) -> None:
+    def before_read(self, bucket: StoredBucket, worker: int, span: m.Span) -> None:
         """Let a worker that reads for itself see the values of a range as they are, where pulls are compressed."""
-        units = bucket.slots[0].rule.units
-        if "pull" in self._codecs and (not self._policy.merges_rounds or units.is_alone(units.of[worker])):
-            bucket.catch_up(worker, start, length)
-
-    def forget(self, bucket: StoredBucket, slot: Slot, worker: int) -> None:
-        """Wait for nothing: updates are made at once."""
+        if "pull" in self.codecs:
+            units = bucket.slots[0].rule.units
+            if not self._policy.merges_rounds or units.is_alone(units.of[worker]):
+                bucket.catch_up(worker, span)

@@ -1,1 +1,0 @@
-"""Sums of one host, forwarded to the servers that own their buckets."""
