@@ -12,7 +12,7 @@ from paceline.errors import PacelineError
 from paceline.gluon import Trainer, backward, clip_global_norm, replicate, split_and_load, split_data
 from paceline.gluon.store_choice import Traits, update_on_store
 from paceline.kvstore.base import KVStoreBase
-from paceline.kvstore.inprocess.local import LocalStore
+from paceline.kvstore.inprocess import LocalStore
 
 TWO = [cpu(0), cpu(1)]
 

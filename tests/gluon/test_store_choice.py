@@ -3,8 +3,7 @@ import pytest
 from paceline.errors import ConfigError
 from paceline.gluon.store_choice import LOCAL_BOUND, Traits, choose_store, needs_optimizer, update_on_store
 from paceline.kvstore.base import KVStoreBase
-from paceline.kvstore.inprocess.device import DeviceStore
-from paceline.kvstore.inprocess.local import LocalStore
+from paceline.kvstore.inprocess import DeviceStore, LocalStore
 
 
 class Incapable(KVStoreBase):

@@ -21,7 +21,7 @@ from paceline.gluon.store_updates import InProcessUpdates, ServerUpdates, StoreU
 from paceline.gluon.updates import Updates
 from paceline.kvstore.base import KVStore, KVStoreBase
 from paceline.kvstore.dist import DistStore
-from paceline.kvstore.inprocess.store import InProcessStore
+from paceline.kvstore.inprocess import InProcessStore
 
 
 def choose_updates(

@@ -15,7 +15,7 @@ from paceline.gluon.updates import States, UpdatesByHand, broadcast
 from paceline.keys import Key
 from paceline.kvstore.base import KVStore, KVStoreBase
 from paceline.kvstore.checkpoint import optimizer_states as state_files
-from paceline.kvstore.inprocess.optimizer import KeyedOptimizer, check_state
+from paceline.updaters import KeyedOptimizer
 
 
 class DeviceUpdates:
@@ -123,7 +123,7 @@ class DeviceUpdates:
         if unknown:
             raise ValueError(f"{where} has parameters that this trainer does not have: {', '.join(map(str, unknown))}")
         for key, state in states.items():
-            check_state(key, self._optimizers[0].value(key), state)
+            self._optimizers[0].check_state(key, state)
 
     def save(self, fname: str) -> None:
         """Write the optimizer's state and the store's residuals."""

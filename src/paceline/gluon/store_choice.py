@@ -14,7 +14,7 @@ from paceline.gluon.server_clip import norm_for_servers
 from paceline.kvstore.base import KVStore, KVStoreBase
 from paceline.kvstore.dist import DistStore
 from paceline.kvstore.factory import create, is_in_process
-from paceline.kvstore.inprocess.local import LocalStore
+from paceline.kvstore.inprocess import LocalStore
 
 if TYPE_CHECKING:
     from paceline.compression import Compression

@@ -16,7 +16,7 @@ from paceline.gluon.updates import States, UpdatesByHand, broadcast
 from paceline.keys import Key
 from paceline.kvstore.base import KVStore
 from paceline.kvstore.dist import DistStore
-from paceline.kvstore.inprocess.store import InProcessStore
+from paceline.kvstore.inprocess import InProcessStore
 from paceline.updaters import KeyOptions, Options
 from paceline.updaters.rows import LAZY
 

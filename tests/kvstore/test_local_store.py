@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from paceline.errors import CheckpointError, KeyMismatchError, PacelineError
 from paceline.kvstore.checkpoint import tensor_file
-from paceline.kvstore.inprocess.device import DeviceStore
-from paceline.kvstore.inprocess.local import LocalStore
+from paceline.kvstore.inprocess import DeviceStore, LocalStore
 
 
 @pytest.fixture(params=[LocalStore, DeviceStore])

@@ -2,8 +2,7 @@ import pytest
 import torch
 
 from paceline.context import num_gpus
-from paceline.kvstore.inprocess.device import DeviceStore
-from paceline.kvstore.inprocess.local import LocalStore
+from paceline.kvstore.inprocess import DeviceStore, LocalStore
 
 META = torch.device("meta")
 
