@@ -43,8 +43,10 @@ class KeyedOptimizer:
         self._values: dict[Key, torch.Tensor] = {}
         self._params: dict[Key, torch.nn.Parameter] = {}
         self._places: dict[Key, tuple[Key, int]] = {}
+        self._masters: set[Key] = set()
         self._chosen: dict[KeyOptions, Options] = {}
         self._factor: float | None = None
+        self._divides = False
         self._optimizer: torch.optim.Optimizer | None = None
         self._is_stale = True
         # Torch wraps steps for its profiler and for hooks, which are not used here: half the time on small tensors.
@@ -70,9 +72,11 @@ class KeyedOptimizer:
             value: the tensor.
             place: key and first element there, for optimizers that need it; None: the whole of ``key``.
         """
-        self._values[key] = value.detach()
-        self._params[key] = torch.nn.Parameter(master_of(value.detach(), self._spec), requires_grad=True)
+        self._values[key] = value = value.detach()
+        self._params[key] = torch.nn.Parameter(master_of(value, self._spec), requires_grad=True)
         self._places[key] = place or (key, 0)
+        if self._params[key].dtype != value.dtype:
+            self._masters.add(key)
         self._is_stale = True
 
     # ---- options ---------------------------------------------------------------------------------------------------
@@ -125,7 +129,6 @@ class KeyedOptimizer:
 
     # ---- steps -----------------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def update(self, merged: Mapping[Key, torch.Tensor], scale: float = 1.0, *, ours: bool = True) -> None:
         """Run one step of the given keys.
 
@@ -141,10 +144,10 @@ class KeyedOptimizer:
                 step_rows(optimizer, self._params[key], group, grad, scale)
             else:
                 dense[key] = (grad.to_dense() if grad.is_sparse else grad).to(self._params[key].dtype)
-        if dense:
-            self._step(optimizer, dense, scale, ours)
-        for key in merged:
-            if self._params[key].dtype != self._values[key].dtype:
+        with torch.no_grad():
+            if dense:
+                self._step(optimizer, dense, scale, ours)
+            for key in self._masters and self._masters & merged.keys():
                 self._values[key].copy_(self._params[key])
 
     def _step(
@@ -165,7 +168,7 @@ class KeyedOptimizer:
         factor = None if self._factor is None else scale * self._factor
         if factor == 1.0:
             return None
-        if factor and ours and all(group["divides"] for group in groups):
+        if factor and ours and self._divides:
             # torch's fused kernels divide by grad_scale (made for GradScaler), which saves a separate pass. They write
             # the result back, so the gradient must be our own memory. It has single precision, as the gradients have.
             return torch.tensor(1.0 / factor, device=groups[0]["params"][0].device)
@@ -187,24 +190,21 @@ class KeyedOptimizer:
 
     def _build(self) -> torch.optim.Optimizer:
         """Build a new optimizer: some, like Adagrad, create their state only in the constructor."""
+        self._divides = all(self._is_fused(one) and one.dtype == torch.float32 for one in self._params.values())
         grouped: dict[Any, dict[str, Any]] = {}
         per_key = getattr(self._cls, "per_key", False)
         for key, param in self._params.items():
             options = self._keys.get(key, KeyOptions())
-            group: dict[str, Any] = self._fused(param) | {"key_options": options}
+            group: dict[str, Any] = {"key_options": options} | ({"fused": True} if self._is_fused(param) else {})
             if per_key:
                 group["key"], group["key_start"] = self._places[key]
             kind = (options, param.dtype, param.device, key if per_key else None)
             grouped.setdefault(kind, group | {"params": []} | tuples(self._chosen[options]))["params"].append(param)
         return self._cls(list(grouped.values()))  # type: ignore[call-arg]  # subclasses have defaults
 
-    def _fused(self, param: torch.Tensor) -> dict[str, bool]:
-        """Return the options of a param group that choose the kernel."""
-        step = inspect.unwrap(self._cls.step)
-        fused = step in _FUSED or (step is _FUSED_ON_CPU and param.device.type == "cpu")
-        if not fused or param.dtype not in _FUSED_DTYPES:
-            return {"divides": False}
-        return {"fused": True, "divides": param.dtype == torch.float32}
+    def _is_fused(self, param: torch.Tensor) -> bool:
+        on_cpu = self._bare_step is _FUSED_ON_CPU and param.device.type == "cpu"
+        return (self._bare_step in _FUSED or on_cpu) and param.dtype in _FUSED_DTYPES
 
     # ---- values and state ------------------------------------------------------------------------------------------
 
@@ -221,7 +221,7 @@ class KeyedOptimizer:
     @torch.no_grad()
     def value_was_set(self, key: Key) -> None:
         """Copy a value that was set from outside into its float32 master, if it has one."""
-        if self._params[key].dtype != self._values[key].dtype:
+        if key in self._masters:
             self._params[key].copy_(self._values[key])
 
     def own_state(self, key: Key) -> State:
@@ -236,7 +236,7 @@ class KeyedOptimizer:
             for name, value in self.own_state(key).items()
             if value is not None
         }
-        if self._params[key].dtype != self._values[key].dtype:
+        if key in self._masters:
             state["master"] = self._params[key].detach().clone()
         return state
 
@@ -256,7 +256,7 @@ class KeyedOptimizer:
             for name, value in state.items()
             if name != "master"
         }
-        if "master" in state and param.dtype != self._values[key].dtype:
+        if "master" in state and key in self._masters:
             param.copy_(state["master"])
             self._values[key].copy_(param)
 

@@ -109,7 +109,7 @@ def step_rows(
         return
     state, value = optimizer.state[param], param.detach().view(grad.shape)
     small, takes_rows = torch.nn.Parameter(value[rows]), cls is torch.optim.SparseAdam
-    options = {name: one for name, one in group.items() if name not in ("params", "fused", "divides", "key_options")}
+    options = {name: one for name, one in group.items() if name not in ("params", "fused", "key_options")}
     solver = cls([{"params": [small], **options}])  # type: ignore[call-arg]  # subclasses have defaults
     solver.state[small] |= {
         name: one.view(value.shape)[rows] if isinstance(one, torch.Tensor) and one.shape == param.shape else one
