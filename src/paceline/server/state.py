@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from paceline.compression.state import UNSENT
+from paceline.compression.base import UNSENT
 from paceline.errors import ProtocolError
 from paceline.server.bucket import Slot, StoredBucket
 from paceline.server.own import OwnStore

@@ -208,10 +208,6 @@ class KeyedOptimizer:
 
     # ---- values and state ------------------------------------------------------------------------------------------
 
-    def value(self, key: Key) -> torch.Tensor:
-        """Return the value of a key: the tensor itself, no copy."""
-        return self._values[key]
-
     def set_value(self, key: Key, value: torch.Tensor) -> None:
         """Set a value from outside; the state is not changed. Unknown keys are ignored."""
         if key in self._values:
