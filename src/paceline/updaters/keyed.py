@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, KeysView, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
-from paceline.keys import Key
 from paceline.updaters import gradient
 from paceline.updaters.registry import is_whole_tensor
 from paceline.updaters.rows import LAZY, step_rows
@@ -22,7 +21,8 @@ _FUSED_ON_CPU = inspect.unwrap(torch.optim.Adagrad.step)
 _FUSED_DTYPES = (torch.float32, torch.float64)
 _HALF = (torch.float16, torch.bfloat16)
 
-State = dict[str, Any]
+Key: TypeAlias = int | str
+State: TypeAlias = dict[str, Any]
 
 
 class KeyedOptimizer:
