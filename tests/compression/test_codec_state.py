@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.compression import Codec, make
-from paceline.compression.state import CodecState
+from paceline.compression import Codec, CodecState, make
 
 
 def gaussian(numel: int, seed: int) -> torch.Tensor:

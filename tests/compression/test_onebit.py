@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.compression.onebit import OneBit
+from paceline.compression.packed import OneBit
 from paceline.errors import ProtocolError
 
 

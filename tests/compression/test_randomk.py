@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.compression.randomk import RandomK
+from paceline.compression.sparse import RandomK
 from paceline.errors import ProtocolError
 
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.compression.topk import TopK
+from paceline.compression.sparse import TopK
 from paceline.errors import ProtocolError
 
 

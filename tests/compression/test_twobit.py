@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.compression.twobit import TwoBit
+from paceline.compression.packed import TwoBit
 from paceline.errors import ProtocolError
 
 

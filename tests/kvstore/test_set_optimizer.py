@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.kvstore.inprocess.device import DeviceStore
-from paceline.kvstore.inprocess.local import LocalStore
-from paceline.kvstore.schedule import Schedule, schedule_of
+from paceline.kvstore.inprocess import DeviceStore, LocalStore
+from paceline.kvstore.options import Schedule, schedule_of
 from paceline.updaters import SGLD, Piece, make_spec, make_updater
 from paceline.updaters.registry import ELEMENTWISE, WHOLE_TENSOR
 

@@ -10,7 +10,7 @@ from paceline import kvstore
 from paceline.errors import PacelineError
 from paceline.gluon import Trainer, backward, clip_global_norm, replicate, split_and_load, split_data
 from paceline.kvstore.base import KVStoreBase
-from paceline.kvstore.inprocess.local import LocalStore
+from paceline.kvstore.inprocess import LocalStore
 from paceline.mx.context import cpu
 from paceline.mx.gluon.store_choice import Traits, update_on_store
 

@@ -2,8 +2,7 @@ import pytest
 
 from paceline.errors import ConfigError
 from paceline.kvstore.base import KVStoreBase
-from paceline.kvstore.inprocess.device import DeviceStore
-from paceline.kvstore.inprocess.local import LocalStore
+from paceline.kvstore.inprocess import DeviceStore, LocalStore
 from paceline.mx.gluon.store_choice import LOCAL_BOUND, Traits, choose_store, needs_optimizer, update_on_store
 
 

@@ -7,8 +7,7 @@ from torch import nn
 from paceline.errors import PacelineError, StaleGradientError
 from paceline.gluon import SyncBatchNorm, Trainer, backward, clip_global_norm, replicate, split_and_load
 from paceline.kvstore.base import KVStoreBase
-from paceline.kvstore.inprocess.device import DeviceStore
-from paceline.kvstore.inprocess.local import LocalStore
+from paceline.kvstore.inprocess import DeviceStore, LocalStore
 from paceline.mx.context import cpu, gpu, num_gpus
 from paceline.updaters import DCASGD, LAMB, NAG, SGLD, Ftrl, MXNetSGD, SignSGD, Signum
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from paceline.config import Settings
 from paceline.consistency import Policy
-from paceline.kvstore.inprocess.local import LocalStore
+from paceline.kvstore.inprocess import LocalStore
 from paceline.server.requests import RequestHandler
 from paceline.tensors import from_frame, to_frame
 from paceline.updaters import make_spec

@@ -308,7 +308,8 @@ def test_a_cut_and_a_join_change_no_bit_of_the_state_and_copy_nothing(name: str,
 
 def per_element(updater: FlatUpdater) -> list[torch.Tensor]:
     assert isinstance(updater, TorchUpdater)
-    found = [one for state in updater._optimizer.state.values() for one in state.values()]
+    optimizer = updater._optimizer
+    found = [one for key in optimizer.keys for one in optimizer.own_state(key).values()]
     return [one for one in found if isinstance(one, torch.Tensor) and one.dim()]
 
 

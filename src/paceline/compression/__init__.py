@@ -13,12 +13,10 @@ type                  parameters (defaults)                       bytes / elem  
 ====================  ==========================================  ============  ==================
 """
 
-from paceline.compression import halves, int8, onebit, powersgd, randomk, topk, twobit  # noqa: F401 (registers the codecs)
-from paceline.compression.base import Codec
+from paceline.compression import halves, int8, packed, powersgd, sparse  # noqa: F401 (registers the codecs)
+from paceline.compression.base import Codec, CodecState
 from paceline.compression.ddp import DDPState, ddp_hook
-from paceline.compression.legs import Compression, Leg, by_leg
-from paceline.compression.registry import known_codecs, make
-from paceline.compression.state import CodecState
+from paceline.compression.registry import Compression, Leg, by_leg, known_codecs, make
 
 __all__ = [
     "Codec",

@@ -13,9 +13,8 @@ from typing import Any, TypeAlias
 import torch
 import torch.distributed as dist
 
-from paceline.compression.base import Codec
+from paceline.compression.base import Codec, CodecState
 from paceline.compression.registry import make
-from paceline.compression.state import CodecState
 
 #: (identity, elements) of every parameter of a bucket, in its order.
 _Layout: TypeAlias = tuple[tuple[int, int], ...]

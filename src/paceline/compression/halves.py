@@ -9,9 +9,8 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from paceline.compression.base import Codec
+from paceline.compression.base import Codec, CodecState
 from paceline.compression.buffers import Bytes
-from paceline.compression.state import CodecState
 from paceline.extensions import register
 
 #: Elements that are cast at once; both forms stay in the L2 cache.

@@ -9,10 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paceline.compression.base import Codec
+from paceline.compression.base import Codec, CodecState, check_integer
 from paceline.compression.buffers import Bytes, Floats, float32_parts, floats
-from paceline.compression.parameters import check_integer
-from paceline.compression.state import CodecState
 from paceline.extensions import register
 
 

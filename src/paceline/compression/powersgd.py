@@ -9,10 +9,8 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import torch
 
-from paceline.compression.base import Codec
+from paceline.compression.base import Codec, CodecState, check_integer
 from paceline.compression.buffers import Bytes, Floats, floats
-from paceline.compression.parameters import check_integer
-from paceline.compression.state import CodecState
 from paceline.extensions import register
 
 

@@ -170,8 +170,7 @@ def _create_allreduce(kind: str, options: Mapping[str, Any]) -> KVStoreBase:
 
 
 def _create_local(kind: str, options: Mapping[str, Any]) -> KVStoreBase:
-    from paceline.kvstore.inprocess.device import DeviceStore
-    from paceline.kvstore.inprocess.local import LocalStore
+    from paceline.kvstore.inprocess import DeviceStore, LocalStore
 
     _check_options(kind, options, ())
     return LocalStore(kind) if _ALIASES[kind] == "local" else DeviceStore(kind)

@@ -1,15 +1,16 @@
-"""Options of the optimizer that a store runs."""
+"""Options of the optimizer that a store runs, and their schedules: MXNet's ``lr_scheduler``, in the worker."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from paceline.keys import checked_table
-from paceline.updaters import Options, UpdaterSpec, option_groups
+from paceline.keys import Key, Keys, checked_table
+from paceline.kvstore.base import OptimizerLike
+from paceline.updaters import Options, UpdaterSpec, defaults_of
 from paceline.updaters.registry import SIMPLE, find_class
 
 
@@ -50,25 +51,106 @@ def in_force(groups: Sequence[Options], cls: type[torch.optim.Optimizer] | None)
 
     Args:
         groups: the given options per param group.
-        cls: the optimizer's class; None: it has no defaults.
+        cls: the optimizer's class; None: this process does not know it.
     """
-    defaults = {} if cls is None else _defaults(cls)  # type: ignore[arg-type]  # mypy thinks classes not hashable
+    defaults = {} if cls is None else defaults_of(cls)  # type: ignore[arg-type]  # mypy thinks classes not hashable
     return [{**defaults, **group} for group in groups or [{}]]
 
 
 def class_of(spec: UpdaterSpec) -> type[torch.optim.Optimizer] | None:
-    """Return the class that a spec names; None for updaters that are not optimizers, or that only servers load."""
-    if spec.name in SIMPLE:
-        return None
+    """Return the class that a spec names; None if only servers load it."""
     try:
-        return find_class(spec.name, allowed=[spec.name])
+        return own_class(spec)
     except (ImportError, ValueError):
         return None
 
 
-@functools.cache
-def _defaults(cls: type[torch.optim.Optimizer]) -> Options:
-    try:
-        return option_groups(cls([torch.nn.Parameter(torch.zeros(1, 1))]))[0]  # type: ignore[call-arg]
-    except TypeError:  # an option without a default, or with one that is not plain data
-        return {}
+def own_class(spec: UpdaterSpec, optimizer: OptimizerLike = "") -> type[torch.optim.Optimizer]:
+    """Return the class that a spec names.
+
+    Args:
+        spec: the spec.
+        optimizer: the source of the spec; its class need not be importable.
+
+    Raises:
+        ValueError: the name is not that of an optimizer class.
+    """
+    if ":" in spec.name and not isinstance(optimizer, str):
+        return optimizer if isinstance(optimizer, type) else type(optimizer)
+    return find_class(spec.name, allowed=[spec.name])
+
+
+# ---- schedules -------------------------------------------------------------------------------------------------------
+
+Scheduler = Callable[[int], float]
+
+
+class Schedule:
+    """Computes the learning rate of the next push.
+
+    As in MXNet the function gets ``num_update``: the number of pushes of the key that was pushed most often, this push
+    included, so it starts at 1. A worker counts its own pushes: with ``dist_sync`` these are all updates, with the
+    other types the updates that the worker made itself.
+
+    Args:
+        scheduler: function of ``num_update``.
+        begin_num_update: number of pushes of an earlier run.
+
+    Raises:
+        TypeError: the scheduler is not a function of a number.
+    """
+
+    def __init__(self, scheduler: Scheduler, begin_num_update: int = 0) -> None:
+        if isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler):
+            raise TypeError(
+                f"lr_scheduler is torch's {type(scheduler).__name__}, which changes the rates of an optimizer in this "
+                "process; a store needs a function num_update -> rate. Give it one, for example "
+                "lr_scheduler=lambda num_update: 0.1 * 0.5 ** (num_update // 1000), or use torch's with "
+                "paceline.DistributedOptimizer"
+            )
+        if not callable(scheduler):
+            raise TypeError(f"lr_scheduler is {scheduler!r}, not a function num_update -> rate")
+        self._scheduler = scheduler
+        self._pushes: Counter[Key] = Counter()
+        self._begin = self.num_update = begin_num_update
+
+    def start_at(self, rate: float) -> None:
+        """Set the ``base_lr`` of MXNet's schedulers to the optimizer's rate, as MXNet does."""
+        if hasattr(self._scheduler, "base_lr"):
+            self._scheduler.base_lr = rate
+
+    def groups(self, key: Keys, groups: Sequence[Options]) -> list[Options]:
+        """Count a push of keys; returns options per param group with the rate of the push."""
+        rate = self.rate(key)
+        return [group | {"lr": rate} for group in groups]
+
+    def rate(self, key: Keys) -> float:
+        """Count a push of keys; returns its rate.
+
+        Raises:
+            ValueError: the function did not return a valid rate.
+        """
+        keys: set[Any] = set(key) if isinstance(key, list | tuple) else {key}
+        for one in keys:
+            self._pushes[one] += 1
+            self.num_update = max(self.num_update, self._begin + self._pushes[one])
+        rate = float(self._scheduler(self.num_update))
+        if not 0 <= rate < float("inf"):
+            raise ValueError(f"lr_scheduler returned {rate} for update {self.num_update}, which is not a learning rate")
+        return rate
+
+
+def schedule_of(options: dict[str, Any]) -> Schedule | None:
+    """Remove ``lr_scheduler`` and ``begin_num_update`` from the options of an optimizer; returns their schedule.
+
+    Raises:
+        TypeError: the scheduler is not a function.
+    """
+    scheduler, begin = options.pop("lr_scheduler", None), int(options.pop("begin_num_update", 0))
+    if scheduler is None:
+        return None
+    schedule = Schedule(scheduler, begin)
+    rate = options.get("lr", options.get("learning_rate"))
+    if rate is not None:
+        schedule.start_at(float(rate))
+    return schedule

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from paceline.compression.state import UNSENT
+from paceline.compression.base import UNSENT
 from paceline.errors import NonFiniteError, PacelineError, PeerDiedError
 from paceline.kvstore.dist import DistStore
 from paceline.kvstore.weights import Weights

@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 import torch
 
 from paceline import extensions
-from paceline.compression.state import UNSENT
+from paceline.compression.base import UNSENT
 from paceline.config import Settings
 from paceline.errors import ProtocolError
 from paceline.extensions import register

@@ -1,6 +1,7 @@
 """Updaters: apply merged pushes to stored values. They are optimizers or simple updaters, by name and numbers."""
 
 from paceline.updaters.flat import FlatUpdater, Piece
+from paceline.updaters.keyed import KeyedOptimizer, check_state
 from paceline.updaters.lamb import LAMB, LARS
 from paceline.updaters.mxnet import DCASGD, NAG, SGLD, Add, Ftrl, MXNetSGD, SignSGD, Signum
 from paceline.updaters.registry import is_whole_tensor, known_names
@@ -12,6 +13,8 @@ from paceline.updaters.spec import (
     StepOptions,
     UpdaterSpec,
     check_numbers,
+    check_options,
+    defaults_of,
     make_spec,
     option_groups,
 )
@@ -28,6 +31,7 @@ __all__ = [
     "FlatUpdater",
     "Ftrl",
     "KeyOptions",
+    "KeyedOptimizer",
     "MXNetSGD",
     "Option",
     "Options",
@@ -38,6 +42,9 @@ __all__ = [
     "TorchUpdater",
     "UpdaterSpec",
     "check_numbers",
+    "check_options",
+    "check_state",
+    "defaults_of",
     "is_whole_tensor",
     "known_names",
     "make_spec",

@@ -50,18 +50,25 @@ def check(groups: Sequence[Mapping[str, Any]]) -> None:
                 raise ValueError(f"{name} is {value}, not a finite number")
 
 
-def prepared(grad: torch.Tensor, options: Mapping[str, Any], scale: float = 1.0, *, ours: bool = True) -> torch.Tensor:
-    """Return the gradient of a merged push, scaled and clipped.
+def prepared(
+    grads: list[torch.Tensor], options: Mapping[str, Any], scale: float = 1.0, *, ours: bool = True
+) -> list[torch.Tensor]:
+    """Return the gradients of merged pushes, scaled and clipped.
 
     Args:
-        grad: merged push, of any shape.
-        options: options of its param group.
+        grads: merged pushes, of any shape.
+        options: options of their param group.
         scale: further factor, beside ``rescale_grad``.
-        ours: ``grad`` may be overwritten; else the result is a new tensor if it differs from ``grad``.
+        ours: ``grads`` may be overwritten; else the results are new tensors if they differ.
     """
     factor, clip = scale * factor_of(options), clip_of(options)
-    if factor != 1.0:
-        grad, ours = (grad.mul_(factor) if ours else grad * factor), True
+    if not grads or (factor == 1.0 and clip is None):
+        return grads
+    if not ours:
+        grads = [grad * factor for grad in grads]
+    elif factor != 1.0:
+        torch._foreach_mul_(grads, factor)
     if clip is not None:
-        grad = grad.clamp_(-clip, clip) if ours else grad.clamp(-clip, clip)
-    return grad
+        torch._foreach_clamp_min_(grads, -clip)
+        torch._foreach_clamp_max_(grads, clip)
+    return grads

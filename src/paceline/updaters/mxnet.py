@@ -219,6 +219,20 @@ class SGLD(Formula):
         return every.index(id(param))
 
 
+class Assign(Formula):
+    """Replaces the value by pushes. ``w = g``.
+
+    Args:
+        params: parameters or groups.
+    """
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+    def _update(self, param: torch.Tensor, grad: torch.Tensor, state: State, group: Group) -> None:
+        param.copy_(grad)
+
+
 class Add(Formula):
     """Adds pushes to the value: MXNet's ``test`` optimizer. ``w = w + rate * g``.
 

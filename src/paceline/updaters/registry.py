@@ -8,7 +8,7 @@ import torch
 
 from paceline import extensions
 from paceline.updaters.lamb import LAMB, LARS
-from paceline.updaters.mxnet import DCASGD, NAG, SGLD, Add, Ftrl, MXNetSGD, SignSGD, Signum
+from paceline.updaters.mxnet import DCASGD, NAG, SGLD, Add, Assign, Ftrl, MXNetSGD, SignSGD, Signum
 
 Optimizer = torch.optim.Optimizer
 
@@ -49,13 +49,10 @@ WHOLE_TENSOR: dict[str, type[Optimizer]] = {
     if cls is not None
 }
 
-#: Updaters that add pushes to the value. ``test`` is MXNet's name.
-ADDING: dict[str, type[Optimizer]] = {"add": Add, "test": Add}
+#: Updaters of stores that are not optimizers: they replace the value by pushes, or add them. ``test`` is MXNet's name.
+SIMPLE: dict[str, type[Optimizer]] = {"assign": Assign, "add": Add, "test": Add}
 
-#: Updaters of stores that are not optimizers.
-SIMPLE = ("assign", *ADDING)
-
-_BY_NAME = ELEMENTWISE | WHOLE_TENSOR | ROWS_ONLY | ADDING
+_BY_NAME = ELEMENTWISE | WHOLE_TENSOR | ROWS_ONLY | SIMPLE
 
 _IMPOSSIBLE = {
     "lbfgs": "L-BFGS evaluates a closure, which a server cannot",
@@ -82,7 +79,7 @@ _ELSEWHERE = {
 
 def known_names() -> list[str]:
     """Return every name that can be given without an import path."""
-    return sorted({*_BY_NAME, *SIMPLE, *extensions.names("updater")})
+    return sorted({*_BY_NAME, *extensions.names("updater")})
 
 
 def check_name(name: str) -> str:
@@ -96,7 +93,7 @@ def check_name(name: str) -> str:
     lower = name.lower()
     if lower in _IMPOSSIBLE:
         raise ValueError(f"optimizer {name!r} cannot run where the values are stored: {_IMPOSSIBLE[lower]}")
-    if lower in _BY_NAME or lower in SIMPLE:
+    if lower in _BY_NAME:
         return lower
     own = next((one for one in extensions.names("updater") if one.lower() == lower), "")
     if own:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -85,63 +85,46 @@ def put_rows(picked: torch.Tensor, rows: torch.Tensor, target: torch.Tensor) -> 
 
 
 @torch.no_grad()
-def lazy_update(
-    optimizer: torch.optim.Optimizer,
-    param: torch.nn.Parameter,
-    group: dict[str, Any],
-    grad: torch.Tensor,
-    scale: float,
-) -> None:
-    """Run one optimizer step on the rows of ``param`` that ``grad`` has, and on their state.
-
-    Args:
-        optimizer: holds the state of ``param``.
-        param: the whole value.
-        group: the param group of ``param``.
-        grad: row-sparse gradient: one sparse dimension, coalesced.
-        scale: factor that turns ``grad`` into the gradient.
-    """
-    step_rows(type(optimizer), param.detach(), optimizer.state[param], group, grad, scale)
-
-
-@torch.no_grad()
 def step_rows(
-    cls: type[torch.optim.Optimizer],
+    optimizer: torch.optim.Optimizer,
     param: torch.Tensor,
-    state: MutableMapping[str, Any],
     group: Mapping[str, Any],
     grad: torch.Tensor,
     scale: float,
 ) -> None:
-    """Run one step of an optimizer class on some rows of a value and of its state, in place.
+    """Run one optimizer step on the rows of a value that its gradient has, and on their state.
 
     The rows of the gradient and their state are copied into small dense tensors, and the same optimizer class steps on
     these.
 
     Args:
-        cls: the class.
-        param: the whole value.
-        state: its state, in its shape.
-        group: its options, including ``rescale_grad`` and ``clip_gradient``.
+        optimizer: holds the state of ``param``.
+        param: the whole value: in the shape of the gradient, or flat.
+        group: its param group, with ``rescale_grad`` and ``clip_gradient``.
         grad: row-sparse gradient: one sparse dimension, coalesced.
         scale: factor that turns ``grad`` into the gradient.
     """
-    rows, takes_rows = grad.indices()[0], cls is torch.optim.SparseAdam
+    cls, rows = type(optimizer), grad.indices()[0]
     if rows.numel() == 0 and cls not in _COUNTING:
         return
-    small = torch.nn.Parameter(param[rows])
-    options = {name: value for name, value in group.items() if name not in ("params", "fused", "key_options")}
+    state, value = optimizer.state[param], param.detach().view(grad.shape)
+    small, takes_rows = torch.nn.Parameter(value[rows]), cls is torch.optim.SparseAdam
+    options = {name: one for name, one in group.items() if name not in ("params", "fused", "key_options")}
     solver = cls([{"params": [small], **options}])  # type: ignore[call-arg]  # subclasses have defaults
-    solver.state[small] |= {name: _take(value, rows, param) for name, value in state.items() if value is not None}
+    solver.state[small] |= {
+        name: one.view(value.shape)[rows] if isinstance(one, torch.Tensor) and one.shape == param.shape else one
+        for name, one in state.items()
+        if one is not None
+    }
     if takes_rows and "step" in state:
         solver.state[small]["step"] = int(state["step"])  # it is sent as a tensor, whose powers would be float32
-    values = gradient.prepared(grad.values().to(small.dtype) * scale, group)
+    [values] = gradient.prepared([grad.values().to(small.dtype) * scale], group)
     small.grad = _all_rows(values) if takes_rows else values
     with torch.enable_grad():
         solver.step()
-    param.index_copy_(0, rows, small.detach())
-    for name, value in solver.state[small].items():
-        state[name] = _put(state.get(name), value, rows, param)
+    value.index_copy_(0, rows, small.detach())
+    for name, one in solver.state[small].items():
+        state[name] = _put(state.get(name), one, rows, param, value.shape)
 
 
 def _all_rows(values: torch.Tensor) -> torch.Tensor:
@@ -150,13 +133,10 @@ def _all_rows(values: torch.Tensor) -> torch.Tensor:
     return torch.sparse_coo_tensor(numbers, values, values.shape, is_coalesced=True, check_invariants=False)
 
 
-def _take(value: Any, rows: torch.Tensor, param: torch.Tensor) -> Any:
-    return value[rows] if isinstance(value, torch.Tensor) and value.shape == param.shape else value
-
-
-def _put(whole: Any, value: Any, rows: torch.Tensor, param: torch.Tensor) -> Any:
-    per_row = isinstance(value, torch.Tensor) and value.dim() == param.dim() and value.shape[1:] == param.shape[1:]
-    if not per_row:
-        return value
+def _put(whole: Any, one: Any, rows: torch.Tensor, param: torch.Tensor, shape: torch.Size) -> Any:
+    """Return the state of all rows after a step of some; ``shape`` is that of the value by rows."""
+    if not isinstance(one, torch.Tensor) or one.dim() != len(shape) or one.shape[1:] != shape[1:]:
+        return one
     whole = torch.zeros_like(param) if whole is None else whole
-    return whole.index_copy_(0, rows, value)
+    whole.view(shape).index_copy_(0, rows, one)
+    return whole

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -75,8 +74,3 @@ def completed(groups: Sequence[Options], usual: Sequence[Options]) -> list[Optio
     if not groups:
         return list(usual)
     return [{**(usual[index] if index < len(usual) else {}), **group} for index, group in enumerate(groups)]
-
-
-def tuples(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options as torch's classes need them: tuples instead of lists."""
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}

@@ -39,7 +39,7 @@ class AssignUpdater(FlatUpdater):
             return
         keys = self._spec.keys if self._options.keys is None else self._options.keys
         for run in runs_of(self.pieces, keys):
-            part = gradient.prepared(run.view(merged), group_of(run.options, groups), scale, ours=scale != 1.0)
+            [part] = gradient.prepared([run.view(merged)], group_of(run.options, groups), scale, ours=scale != 1.0)
             run.view(self.value).copy_(part)
 
     def update_nothing(self) -> None:

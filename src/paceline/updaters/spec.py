@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -151,7 +152,10 @@ def make_spec(
         check_numbers(groups)
         return UpdaterSpec(name_of_class(type(optimizer)), groups, dict(keys or {}), multi_precision)
     name = _with_form(_name_of(optimizer), momentum_form)
-    _check_options(name, own)
+    if ":" not in name:
+        _check_names(name, find_class(name), own)
+    elif not isinstance(optimizer, str):  # servers check the options of a class that only they load
+        _check_names(name, optimizer, own)
     return UpdaterSpec(name, [renamed], dict(keys or {}), multi_precision)
 
 
@@ -173,13 +177,39 @@ def _with_form(name: str, momentum_form: str) -> str:
     return "mxnet_sgd"
 
 
-def _check_options(name: str, options: Options) -> None:
+def _check_names(name: str, cls: type[torch.optim.Optimizer], options: Options) -> None:
     # torch accepts any name in a param group, so a misspelt option would be silently ignored.
-    if ":" in name:
+    parameters = inspect.signature(cls).parameters
+    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
         return
-    known = set() if name == "assign" else set(inspect.signature(find_class(name)).parameters) - _IMPLEMENTATION
+    known = set(parameters) - _IMPLEMENTATION
     for option in sorted(set(options) - known):
         raise TypeError(f"optimizer {name!r} has no option {option!r}{suggestion(option, known)}")
+
+
+def check_options(cls: type[torch.optim.Optimizer], groups: Sequence[Options]) -> None:
+    """Check the options of every group with the class. Torch itself only checks those of the first call.
+
+    Raises:
+        ValueError: the class rejects an option's value.
+    """
+    known = inspect.signature(cls.__init__).parameters
+    for group in groups:
+        cls([torch.nn.Parameter(torch.zeros(1, 1))], **tuples({name: group[name] for name in group if name in known}))
+
+
+@functools.cache
+def defaults_of(cls: type[torch.optim.Optimizer]) -> Options:
+    """Return the options of a class that were not given; none if one of them has no default, or is not plain data."""
+    try:
+        return option_groups(cls([torch.nn.Parameter(torch.zeros(1, 1))]))[0]  # type: ignore[call-arg]
+    except TypeError:
+        return {}
+
+
+def tuples(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options as torch's classes need them: tuples instead of lists."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
 
 
 _RENAMED = {"learning_rate": "lr", "wd": "weight_decay"}

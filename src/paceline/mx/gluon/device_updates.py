@@ -9,12 +9,12 @@ import torch
 from paceline.keys import Key
 from paceline.kvstore.base import KVStore, KVStoreBase
 from paceline.kvstore.checkpoint import optimizer_states as state_files
-from paceline.kvstore.inprocess.optimizer import KeyedOptimizer, check_state
 from paceline.mx.context import Context
 from paceline.mx.gluon.clip import GradientClip
 from paceline.mx.gluon.gradients import States, broadcast, collect, densify
 from paceline.mx.gluon.optimizer_plan import OptimizerPlan
 from paceline.mx.gluon.parameter import Parameter
+from paceline.updaters import KeyedOptimizer
 
 
 class DeviceUpdates:
@@ -118,7 +118,7 @@ class DeviceUpdates:
         if unknown:
             raise ValueError(f"{where} has parameters that this trainer does not have: {', '.join(map(str, unknown))}")
         for key, state in states.items():
-            check_state(key, self._optimizers[0].value(key), state)
+            self._optimizers[0].check_state(key, state)
 
     def save(self, fname: str) -> None:
         """Write the optimizer's state and the store's residuals."""

@@ -10,9 +10,8 @@ import torch
 from paceline.agreement import Fact
 from paceline.keys import Key
 from paceline.kvstore.agreement import option_facts
-from paceline.kvstore.inprocess.optimizer import KeyedOptimizer, check_options
 from paceline.mx.gluon.parameter import Parameter
-from paceline.updaters import KeyOptions, Options, make_spec, option_groups
+from paceline.updaters import KeyedOptimizer, KeyOptions, Options, check_options, make_spec, option_groups
 from paceline.updaters.gradient import GRADIENT_OPTIONS
 from paceline.updaters.registry import SIMPLE, find_class
 

@@ -12,8 +12,7 @@ from paceline.errors import ConfigError
 from paceline.kvstore.base import KVStore, KVStoreBase
 from paceline.kvstore.dist import DistStore
 from paceline.kvstore.factory import create, is_in_process
-from paceline.kvstore.inprocess.local import LocalStore
-from paceline.kvstore.inprocess.store import InProcessStore
+from paceline.kvstore.inprocess import InProcessStore, LocalStore
 from paceline.mx.context import Context
 from paceline.mx.gluon.clip import GradientClip
 from paceline.mx.gluon.device_updates import DeviceUpdates, WorkerUpdates

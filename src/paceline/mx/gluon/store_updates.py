@@ -10,7 +10,7 @@ from paceline.errors import PacelineError
 from paceline.keys import Key
 from paceline.kvstore.base import KVStore
 from paceline.kvstore.dist import DistStore
-from paceline.kvstore.inprocess.store import InProcessStore
+from paceline.kvstore.inprocess import InProcessStore
 from paceline.mx.gluon.clip import GradientClip, ServerClip
 from paceline.mx.gluon.gradients import States, broadcast, collect, densify
 from paceline.mx.gluon.optimizer_plan import OptimizerPlan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,13 +15,20 @@ from paceline.updaters.rows import sum_rows
 if TYPE_CHECKING:
     from paceline.compression import Codec, CodecState, Compression
 
-
 #: Name of the number of pushes among the tensors of a codec's state.
 _ROUND = "round"
 _COMPRESSIBLE = (torch.float32, torch.float16, torch.bfloat16)
 
 
-class Merger:
+@dataclass
+class _Sender:
+    """One device's pushes of a key, compressed."""
+
+    state: CodecState
+    round: int = 0
+
+
+class DeviceSums:
     """Sums device values into one buffer per key, compressing them first when a codec is set.
 
     The buffers are reused by later pushes: one per key, as large as the key.
@@ -29,8 +37,7 @@ class Merger:
     def __init__(self) -> None:
         self._buffers: dict[Key, torch.Tensor] = {}
         self._codec: Codec | None = None
-        self._residuals: dict[tuple[Key, int], CodecState] = {}
-        self._rounds: dict[tuple[Key, int], int] = {}
+        self._senders: dict[tuple[Key, int], _Sender] = {}
 
     def set_codec(self, params: Compression) -> None:
         """Compress every device's dense values of 16 or 32 bits from now on.
@@ -56,10 +63,9 @@ class Merger:
     def codec_states(self) -> dict[Key, dict[str, torch.Tensor]]:
         """Return copies of the codec's state by key: ``<name> <device>`` and ``round <device>``."""
         states: dict[Key, dict[str, torch.Tensor]] = {}
-        for (key, index), state in self._residuals.items():
-            tensors = {f"{name} {index}": tensor.clone() for name, tensor in state.state_tensors().items()}
-            tensors[f"{_ROUND} {index}"] = torch.tensor(self._rounds[key, index])
-            states.setdefault(key, {}).update(tensors)
+        for (key, index), sender in self._senders.items():
+            tensors = {f"{name} {index}": tensor.clone() for name, tensor in sender.state.state_tensors().items()}
+            states.setdefault(key, {}).update(tensors | {f"{_ROUND} {index}": torch.tensor(sender.round)})
         return states
 
     def set_codec_states(self, states: Mapping[Key, Mapping[str, torch.Tensor]]) -> None:
@@ -73,21 +79,19 @@ class Merger:
             for name, tensor in tensors.items():
                 what, _, index = name.rpartition(" ")
                 grouped.setdefault((key, int(index)), {})[what] = tensor
-        loaded = {where: self._loaded(tensors) for where, tensors in grouped.items()}
-        self._residuals = {where: state for where, (state, _) in loaded.items()}
-        self._rounds = {where: round for where, (_, round) in loaded.items()}
+        self._senders = {where: self._loaded(tensors) for where, tensors in grouped.items()}
 
-    def _loaded(self, tensors: Mapping[str, torch.Tensor]) -> tuple[CodecState, int]:
+    def _loaded(self, tensors: Mapping[str, torch.Tensor]) -> _Sender:
         if self._codec is None or not self.keeps_residuals:
             raise ValueError("codec states were given, but there is no codec that keeps states")
         if not {"residual", _ROUND} <= tensors.keys():
             raise ValueError(f"these are not codec states: {', '.join(tensors)} instead of a residual and a round")
         state = self._codec.new_state(tensors["residual"].numel())
         state.load({name: tensor for name, tensor in tensors.items() if name != _ROUND})
-        return state, int(tensors[_ROUND])
+        return _Sender(state, int(tensors[_ROUND]))
 
     def merge(self, key: Key, values: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
-        """Return the sum of ``values`` on ``device``. The merger owns it; it is never a caller's tensor.
+        """Return the sum of ``values`` on ``device``. It is memory of this object, never a caller's tensor.
 
         Sparse values give a sparse sum; sparse and dense values give a dense one.
         """
@@ -124,11 +128,11 @@ class Merger:
         """Return the encoded and decoded value; the residual is kept for this key and device."""
         assert self._codec is not None
         flat = value.reshape(-1).cpu()
-        if (key, index) not in self._residuals:
-            self._residuals[key, index] = self._codec.new_state(flat.numel())
-            self._rounds[key, index] = 0
-        payload = self._codec.encode(flat, self._residuals[key, index], round=self._rounds[key, index])
-        self._rounds[key, index] += 1
+        sender = self._senders.get((key, index))
+        if sender is None:
+            sender = self._senders[key, index] = _Sender(self._codec.new_state(flat.numel()))
+        payload = self._codec.encode(flat, sender.state, round=sender.round)
+        sender.round += 1
         out = torch.empty(flat.numel(), dtype=torch.float32)
         self._codec.decode(payload, out)
         return out.view(value.shape).to(value.dtype)

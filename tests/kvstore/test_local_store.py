@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from paceline.errors import CheckpointError, KeyMismatchError, PacelineError
 from paceline.kvstore.checkpoint import tensor_file
-from paceline.kvstore.inprocess.device import DeviceStore
-from paceline.kvstore.inprocess.local import LocalStore
+from paceline.kvstore.inprocess import DeviceStore, LocalStore
 
 
 @pytest.fixture(params=[LocalStore, DeviceStore])
@@ -207,6 +206,30 @@ def test_class_that_cannot_be_imported_works(store):
     assert pulled(store, "w", torch.ones(2)).tolist() == [-0.5, -0.5]
 
 
+def test_step_that_a_subclass_writes_itself_gets_scaled_gradients(store):
+    class Plain(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for param in group["params"]:
+                    if param.grad is not None:
+                        param.add_(param.grad, alpha=-group["lr"])
+
+    store.set_optimizer(Plain, lr=1.0)
+    store.scale = 0.5
+    store.init("w", torch.zeros(2))
+    store.push("w", torch.ones(2))
+    assert pulled(store, "w", torch.ones(2)).tolist() == [-0.5, -0.5]
+
+
+def test_misspelt_option_of_a_class_that_cannot_be_imported_is_refused(store):
+    class Own(torch.optim.SGD):
+        pass
+
+    with pytest.raises(TypeError, match="no option 'momentun'; did you mean 'momentum'"):
+        store.set_optimizer(Own, lr=0.1, momentun=0.9)
+
+
 def test_learning_rates_change_without_touching_the_state(store):
     param = torch.nn.Parameter(torch.zeros(2))
     optimizer = torch.optim.SGD([param], lr=1.0, momentum=0.9)
@@ -249,6 +272,18 @@ def test_saved_states_go_on_as_if_never_interrupted(store, tmp_path, name, optio
     for grad in grads[3:]:
         resumed.push("w", grad)
     assert torch.equal(pulled(resumed, "w", grads[0]), pulled(whole, "w", grads[0]))
+
+
+def test_factored_state_fits_its_key(store, tmp_path):
+    for one in (store, resumed := type(store)()):
+        one.set_optimizer("adafactor")
+        one.init("w", torch.ones(4, 3))
+    store.push("w", torch.ones(4, 3))
+    store.save_optimizer_states(tmp_path / "states")
+    resumed.load_optimizer_states(tmp_path / "states")
+    states, expected = resumed.optimizer_states()["w"], store.optimizer_states()["w"]
+    assert states["col_var"].shape == (1, 3)
+    assert all(torch.equal(states[name], expected[name]) for name in expected)
 
 
 def test_states_that_do_not_fit_are_refused_and_change_nothing(store, tmp_path):

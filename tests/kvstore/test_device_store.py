@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from paceline.kvstore.inprocess.device import DeviceStore
-from paceline.kvstore.inprocess.local import LocalStore
+from paceline.kvstore.inprocess import DeviceStore, LocalStore
 from paceline.mx.context import num_gpus
 
 META = torch.device("meta")

@@ -1,4 +1,4 @@
-"""Base class of the stores inside one process."""
+"""The stores inside one process: ``local`` and ``device``."""
 
 from __future__ import annotations
 
@@ -13,14 +13,27 @@ from paceline.errors import KeyMismatchError
 from paceline.keys import Key, Keys, Values, checked_key, checked_table, normalise
 from paceline.kvstore.base import KVStore, OptimizerLike, Updater
 from paceline.kvstore.checkpoint import optimizer_states as state_files
-from paceline.kvstore.inprocess.apply import Applier, CallableApplier, SimpleApplier, State
-from paceline.kvstore.inprocess.merge import Merger
-from paceline.kvstore.inprocess.optimizer import KeyedOptimizer, check_options, check_state
-from paceline.kvstore.options import in_force, no_optimizer, plain_keys, refuse_changes
-from paceline.kvstore.schedule import Schedule, schedule_of
+from paceline.kvstore.device_sums import DeviceSums
+from paceline.kvstore.options import (
+    Schedule,
+    in_force,
+    no_optimizer,
+    own_class,
+    plain_keys,
+    refuse_changes,
+    schedule_of,
+)
 from paceline.tensors import check_initialised
-from paceline.updaters import KeyOptions, Options, UpdaterSpec, check_numbers, make_spec
-from paceline.updaters.registry import find_class
+from paceline.updaters import (
+    KeyedOptimizer,
+    KeyOptions,
+    Options,
+    UpdaterSpec,
+    check_numbers,
+    check_options,
+    check_state,
+    make_spec,
+)
 from paceline.updaters.rows import copy_rows, to_rows
 
 if TYPE_CHECKING:
@@ -28,6 +41,9 @@ if TYPE_CHECKING:
 
 #: Clips merged values in place, given the factor that turns them into gradients; returns the factor to use instead.
 Clip: TypeAlias = Callable[[Sequence[torch.Tensor], float], float]
+#: Optimizer state of one key: tensors and plain numbers by name.
+State: TypeAlias = dict[str, Any]
+OptimizerClass: TypeAlias = type[torch.optim.Optimizer]
 
 
 class InProcessStore(KVStore):
@@ -56,11 +72,11 @@ class InProcessStore(KVStore):
         self._values: dict[Key, torch.Tensor] = {}
         self._row_sparse: set[Key] = set()
         self._ignored: set[Key] = set()
-        self._appliers: dict[torch.device, Applier] = {}
-        self._merger = Merger()
+        self._sums = DeviceSums()
         self._updater: Updater | None = None
+        self._optimizers: dict[torch.device, KeyedOptimizer] = {}
         self._spec: UpdaterSpec | None = None
-        self._class: type[torch.optim.Optimizer] | None = None
+        self._class: OptimizerClass | None = None
         self._groups: Sequence[Options] = ()
         self._keys: Mapping[Key, KeyOptions] | None = None
         self._schedule: Schedule | None = None
@@ -103,14 +119,14 @@ class InProcessStore(KVStore):
         pushed = dict(zip(*normalise(key, value), strict=True))
         check.pushes(self._values, pushed)
         self._place(pushed)
-        merged = {one: self._merger.merge(one, devices, self._values[one].device) for one, devices in pushed.items()}
+        merged = {one: self._sums.merge(one, devices, self._values[one].device) for one, devices in pushed.items()}
         if self._spec is None and self._updater is None:
             for one, total in merged.items():
                 self._assign(one, total)
         else:
             if self._schedule is not None and self._spec is not None:
                 self._groups = self._schedule.groups(list(merged), self._groups or self._spec.groups)
-            self._apply({one: self._added(one, total) for one, total in merged.items()})
+            self._update({one: self._added(one, total) for one, total in merged.items()})
         self._updates += 1
 
     def pull(self, key: Keys, out: Values, priority: int = 0, ignore_sparse: bool = True) -> None:
@@ -164,25 +180,30 @@ class InProcessStore(KVStore):
         """
         schedule = schedule_of(options)
         spec = make_spec(optimizer, **plain_keys(options))
-        cls = _class_of(optimizer, spec)
-        if cls is None:
-            SimpleApplier(spec).add("probe", torch.zeros(1))
-        elif not isinstance(optimizer, torch.optim.Optimizer):
+        cls = own_class(spec, optimizer)
+        if not isinstance(optimizer, torch.optim.Optimizer):
             check_options(cls, spec.groups)
-        self._spec, self._class, self._updater = spec, cls, None
-        self._appliers, self._loaded = {}, {}
-        self._groups, self._keys, self._schedule = (), None, schedule
+        self._set(None, spec, cls, schedule)
 
     def set_updater(self, updater: str | Updater, **options: Any) -> None:
         """See :meth:`KVStore.set_updater`."""
         if isinstance(updater, str):
             self.set_optimizer(updater, **options)
-            return
-        if not callable(updater) or options:
+        elif callable(updater) and not options:
+            self._set(updater)
+        else:
             raise TypeError("an updater is a name with options, or a callable updater(key, merged, stored) without")
-        self._updater, self._spec, self._class = updater, None, None
-        self._appliers, self._loaded = {}, {}
-        self._schedule = None
+
+    def _set(
+        self,
+        updater: Updater | None,
+        spec: UpdaterSpec | None = None,
+        cls: OptimizerClass | None = None,
+        schedule: Schedule | None = None,
+    ) -> None:
+        self._updater, self._spec, self._class, self._schedule = updater, spec, cls, schedule
+        self._optimizers, self._loaded = {}, {}
+        self._groups, self._keys = (), None
 
     def set_options(self, groups: Sequence[Options] = (), keys: Mapping[Key, KeyOptions] | None = None) -> None:
         """See :meth:`KVStore.set_options`."""
@@ -223,9 +244,8 @@ class InProcessStore(KVStore):
         key = checked_key(key)
         check.outputs(self._values, {key: [value]})
         self._dense(key).copy_(value.detach())
-        holder = self._holder(key)
-        if holder is not None:
-            holder.refresh(key)
+        if (optimizer := self._optimizer_of(key)) is not None:
+            optimizer.value_was_set(key)
 
     def set_gradient_compression(self, compression_params: Compression) -> None:
         """See :meth:`KVStore.set_gradient_compression`. Row-sparse and integer values are not compressed.
@@ -237,17 +257,17 @@ class InProcessStore(KVStore):
         """
         if self._updates:
             raise ValueError("gradient compression must be set before the first push")
-        self._merger.set_codec(compression_params)
+        self._sums.set_codec(compression_params)
         self._compression = compression_params
 
     @property
     def keeps_residuals(self) -> bool:
         """See :attr:`KVStore.keeps_residuals`."""
-        return self._merger.keeps_residuals
+        return self._sums.keeps_residuals
 
     def codec_states(self) -> dict[Key, dict[str, torch.Tensor]]:
         """See :meth:`KVStore.codec_states`: per device of a key."""
-        return self._merger.codec_states()
+        return self._sums.codec_states()
 
     def set_codec_states(self, states: Mapping[Key, Mapping[str, torch.Tensor]]) -> None:
         """See :meth:`KVStore.set_codec_states`. Keys may be initialised later."""
@@ -258,7 +278,7 @@ class InProcessStore(KVStore):
                     raise ValueError(
                         f"{name} of key {key!r} has {tensor.numel()} elements: it belongs to another model"
                     )
-        self._merger.set_codec_states(states)
+        self._sums.set_codec_states(states)
 
     def optimizer_states(self) -> dict[Key, State]:
         """See :meth:`KVStore.optimizer_states`. Plain numbers of an optimizer are returned as numbers."""
@@ -271,17 +291,19 @@ class InProcessStore(KVStore):
         Raises:
             ValueError: the states are of keys with other shapes. Then nothing is changed.
         """
-        self._need_optimizer("set")
         given = {key: dict(state) for key, state in checked_table(states).items()}
+        self._check_states(given)
         for key, state in given.items():
-            if key in self._values:
-                check_state(key, self._values[key], state)
-        for key, state in given.items():
-            applier = self._holder(key)
-            if applier is None:
+            optimizer = self._optimizer_of(key)
+            if optimizer is None:
                 self._loaded[key] = state
             else:
-                applier.load_state(key, state)
+                optimizer.load_state(key, state)
+
+    def _check_states(self, states: Mapping[Key, State]) -> None:
+        spec = self._need_optimizer("set")
+        for key in states.keys() & self._values.keys():
+            check_state(key, self._values[key], states[key], spec)
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
         """See :meth:`KVStore.save_optimizer_states`.
@@ -302,9 +324,7 @@ class InProcessStore(KVStore):
         """
         states, own = state_files.load(self, fname, True, self._need_optimizer("load").name)
         assert states is not None, "this process is worker 0"
-        for key, state in states.items():
-            if key in self._values:
-                check_state(key, self._values[key], state)
+        self._check_states(states)
         state_files.set_residuals(self, own)
         self.set_optimizer_states(states)
 
@@ -314,7 +334,7 @@ class InProcessStore(KVStore):
 
     def close(self) -> None:
         """Release all values, states and buffers."""
-        self._values, self._appliers, self._loaded, self._merger = {}, {}, {}, Merger()
+        self._values, self._optimizers, self._loaded, self._sums = {}, {}, {}, DeviceSums()
         self._row_sparse = set()
 
     def _initial(self, value: torch.Tensor) -> torch.Tensor:
@@ -326,7 +346,7 @@ class InProcessStore(KVStore):
         if merged.is_sparse:
             self._values[key] = merged
         else:
-            self._values[key] = self._merger.exchange(key, self._values[key])
+            self._values[key] = self._sums.exchange(key, self._values[key])
 
     def _dense(self, key: Key) -> torch.Tensor:
         """Return a stored value, after making it dense."""
@@ -338,42 +358,42 @@ class InProcessStore(KVStore):
         """Return a merged value in its key's form: as rows only if the key was initialised with rows."""
         return merged.to_dense() if merged.is_sparse and key not in self._row_sparse else merged
 
-    def _apply(self, merged: Mapping[Key, torch.Tensor]) -> None:
-        by_device: dict[torch.device, dict[Key, torch.Tensor]] = {}
-        for key, total in merged.items():
-            self._applier(key)
-            by_device.setdefault(self._values[key].device, {})[key] = total
+    def _update(self, merged: Mapping[Key, torch.Tensor]) -> None:
+        """Run the optimizer or the updater on merged pushes."""
         scale = self.scale if self.clip is None else self.clip(list(merged.values()), self.scale)
-        for device, totals in by_device.items():
-            self._appliers[device].set_options(self._groups, self._keys)
-            self._appliers[device].update(totals, scale)
+        if self._updater is not None:
+            for key, total in merged.items():
+                self._updater(key, total if scale == 1.0 else total.mul_(scale), self._dense(key))
+            return
+        by_device: dict[KeyedOptimizer, dict[Key, torch.Tensor]] = {}
+        for key, total in merged.items():
+            by_device.setdefault(self._ready_optimizer(key), {})[key] = total
+        for optimizer, totals in by_device.items():
+            optimizer.set_options(self._groups, self._keys)
+            optimizer.update(totals, scale)
 
-    def _holder(self, key: Key) -> Applier | None:
-        """Return the applier of a key, or None: a key gets its applier at its first update."""
-        applier = self._appliers.get(self._values[key].device) if key in self._values else None
-        return applier if applier is not None and key in applier.keys else None
+    def _optimizer_of(self, key: Key) -> KeyedOptimizer | None:
+        """Return the optimizer that has a key, or None: it gets a key with its first update."""
+        found = self._optimizers.get(self._values[key].device) if key in self._values else None
+        return found if found is not None and key in found.keys else None
+
+    def _ready_optimizer(self, key: Key) -> KeyedOptimizer:
+        """Return the optimizer of a key; a new key is added to it."""
+        value = self._dense(key)
+        assert self._spec is not None
+        assert self._class is not None
+        if value.device not in self._optimizers:
+            self._optimizers[value.device] = KeyedOptimizer(self._spec, self._class)
+        optimizer = self._optimizers[value.device]
+        if key not in optimizer.keys:
+            optimizer.add(key, value)
+            if key in self._loaded:
+                optimizer.load_state(key, self._loaded.pop(key))
+        return optimizer
 
     def _state(self, key: Key) -> State:
-        applier = self._holder(key)
-        return self._loaded.get(key, {}) if applier is None else applier.state(key)
-
-    def _applier(self, key: Key) -> Applier:
-        """Return the applier of a key; a new key is added to it."""
-        value = self._dense(key)
-        applier = self._appliers.get(value.device)
-        if applier is None:
-            applier = self._appliers[value.device] = self._new_applier()
-        if key not in applier.keys:
-            applier.add(key, value)
-            if key in self._loaded:
-                applier.load_state(key, self._loaded.pop(key))
-        return applier
-
-    def _new_applier(self) -> Applier:
-        if self._updater is not None:
-            return CallableApplier(self._updater)
-        assert self._spec is not None
-        return SimpleApplier(self._spec) if self._class is None else KeyedOptimizer(self._spec, self._class)
+        optimizer = self._optimizer_of(key)
+        return self._loaded.get(key, {}) if optimizer is None else optimizer.state(key)
 
     def _need_optimizer(self, verb: str) -> UpdaterSpec:
         if self._spec is None:
@@ -381,12 +401,45 @@ class InProcessStore(KVStore):
         return self._spec
 
 
-def _class_of(optimizer: Any, spec: UpdaterSpec) -> type[torch.optim.Optimizer] | None:
-    """Return the class to run: the user's own class if it cannot be imported."""
-    if spec.name == "assign":
-        return None
-    if ":" not in spec.name:
-        return find_class(spec.name)
-    if isinstance(optimizer, torch.optim.Optimizer):
-        return type(optimizer)
-    return optimizer if isinstance(optimizer, type) else find_class(spec.name, allowed=[spec.name])
+class LocalStore(InProcessStore):
+    """Copies all gradients to CPU memory, sums them there and updates the weights there (MXNet's ``local``)."""
+
+    _TYPE = "local"
+
+    def _initial(self, value: torch.Tensor) -> torch.Tensor:
+        return value.cpu()
+
+    def _place(self, values: Mapping[Key, Sequence[torch.Tensor]]) -> None:
+        """Do nothing: all values are in CPU memory."""
+
+
+class DeviceStore(InProcessStore):
+    """Sums gradients on the devices, by NCCL among distinct GPUs, and updates the weights there (MXNet's ``device``).
+
+    Every key is merged on one of the devices that push it. Keys are assigned by size, the largest first, each to the
+    device with the smallest load. This spreads merging and updating over the devices.
+    """
+
+    _TYPE = "device"
+
+    def __init__(self, store_type: str = "") -> None:
+        super().__init__(store_type)
+        self._key_devices: dict[Key, torch.device] = {}
+        self._load: dict[torch.device, int] = {}
+
+    def key_devices(self) -> dict[Key, torch.device]:
+        """Return the device that merges and updates each key that was pushed so far."""
+        return dict(self._key_devices)
+
+    def close(self) -> None:
+        """Release all values, states, buffers and placements."""
+        super().close()
+        self._key_devices, self._load = {}, {}
+
+    def _place(self, values: Mapping[Key, Sequence[torch.Tensor]]) -> None:
+        new = [key for key in values if key not in self._key_devices]
+        for key in sorted(new, key=lambda one: -self._values[one].nbytes):
+            devices = dict.fromkeys(one.device for one in values[key])
+            device = min(devices, key=lambda device: self._load.get(device, 0))
+            self._key_devices[key], self._values[key] = device, self._values[key].to(device)
+            self._load[device] = self._load.get(device, 0) + self._values[key].nbytes

@@ -1,1 +1,0 @@
-"""Stores inside one process: local, device."""
