@@ -40,6 +40,8 @@ class Bound:
     put: torch.Tensor | None = None
     """The gradient at the last :meth:`put_grad`."""
     put_version: int = 0
+    filled: bool = False
+    """Whether the gradient of this round is in the arena."""
 
     def put_grad(self) -> torch.cuda.Event | None:
         """Copy the gradient into the arena; without a gradient, set ``absent``.
@@ -47,7 +49,6 @@ class Bound:
         Returns:
             Event at the end of an asynchronous copy; None if the copy is complete.
         """
-        self.check_kind()
         grad = self.param.grad
         self.put, self.absent = grad, grad is None
         if grad is None:

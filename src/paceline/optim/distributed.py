@@ -14,12 +14,10 @@ from paceline import compression as codecs
 from paceline.errors import PacelineError
 from paceline.kvstore import create
 from paceline.kvstore.base import KVStoreBase
-from paceline.optim.choices import MergeChoices, OnNan, Update
 from paceline.optim.choosing import choose_strategy
 from paceline.optim.names import name_added, name_parameters
 from paceline.optim.samples import SampleCounter
-from paceline.optim.server_update import ServerUpdate
-from paceline.optim.strategy import StrategySetup
+from paceline.optim.strategy import MergeChoices, OnNan, StrategySetup, Update
 from paceline.optim.watch import ModelWatch, refuse_scripted
 from paceline.wrappers import refuse_wrapped
 
@@ -255,14 +253,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def broadcast_weights(self) -> None:
         """Set the weights and buffers of all workers and servers to rank 0's. Every worker calls it."""
         if self._strategy.buffers is not None:
-            self._strategy.buffers.publish()
+            self._strategy.buffers.publish(wait=True)
         self._strategy.broadcast_weights()
         self.sync_buffers()
 
     def refresh_weights(self) -> None:
         """Set this worker's weights to the newest of the servers that it knows, between two steps."""
-        if isinstance(self._strategy, ServerUpdate):
-            self._strategy.refresh_weights()
+        self._strategy.refresh_weights()
 
     def sync_buffers(self) -> None:
         """Set buffers to rank 0's of its last step. Evaluation, ``state_dict`` and copies of ``model`` do so too."""
