@@ -22,9 +22,10 @@ from paceline.kvstore.dist import DistStore
 from paceline.kvstore.dist.free import able_to_regroup
 from paceline.optim.buffers import Buffers
 from paceline.optim.exchange import ServerExchange
+from paceline.optim.merged_update import MergedUpdate
 from paceline.optim.reduce import ReduceExchange
 from paceline.optim.server_update import ServerUpdate
-from paceline.optim.strategy import MergedUpdate, Strategy, StrategySetup, Update
+from paceline.optim.strategy import Strategy, StrategySetup, Update
 from paceline.optim.watch import refuse_renormalising
 from paceline.transport.allocator import give_back_freed_memory
 from paceline.updaters import UpdaterSpec

@@ -34,9 +34,8 @@ import torch
 
 from paceline.errors import NonFiniteError, PacelineError
 from paceline.kvstore.dist import DistStore
-from paceline.optim.binding import Bound, bind_keys, take_all
+from paceline.optim.binding import WAY_OUT, Bound, bind_keys, is_finite, listed, sums_up, take_all
 from paceline.optim.device import Pusher
-from paceline.optim.finite import WAY_OUT, is_finite, listed, sums_up
 from paceline.optim.names import NamedParameter
 from paceline.optim.sparse import SparseExchange, find_sparse
 from paceline.peer.call import Call
@@ -126,9 +125,11 @@ class ServerExchange(Exchange):
     ) -> None:
         self._store, self._optimizer, self._model = store, optimizer, model
         self._brings_weights, self._advice = update == "server", advice
-        self.sparse = SparseExchange(store, [], update)
+        self.sparse, self._has_rows = SparseExchange(store, [], update), False
         self.bound: dict[torch.nn.Parameter, Bound] = {}
         self._buckets: dict[tuple[int, int], _Bucket] = {}
+        self._buckets_of: dict[Bound, list[_Bucket]] = {}
+        self._blocks: list[WorkerBlock] = []
         self._pusher = Pusher(store.session.settings.timeout_s)
         self._loss_store: DistStore | None = None
         self._new_round()
@@ -140,16 +141,21 @@ class ServerExchange(Exchange):
         if rows and self._brings_weights and store.policy.merge == "groups" and store.lifecycle.clip_norm:
             raise ValueError(f"clip_grad_norm in groups needs dense gradients, but {rows[0][0]!r} has sparse ones")
         self.sparse.add(rows)
+        self._has_rows = self._has_rows or bool(rows)
         dense = [one for one in named if one[1] not in self.sparse]
         if not dense:
             return
         # Frozen parameters get buckets of their own, which may stay unpushed for a long time.
         tags = [2 * group * self._brings_weights + (not param.requires_grad) for _, param, group in dense]
         for one in bind_keys(store, [name for name, _, _ in dense], [param for _, param, _ in dense], tags):
-            self.bound[one.param] = one
+            self.bound[one.param], self._buckets_of[one] = one, []
+            if one.block not in self._blocks:
+                self._blocks.append(one.block)
             for part in one.ranges:
                 key = one.block.spec.block, part.bucket
-                self._buckets.setdefault(key, _Bucket(one.block, part.bucket)).members.append(one)
+                bucket = self._buckets.setdefault(key, _Bucket(one.block, part.bucket))
+                bucket.members.append(one)
+                self._buckets_of[one].append(bucket)
         self._new_round()
 
     def _new_round(self) -> None:
@@ -184,7 +190,7 @@ class ServerExchange(Exchange):
         if one is None:
             return False  # rows are pushed at the end
         self._store.session.check_process()  # before a child writes to the arena of its parent
-        buckets = [self._buckets[one.block.spec.block, part.bucket] for part in one.ranges]
+        buckets = self._buckets_of[one]
         for bucket in buckets:
             if bucket.is_pushed:
                 raise PacelineError(
@@ -192,8 +198,7 @@ class ServerExchange(Exchange):
                     f"{self._advice}"
                 )
         one.check_kind()
-        if self._brings_weights and one.weight_changed():
-            raise self._changed(one)
+        self._check_unchanged(one)
         copy = self._copy_in(one)
         for bucket in buckets:
             if copy is not None:
@@ -208,12 +213,15 @@ class ServerExchange(Exchange):
         """Copy what this worker pushes of a parameter into the arena; returns the end of an asynchronous copy."""
         return one.put_grad()
 
-    def _changed(self, one: Bound) -> PacelineError:
-        return PacelineError(
-            f"worker {self._store.rank}: parameter {one.name!r} was changed after the last step, where the servers do "
-            "not see it; they hold the weights. After such a change call optimizer.broadcast_weights() on every worker"
-            + (", or use update='worker'" if self._store.policy.merge == "all" else "")
-        )
+    def _check_unchanged(self, one: Bound) -> None:
+        """Raise if the servers hold the weights, and this one was changed here since."""
+        if self._brings_weights and one.weight_changed():
+            or_worker = ", or use update='worker'" if self._store.policy.merge == "all" else ""
+            raise PacelineError(
+                f"worker {self._store.rank}: parameter {one.name!r} was changed after the last step, where the servers "
+                "do not see it; they hold the weights. After such a change call optimizer.broadcast_weights() on every "
+                f"worker{or_worker}"
+            )
 
     def push(self, push: Push) -> None:
         """Push the complete buckets."""
@@ -237,7 +245,7 @@ class ServerExchange(Exchange):
             self._store.session.wait(push.after)
         if self._held is not None:
             self._start(self._held, push)
-        if len(self.sparse):
+        if self._has_rows:
             self.sparse.push(carried=push)
 
     def _start(self, bucket: _Bucket, push: Push) -> None:
@@ -269,10 +277,15 @@ class ServerExchange(Exchange):
 
     def settle(self) -> None:
         """Wait for all answers of this round, and end it. Then the arena holds the new values."""
-        self._pusher.drain()
+        if self._has_copies:
+            self._pusher.drain()
+        calls = []
+        for bucket in self._buckets.values():
+            if bucket.call is not None:
+                calls.append(bucket.call)
         try:
-            self._store.session.wait([one.call for one in self._buckets.values() if one.call is not None])
-            if len(self.sparse):
+            self._store.session.wait(calls)
+            if self._has_rows:
                 self.sparse.settle()
         finally:
             self._new_round()
@@ -282,8 +295,8 @@ class ServerExchange(Exchange):
         if self._brings_weights:
             take_all(self.bound.values(), weights=True)
         else:
-            take_all((one for one in self.bound.values() if not one.missing), weights=False)
-        if len(self.sparse):
+            take_all(filter(Bound.brings_gradient, self.bound.values()), weights=False)
+        if self._has_rows:
             self.sparse.finish()
 
     # ---- what it carries, and finds --------------------------------------------------------------------------------
@@ -295,8 +308,10 @@ class ServerExchange(Exchange):
 
     def suspicious(self) -> bool:
         """Return whether merged gradients of the last round may hold NaN or Inf. False is certain, True is not."""
-        blocks = {id(one.block): one.block for one in self.bound.values()}
-        return not (all(sums_up(block.values) for block in blocks.values()) and self.sparse.all_sum_up())
+        for block in self._blocks:
+            if not sums_up(block.values):
+                return True
+        return self._has_rows and not self.sparse.all_sum_up()
 
     def blame(self, names: Sequence[str], round: int) -> NonFiniteError:
         """Return the error about merged gradients that are not finite. All workers find them in the same step."""

@@ -12,9 +12,9 @@ import torch
 from paceline.counting import ALIKE, difference_of, mixture_of
 from paceline.errors import ConfigError
 from paceline.kvstore.base import KVStoreBase
+from paceline.optim.binding import sums_up
 from paceline.optim.buffers import buffers_of, untrained
 from paceline.optim.exchange import Exchange
-from paceline.optim.finite import sums_up
 from paceline.optim.names import NamedParameter
 from paceline.optim.watch import refuse_renormalising
 from paceline.tensors import real_view

@@ -24,11 +24,18 @@ from paceline.compression.state import UNSENT
 from paceline.errors import PacelineError, PeerDiedError
 from paceline.kvstore.dist import DistStore
 from paceline.optim.backward import BackwardWatch
+from paceline.optim.binding import is_finite
 from paceline.optim.buffers import Buffers
-from paceline.optim.codec_states import codec_entry, set_residuals, unsent_in
 from paceline.optim.exchange import ServerExchange
-from paceline.optim.finite import is_finite
-from paceline.optim.strategy import Closure, ExchangingStrategy, Named, StrategySetup
+from paceline.optim.strategy import (
+    Closure,
+    ExchangingStrategy,
+    Named,
+    StrategySetup,
+    codec_entry,
+    set_residuals,
+    unsent_in,
+)
 from paceline.updaters import KeyOptions, Options, UpdaterSpec, make_spec, option_groups
 from paceline.worker.key_states import States
 
@@ -121,7 +128,7 @@ class ServerUpdate(ExchangingStrategy):
             skip = self._must_skip(scale, found_inf)
             if not self._merged and self.choices.clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_([param for _, param, _ in self.named], self.choices.clip_norm)
-            if self._push is None:
+            if not self._overlap:
                 self.store.lifecycle.follow_groups()
             self._exchange.push_rest(replace(self._carried(), skip=skip))
             self._arrived, self._push = {}, None

@@ -16,7 +16,7 @@ from torch import nn
 
 from paceline.errors import NonFiniteError, PacelineError
 from paceline.kvstore.dist import DistStore
-from paceline.optim.finite import WAY_OUT, is_finite, sums_up
+from paceline.optim.binding import WAY_OUT, is_finite, sums_up
 from paceline.updaters import KeyOptions, UpdaterSpec
 from paceline.worker.plan import Place
 from paceline.worker.rows import RowExchange

@@ -15,16 +15,15 @@ from paceline.errors import KeyMismatchError
 from paceline.keys import Key, Keys, Values, normalise
 from paceline.kvstore.base import KVStore, OptimizerLike, Updater
 from paceline.kvstore.checkpoint import optimizer_states as state_files
+from paceline.kvstore.dist.calls import plan_pull, plan_push, pull_as_rows, pull_some_rows
 from paceline.kvstore.dist.compression import set_compression
 from paceline.kvstore.dist.lifecycle import StoreLifecycle
 from paceline.kvstore.dist.optimizer import ServerOptimizer
-from paceline.kvstore.dist.row_pulls import pull_as_rows, pull_some_rows
 from paceline.kvstore.options import no_optimizer
 from paceline.peer.call import Call
 from paceline.tensors import check_initialised
 from paceline.updaters import KeyOptions, Options, UpdaterSpec, is_whole_tensor, make_spec
 from paceline.wire import messages as m
-from paceline.worker.arguments import plan_pull, plan_push
 from paceline.worker.block import WorkerBlock
 from paceline.worker.key_states import get_states, merge_stats, residuals, send_values, set_residuals, set_states
 from paceline.worker.key_table import KeyTable
