@@ -16,7 +16,7 @@ through sockets, and a warning is logged.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -37,6 +37,17 @@ logger = logging.getLogger(__name__)
 #: Plans that are remembered at least, however few keys there are: one for each list of keys that was used last.
 _MIN_PLANS = 256
 
+#: Factor on the size of buckets if all processes are on one host: there a message costs more than its bytes. Over a
+#: network smaller buckets let answers return while later buckets are still sent.
+GROWTH = 4
+
+
+class _Relayed(NamedTuple):
+    """The buckets that a server of this host forwards to other owners, and the address of their values."""
+
+    indices: list[int]
+    found: m.ValuesAt
+
 
 class KeyTable:
     """The keys of one store on one worker.
@@ -44,18 +55,16 @@ class KeyTable:
     Args:
         session: this worker's connection to the job.
         store: name of the store.
-        whole: returns whether keys must not be split.
         reads_in_place: stored values change only after this worker has pushed, so it may map the values of servers of
             this host.
         local_merge: servers that merge the pushes of each host.
     """
 
-    def __init__(
-        self, session: Session, store: str, whole: Callable[[], bool], reads_in_place: bool, local_merge: LocalMerge
-    ) -> None:
-        self._session, self._store = session, store
-        self._new_keys = NewKeys(session, store, whole, reads_in_place, local_merge)
-        self._host_memory = HostMemory(session, store)
+    def __init__(self, session: Session, store: str, reads_in_place: bool, local_merge: LocalMerge) -> None:
+        self._session, self._store, self._reads_in_place = session, store, reads_in_place
+        self._via = partial(local_merge.via, session.rank)
+        self._num_servers = len(session.servers)
+        self._loads = [0] * self._num_servers
         self.blocks: dict[int, WorkerBlock] = {}
         self._where: dict[Key, Place] = {}
         self._plans: dict[tuple[Key, ...], CallPlan] = {}
@@ -108,7 +117,13 @@ class KeyTable:
     # ---- adding keys -----------------------------------------------------------------------------------------------
 
     def add(
-        self, keys: Sequence[Key], values: Sequence[torch.Tensor], tags: Sequence[int], answers: str = ""
+        self,
+        keys: Sequence[Key],
+        values: Sequence[torch.Tensor],
+        tags: Sequence[int],
+        answers: str = "",
+        *,
+        whole: bool = False,
     ) -> list[WorkerBlock]:
         """Initialise keys with rank 0's values, in one arena per dtype.
 
@@ -118,79 +133,33 @@ class KeyTable:
                 dense too.
             tags: keys of different tags never share a bucket.
             answers: content of the answers to pushes of rows, as in :class:`paceline.wire.messages.Init`.
+            whole: no key may be split.
 
         Raises:
             KeyMismatchError: shape or dtype differ from rank 0's.
         """
         if self._session.rank == 0:
-            blocks = self._new_keys.publish(len(self.blocks), keys, values, tags, answers)
+            blocks = self._place(keys, values, tags, answers, whole)
+            self._send_values(blocks)
+            specs, session = [block.spec for block in blocks], self._session
+            publish = m.Publish(self._store, specs, not session.lock_step, session.auto)
+            session.call_scheduler(publish, "publishing keys")
         else:
-            blocks = self._new_keys.look_up(self.blocks, keys, values, answers)
+            blocks = self._look_up(keys, values, answers)
         for block in blocks:
-            self._adopt(block)
+            if block.spec.block not in self.blocks:
+                self.blocks[block.spec.block] = block
+                self._where |= {name: (block, index) for name, index in block.key_index.items()}
+                self._share(block)
         return blocks
 
-    def _adopt(self, block: WorkerBlock) -> None:
-        """Register a block's keys, and share its arena with the servers of this host."""
-        if block.spec.block in self.blocks:
-            return
-        self.blocks[block.spec.block] = block
-        self._where |= {name: (block, index) for name, index in block.key_index.items()}
-        self._host_memory.share(block)
-
-
-def _has_sparse_rows(tensor: torch.Tensor) -> bool:
-    return tensor.is_sparse and tensor.sparse_dim() == 1 and tensor.dim() > 1
-
-
-#: Factor on the size of buckets if all processes are on one host: there a message costs more than its bytes. Over a
-#: network smaller buckets let answers return while later buckets are still sent.
-GROWTH = 4
-
-
-class NewKeys:
-    """Makes the blocks of new keys.
-
-    Args:
-        session: this worker's connection to the job.
-        store: name of the store.
-        whole: returns whether keys must not be split.
-        reads_in_place: stored values change only after this worker has pushed, so it may map the values of servers of
-            this host.
-        local_merge: servers that merge the pushes of each host.
-    """
-
-    def __init__(
-        self, session: Session, store: str, whole: Callable[[], bool], reads_in_place: bool, local_merge: LocalMerge
-    ) -> None:
-        self._session, self._store, self._whole, self._reads_in_place = session, store, whole, reads_in_place
-        self._via = partial(local_merge.via, session.rank)
-        self._num_servers = len(session.servers)
-        self._loads = [0] * self._num_servers
-
-    def publish(
-        self, first: int, keys: Sequence[Key], values: Sequence[torch.Tensor], tags: Sequence[int], answers: str
-    ) -> list[WorkerBlock]:
-        """Place keys, send their values to the servers, and publish the placement. Rank 0 calls it.
-
-        Args:
-            first: number of the first new block.
-            keys: new keys.
-            values: as in :meth:`KeyTable.add`.
-            tags: as in :meth:`KeyTable.add`.
-            answers: as in :meth:`KeyTable.add`.
-        """
-        blocks = self._place(first, keys, values, tags, answers)
-        self._send_values(blocks)
-        publish = m.Publish(
-            self._store, [block.spec for block in blocks], not self._session.lock_step, self._session.auto
-        )
-        self._session.call_scheduler(publish, "publishing keys")
-        return blocks
+    # ---- new keys --------------------------------------------------------------------------------------------------
 
     def _place(
-        self, first: int, keys: Sequence[Key], values: Sequence[torch.Tensor], tags: Sequence[int], answers: str
+        self, keys: Sequence[Key], values: Sequence[torch.Tensor], tags: Sequence[int], answers: str, whole: bool
     ) -> list[WorkerBlock]:
+        """Make the blocks of new keys, with their values. Rank 0 calls it."""
+        first = len(self.blocks)
         kinds = [(dtype_name(value.dtype), value.is_sparse or bool(answers)) for value in values]
         found: dict[tuple[str, bool], list[m.KeySpec]] = {}
         for key, value, tag, kind in zip(keys, values, tags, kinds, strict=True):
@@ -199,7 +168,9 @@ class NewKeys:
             specs.append(m.KeySpec(key, list(value.shape), len(specs) if kind[1] else tag))
         blocks: dict[tuple[str, bool], WorkerBlock] = {}
         for (dtype, by_rows), specs in found.items():
-            block = self._make_block(self._block_spec(first + len(blocks), dtype, specs, by_rows, answers))
+            block = self._make_block(
+                self._block_spec(first + len(blocks), dtype, specs, by_rows, answers, by_rows or whole)
+            )
             for bucket in block.layout.buckets:
                 self._loads[bucket.server] += bucket.length
             blocks[dtype, by_rows] = block
@@ -209,7 +180,9 @@ class NewKeys:
                 block.value_of(block.key_index[key]).copy_(value.detach().to_dense())
         return list(blocks.values())
 
-    def _block_spec(self, number: int, dtype: str, specs: list[m.KeySpec], rows: bool, answers: str) -> m.BlockSpec:
+    def _block_spec(
+        self, number: int, dtype: str, specs: list[m.KeySpec], rows: bool, answers: str, whole: bool
+    ) -> m.BlockSpec:
         settings = self._session.settings
         if settings.measures_servers:
             speeds = server_speeds([server.speed for server in self._session.servers])
@@ -217,7 +190,7 @@ class NewKeys:
             speeds = [float(part) for part in settings.server_speeds.split(",") if part]
         # Keys without stored values have no load: the servers get them in turn.
         loads = [0] * self._num_servers if answers == "merged" else list(self._loads)
-        bound, whole = settings.bigarray_bound, rows or self._whole()
+        bound = settings.bigarray_bound
         largest = GROWTH * bound if self._session.is_on_one_host else bound
         return m.BlockSpec(
             number, dtype, specs, loads, speeds, bound, settings.placement, whole, rows, largest, answers
@@ -245,16 +218,13 @@ class NewKeys:
                 calls.append(self._session.ask_server(server, body, "initialising keys", frames))
         self._session.wait(calls)
 
-    def look_up(
-        self, known: Mapping[int, WorkerBlock], keys: Sequence[Key], values: Sequence[torch.Tensor], answers: str
-    ) -> list[WorkerBlock]:
+    def _look_up(self, keys: Sequence[Key], values: Sequence[torch.Tensor], answers: str) -> list[WorkerBlock]:
         """Return the blocks in which rank 0 has placed keys. The other workers call it.
 
         Args:
-            known: blocks of this worker, by number.
-            keys: keys to look up.
+            keys: new keys.
             values: only their shapes and dtypes are used.
-            answers: as in :meth:`KeyTable.add`.
+            answers: as in :meth:`add`.
 
         Raises:
             KeyMismatchError: shape, dtype or sparsity differ from rank 0's.
@@ -266,7 +236,7 @@ class NewKeys:
         try:
             found = self._session.call_scheduler(m.Lookup(self._store, list(keys)), "asking for keys", timeout_s)
         except DeadlineError:
-            raise self._never_initialised(known, keys, timeout_s) from None
+            raise self._never_initialised(keys, timeout_s) from None
         assert isinstance(found, m.Found)
         specs = {spec.name: (block.dtype, spec.shape) for block in found.blocks for spec in block.keys}
         kinds = {spec.name: block.answers for block in found.blocks for spec in block.keys}
@@ -283,18 +253,15 @@ class NewKeys:
                     f"the gradients of key {key!r} are {ours_is} on worker {self._session.rank}, but {theirs} on "
                     "worker 0; the models or the optimizers differ"
                 )
-        return [known.get(spec.block) or self._make_block(spec) for spec in found.blocks]
+        return [self.blocks.get(spec.block) or self._make_block(spec) for spec in found.blocks]
 
-    def _never_initialised(
-        self, known: Mapping[int, WorkerBlock], keys: Sequence[Key], timeout_s: float
-    ) -> DeadlineError:
+    def _never_initialised(self, keys: Sequence[Key], timeout_s: float) -> DeadlineError:
         """Return the error that names the keys that worker 0 has not initialised, and the keys that it has."""
         answer = self._session.call_scheduler(m.Lookup(self._store, []), "asking for the keys of worker 0", 5.0)
         assert isinstance(answer, m.Found)
         there = [spec.name for block in answer.blocks for spec in block.keys]
         missing = [key for key in keys if key not in there]
-        ours = {key for block in known.values() for key in block.key_index}
-        others = [key for key in there if key not in keys and key not in ours]
+        others = [key for key in there if key not in keys and key not in self._where]
         return DeadlineError(
             f"worker {self._session.rank}: worker 0 did not initialise {_listed(missing)} of store {self._store!r} "
             f"within {timeout_s:g} s; " + (f"it has {_listed(others)} instead" if others else "it has no other keys")
@@ -302,35 +269,24 @@ class NewKeys:
             "PACELINE_START_TIMEOUT_S"
         )  # fmt: skip
 
+    # ---- memory of this host ---------------------------------------------------------------------------------------
 
-def _listed(keys: Sequence[Key]) -> str:
-    more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
-    return f"key{'s' if len(keys) > 1 else ''} {', '.join(map(repr, keys[:5]))}{more}"
-
-
-class _Relayed(NamedTuple):
-    """The buckets that a server of this host forwards to other owners, and the address of their values."""
-
-    indices: list[int]
-    found: m.ValuesAt
-
-
-class HostMemory:
-    """Shares the arenas of a store with the servers of this host.
-
-    Args:
-        session: this worker's connection to the job.
-        store: name of the store.
-    """
-
-    def __init__(self, session: Session, store: str) -> None:
-        self._session, self._store = session, store
-
-    def share(self, block: WorkerBlock) -> None:
-        """Set up local merge of a block, and share its arena."""
+    def _share(self, block: WorkerBlock) -> None:
+        """Set up local merge of a block, and share its arena with the servers of this host."""
         relayed = self._ask_relays(block)
-        if block.grad_file is not None and not block.spec.answers:  # rows are sent as frames
-            self._share(block, relayed)
+        if block.grad_file is None or block.spec.answers:  # rows are sent as frames
+            return
+        owners = {bucket.server for bucket in block.layout.buckets}
+        for server in self._session.servers:
+            if server.rank in owners | relayed.keys() and server.host_id == self._session.host_id:
+                try:
+                    self._share_with(server.rank, block, relayed.get(server.rank))
+                    block.mapped.add(server.rank)
+                except (RemoteError, ProtocolError, OSError, ValueError) as error:
+                    logger.warning(
+                        "worker %d: no shared memory with server %d (%s); using sockets",
+                        self._session.rank, server.rank, error,
+                    )  # fmt: skip
 
     def _ask_relays(self, block: WorkerBlock) -> dict[int, _Relayed]:
         """Ask servers of this host to forward pushes to other owners; returns their answers by rank.
@@ -349,20 +305,6 @@ class HostMemory:
             assert isinstance(found, m.ValuesAt)
             relayed[server] = _Relayed(mine, found)
         return relayed
-
-    def _share(self, block: WorkerBlock, relayed: Mapping[int, _Relayed]) -> None:
-        """Share memory with the servers of this host."""
-        owners = {bucket.server for bucket in block.layout.buckets}
-        for server in self._session.servers:
-            if server.rank in owners | relayed.keys() and server.host_id == self._session.host_id:
-                try:
-                    self._share_with(server.rank, block, relayed.get(server.rank))
-                    block.mapped.add(server.rank)
-                except (RemoteError, ProtocolError, OSError, ValueError) as error:
-                    logger.warning(
-                        "worker %d: no shared memory with server %d (%s); using sockets",
-                        self._session.rank, server.rank, error,
-                    )  # fmt: skip
 
     def _share_with(self, server: int, block: WorkerBlock, relayed: _Relayed | None) -> None:
         """Map a server's values if that is possible, and let it read our gradients in place."""
@@ -386,3 +328,12 @@ class HostMemory:
             block.look_at(own, found)
         if relayed is not None:
             block.look_at(*relayed)
+
+
+def _has_sparse_rows(tensor: torch.Tensor) -> bool:
+    return tensor.is_sparse and tensor.sparse_dim() == 1 and tensor.dim() > 1
+
+
+def _listed(keys: Sequence[Key]) -> str:
+    more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
+    return f"key{'s' if len(keys) > 1 else ''} {', '.join(map(repr, keys[:5]))}{more}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -52,8 +51,7 @@ class DistStore(KVStore):
     ) -> None:
         self._type, self.session, self.policy, self.name = store_type, session, policy, name
         local_merge = session.local_merge(policy)
-        this = weakref.proxy(self)  # without a cycle the memory of a store is free when nobody refers to it
-        self.table = KeyTable(session, name, lambda: is_whole_tensor(this.spec.name), policy.merge == "all", local_merge)
+        self.table = KeyTable(session, name, policy.merge == "all", local_merge)
         self.traffic = Traffic(session, name, policy.merges_rounds)
         self.rows = RowTraffic(session, name, self.traffic)
         self.lifecycle = StoreLifecycle(session, name, policy, self.table, self.traffic)
@@ -143,7 +141,7 @@ class DistStore(KVStore):
         if "pull" in self.traffic.codecs:
             check.float32_for_pulls(keys, [value.dtype for value in values])
         self.lifecycle.open()
-        return self.table.add(keys, values, tags or [0] * len(keys))
+        return self.table.add(keys, values, tags or [0] * len(keys), whole=is_whole_tensor(self.spec.name))
 
     def add_row_keys(self, keys: Sequence[Key], values: Sequence[torch.Tensor], answers: RowAnswer) -> None:
         """Initialise keys whose gradients are rows, and whose pushes are answered with rows (``rows``). For optimizers.
