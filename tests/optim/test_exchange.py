@@ -18,7 +18,7 @@ from paceline.peer.call import Call
 from paceline.testing.one_process import OneProcess
 from paceline.updaters import make_spec
 from paceline.wire import messages as m
-from paceline.worker.traffic import Push
+from paceline.worker.traffic import Carried
 
 WIDTH = 8
 
@@ -82,7 +82,7 @@ def test_no_hook_waits_and_a_round_is_answered_after_its_buffers_are_there(
         pushes = []
         for one in (first, other):
             one.backward()
-            pushes.append(Push(after=one.buffers.publish()))
+            pushes.append(Carried(after=one.buffers.publish()))
             for param in reversed(one.params):
                 if one.exchange.fill(param):
                     one.exchange.push(pushes[-1])
@@ -104,14 +104,14 @@ def test_gradient_after_its_push_is_refused_with_the_advice() -> None:
     one.backward()
     for param in one.params:
         one.exchange.fill(param)
-    one.exchange.push(Push())
+    one.exchange.push(Carried())
     with pytest.raises(PacelineError, match=r"'2.bias' got another gradient after its push. Do not."):
         one.exchange.fill(one.params[-1])
 
 
 def test_what_a_push_carries_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        Push().samples = 2.0  # type: ignore[misc]
+        Carried().samples = 2.0  # type: ignore[misc]
 
 
 class DeltaExchange(ServerExchange):

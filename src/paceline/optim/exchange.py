@@ -1,24 +1,24 @@
 """Exchanges: a front door gives them gradients, and gets back their merge, or new weights.
 
-| call                | what happens                                                                            |
-|---------------------|-----------------------------------------------------------------------------------------|
-| ``fill(parameter)`` | its gradient is complete and is copied; True: there is something to push                |
-| ``push(Push(...))`` | what is complete is sent; nothing waits, so it may run while backward does              |
-| ``push_rest(...)``  | all other gradients are copied and sent; once per round                                 |
-| ``settle()``        | all answers are waited for, and the round ends                                          |
-| ``take()``          | merged gradients, or new weights, are copied to the parameters                          |
+| call                   | what happens                                                                  |
+|------------------------|-------------------------------------------------------------------------------|
+| ``fill(parameter)``    | its gradient is complete and is copied; True: there is something to push      |
+| ``push(Carried(...))`` | what is complete is sent; nothing waits, so it may run while backward does    |
+| ``push_rest(...)``     | all other gradients are copied and sent; once per round                       |
+| ``settle()``           | all answers are waited for, and the round ends                                |
+| ``take()``             | merged gradients, or new weights, are copied to the parameters                |
 
 :class:`ServerExchange` pushes the buckets of an arena, and rows:
 
-| state of a bucket | event                                                   | action                  | next      |
-|-------------------|---------------------------------------------------------|-------------------------|-----------|
-| filling           | ``fill``: a gradient, not the last one                  | copy it into the arena  | filling   |
-| filling           | ``fill``: the last gradient                             | copy it                 | ready     |
-| ready             | ``push``                                                | push the bucket         | in flight |
-| ready             | ``push`` of the last bucket before all of ``Push.after`` | none               | held      |
-| held              | ``push_rest``                                           | wait for them, push     | in flight |
-| held, in flight   | ``fill``                                                | ``PacelineError``       | the same  |
-| in flight         | answered, and ``settle()``                              | end the round           | filling   |
+| state of a bucket | event                                                      | action                 | next      |
+|-------------------|------------------------------------------------------------|------------------------|-----------|
+| filling           | ``fill``: a gradient, not the last one                     | copy it into the arena | filling   |
+| filling           | ``fill``: the last gradient                                | copy it                | ready     |
+| ready             | ``push``                                                   | push the bucket        | in flight |
+| ready             | ``push`` of the last bucket before all of ``Carried.after`` | none                  | held      |
+| held              | ``push_rest``                                              | wait for them, push    | in flight |
+| held, in flight   | ``fill``                                                   | ``PacelineError``      | the same  |
+| in flight         | answered, and ``settle()``                                 | end the round          | filling   |
 
 No server reads or writes the arena between ``settle`` and the next push.
 """
@@ -42,7 +42,7 @@ from paceline.peer.call import Call
 from paceline.tensors import real_view
 from paceline.updaters import Options
 from paceline.worker.block import BucketRange, WorkerBlock
-from paceline.worker.traffic import Push
+from paceline.worker.traffic import Carried
 
 
 class Exchange:
@@ -56,10 +56,10 @@ class Exchange:
         """Take in a complete gradient, while backward runs; returns whether there is something to push."""
         return False
 
-    def push(self, push: Push) -> None:
+    def push(self, carried: Carried) -> None:
         """Send what is complete. Does not wait."""
 
-    def push_rest(self, push: Push) -> None:
+    def push_rest(self, carried: Carried) -> None:
         """Send all that was not sent in this round, with the current gradients."""
         raise NotImplementedError
 
@@ -223,57 +223,57 @@ class ServerExchange(Exchange):
                 f"worker{or_worker}"
             )
 
-    def push(self, push: Push) -> None:
+    def push(self, carried: Carried) -> None:
         """Push the complete buckets."""
         ready, self._ready = self._ready, []
         for bucket in ready:
             bucket.is_pushed = True
             self._unpushed -= 1
-            if self._unpushed or not push.after or all(call.done for call in push.after):
-                self._start(bucket, push)
+            if self._unpushed or not carried.after or all(call.done for call in carried.after):
+                self._start(bucket, carried)
             else:
                 self._held = bucket
 
-    def push_rest(self, push: Push) -> None:
+    def push_rest(self, carried: Carried) -> None:
         """Push the remaining buckets, last layer first, with the current gradients, and then the rows."""
         for bucket in reversed(self._buckets.values()):
             for one in bucket.members if bucket.unfilled else ():
                 if not one.filled:
                     self.fill(one.param)
-            self.push(push)
-        if push.after:
-            self._store.session.wait(push.after)
+            self.push(carried)
+        if carried.after:
+            self._store.session.wait(carried.after)
         if self._held is not None:
-            self._start(self._held, push)
+            self._start(self._held, carried)
         if self._has_rows:
-            self.sparse.push(carried=push)
+            self.sparse.push(carried=carried)
 
-    def _start(self, bucket: _Bucket, push: Push) -> None:
+    def _start(self, bucket: _Bucket, carried: Carried) -> None:
         """Send a bucket, once all of it is in host memory. Buckets are sent in the order of these calls."""
         self._has_copies = self._has_copies or bool(bucket.copies)
         if not self._has_copies:
-            self._send(bucket, push)
+            self._send(bucket, carried)
             return
         what = f"worker {self._store.rank}: the gradients of {bucket.members[0].name!r}"
-        self._pusher.after(partial(_all_copied, bucket.copies), partial(self._send, bucket, push), what)
+        self._pusher.after(partial(_all_copied, bucket.copies), partial(self._send, bucket, carried), what)
 
-    def _send(self, bucket: _Bucket, push: Push) -> None:
+    def _send(self, bucket: _Bucket, carried: Carried) -> None:
         absent = []
         for one in bucket.members:
-            if one.absent or push.samples == 0:  # gradients of no samples count nothing, and may be NaN
+            if one.absent or carried.samples == 0:  # gradients of no samples count nothing, and may be NaN
                 absent += [(bucket.block, part) for part in one.ranges if part.bucket == bucket.index]
-            elif push.nan != "pass" and not push.skip and not sums_up(one.grad):
-                if push.nan == "skip":
-                    push = dataclasses.replace(push, skip=True)
+            elif carried.nan != "pass" and not carried.skip and not sums_up(one.grad):
+                if carried.nan == "skip":
+                    carried = dataclasses.replace(carried, skip=True)
                 elif not is_finite(one.grad):
-                    raise self._not_finite(one.name, push)
+                    raise self._not_finite(one.name, carried)
         whole = BucketRange(bucket.index, 0, bucket.block.layout.buckets[bucket.index].length)
         route = bucket.block.routes[bucket.index]
-        bucket.call = self._store.traffic.push_ranges(route, [(bucket.block, whole)], push, absent=absent)
+        bucket.call = self._store.traffic.push_ranges(route, [(bucket.block, whole)], carried, absent=absent)
 
-    def _not_finite(self, name: str, push: Push) -> NonFiniteError:
+    def _not_finite(self, name: str, carried: Carried) -> NonFiniteError:
         where = f"worker {self._store.rank}: the gradient of {name!r}"
-        return NonFiniteError(f"{where} is NaN or Inf in round {push.round}; {WAY_OUT}")
+        return NonFiniteError(f"{where} is NaN or Inf in round {carried.round}; {WAY_OUT}")
 
     def settle(self) -> None:
         """Wait for all answers of this round, and end it. Then the arena holds the new values."""

@@ -100,7 +100,7 @@ class MergedUpdate(ExchangingStrategy):
                 self._refuse_merged(param)
         self._exchange.push_rest(self._carried())
         self._exchange.settle()
-        self._push = None
+        self._open = None
         self._exchange.take()
         self._is_merged = True
         if self._adds_up:

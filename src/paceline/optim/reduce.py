@@ -18,7 +18,7 @@ from paceline.optim.exchange import Exchange
 from paceline.optim.names import NamedParameter
 from paceline.optim.watch import refuse_renormalising
 from paceline.tensors import real_view
-from paceline.worker.traffic import Push
+from paceline.worker.traffic import Carried
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -76,7 +76,7 @@ class ReduceExchange(Exchange):
             if one is not values[name]:
                 one.copy_(values[name])
 
-    def push_rest(self, push: Push) -> None:
+    def push_rest(self, carried: Carried) -> None:
         """Replace all gradients by their sum or mean.
 
         A gradient that this worker does not have counts as zeros. One that no worker has stays None, so that the
@@ -86,7 +86,7 @@ class ReduceExchange(Exchange):
             self._sum(_real((name, param.grad) for name, param, _ in self._named if param.grad is not None), {})
             return
         params = {name: param for name, param, _ in self._named if param.requires_grad or param.grad is not None}
-        weight = self._weight(push.samples)
+        weight = self._weight(carried.samples)
         present = [weight != 0 and param.grad is not None for param in params.values()]
         for param in params.values():
             param.grad = torch.zeros_like(param) if param.grad is None else param.grad.resolve_conj()
@@ -95,7 +95,7 @@ class ReduceExchange(Exchange):
             torch._foreach_zero_(list(grads.values()))  # they may be NaN
         elif weight != 1:
             torch._foreach_mul_(list(grads.values()), weight)
-        counts = torch.tensor([weight, *self._code(push), *present], dtype=torch.float64)
+        counts = torch.tensor([weight, *self._code(carried), *present], dtype=torch.float64)
         buffers = {} if self._model is None else buffers_of(self._model)
         self._sum({**grads, f"{_COUNTS} of {len(present)}": counts}, buffers)
         weights, *rest = counts.tolist()
@@ -104,7 +104,7 @@ class ReduceExchange(Exchange):
             if not number:
                 param.grad = None
         if self._reduction == "mean":
-            self._compare(codes, push.inputs)
+            self._compare(codes, carried.inputs)
         if self._reduction == "mean" and weights:
             torch._foreach_div_(list(grads.values()), weights)
             self._mean_samples *= weights / self._store.num_workers
@@ -118,11 +118,11 @@ class ReduceExchange(Exchange):
             self._mean_samples = total / self._store.num_workers or 1.0
         return samples / self._mean_samples
 
-    def _code(self, push: Push) -> list[float]:
+    def _code(self, carried: Carried) -> list[float]:
         """Return a number per worker; the own one tells how this worker counts, and the others are 0."""
         codes = [0.0] * self._store.num_workers
-        if push.samples:
-            codes[self._store.rank] = _CERTAIN if push.inputs is None else 2.0 + zlib.crc32(push.inputs.encode())
+        if carried.samples:
+            codes[self._store.rank] = _CERTAIN if carried.inputs is None else 2.0 + zlib.crc32(carried.inputs.encode())
         return codes
 
     def _compare(self, codes: Sequence[float], own_inputs: str | None) -> None:

@@ -131,7 +131,7 @@ class ServerUpdate(ExchangingStrategy):
             if not self._overlap:
                 self.store.lifecycle.follow_groups()
             self._exchange.push_rest(replace(self._carried(), skip=skip))
-            self._arrived, self._push = {}, None
+            self._arrived, self._open = {}, None
             if self._merged and self.choices.clip_norm is not None:
                 self.store.clip_round()
             self._pending = True

@@ -20,7 +20,7 @@ from paceline.optim.binding import WAY_OUT, is_finite, sums_up
 from paceline.updaters import KeyOptions, UpdaterSpec
 from paceline.worker.plan import Place
 from paceline.worker.rows import RowExchange
-from paceline.worker.traffic import Push
+from paceline.worker.traffic import Carried
 
 Named = tuple[str, nn.Parameter]
 
@@ -101,7 +101,7 @@ class SparseExchange:
         """Return the number of parameters."""
         return len(self._places)
 
-    def push(self, *params: nn.Parameter, carried: Push | None = None) -> None:
+    def push(self, *params: nn.Parameter, carried: Carried | None = None) -> None:
         """Push ``param.grad`` of these parameters, or of all that were not pushed in this round. Does not wait.
 
         A parameter without gradient is pushed as absent.
@@ -210,7 +210,7 @@ class SparseExchange:
 def _give_weights(store: DistStore, named: Sequence[Named]) -> None:
     """Send rank 0's weights to all workers, part by part: rank 0 pushes rows, the others push none."""
     other = store.sibling("rest")
-    carried = Push(float(other.rank == 0))
+    carried = Carried(float(other.rank == 0))
     names = [name for name, _ in named]
     other.add_row_keys(names, [param for _, param in named], "merged")
     for (_, param), place in zip(named, other.table.locate(names), strict=True):

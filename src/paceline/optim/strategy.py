@@ -28,7 +28,7 @@ from paceline.optim.names import NamedParameter
 from paceline.optim.samples import SampleCounter
 from paceline.optim.watch import ModelWatch
 from paceline.updaters import Options
-from paceline.worker.traffic import Push
+from paceline.worker.traffic import Carried
 
 Named: TypeAlias = Sequence[NamedParameter]
 Closure: TypeAlias = Callable[[], Any]
@@ -237,21 +237,22 @@ class ExchangingStrategy(Strategy):
         self._round = 0
         self._options: list[Options] = []
         """Options of the last round that was opened."""
-        self._push: Push | None = None
+        self._open: Carried | None = None
+        """What the pushes of the open round carry; None: no round is open."""
 
-    def _carried(self) -> Push:
+    def _carried(self) -> Carried:
         """Return what the pushes of this round carry. The first call opens the round, before its first push.
 
         Rank 0 sends the model's buffers then. They are at the servers before the last push of the round, and so before
         any other worker has the answers of the round.
         """
-        if self._push is None:
+        if self._open is None:
             self._round += 1
             count = self._samples.take(self._has_gradients)
             if self._says_doubt:
                 self._samples.say(count.doubt)
             self._options = self._current_options()
-            self._push = Push(
+            self._open = Carried(
                 count.samples if self._weighs or count.inputs is None else count.rows,
                 count.rows,
                 count.inputs if self._weighs else None,
@@ -260,7 +261,7 @@ class ExchangingStrategy(Strategy):
                 nan=self._nan,
                 after=() if self.buffers is None else self.buffers.publish(),
             )
-        return self._push
+        return self._open
 
     def _current_options(self) -> list[Options]:
         """Return the options of all param groups that pushes carry."""

@@ -16,7 +16,7 @@ from paceline.wire import messages as m
 from paceline.worker.block import BucketRange, WorkerBlock
 from paceline.worker.plan import Place
 from paceline.worker.session import Session
-from paceline.worker.traffic import Push, Traffic
+from paceline.worker.traffic import Carried, Traffic
 
 
 def own_bucket(place: Place) -> BucketRange | None:
@@ -87,12 +87,12 @@ class RowTraffic:
     def __init__(self, session: Session, store: str, traffic: Traffic) -> None:
         self._session, self._store, self._traffic = session, store, traffic
 
-    def push(self, place: Place, values: Sequence[torch.Tensor], carried: Push) -> None:
+    def push(self, place: Place, values: Sequence[torch.Tensor], carried: Carried) -> None:
         """Push the sum of row-sparse values of a key that has a bucket of its own (:func:`own_bucket`)."""
         self._send(place, sum_rows(values, torch.device("cpu")), None, carried)
         place[0].fresh[place[1]] = False
 
-    def exchange(self, place: Place, gradient: torch.Tensor | None, carried: Push) -> RowExchange:
+    def exchange(self, place: Place, gradient: torch.Tensor | None, carried: Carried) -> RowExchange:
         """Push the rows of a key of ``DistStore.add_row_keys``; the answer brings rows. Does not wait.
 
         Args:
@@ -117,7 +117,7 @@ class RowTraffic:
         place[0].note_sent(one, done.call)
         return done
 
-    def _send(self, place: Place, total: torch.Tensor | None, keep: OnAnswer | None, carried: Push) -> Call:
+    def _send(self, place: Place, total: torch.Tensor | None, keep: OnAnswer | None, carried: Carried) -> Call:
         """Push coalesced rows; they must not change until the answer."""
         block, _ = place
         one = self._free(place)

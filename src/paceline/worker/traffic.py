@@ -26,7 +26,7 @@ Located = tuple[WorkerBlock, BucketRange]
 
 
 @dataclass(frozen=True)
-class Push:
+class Carried:
     """What a push carries besides gradients. All pushes of one round carry the same.
 
     Attributes:
@@ -80,7 +80,7 @@ class Traffic:
     # ---- calls on lists of keys ------------------------------------------------------------------------------------
 
     def push(
-        self, plan: CallPlan, values: Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]], carried: Push
+        self, plan: CallPlan, values: Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]], carried: Carried
     ) -> None:
         """Push one value per key of the plan, or a list of device values, which are summed."""
         for step in plan.steps:
@@ -120,7 +120,12 @@ class Traffic:
     # ---- messages --------------------------------------------------------------------------------------------------
 
     def push_ranges(
-        self, route: Route, located: Sequence[Located], carried: Push, want: bool = True, absent: Sequence[Located] = ()
+        self,
+        route: Route,
+        located: Sequence[Located],
+        carried: Carried,
+        want: bool = True,
+        absent: Sequence[Located] = (),
     ) -> Call:
         """Push ranges of the arenas' gradients.
 
@@ -162,7 +167,7 @@ class Traffic:
         self.note_pushed(route.owner, entries, round, carried)
         return call
 
-    def note_pushed(self, owner: int, entries: Sequence[m.Entry], round: int, carried: Push) -> None:
+    def note_pushed(self, owner: int, entries: Sequence[m.Entry], round: int, carried: Carried) -> None:
         """Note entries that were pushed to an owner, for the speed of this worker, and for :meth:`clip`."""
         self._session.note_round(round, carried.samples if carried.rows is None else carried.rows)
         if self.clip_norm:

@@ -28,7 +28,7 @@ from paceline.worker.key_states import get_states, merge_stats, residuals, send_
 from paceline.worker.key_table import KeyTable
 from paceline.worker.rows import RowTraffic
 from paceline.worker.session import Session
-from paceline.worker.traffic import Push, Traffic
+from paceline.worker.traffic import Carried, Traffic
 
 RowAnswer: TypeAlias = Literal["merged", "changed"]
 
@@ -173,9 +173,9 @@ class DistStore(KVStore):
             self.rows.push(place, devices, carried)
         self.traffic.push(*dense, carried)
 
-    def carried(self) -> Push:
+    def carried(self) -> Carried:
         """Return what the next push carries: the weight and the options that were set."""
-        return Push(self.samples, options=self._optimizer.encoded)
+        return Carried(self.samples, options=self._optimizer.encoded)
 
     def pull(self, key: Keys, out: Values, priority: int = 0, ignore_sparse: bool = True) -> None:
         """See :meth:`KVStore.pull`."""
