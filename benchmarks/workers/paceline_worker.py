@@ -61,7 +61,7 @@ def from_arena(store, keys):
     def step():
         for one in plan.steps:
             for server, located in one.sends.items():
-                store.traffic.push_ranges(server, located, want=True)
+                store.traffic.push_ranges(server, located, store.carried())
         for one in plan.steps:
             store.traffic.wait(one)
 

@@ -74,6 +74,8 @@ def newest(after: int, last: DealtBatch | None) -> DealtBatch | None:
         last: the batch behind the last push. Where no batch is newer, it is still in use; where several are, that of
             the same sampler counts (another one may be that of an evaluation).
     """
+    if not (_open or _left):
+        return None
     found = [walk.latest for walk in _open if walk.latest is not None]
     newer = [one for one in found if one.number > after]
     if len(newer) > 1 and last is not None:
@@ -91,4 +93,6 @@ def newest(after: int, last: DealtBatch | None) -> DealtBatch | None:
 
 def count() -> int:
     """Return the number of the newest batch of this process; 0: none."""
+    if not (_open or _left):
+        return 0
     return max((walk.latest.number for walk in (*_open, *_left) if walk.latest is not None), default=0)

@@ -1,5 +1,7 @@
 """Keys without a gradient, skipped rounds and values that are set, in real jobs on one host."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -31,7 +33,7 @@ def push(store, grads, skip=False):
                 target.copy_(grad)
         for route, located in step.sends.items():
             gone = [one for one in absent if one[0].routes[one[1].bucket] == route]
-            store.traffic.push_ranges(route, located, True, gone, skip)
+            store.traffic.push_ranges(route, located, replace(store.carried(), skip=skip), absent=gone)
         step.set_fresh(True)
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-from paceline.optim.tally import tally, text_of
+from paceline.optim.samples import tally, text_of
 
 
 @dataclass

@@ -64,7 +64,7 @@ def push(store: DistStore, grads: Grads, together: bool = True) -> None:
                     absent += [(block, part) for part in block.ranges([index])]
             for route, located in step.sends.items():
                 gone = [one for one in absent if one[0].routes[one[1].bucket] == route]
-                store.traffic.push_ranges(route, located, True, gone)
+                store.traffic.push_ranges(route, located, store.carried(), absent=gone)
             step.set_fresh(store.policy.merge == "all")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -53,7 +54,7 @@ def push(store: DistStore, grads: Sequence[torch.Tensor | None], together: bool 
                     target.copy_(grad)
             for route, located in step.sends.items():
                 gone = [one for one in absent if one[0].routes[one[1].bucket] == route]
-                store.traffic.push_ranges(route, located, True, gone, skip)
+                store.traffic.push_ranges(route, located, replace(store.carried(), skip=skip), absent=gone)
             step.set_fresh(True)
 
 
@@ -268,7 +269,7 @@ def test_a_question_waits_for_its_own_range_alone() -> None:
     for store in stores:
         block = store.table.blocks[0]
         [part] = block.ranges([0])
-        store.traffic.push_ranges(block.routes[0], [(block, part)], True)
+        store.traffic.push_ranges(block.routes[0], [(block, part)], store.carried())
     job.deliver_all()
     assert call.done
     assert isinstance(found[0], m.NormIs)
@@ -302,7 +303,8 @@ def test_a_skipped_push_keeps_the_round_from_all_slots() -> None:
         for position, key in enumerate(KEYS):
             for step in store.table.plan((key,)).steps:
                 for route, located in step.sends.items():
-                    store.traffic.push_ranges(route, located, True, skip=store.rank == 1 and position == 0)
+                    carried = replace(store.carried(), skip=store.rank == 1 and position == 0)
+                    store.traffic.push_ranges(route, located, carried)
     for store in stores:
         store.clip_round()
     assert torch.equal(pull(stores[0]), torch.ones(67))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ def push(store: DistStore, value: float, **flags: Any) -> None:
         for target in step.grads:
             target.fill_(value)
         for route, located in step.sends.items():
-            store.traffic.push_ranges(route, located, True, **flags)
+            store.traffic.push_ranges(route, located, replace(store.carried(), **flags))
         step.set_fresh(store.policy.merge == "all")
 
 
@@ -208,19 +209,17 @@ def test_the_difference_of_options_is_named(other: StepOptions, text: str) -> No
 # ---- workers that count samples, and workers that do not -----------------------------------------------------------
 
 
-def use_inputs(stores: list[DistStore], *inputs: str | None) -> None:
-    for store, one in zip(stores, inputs, strict=False):
-        store.traffic.inputs = one
+def push_all(stores: list[DistStore], *inputs: str | None) -> None:
+    for store, one in zip(stores, inputs, strict=True):
+        push(store, 1.0, inputs=one)
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_workers_of_which_only_some_count_their_samples_are_an_error_that_changes_nothing(place: str) -> None:
     workers, servers, shared = PLACES[place]
     stores = new_stores(OneProcess(workers, servers, shared_memory=shared))
-    use_inputs(stores, *["[4]"] * (len(stores) - 1))
     before = pull(stores[0])
-    for store in stores:
-        push(store, 1.0)
+    push_all(stores, *["[4]"] * (len(stores) - 1), None)
     last = len(stores) - 1
     for store in stores:
         for _ in servers:
@@ -233,10 +232,8 @@ def test_workers_of_which_only_some_count_their_samples_are_an_error_that_change
 def test_inputs_that_differ_are_named_once_and_the_update_is_made(place: str, caplog: pytest.LogCaptureFixture) -> None:
     workers, servers, shared = PLACES[place]
     stores = new_stores(OneProcess(workers, servers, shared_memory=shared))
-    use_inputs(stores, *["[4]"] * (len(stores) - 1), "[5]")
     for _ in range(2):
-        for store in stores:
-            push(store, 1.0)
+        push_all(stores, *["[4]"] * (len(stores) - 1), "[5]")
         assert all(torch.equal(pull(store), pull(stores[0])) for store in stores)
     assert not torch.equal(pull(stores[0]), torch.ones(3 * NUMEL))
     [line] = [record.getMessage() for record in caplog.records if "alike" in record.getMessage()]
@@ -247,8 +244,6 @@ def test_inputs_that_differ_are_named_once_and_the_update_is_made(place: str, ca
 
 def test_a_worker_without_samples_belongs_to_neither() -> None:
     stores = new_stores(OneProcess("aabb", "ab"))
-    use_inputs(stores, "[4]", "[4]", "[4]", None)
     stores[3].samples = 0
-    for store in stores:
-        push(store, 1.0)
+    push_all(stores, "[4]", "[4]", "[4]", None)
     assert all(torch.equal(pull(store), pull(stores[0])) for store in stores)

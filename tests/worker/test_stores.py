@@ -38,13 +38,13 @@ def test_only_open_stores_are_paused_and_finished() -> None:
 def test_closed_stores_are_known_while_somebody_holds_them() -> None:
     stores, one = WorkerStores(), Counting("a")
     stores.add(one)
-    assert not stores.is_closed("a")
+    assert "a" not in stores.closed
     stores.remove(one)
-    assert stores.is_closed("a")
-    assert not stores.is_closed("")
+    assert "a" in stores.closed
+    assert "" not in stores.closed
     del one
     gc.collect()
-    assert not stores.is_closed("a")
+    assert "a" not in stores.closed
 
 
 def test_namespace_that_was_closed_gets_another_name_each_time() -> None:

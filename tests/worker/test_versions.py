@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.worker.versions import Versions
+from paceline.worker.block import Versions
 
 LENGTH = 20
 RANGE = st.tuples(st.integers(0, LENGTH), st.integers(0, LENGTH)).map(sorted)

@@ -8,6 +8,7 @@ For parameters on a CUDA device copies run beside the computation, on a side str
 
 from __future__ import annotations
 
+import cmath
 import ctypes
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from paceline.kvstore.dist import DistStore
 from paceline.optim.device import SideStream, side_streams
 from paceline.tensors import real_view
 from paceline.worker.block import BucketRange, WorkerBlock
+
+WAY_OUT = "lower the learning rate, clip gradients, or set on_nan='skip' (skips such steps) or 'pass'"
 
 
 @dataclass(eq=False)
@@ -40,6 +43,8 @@ class Bound:
     put: torch.Tensor | None = None
     """The gradient at the last :meth:`put_grad`."""
     put_version: int = 0
+    filled: bool = False
+    """Whether the gradient of this round is in the arena."""
 
     def put_grad(self) -> torch.cuda.Event | None:
         """Copy the gradient into the arena; without a gradient, set ``absent``.
@@ -47,7 +52,6 @@ class Bound:
         Returns:
             Event at the end of an asynchronous copy; None if the copy is complete.
         """
-        self.check_kind()
         grad = self.param.grad
         self.put, self.absent = grad, grad is None
         if grad is None:
@@ -101,10 +105,9 @@ class Bound:
         else:
             self.side.bring(self.value, real_view(target))
 
-    @property
-    def missing(self) -> bool:
-        """Whether no worker had a gradient in the last round."""
-        return self.absent and self.block.is_missing(self.index)
+    def brings_gradient(self) -> bool:
+        """Return whether a worker had a gradient in the last round."""
+        return not (self.absent and self.block.is_missing(self.index))
 
 
 @torch.no_grad()
@@ -128,7 +131,9 @@ def _takes_values(target: torch.Tensor) -> bool:
     """Return whether values can be copied there: it is dense, needs no gradient, and has no shared elements."""
     if target.layout is not torch.strided or target.requires_grad or target.is_conj():
         return False
-    return not any(step == 0 and size > 1 for step, size in zip(target.stride(), target.shape, strict=True))
+    return target.is_contiguous() or not any(
+        step == 0 and size > 1 for step, size in zip(target.stride(), target.shape, strict=True)
+    )
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -140,6 +145,24 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 _libc = ctypes.CDLL(None)
 _libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Return whether there is no NaN and no Inf."""
+    values = tensor.coalesce().values() if tensor.is_sparse else tensor
+    return sums_up(values) or bool(values.isfinite().all())
+
+
+def sums_up(tensor: torch.Tensor) -> bool:
+    """Return whether the sum is finite: one quick pass. False proves nothing: the sum may be too large."""
+    values = tensor._values() if tensor.is_sparse else tensor
+    return cmath.isfinite(values.sum(dtype=torch.float32 if values.itemsize < 4 else None).item())
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first names, and the number of further ones."""
+    shown = ", ".join(map(repr, names[:3]))
+    return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def bind_keys(

@@ -1,7 +1,8 @@
 """Buffers of a model (running means of BatchNorm): all workers have rank 0's, as with DDP.
 
-The output of a training model does not depend on them. So they are not sent with every forward pass: rank 0 publishes
-changed buffers before it pushes, and the other workers pull them before they are read.
+The output of a training model does not depend on them. So they are not sent with every forward pass: rank 0 sends
+changed buffers before it pushes, and holds back the last push of the round until the servers have them. The other
+workers have the answers of the round after that, and pull the buffers before they are read.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from paceline.kvstore.dist import DistStore
+from paceline.net.call import Call
 from paceline.optim.binding import same_bits
 from paceline.tensors import real_view
 
@@ -57,17 +59,28 @@ class Buffers:
         """Return the current buffers: a module may have replaced a tensor."""
         return {name: one for name, one in buffers_of(self._model).items() if name in self._buffers}
 
-    def publish(self) -> None:
-        """Send rank 0's changed buffers to the servers; other workers note that theirs are old."""
+    def publish(self, wait: bool = False) -> Sequence[Call]:
+        """Send rank 0's changed buffers to the servers; other workers note that theirs are old.
+
+        Args:
+            wait: return after the servers have them.
+
+        Returns:
+            The requests: once they are answered, the servers have the buffers.
+        """
         self._stale = True
+        calls: Sequence[Call] = ()
         if not self._published:
-            return
+            return calls
         assert self._store is not None
         changed = {name: one for name, one in self._current().items() if not same_bits(one, self._published[name])}
         if changed:
-            self._store.set_values(list(changed), [_travelling(one) for one in changed.values()])
+            calls = self._store.send_values(list(changed), [_travelling(one) for one in changed.values()])
             for name, one in changed.items():
                 self._published[name].copy_(one)
+        if wait:
+            self._store.session.wait(calls)
+        return calls
 
     def take(self) -> None:
         """Pull rank 0's buffers of its last step, unless this worker has them."""

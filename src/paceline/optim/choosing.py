@@ -1,12 +1,12 @@
 """Chooses the strategy of a DistributedOptimizer.
 
-| store                                            | ``update``               | strategy               |
-|--------------------------------------------------|--------------------------|------------------------|
-| of one process, one worker, without compression  | ``worker`` (default)     | :class:`LocalUpdate`   |
-| of one process with compression; a third party's | ``worker`` (default)     | :class:`StoreUpdate`   |
-| ``dist_sync``                                    | ``worker`` (default)     | :class:`WorkerUpdate`  |
-| ``dist_sync``                                    | ``server``               | :class:`ServerUpdate`  |
-| any other distributed store                      | ``server`` (default)     | :class:`ServerUpdate`  |
+| store                                            | ``update``           | strategy, exchange                   |
+|--------------------------------------------------|----------------------|--------------------------------------|
+| of one process, one worker, without compression  | ``worker`` (default) | ``Strategy``                         |
+| of one process with compression; a third party's | ``worker`` (default) | ``MergedUpdate``, ``ReduceExchange`` |
+| ``dist_sync``                                    | ``worker`` (default) | ``MergedUpdate``, ``ServerExchange`` |
+| ``dist_sync``                                    | ``server``           | ``ServerUpdate``, ``ServerExchange`` |
+| any other distributed store                      | ``server`` (default) | ``ServerUpdate``, ``ServerExchange`` |
 """
 
 from __future__ import annotations
@@ -22,13 +22,19 @@ from paceline.kvstore.dist import DistStore
 from paceline.kvstore.dist.free import able_to_regroup
 from paceline.net.allocator import give_back_freed_memory
 from paceline.optim.buffers import Buffers
-from paceline.optim.choices import Update
-from paceline.optim.local_update import LocalUpdate
+from paceline.optim.exchange import ServerExchange
+from paceline.optim.merged_update import MergedUpdate
+from paceline.optim.reduce import ReduceExchange
 from paceline.optim.server_update import ServerUpdate
-from paceline.optim.store_update import StoreUpdate
-from paceline.optim.strategy import Strategy, StrategySetup
+from paceline.optim.strategy import Strategy, StrategySetup, Update
 from paceline.optim.watch import refuse_renormalising
-from paceline.optim.worker_update import WorkerUpdate
+from paceline.updaters import UpdaterSpec
+
+#: Only reentrant checkpointing computes a gradient twice in one backward pass.
+_COMPUTED_AGAIN = (
+    "One backward pass computes it twice: give torch.utils.checkpoint use_reentrant=False, or DistributedOptimizer "
+    "overlap=False"
+)
 
 Kind = Literal["alone", "reduced", "worker", "server"]
 
@@ -60,19 +66,20 @@ def _kind_of(setup: StrategySetup, store: KVStoreBase, update: Update | None) ->
     return update or ("worker" if store.policy.merge == "all" else "server")
 
 
-def _make_alone(setup: StrategySetup, store: KVStoreBase) -> LocalUpdate:
-    return LocalUpdate(setup, store)
-
-
-def _make_reduced(setup: StrategySetup, store: KVStoreBase) -> StoreUpdate:
+def _make_reduced(setup: StrategySetup, store: KVStoreBase) -> MergedUpdate:
     if codecs.by_leg(setup.compression):
         store.set_gradient_compression(setup.compression or ())
-    return StoreUpdate(setup, store)
+    params, reduction = [param for _, param, _ in setup.named], setup.choices.reduction
+    exchange = ReduceExchange(store, setup.model, params, reduction)
+    return MergedUpdate(setup, store, exchange, reduction == "mean")
 
 
-def _make_worker(setup: StrategySetup, store: DistStore) -> WorkerUpdate:
+def _make_worker(setup: StrategySetup, store: DistStore) -> MergedUpdate:
     own = store.for_optimizer(setup.choices.reduction == "mean")
-    strategy = WorkerUpdate(setup, own, _prepare(setup, own, "worker"))
+    buffers = _prepare(setup, own, "worker")
+    own.set_spec(UpdaterSpec())
+    exchange = ServerExchange(own, setup.inner, setup.model, "worker", _COMPUTED_AGAIN)
+    strategy = MergedUpdate(setup, own, exchange, _weighs(own), buffers, "push" in own.traffic.codecs)
     _wait_for_all(own)
     return strategy
 
@@ -82,17 +89,23 @@ def _make_server(setup: StrategySetup, store: DistStore) -> ServerUpdate:
         store = able_to_regroup(store)
     clip_norm = setup.choices.clip_norm if store.policy.merges_rounds else None
     own = store.for_optimizer(setup.choices.reduction == "mean", clip_norm or 0.0)
-    strategy = ServerUpdate(setup, own, _prepare(setup, own, "server"))
+    buffers = _prepare(setup, own, "server")
+    strategy = ServerUpdate(setup, own, _weighs(own), buffers)
     _wait_for_all(own)
     return strategy
 
 
 _MAKERS: dict[Kind, Callable[[StrategySetup, Any], Strategy]] = {
-    "alone": _make_alone,
+    "alone": Strategy,
     "reduced": _make_reduced,
     "worker": _make_worker,
     "server": _make_server,
 }
+
+
+def _weighs(store: DistStore) -> bool:
+    """Return whether the numbers of samples decide how much a push counts."""
+    return store.lifecycle.mean and (store.policy.merge != "each" or store.policy.lr_scale == "sample")
 
 
 def _prepare(setup: StrategySetup, store: DistStore, update: Update) -> Buffers | None:

@@ -14,12 +14,10 @@ from paceline import compression as codecs
 from paceline.errors import PacelineError
 from paceline.kvstore import create
 from paceline.kvstore.base import KVStoreBase
-from paceline.optim.choices import MergeChoices, OnNan, Update
 from paceline.optim.choosing import choose_strategy
 from paceline.optim.names import name_added, name_parameters
 from paceline.optim.samples import SampleCounter
-from paceline.optim.server_update import ServerUpdate
-from paceline.optim.strategy import StrategySetup
+from paceline.optim.strategy import MergeChoices, OnNan, StrategySetup, Update
 from paceline.optim.watch import ModelWatch, refuse_scripted
 from paceline.wrappers import refuse_wrapped
 
@@ -163,7 +161,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _check_groups(self) -> None:
         """Raise if a list of parameters was changed in place: backward has not merged the gradients of new ones."""
-        layout = _layout(self.param_groups)
+        layout = _layout(self.inner.param_groups)
         if layout == self._layout:
             return
         self._strategy.check_extendable()
@@ -229,11 +227,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             PacelineError: with ``update="server"``, a gradient, an option or a weight was changed in this process
                 alone, so the servers do not have the change.
         """
-        if self.round == 0:
+        if self._strategy.weights.round == 0:
             self._refuse_wrapped(self.kvstore)
         self._check_groups()
-        scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        return self._strategy.step(closure, scale, found_inf)  # type: ignore[no-any-return]
+        set_by_scaler = vars(self)
+        return self._strategy.step(  # type: ignore[no-any-return]
+            closure, set_by_scaler.get("grad_scale"), set_by_scaler.get("found_inf")
+        )
 
     def _refuse_wrapped(self, store: KVStoreBase) -> None:
         """Raise if DDP or the like merges the gradients, too: before the start, and at the first step."""
@@ -255,14 +255,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def broadcast_weights(self) -> None:
         """Set the weights and buffers of all workers and servers to rank 0's. Every worker calls it."""
         if self._strategy.buffers is not None:
-            self._strategy.buffers.publish()
+            self._strategy.buffers.publish(wait=True)
         self._strategy.broadcast_weights()
         self.sync_buffers()
 
     def refresh_weights(self) -> None:
         """Set this worker's weights to the newest of the servers that it knows, between two steps."""
-        if isinstance(self._strategy, ServerUpdate):
-            self._strategy.refresh_weights()
+        self._strategy.refresh_weights()
 
     def sync_buffers(self) -> None:
         """Set buffers to rank 0's of its last step. Evaluation, ``state_dict`` and copies of ``model`` do so too."""
@@ -355,7 +354,10 @@ _STATE_HOOKS = frozenset(
 
 def _layout(groups: Iterable[dict[str, Any]]) -> list[list[int]]:
     """Return which parameter is where in the param groups."""
-    return [[id(param) for param in group["params"]] for group in groups]
+    found = []
+    for group in groups:
+        found.append(list(map(id, group["params"])))
+    return found
 
 
 def _the_same(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

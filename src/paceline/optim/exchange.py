@@ -1,183 +1,358 @@
-"""Rounds of an optimizer's buckets: each is pushed once per round, when its last gradient is complete.
+"""Exchanges: a front door gives them gradients, and gets back their merge, or new weights.
 
-| state of a bucket | event                                            | action                   | next      |
-|-------------------|--------------------------------------------------|--------------------------|-----------|
-| filling           | ``fill``: a gradient, not the last one           | copy it into the arena   | filling   |
-| filling           | ``fill``: the last gradient; or ``push_rest()``  | copy it, push the bucket | in flight |
-| in flight         | ``fill``                                         | ``PacelineError``        | in flight |
-| in flight         | answered, and ``settle()``                       | end the round            | filling   |
+| call                   | what happens                                                                  |
+|------------------------|-------------------------------------------------------------------------------|
+| ``fill(parameter)``    | its gradient is complete and is copied; True: there is something to push      |
+| ``push(Carried(...))`` | what is complete is sent; nothing waits, so it may run while backward does    |
+| ``push_rest(...)``     | all other gradients are copied and sent; once per round                       |
+| ``settle()``           | all answers are waited for, and the round ends                                |
+| ``take()``             | merged gradients, or new weights, are copied to the parameters                |
 
-Gradients are copied into the arena when they are complete, so pushes are sent while backward still runs. No server
-reads or writes the arena between ``settle`` and the next push.
+:class:`ServerExchange` pushes the buckets of an arena, and rows:
+
+| state of a bucket | event                                                      | action                 | next      |
+|-------------------|------------------------------------------------------------|------------------------|-----------|
+| filling           | ``fill``: a gradient, not the last one                     | copy it into the arena | filling   |
+| filling           | ``fill``: the last gradient                                | copy it                | ready     |
+| ready             | ``push``                                                   | push the bucket        | in flight |
+| ready             | ``push`` of the last bucket before all of ``Carried.after`` | none                  | held      |
+| held              | ``push_rest``                                              | wait for them, push    | in flight |
+| held, in flight   | ``fill``                                                   | ``PacelineError``      | the same  |
+| in flight         | answered, and ``settle()``                                 | end the round          | filling   |
+
+No server reads or writes the arena between ``settle`` and the next push.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Sequence
 from functools import partial
+from typing import Any, Literal
 
 import torch
 
-from paceline.errors import PacelineError
+from paceline.errors import NonFiniteError, PacelineError
 from paceline.kvstore.dist import DistStore
 from paceline.net.call import Call
-from paceline.optim.binding import Bound, take_all
+from paceline.optim.binding import WAY_OUT, Bound, bind_keys, is_finite, listed, sums_up, take_all
 from paceline.optim.device import Pusher
+from paceline.optim.names import NamedParameter
+from paceline.optim.sparse import SparseExchange, find_sparse
 from paceline.tensors import real_view
+from paceline.updaters import Options
 from paceline.worker.block import BucketRange, WorkerBlock
-
-BucketKey = tuple[int, int]
-"""Number of the block, and index of the bucket in it."""
+from paceline.worker.traffic import Carried
 
 
 class Exchange:
-    """Pushes the buckets of one optimizer's parameters, once each per round, and waits for the answers.
+    """Gives this worker's gradients to all workers. Base of all kinds."""
+
+    def add(self, named: Sequence[NamedParameter]) -> None:
+        """Take in parameters, with rank 0's weights; between rounds. Every worker calls it."""
+        raise NotImplementedError
+
+    def fill(self, param: torch.nn.Parameter) -> bool:
+        """Take in a complete gradient, while backward runs; returns whether there is something to push."""
+        return False
+
+    def push(self, carried: Carried) -> None:
+        """Send what is complete. Does not wait."""
+
+    def push_rest(self, carried: Carried) -> None:
+        """Send all that was not sent in this round, with the current gradients."""
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Wait for all answers of this round, and end it."""
+
+    def take(self) -> None:
+        """Copy the answers of the last round to the parameters."""
+
+    def encoded(self, groups: Sequence[Options]) -> bytes:
+        """Return the options of all param groups as pushes carry them."""
+        return b""
+
+    def mean_loss(self, loss: float, samples: float) -> float:
+        """Return the mean of the workers' losses, weighted by samples; where gradients are summed, their sum."""
+        return loss
+
+    def suspicious(self) -> bool:
+        """Return whether the answers of the last round may hold NaN or Inf: a cheap check. False is certain."""
+        raise NotImplementedError
+
+    def blame(self, names: Sequence[str], round: int) -> NonFiniteError:
+        """Return the error about merged gradients that are not finite. Every worker calls it in the same step."""
+        return NonFiniteError(f"the gradient of {listed(names)} is NaN or Inf; {WAY_OUT}")
+
+    def broadcast_weights(self) -> None:
+        """Set the weights of all workers to rank 0's. Every worker calls it."""
+
+
+@dataclasses.dataclass(eq=False)
+class _Bucket:
+    """One bucket in the current round."""
+
+    block: WorkerBlock
+    index: int
+    members: list[Bound] = dataclasses.field(default_factory=list)
+    unfilled: int = 0
+    """Members whose gradients are not in the arena yet."""
+    is_pushed: bool = False
+    copies: list[torch.cuda.Event] = dataclasses.field(default_factory=list)
+    """Copies of gradients from a device, which end before the push."""
+    call: Call | None = None
+
+
+class ServerExchange(Exchange):
+    """Pushes each bucket of one optimizer's parameters once per round, when its last gradient is complete.
 
     Args:
-        store: the store to push to.
-        before_round: called before the first push of a round.
-        before_push: called with the parameters of a bucket before they are pushed, when their gradients are in the
-            arena; returns whether the update of this round must be skipped.
-        again: advice for the error about a gradient that is computed after its push.
-        before_fill: called with each parameter before its gradient is copied into the arena. The arena's value is
-            still that of the last round.
+        store: the parameters' store, whose updater is set.
+        optimizer: the user's optimizer, and
+        model: the network, if it is known: they tell whose gradients are sparse.
+        update: answers are merged gradients (``worker``), or new weights (``server``).
+        advice: the way out, for the error about a gradient that is computed after its push.
     """
 
     def __init__(
         self,
         store: DistStore,
-        before_round: Callable[[], None],
-        before_push: Callable[[Sequence[Bound]], bool],
-        again: str,
-        before_fill: Callable[[Bound], None] = lambda one: None,
+        optimizer: torch.optim.Optimizer,
+        model: torch.nn.Module | None,
+        update: Literal["worker", "server"],
+        advice: str,
     ) -> None:
-        self._store, self._before_round, self._again = store, before_round, again
-        self._before_push, self._before_fill = before_push, before_fill
-        self.bound: list[Bound] = []
-        self._blocks: dict[int, WorkerBlock] = {}
-        self._members: dict[BucketKey, list[Bound]] = {}
+        self._store, self._optimizer, self._model = store, optimizer, model
+        self._brings_weights, self._advice = update == "server", advice
+        self.sparse, self._has_rows = SparseExchange(store, [], update), False
+        self.bound: dict[torch.nn.Parameter, Bound] = {}
+        self._buckets: dict[tuple[int, int], _Bucket] = {}
+        self._buckets_of: dict[Bound, list[_Bucket]] = {}
+        self._blocks: list[WorkerBlock] = []
         self._pusher = Pusher(store.session.settings.timeout_s)
+        self._loss_store: DistStore | None = None
+        self._new_round()
+
+    def add(self, named: Sequence[NamedParameter]) -> None:
+        """Initialise keys for parameters, with rank 0's weights; between rounds. Every worker calls it."""
+        store = self._store
+        rows = find_sparse([(name, param) for name, param, _ in named], self._optimizer, self._model)
+        if rows and self._brings_weights and store.policy.merge == "groups" and store.lifecycle.clip_norm:
+            raise ValueError(f"clip_grad_norm in groups needs dense gradients, but {rows[0][0]!r} has sparse ones")
+        self.sparse.add(rows)
+        self._has_rows = self._has_rows or bool(rows)
+        dense = [one for one in named if one[1] not in self.sparse]
+        if not dense:
+            return
+        # Frozen parameters get buckets of their own, which may stay unpushed for a long time.
+        tags = [2 * group * self._brings_weights + (not param.requires_grad) for _, param, group in dense]
+        for one in bind_keys(store, [name for name, _, _ in dense], [param for _, param, _ in dense], tags):
+            self.bound[one.param], self._buckets_of[one] = one, []
+            if one.block not in self._blocks:
+                self._blocks.append(one.block)
+            for part in one.ranges:
+                key = one.block.spec.block, part.bucket
+                bucket = self._buckets.setdefault(key, _Bucket(one.block, part.bucket))
+                bucket.members.append(one)
+                self._buckets_of[one].append(bucket)
         self._new_round()
 
     def _new_round(self) -> None:
-        self._calls: dict[BucketKey, Call | None] = {}
-        """The pushes of this round, by bucket; None while gradients are copied from a device."""
-        self._copies: dict[BucketKey, list[torch.cuda.Event]] = {}
-        self._filled: set[Bound] = set()
-        self._missing = {key: len(members) for key, members in self._members.items()}
-        self._deferred = False
+        self._ready: list[_Bucket] = []
+        self._held: _Bucket | None = None
+        self._unpushed = len(self._buckets)
+        self._has_copies = False
+        for one in self.bound.values():
+            one.filled = False
+        for bucket in self._buckets.values():
+            bucket.unfilled, bucket.is_pushed, bucket.copies, bucket.call = len(bucket.members), False, [], None
 
-    def add(self, bound: Sequence[Bound]) -> None:
-        """Add parameters; between rounds."""
-        self.bound += bound
-        for one in bound:
-            self._blocks[one.block.spec.block] = one.block
-            for part in one.ranges:
-                self._members.setdefault((one.block.spec.block, part.bucket), []).append(one)
-        self._new_round()
-
-    @property
-    def blocks(self) -> list[WorkerBlock]:
-        """The blocks that hold the parameters."""
-        return list(self._blocks.values())
+    # ---- a round ---------------------------------------------------------------------------------------------------
 
     @property
     def started(self) -> bool:
         """Whether a bucket of this round was pushed."""
-        return bool(self._calls)
-
-    def fill(self, one: Bound) -> None:
-        """Copy a complete gradient into the arena, and push its bucket if that is complete.
-
-        Raises:
-            PacelineError: its bucket was pushed already.
-        """
-        keys = [(one.block.spec.block, part.bucket) for part in one.ranges]
-        if any(key in self._calls for key in keys):
-            raise PacelineError(
-                f"worker {self._store.rank}: parameter {one.name!r} got another gradient after its push. {self._again}"
-            )
-        again = one in self._filled
-        self._put(one)
-        for key in keys if not again else ():
-            self._missing[key] -= 1
-            if self._missing[key] == 0:
-                self._push(key)
-
-    def _put(self, one: Bound) -> None:
-        self._store.session.check_process()  # before a child writes to the arena of its parent
-        self._before_fill(one)
-        copy = one.put_grad()
-        self._filled.add(one)
-        if copy is not None:
-            for part in one.ranges:
-                self._copies.setdefault((one.block.spec.block, part.bucket), []).append(copy)
-
-    def push_rest(self) -> None:
-        """Push the remaining buckets, last layer first, with the current gradients."""
-        for key in reversed(self._members):
-            if key not in self._calls:
-                for one in self._members[key]:
-                    if one not in self._filled:
-                        self._put(one)
-                self._push(key)
-
-    def _push(self, key: BucketKey) -> None:
-        if not self._calls:
-            self._before_round()
-        copies = self._copies.get(key, [])
-        self._calls[key] = None
-        self._deferred = self._deferred or bool(copies)
-        if not self._deferred:
-            self._send(key)
-            return
-        what = f"worker {self._store.rank}: the gradients of {self._members[key][0].name!r}"
-        self._pusher.after(partial(_all_done, copies), partial(self._send, key), what)
-
-    def _send(self, key: BucketKey) -> None:
-        block, bucket = self._blocks[key[0]], key[1]
-        skip = self._before_push(self._members[key])
-        none = self._store.traffic.samples == 0  # gradients of no samples count nothing, and may be NaN
-        absent = [
-            (block, part)
-            for one in self._members[key]
-            if one.absent or none
-            for part in one.ranges
-            if part.bucket == bucket
-        ]
-        whole = BucketRange(bucket, 0, block.layout.buckets[bucket].length)
-        self._calls[key] = self._store.traffic.push_ranges(
-            block.routes[bucket], [(block, whole)], want=True, absent=absent, skip=skip
-        )
-
-    def settle(self) -> None:
-        """Wait for all answers of this round, and end it. Then the arena holds the new values."""
-        self._pusher.drain()
-        try:
-            self._store.session.wait([call for call in self._calls.values() if call is not None])
-        finally:
-            self._new_round()
-
-    def broadcast_weights(self) -> None:
-        """Set the weights of all workers and servers to rank 0's; between rounds. Every worker calls it."""
-        names = [one.name for one in self.bound]
-        self._store.barrier()  # the arena may be written only after all workers have read the last round's values
-        if self._store.rank == 0:
-            self._store.set_values(names, [real_view(one.param.data) for one in self.bound])
-        self._store.barrier()
-        self._store.traffic.refresh(self._store.table.plan(tuple(names)))
-        take_all(self.bound, weights=True)
-        self._store.barrier()
-
-    def refresh_weights(self) -> None:
-        """Copy the values of the arena to the weights: a pull may have brought newer ones."""
-        take_all(self.bound, weights=True)
+        return self._unpushed < len(self._buckets)
 
     @property
     def filled(self) -> list[Bound]:
         """The parameters whose gradients are in the arena in this round, whether pushed or not."""
-        return [one for one in self.bound if one in self._filled]
+        return [one for one in self.bound.values() if one.filled]
+
+    def fill(self, param: torch.nn.Parameter) -> bool:
+        """Copy a complete gradient into the arena; returns whether a bucket is complete.
+
+        Raises:
+            PacelineError: its bucket was pushed already; or the arena holds weights, and this one was changed since.
+        """
+        one = self.bound.get(param)
+        if one is None:
+            return False  # rows are pushed at the end
+        self._store.session.check_process()  # before a child writes to the arena of its parent
+        buckets = self._buckets_of[one]
+        for bucket in buckets:
+            if bucket.is_pushed:
+                raise PacelineError(
+                    f"worker {self._store.rank}: parameter {one.name!r} got another gradient after its push. "
+                    f"{self._advice}"
+                )
+        one.check_kind()
+        self._check_unchanged(one)
+        copy = self._copy_in(one)
+        for bucket in buckets:
+            if copy is not None:
+                bucket.copies.append(copy)
+            bucket.unfilled -= not one.filled
+            if bucket.unfilled == 0 and not one.filled:
+                self._ready.append(bucket)
+        one.filled = True
+        return bool(self._ready)
+
+    def _copy_in(self, one: Bound) -> torch.cuda.Event | None:
+        """Copy what this worker pushes of a parameter into the arena; returns the end of an asynchronous copy."""
+        return one.put_grad()
+
+    def _check_unchanged(self, one: Bound) -> None:
+        """Raise if the servers hold the weights, and this one was changed here since."""
+        if self._brings_weights and one.weight_changed():
+            or_worker = ", or use update='worker'" if self._store.policy.merge == "all" else ""
+            raise PacelineError(
+                f"worker {self._store.rank}: parameter {one.name!r} was changed after the last step, where the servers "
+                "do not see it; they hold the weights. After such a change call optimizer.broadcast_weights() on every "
+                f"worker{or_worker}"
+            )
+
+    def push(self, carried: Carried) -> None:
+        """Push the complete buckets."""
+        ready, self._ready = self._ready, []
+        for bucket in ready:
+            bucket.is_pushed = True
+            self._unpushed -= 1
+            if self._unpushed or not carried.after or all(call.done for call in carried.after):
+                self._start(bucket, carried)
+            else:
+                self._held = bucket
+
+    def push_rest(self, carried: Carried) -> None:
+        """Push the remaining buckets, last layer first, with the current gradients, and then the rows."""
+        for bucket in reversed(self._buckets.values()):
+            for one in bucket.members if bucket.unfilled else ():
+                if not one.filled:
+                    self.fill(one.param)
+            self.push(carried)
+        if carried.after:
+            self._store.session.wait(carried.after)
+        if self._held is not None:
+            self._start(self._held, carried)
+        if self._has_rows:
+            self.sparse.push(carried=carried)
+
+    def _start(self, bucket: _Bucket, carried: Carried) -> None:
+        """Send a bucket, once all of it is in host memory. Buckets are sent in the order of these calls."""
+        self._has_copies = self._has_copies or bool(bucket.copies)
+        if not self._has_copies:
+            self._send(bucket, carried)
+            return
+        what = f"worker {self._store.rank}: the gradients of {bucket.members[0].name!r}"
+        self._pusher.after(partial(_all_copied, bucket.copies), partial(self._send, bucket, carried), what)
+
+    def _send(self, bucket: _Bucket, carried: Carried) -> None:
+        absent = []
+        for one in bucket.members:
+            if one.absent or carried.samples == 0:  # gradients of no samples count nothing, and may be NaN
+                absent += [(bucket.block, part) for part in one.ranges if part.bucket == bucket.index]
+            elif carried.nan != "pass" and not carried.skip and not sums_up(one.grad):
+                if carried.nan == "skip":
+                    carried = dataclasses.replace(carried, skip=True)
+                elif not is_finite(one.grad):
+                    raise self._not_finite(one.name, carried)
+        whole = BucketRange(bucket.index, 0, bucket.block.layout.buckets[bucket.index].length)
+        route = bucket.block.routes[bucket.index]
+        bucket.call = self._store.traffic.push_ranges(route, [(bucket.block, whole)], carried, absent=absent)
+
+    def _not_finite(self, name: str, carried: Carried) -> NonFiniteError:
+        where = f"worker {self._store.rank}: the gradient of {name!r}"
+        return NonFiniteError(f"{where} is NaN or Inf in round {carried.round}; {WAY_OUT}")
+
+    def settle(self) -> None:
+        """Wait for all answers of this round, and end it. Then the arena holds the new values."""
+        if self._has_copies:
+            self._pusher.drain()
+        calls = []
+        for bucket in self._buckets.values():
+            if bucket.call is not None:
+                calls.append(bucket.call)
+        try:
+            self._store.session.wait(calls)
+            if self._has_rows:
+                self.sparse.settle()
+        finally:
+            self._new_round()
+
+    def take(self) -> None:
+        """Copy new weights to the parameters, or merged gradients, where a worker had one, to their gradients."""
+        if self._brings_weights:
+            take_all(self.bound.values(), weights=True)
+        else:
+            take_all(filter(Bound.brings_gradient, self.bound.values()), weights=False)
+        if self._has_rows:
+            self.sparse.finish()
+
+    # ---- what it carries, and finds --------------------------------------------------------------------------------
+
+    def encoded(self, groups: Sequence[Options]) -> bytes:
+        """Return the options of all param groups as pushes carry them; the servers compare them between workers."""
+        self._store.set_options(groups)
+        return self._store.carried().options
+
+    def suspicious(self) -> bool:
+        """Return whether merged gradients of the last round may hold NaN or Inf. False is certain, True is not."""
+        for block in self._blocks:
+            if not sums_up(block.values):
+                return True
+        return self._has_rows and not self.sparse.all_sum_up()
+
+    def blame(self, names: Sequence[str], round: int) -> NonFiniteError:
+        """Return the error about merged gradients that are not finite. All workers find them in the same step."""
+        store = self._store
+        own = [one.name for one in self.bound.values() if not one.absent and not is_finite(one.grad)]
+        own += self.sparse.not_finite()
+        found = store.session.gather(f"{store.name}/not finite", "\n".join(own[:100]).encode())
+        guilty = {rank: text.decode().split("\n") for rank, text in enumerate(found) if text}
+        whose = "; ".join(f"worker {rank} pushed that of {listed(theirs)}" for rank, theirs in guilty.items())
+        return NonFiniteError(
+            f"worker {store.rank}: the merged gradient of {listed(names)} is NaN or Inf in round {round}: "
+            f"{whose or 'the sum of finite gradients is too large'}; {WAY_OUT}"
+        )
+
+    def mean_loss(self, loss: float, samples: float) -> float:
+        """Return the mean of the workers' losses, weighted by samples; where gradients are summed, their sum."""
+        value = torch.tensor([loss], dtype=torch.float64)
+        if self._loss_store is None:
+            self._loss_store = self._store.sibling("loss", self._store.lifecycle.mean)
+            self._loss_store.init("loss", torch.zeros_like(value))
+        self._loss_store.samples = samples
+        self._loss_store.pushpull("loss", value)
+        return float(value)
+
+    def broadcast_weights(self) -> None:
+        """Set the weights of all workers and servers to rank 0's; between rounds. Every worker calls it."""
+        store, bound = self._store, list(self.bound.values())
+        names: list[Any] = [one.name for one in bound]
+        store.barrier()  # the arena may be written only after all workers have read the last round's values
+        if store.rank == 0:
+            store.set_values(names, [real_view(one.param.data) for one in bound])
+        store.barrier()
+        store.traffic.refresh(store.table.plan(tuple(names)))
+        take_all(bound, weights=True)
+        store.barrier()
+        self.sparse.broadcast_weights()
+
+    def refresh_weights(self) -> None:
+        """Copy the values of the arena to the weights: a pull may have brought newer ones."""
+        take_all(self.bound.values(), weights=True)
 
 
-def _all_done(copies: Sequence[torch.cuda.Event]) -> bool:
+def _all_copied(copies: Sequence[torch.cuda.Event]) -> bool:
     return all(copy.query() for copy in copies)  # type: ignore[no-untyped-call]

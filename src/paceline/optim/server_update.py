@@ -13,36 +13,40 @@ not change before ``step`` copies new ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from paceline.compression.base import UNSENT
-from paceline.errors import NonFiniteError, PacelineError, PeerDiedError
+from paceline.errors import PacelineError, PeerDiedError
 from paceline.kvstore.dist import DistStore
-from paceline.kvstore.weights import Weights
 from paceline.optim.backward import BackwardWatch
-from paceline.optim.binding import Bound, bind_keys, take_all
+from paceline.optim.binding import is_finite
 from paceline.optim.buffers import Buffers
-from paceline.optim.codec_states import codec_entry, set_residuals, unsent_in
-from paceline.optim.exchange import Exchange
-from paceline.optim.finite import WAY_OUT, is_finite, sums_up
-from paceline.optim.round import Round
-from paceline.optim.sparse import SparseExchange, find_sparse
-from paceline.optim.strategy import Closure, Named, StrategySetup
-from paceline.optim.watch import ModelWatch
+from paceline.optim.exchange import ServerExchange
+from paceline.optim.strategy import (
+    Closure,
+    ExchangingStrategy,
+    Named,
+    StrategySetup,
+    codec_entry,
+    set_residuals,
+    unsent_in,
+)
 from paceline.updaters import KeyOptions, Options, UpdaterSpec, make_spec, option_groups
-from paceline.worker.optimizer_states import States
+from paceline.worker.key_states import States
 
 
-class ServerUpdate:
+class ServerUpdate(ExchangingStrategy):
     """Pushes gradients, and copies the servers' new weights to the parameters.
 
     Args:
         setup: the optimizer, its parameters and the user's options.
         store: the parameters' store.
+        weighs: whether the numbers of samples decide how much a push counts.
         buffers: the model's buffers, if workers share them.
 
     Raises:
@@ -52,12 +56,19 @@ class ServerUpdate:
 
     #: All workers take part in each round, so the servers must know of a step that a GradScaler skips.
     scales_by_itself = True
+    store: DistStore
+    _exchange: ServerExchange
 
-    def __init__(self, setup: StrategySetup, store: DistStore, buffers: Buffers | None) -> None:
-        self.inner, self.named, self.choices = setup.inner, list(setup.named), setup.choices
-        self.store, self.buffers, self._samples = store, buffers, setup.samples
-        self.model_watch: ModelWatch | None = None
-        self.weights = Weights.of(store)
+    def __init__(self, setup: StrategySetup, store: DistStore, weighs: bool, buffers: Buffers | None) -> None:
+        or_worker = ", or use update='worker'" if store.policy.merge == "all" else ""
+        advice = (
+            "The servers have stepped on the first one: call optimizer.step() after every backward, set "
+            f"backward_passes_per_step, or use overlap=False{or_worker}. If one backward pass computes it twice, call "
+            "torch.utils.checkpoint with use_reentrant=False"
+        )
+        exchange = ServerExchange(store, setup.inner, setup.model, "server", advice)
+        super().__init__(setup, store, exchange, weighs, buffers)
+        self._or_worker = or_worker
         spec = _spec_of(self.inner, self.named)
         self._merged = store.policy.merges_rounds
         self._overlap = store.policy.merge == "all" if self.choices.overlap is None else self.choices.overlap
@@ -65,97 +76,40 @@ class ServerUpdate:
             if self.choices.overlap:
                 raise ValueError("on_nan='skip' needs overlap=False: a push that was sent cannot be undone")
             self._overlap = False
-        self._round = Round(store, setup.samples, buffers, self._options, self._has_gradients)
-        self._exchange = Exchange(store, self._round.open, self._before_push, self._again, self._check_weight)
+        self._nan = "error" if self.choices.on_nan == "error" else "pass"
         self._arrived: dict[torch.nn.Parameter, int] = {}
-        self.skipped_steps = 0
-        self._skip = self._pending = False
+        self._pending = False
         self._shown: dict[tuple[str, str], tuple[Any, int]] | None = None
         """The state in the user's optimizer, while it is that of the servers."""
         try:
             store.set_spec(spec)
         except ValueError as error:
             raise ValueError(f"{error}{_OR_WORKER}") from error
-        sparse = find_sparse([(name, param) for name, param, _ in self.named], self.inner, setup.model)
-        if sparse and store.policy.merge == "groups" and self.choices.clip_norm is not None:
-            raise ValueError(f"clip_grad_norm in groups needs dense gradients, but {sparse[0][0]!r} has sparse ones")
-        self._sparse = SparseExchange(store, sparse, "server")
-        self._bind()
-        self._watch = BackwardWatch(self._on_gradient, setup.samples.ended)
-        self._watch.watch(param for _, param, _ in self.named)
-
-    def _bind(self) -> None:
-        store = self.store
-        dense = [one for one in self.named if one[1] not in self._sparse]
-        names, params = [name for name, _, _ in dense], [param for _, param, _ in dense]
-        if dense:
-            tags = [2 * group + (not param.requires_grad) for _, param, group in dense]
-            self._exchange.add(bind_keys(store, names, params, tags))
-        self._by_param = {one.param: one for one in self._exchange.bound}
+        exchange.add(self.named)
         if self.inner.state and store.rank == 0:
             store.set_optimizer_states(self._own_states())
+        self._watch = BackwardWatch(self._on_gradient, setup.samples.ended)
+        self._watch.watch(param for _, param, _ in self.named)
 
     # ---- backward --------------------------------------------------------------------------------------------------
 
     def _on_gradient(self, param: torch.nn.Parameter) -> None:
         self._samples.touch()
-        if not self._overlap or param in self._sparse:
+        if not self._overlap:
             return
-        self.synchronize()
+        if self._pending:
+            self.synchronize()
         self._arrived[param] = self._arrived.get(param, 0) + 1
         if self._arrived[param] >= self.choices.passes:
             with torch.no_grad():
-                self._exchange.fill(self._by_param[param])
+                if self._exchange.fill(param):
+                    self._exchange.push(self._carried())
 
-    @property
-    def _again(self) -> str:
-        return (
-            "The servers have stepped on the first one: call optimizer.step() after every backward, set "
-            f"backward_passes_per_step, or use overlap=False{self._or_worker()}. If one backward pass computes it "
-            "twice, call torch.utils.checkpoint with use_reentrant=False"
-        )
-
-    def _has_gradients(self) -> bool:
-        return any(param.grad is not None for _, param, _ in self.named)
-
-    def _options(self) -> list[Options]:
+    def _current_options(self) -> list[Options]:
         groups = option_groups(self.inner)
         if self.choices.clip_value is not None:
             groups = [group | {"clip_gradient": self.choices.clip_value} for group in groups]
         return groups
-
-    def _check_weight(self, one: Bound) -> None:
-        one.check_kind()
-        if one.weight_changed():
-            raise PacelineError(
-                f"worker {self.store.rank}: parameter {one.name!r} was changed after the last step, where the "
-                "servers do not see it; they hold the weights. After such a change call "
-                f"optimizer.broadcast_weights() on every worker{self._or_worker()}"
-            )
-
-    def _before_push(self, members: Sequence[Bound]) -> bool:
-        if self.choices.on_nan == "error" and not self._skip:
-            self._refuse_nan(members)
-        return self._skip
-
-    def _refuse_nan(self, members: Iterable[Bound]) -> None:
-        for one in members if self.store.samples else ():
-            if not one.absent and not sums_up(one.grad) and not is_finite(one.grad):
-                raise self._nan_error(one.name)
-
-    def _refuse_sparse_nan(self) -> None:
-        if self.choices.on_nan != "error" or self._skip or not self.store.samples:
-            return
-        for name, param, _ in self.named:
-            if param in self._sparse and param.grad is not None and not is_finite(param.grad):
-                raise self._nan_error(name)
-
-    def _nan_error(self, name: str) -> NonFiniteError:
-        where = f"worker {self.store.rank}: the gradient of {name!r}"
-        return NonFiniteError(f"{where} is NaN or Inf in round {self._round.number}; {WAY_OUT}")
-
-    def _or_worker(self) -> str:
-        return ", or use update='worker'" if self.store.policy.merge == "all" else ""
 
     # ---- step ------------------------------------------------------------------------------------------------------
 
@@ -171,14 +125,13 @@ class ServerUpdate:
             self.synchronize()
             self._check_state()
             self._check_unchanged(scaled=scale is not None or found_inf is not None)
-            self._skip = self._must_skip(scale, found_inf)
-            self._clip_own()
-            self._exchange.push_rest()
-            self._round.open()
-            self._refuse_sparse_nan()
-            self._sparse.push(skip=self._skip)
-            self._arrived = {}
-            self._round.close()
+            skip = self._must_skip(scale, found_inf)
+            if not self._merged and self.choices.clip_norm is not None:
+                torch.nn.utils.clip_grad_norm_([param for _, param, _ in self.named], self.choices.clip_norm)
+            if not self._overlap:
+                self.store.lifecycle.follow_groups()
+            self._exchange.push_rest(replace(self._carried(), skip=skip))
+            self._arrived, self._open = {}, None
             if self._merged and self.choices.clip_norm is not None:
                 self.store.clip_round()
             self._pending = True
@@ -190,7 +143,7 @@ class ServerUpdate:
         """Raise for changes after a push: the servers would not see them."""
         if not self._exchange.started:
             return
-        ways_out = f"use overlap=False (it pushes the gradients at step){self._or_worker()}"
+        ways_out = f"use overlap=False (it pushes the gradients at step){self._or_worker}"
         rank = self.store.rank
         if scaled:
             raise PacelineError(
@@ -203,46 +156,35 @@ class ServerUpdate:
                 f"worker {rank}: the gradient of {changed.name!r} was changed after its push, between backward and "
                 f"step, which the servers do not see; {ways_out}. To clip, give clip_grad_norm= or clip_grad_value="
             )
-        if self._options() != self._round.options:
+        if self._current_options() != self._options:
             raise PacelineError(
                 f"worker {rank}: options of the optimizer (a learning rate, for example) were changed between backward "
                 f"and step, but the gradients were pushed with the old ones; change them before backward, or {ways_out}"
             )
 
     def _must_skip(self, scale: torch.Tensor | None, found_inf: torch.Tensor | None) -> bool:
-        grads = [param.grad for _, param, _ in self.named if param.grad is not None]
-        for grad in grads if scale is not None else ():
-            grad.div_(scale.to(grad.device))  # type: ignore[union-attr]
+        """Divide the gradients by a GradScaler's scale; returns whether no worker may apply this round."""
         skip = found_inf is not None and bool(found_inf)
-        if self.choices.on_nan == "skip":
-            skip = skip or not all(map(is_finite, grads))
+        if scale is not None or self.choices.on_nan == "skip":
+            grads = [param.grad for _, param, _ in self.named if param.grad is not None]
+            for grad in grads if scale is not None else ():
+                grad.div_(scale.to(grad.device))  # type: ignore[union-attr]
+            skip = skip or (self.choices.on_nan == "skip" and not all(map(is_finite, grads)))
         self.skipped_steps += skip
         return skip
-
-    def _clip_own(self) -> None:
-        """Clip this worker's gradients, where pushes are not merged."""
-        if not self._merged and self.choices.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_([param for _, param, _ in self.named], self.choices.clip_norm)
 
     def synchronize(self) -> None:
         """Wait until the weights of the last step have arrived, and copy them to the parameters."""
         if self._pending:
             self._pending = False
             with torch.no_grad():
-                self._exchange.settle()
-                self._sparse.settle()  # before any weight changes, so that a failure leaves those of the last round
-                take_all(self._exchange.bound, weights=True)
-                self._sparse.finish()
+                self._exchange.settle()  # before any weight changes, so that a failure leaves those of the last round
+                self._exchange.take()
             self.weights.ended()
+            if self._overlap:
+                self.store.lifecycle.follow_groups()  # the next round is opened in a hook, which waits for no server
 
     # ---- weights and state -----------------------------------------------------------------------------------------
-
-    def broadcast_weights(self) -> None:
-        """Make rank 0's weights those of all workers and servers. Every worker calls it."""
-        self.synchronize()
-        with self.weights.changing({name: [param] for name, param, _ in self.named}, rounds=0):
-            self._exchange.broadcast_weights()
-            self._sparse.broadcast_weights()
 
     def refresh_weights(self) -> None:
         """Set this worker's weights to the newest of the servers that it knows."""
@@ -265,7 +207,7 @@ class ServerUpdate:
         """
         raise PacelineError(
             "the servers step, and they need all param groups from the start: give the optimizer its parameters before "
-            f"it is given to DistributedOptimizer{self._or_worker()}"
+            f"it is given to DistributedOptimizer{self._or_worker}"
         )
 
     def add(self, named: Named) -> None:
@@ -333,7 +275,7 @@ class ServerUpdate:
             raise PacelineError(
                 f"worker {self.store.rank}: optimizer.state was changed in this process, where the servers do not see "
                 "it; they hold the state. To change theirs, set all of it on every worker (optimizer.state = ...) or "
-                f"call load_state_dict{self._or_worker()}"
+                f"call load_state_dict{self._or_worker}"
             )
 
     def take_states(self) -> None:

@@ -14,12 +14,13 @@ from typing import Literal
 import torch
 from torch import nn
 
-from paceline.errors import PacelineError
+from paceline.errors import NonFiniteError, PacelineError
 from paceline.kvstore.dist import DistStore
-from paceline.optim.finite import sums_up
+from paceline.optim.binding import WAY_OUT, is_finite, sums_up
 from paceline.updaters import KeyOptions, UpdaterSpec
 from paceline.worker.plan import Place
 from paceline.worker.rows import RowExchange
+from paceline.worker.traffic import Carried
 
 Named = tuple[str, nn.Parameter]
 
@@ -100,23 +101,35 @@ class SparseExchange:
         """Return the number of parameters."""
         return len(self._places)
 
-    def push(self, *params: nn.Parameter, skip: bool = False) -> None:
-        """Push ``param.grad`` of these parameters, or of all that were not pushed in this round.
+    def push(self, *params: nn.Parameter, carried: Carried | None = None) -> None:
+        """Push ``param.grad`` of these parameters, or of all that were not pushed in this round. Does not wait.
 
-        Does not wait. The push has the weight ``store.samples``. A parameter without gradient is pushed as absent. With
-        ``skip`` no worker and no server applies the round.
+        A parameter without gradient is pushed as absent.
+
+        Args:
+            params: parameters.
+            carried: what the pushes carry besides gradients; None: the store's weight and options.
 
         Raises:
+            NonFiniteError: a gradient is NaN or Inf, and ``carried`` says that this is an error.
             PacelineError: a gradient is not row-sparse, or was pushed in this round already; with ``server``, weights
                 were changed in this process alone (changes through ``.data`` are not detected).
         """
+        carried = self._store.carried() if carried is None else carried
         for param in params or [one for one in self._places if one not in self._under_way]:
             name, place = self._places[param]
+            if carried.nan == "error" and carried.samples and not carried.skip and param.grad is not None:
+                self._check_finite(name, param.grad, carried.round)
             if param in self._under_way:
                 raise PacelineError(f"the gradient of {name!r} was pushed already; finish the round first")
             _check_rows(name, param)
             self._check_weight(name, param)
-            self._under_way[param] = self._store.rows.exchange(place, param.grad, skip)
+            self._under_way[param] = self._store.rows.exchange(place, param.grad, carried)
+
+    def _check_finite(self, name: str, grad: torch.Tensor, round: int) -> None:
+        if not is_finite(grad):
+            where = f"worker {self._store.rank}: the gradient of {name!r}"
+            raise NonFiniteError(f"{where} is NaN or Inf in round {round}; {WAY_OUT}")
 
     def _check_weight(self, name: str, param: nn.Parameter) -> None:
         if not self._in_worker and param._version != self._versions[param]:
@@ -197,12 +210,12 @@ class SparseExchange:
 def _give_weights(store: DistStore, named: Sequence[Named]) -> None:
     """Send rank 0's weights to all workers, part by part: rank 0 pushes rows, the others push none."""
     other = store.sibling("rest")
-    other.samples = float(other.rank == 0)
+    carried = Carried(float(other.rank == 0))
     names = [name for name, _ in named]
     other.add_row_keys(names, [param for _, param in named], "merged")
     for (_, param), place in zip(named, other.table.locate(names), strict=True):
         for rows in _parts(param):
-            one = other.rows.exchange(place, _rows_of(param, rows) if other.rank == 0 else None)
+            one = other.rows.exchange(place, _rows_of(param, rows) if other.rank == 0 else None, carried)
             other.session.wait([one.call])
             if other.rank:
                 _put(one.rows, param)

@@ -1,25 +1,73 @@
-"""Interface of the strategies of DistributedOptimizer: each is one way to update with the gradients of all workers."""
+"""Strategies of DistributedOptimizer: each is one way to update with the gradients of all workers.
+
+| strategy              | the optimizer runs                    | gradients go through                           |
+|-----------------------|---------------------------------------|------------------------------------------------|
+| :class:`Strategy`     | in this process, on its own gradients | nothing                                        |
+| :class:`MergedUpdate` | in every worker, on merged gradients  | an exchange whose answers are merged gradients |
+| ``ServerUpdate``      | on the servers                        | an exchange whose answers are new weights      |
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 
 from paceline.compression import Compression
+from paceline.errors import NonFiniteError
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.weights import Weights
+from paceline.optim.binding import WAY_OUT, is_finite, listed, sums_up
 from paceline.optim.buffers import Buffers
-from paceline.optim.choices import MergeChoices
+from paceline.optim.exchange import Exchange
 from paceline.optim.names import NamedParameter
 from paceline.optim.samples import SampleCounter
 from paceline.optim.watch import ModelWatch
+from paceline.updaters import Options
+from paceline.worker.traffic import Carried
 
 Named: TypeAlias = Sequence[NamedParameter]
 Closure: TypeAlias = Callable[[], Any]
+Update = Literal["worker", "server"]
+OnNan = Literal["error", "skip", "pass"]
+
+
+@dataclass(frozen=True)
+class MergeChoices:
+    """Options of how gradients are merged and applied."""
+
+    reduction: Literal["mean", "sum"] = "mean"
+    passes: int = 1
+    """Backward passes per push."""
+    overlap: bool | None = None
+    """Push while backward runs; None: the default of the store's mode."""
+    lazy: bool = False
+    """``step`` does not wait for new weights."""
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    on_nan: OnNan = "error"
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ValueError: an option is wrong; the text names it and its allowed values.
+        """
+        if self.reduction not in ("mean", "sum"):
+            raise ValueError(f"reduction is 'mean' or 'sum', not {self.reduction!r}")
+        if self.passes < 1:
+            raise ValueError(f"backward_passes_per_step is {self.passes}; it must be at least 1")
+        if self.on_nan not in get_args(OnNan):
+            raise ValueError(f"on_nan is 'error', 'skip' or 'pass', not {self.on_nan!r}")
+        for name, limit in (("clip_grad_norm", self.clip_norm), ("clip_grad_value", self.clip_value)):
+            if limit is not None and not limit > 0:
+                raise ValueError(f"{name} is {limit}; it must be more than 0")
+        if self.clip_norm is not None and self.clip_value is not None:
+            raise ValueError("clip_grad_norm and clip_grad_value exclude each other; give one of them")
 
 
 @dataclass(frozen=True)
@@ -43,29 +91,31 @@ class StrategySetup:
     compression: Compression | None
 
 
-class Strategy(Protocol):
-    """Turns the gradients of all workers into new weights.
+class Strategy:
+    """Steps on this process's own gradients. Base of the other strategies.
+
+    Args:
+        setup: the optimizer, its parameters and the user's options.
+        store: the parameters' store; nothing is pushed to it here.
 
     Attributes:
         scales_by_itself: ``step`` divides by the scale of a GradScaler; else the scaler does it as with any optimizer.
+        buffers: the model's buffers, where workers share them.
         model_watch: the watch of the model, if it is known. Hooks of parameters keep the strategy alive, and so the
             watch, also after a loop has dropped the DistributedOptimizer.
         skipped_steps: steps that were skipped because gradients were not finite.
         weights: to which round the parameters belong.
     """
 
-    scales_by_itself: bool
-    skipped_steps: int
-    weights: Weights
-    model_watch: ModelWatch | None
+    scales_by_itself = False
 
-    @property
-    def store(self) -> KVStoreBase:
-        """The store that gradients go through."""
-
-    @property
-    def buffers(self) -> Buffers | None:
-        """The model's buffers, where workers share them."""
+    def __init__(self, setup: StrategySetup, store: KVStoreBase) -> None:
+        self.inner, self.named, self.choices = setup.inner, list(setup.named), setup.choices
+        self.store = store
+        self.buffers: Buffers | None = None
+        self.model_watch: ModelWatch | None = None
+        self.skipped_steps = 0
+        self.weights = Weights.of(store)
 
     def step(
         self, closure: Closure | None, scale: torch.Tensor | None = None, found_inf: torch.Tensor | None = None
@@ -73,25 +123,78 @@ class Strategy(Protocol):
         """Apply the gradients of all workers; returns what the closure returned.
 
         Args:
-            closure: computes the loss.
-            scale: scale of a GradScaler; gradients are divided by it.
+            closure: computes the loss. It is merged too, so that all workers decide the same.
+            scale: scale of a GradScaler, if the strategy scales by itself; gradients are divided by it.
             found_inf: whether the GradScaler found Inf; then the step is skipped.
         """
+        loss = None
+        if closure is not None:
+            loss = self.inner.step(lambda: self._merged_closure(closure))
+        elif self._prepare():
+            self.inner.step()
+        self.weights.ended()
+        return loss
+
+    def _merged_closure(self, closure: Closure) -> Any:
+        loss = self._merge_loss(closure())
+        if not self._prepare():
+            raise NonFiniteError("gradients are not finite; a step with a closure cannot be skipped")
+        return loss
+
+    @torch.no_grad()
+    def _prepare(self) -> bool:
+        """Merge, check and clip the gradients; returns whether the optimizer steps."""
+        self._finish()
+        bad = self._not_finite() if self.choices.on_nan != "pass" and self._suspicious() else []
+        if bad and self.choices.on_nan == "error":
+            raise self._blame(bad)
+        if bad:
+            self.skipped_steps += 1
+            return False
+        if self.choices.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_([param for _, param, _ in self.named], self.choices.clip_norm)
+        if self.choices.clip_value is not None:
+            torch.nn.utils.clip_grad_value_([param for _, param, _ in self.named], self.choices.clip_value)
+        return True
+
+    def _finish(self) -> None:
+        """Merge gradients that are not merged yet."""
+
+    def _merge_loss(self, loss: Any) -> Any:
+        """Return the loss over the samples of all workers."""
+        return loss
+
+    def _not_finite(self) -> list[str]:
+        """Return the names of the parameters whose gradient is not finite."""
+        return [name for name, param, _ in self.named if param.grad is not None and not is_finite(param.grad)]
+
+    def _suspicious(self) -> bool:
+        """Return whether a merged gradient may be NaN or Inf: a cheap check. False is certain, True is not."""
+        return any(param.grad is not None and not sums_up(param.grad) for _, param, _ in self.named)
+
+    def _blame(self, names: Sequence[str]) -> NonFiniteError:
+        """Return the error about gradients that are not finite."""
+        return NonFiniteError(f"the gradient of {listed(names)} is NaN or Inf; {WAY_OUT}")
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Return a context in which backward passes only accumulate gradients, as with DistributedDataParallel."""
+        return contextlib.nullcontext()
 
     def synchronize(self) -> None:
         """Wait until the weights of the last step have arrived."""
 
-    def no_sync(self) -> AbstractContextManager[None]:
-        """Return a context in which backward passes only accumulate gradients."""
-
     def broadcast_weights(self) -> None:
         """Set the weights of all workers and servers to rank 0's. Every worker calls it."""
+
+    def refresh_weights(self) -> None:
+        """Set this worker's weights to the newest of the servers that it knows."""
 
     def check_extendable(self) -> None:
         """Raise an error where param groups cannot get or lose parameters."""
 
     def add(self, named: Named) -> None:
         """Add the parameters of new param groups. Every worker calls it."""
+        self.named += named
 
     def show_states(self) -> None:
         """Put the state into the user's optimizer, where it is somewhere else and was not put there since the step."""
@@ -101,9 +204,110 @@ class Strategy(Protocol):
 
     def fetch_states(self) -> dict[str, Any]:
         """Put the state into the user's optimizer; returns further entries of the ``state_dict``."""
+        return codec_entry(self.store, {})
 
     def give_states(self, saved: Mapping[str, Any]) -> None:
         """Load the state from the user's optimizer and from the entries that :meth:`fetch_states` returned."""
+        set_residuals(self.store, saved)
 
     def close(self) -> None:
         """Stop watching backward passes."""
+
+
+class ExchangingStrategy(Strategy):
+    """Gives the gradients of backward passes to an exchange. Base of the strategies for several workers.
+
+    Args:
+        setup: the optimizer, its parameters and the user's options.
+        store: the parameters' store.
+        exchange: of that store.
+        weighs: whether the numbers of samples decide how much a push counts.
+        buffers: the model's buffers, if workers share them.
+    """
+
+    def __init__(
+        self, setup: StrategySetup, store: KVStoreBase, exchange: Exchange, weighs: bool, buffers: Buffers | None
+    ) -> None:
+        super().__init__(setup, store)
+        self.buffers, self._samples, self._weighs = buffers, setup.samples, weighs
+        self._exchange = exchange
+        self._says_doubt = weighs and store.rank == 0 and store.num_workers > 1
+        self._nan: Literal["pass", "skip", "error"] = "pass"
+        """What the exchange does with a gradient of this worker that is not finite."""
+        self._round = 0
+        self._options: list[Options] = []
+        """Options of the last round that was opened."""
+        self._open: Carried | None = None
+        """What the pushes of the open round carry; None: no round is open."""
+
+    def _carried(self) -> Carried:
+        """Return what the pushes of this round carry. The first call opens the round, before its first push.
+
+        Rank 0 sends the model's buffers then. They are at the servers before the last push of the round, and so before
+        any other worker has the answers of the round.
+        """
+        if self._open is None:
+            self._round += 1
+            count = self._samples.take(self._has_gradients)
+            if self._says_doubt:
+                self._samples.say(count.doubt)
+            self._options = self._current_options()
+            self._open = Carried(
+                count.samples if self._weighs or count.inputs is None else count.rows,
+                count.rows,
+                count.inputs if self._weighs else None,
+                self._exchange.encoded(self._options),
+                round=self._round,
+                nan=self._nan,
+                after=() if self.buffers is None else self.buffers.publish(),
+            )
+        return self._open
+
+    def _current_options(self) -> list[Options]:
+        """Return the options of all param groups that pushes carry."""
+        raise NotImplementedError
+
+    def _has_gradients(self) -> bool:
+        return any(param.grad is not None for _, param, _ in self.named)
+
+    def broadcast_weights(self) -> None:
+        """Set the weights of all workers and servers to rank 0's. Every worker calls it."""
+        self.synchronize()
+        with self.weights.changing({name: [param] for name, param, _ in self.named}, rounds=0):
+            self._exchange.broadcast_weights()
+
+
+# ---- states of codecs in a state_dict -----------------------------------------------------------------------------
+
+#: Entry of a ``state_dict`` with the states of codecs.
+_ENTRY = "codec_states"
+
+
+def codec_entry(store: KVStoreBase, unsent: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the entry; an empty dict when codecs keep no state.
+
+    Args:
+        store: the store that has the codecs.
+        unsent: residuals of this worker's pulls, by key.
+    """
+    if not (store.keeps_residuals or unsent):
+        return {}
+    return {_ENTRY: {"rank": store.rank, "pushes": store.codec_states(), "unsent": unsent}}
+
+
+def set_residuals(store: KVStoreBase, saved: Mapping[str, Any]) -> None:
+    """Set the residuals of this worker's pushes; if the entry is another worker's, they become 0.
+
+    Args:
+        store: the store that has the codecs.
+        saved: a ``state_dict``.
+    """
+    entry = saved.get(_ENTRY, {})
+    if store.keeps_residuals:
+        store.set_codec_states(entry["pushes"] if entry.get("rank") == store.rank else {})
+
+
+def unsent_in(saved: Mapping[str, Any]) -> Mapping[Any, Any]:
+    """Return the residuals of pulls, by key."""
+    unsent: Mapping[Any, Any] = saved.get(_ENTRY, {}).get("unsent", {})
+    return unsent

@@ -18,7 +18,6 @@ from paceline.placement import KeySize, Layout, place
 from paceline.ranges import Ranges, is_all, within
 from paceline.tensors import dtype_of
 from paceline.wire import messages as m
-from paceline.worker.versions import Versions
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,27 @@ class Rounds:
             rounds.set(*one)
         rounds.join(start - 1, stop + 1, same)
         return [(first, last - first, round) for first, last, round in pushed]
+
+
+class Versions:
+    """Versions of the elements of one bucket; 0 until the server sends a version.
+
+    Args:
+        length: length of the bucket, in elements.
+    """
+
+    def __init__(self, length: int) -> None:
+        self._versions = IntervalMap(length, 0)
+
+    def of(self, start: int, length: int) -> set[int]:
+        """Return the versions that occur in a range."""
+        return set(self._versions.touched(start, start + length)) if length else set()
+
+    def set(self, start: int, length: int, version: int) -> None:
+        """Set the version of a range."""
+        stop = start + length
+        self._versions.set(start, stop, version)
+        self._versions.join(start - 1, stop + 1, same)
 
 
 #: If the list of requests of a bucket is longer, answered ones are removed: perhaps no caller has waited for them.

@@ -16,7 +16,7 @@ from paceline.wire import messages as m
 from paceline.worker.block import BucketRange, WorkerBlock
 from paceline.worker.plan import Place
 from paceline.worker.session import Session
-from paceline.worker.traffic import Traffic
+from paceline.worker.traffic import Carried, Traffic
 
 
 def own_bucket(place: Place) -> BucketRange | None:
@@ -81,18 +81,18 @@ class RowTraffic:
     Args:
         session: this worker's connection to the job.
         store: name of the store.
-        traffic: traffic of dense values; it has the weight of pushes and the optimizer's options.
+        traffic: traffic of dense values.
     """
 
     def __init__(self, session: Session, store: str, traffic: Traffic) -> None:
         self._session, self._store, self._traffic = session, store, traffic
 
-    def push(self, place: Place, values: Sequence[torch.Tensor]) -> None:
+    def push(self, place: Place, values: Sequence[torch.Tensor], carried: Carried) -> None:
         """Push the sum of row-sparse values of a key that has a bucket of its own (:func:`own_bucket`)."""
-        self._send(place, sum_rows(values, torch.device("cpu")), None)
+        self._send(place, sum_rows(values, torch.device("cpu")), None, carried)
         place[0].fresh[place[1]] = False
 
-    def exchange(self, place: Place, gradient: torch.Tensor | None, skip: bool = False) -> RowExchange:
+    def exchange(self, place: Place, gradient: torch.Tensor | None, carried: Carried) -> RowExchange:
         """Push the rows of a key of ``DistStore.add_row_keys``; the answer brings rows. Does not wait.
 
         Args:
@@ -100,11 +100,11 @@ class RowTraffic:
             gradient: row-sparse, in the shape of the key, on any device; it may change after this returns. None: this
                 worker has no gradient. It takes part in the round, and its gradient counts as zeros unless no worker
                 has one.
-            skip: no server may apply this round.
+            carried: all that the push carries besides rows.
         """
         done = RowExchange(place)
-        done.sent = None if gradient is None or skip else _own_rows(gradient)
-        done.call = self._send(place, done.sent, done.keep, skip)
+        done.sent = None if gradient is None or carried.skip else _own_rows(gradient)
+        done.call = self._send(place, done.sent, done.keep, carried)
         return done
 
     def news(self, place: Place) -> RowExchange:
@@ -117,26 +117,25 @@ class RowTraffic:
         place[0].note_sent(one, done.call)
         return done
 
-    def _send(self, place: Place, total: torch.Tensor | None, keep: OnAnswer | None, skip: bool = False) -> Call:
+    def _send(self, place: Place, total: torch.Tensor | None, keep: OnAnswer | None, carried: Carried) -> Call:
         """Push coalesced rows; they must not change until the answer."""
         block, _ = place
         one = self._free(place)
         [(start, length, round)] = block.buckets[one.bucket].rounds.next(one.start, one.length)
         entry = m.Entry(block.spec.block, one.bucket, start, length, round)
-        traffic, want = self._traffic, keep is not None
+        want, skip = keep is not None, carried.skip
         absent = [m.AbsentRange(block.spec.block, one.bucket, start, length)] if total is None and not skip else []
         body = m.Push(
-            self._store, [entry], traffic.samples, traffic.options, False, want, False, rows=True, absent=absent,
-            skip=skip, inputs=traffic.inputs,
+            self._store, [entry], carried.samples, carried.options, False, want, False, rows=True, absent=absent,
+            skip=skip, inputs=carried.inputs,
         )  # fmt: skip
         parts = (
             [torch.empty(0)] * 2 if total is None else [total.indices()[0].contiguous(), total.values().contiguous()]
         )
         frames = [] if skip else [to_frame(part) for part in parts]
-        traffic.note_round(round)
         what = f"push of round {round} of rows of {block.spec.keys[place[1]].name!r}"
         call = self._session.ask_server(self._server(block, one), body, what, frames, keep)
-        self._traffic.note_pushed(self._server(block, one), [entry])
+        self._traffic.note_pushed(self._server(block, one), [entry], round, carried)
         block.note_sent(one, call)
         return call
 

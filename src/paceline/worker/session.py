@@ -188,18 +188,13 @@ class Session:
             on_answer: called with the answer, in the thread that receives it; answers of one server are handled in the
                 order of their arrival.
         """
-        return self._ask(_FIRST_SERVER + server, body, what, frames, on_answer)
+        self._check_open(getattr(body, "store", ""))
+        return self._client.ask(_FIRST_SERVER + server, body, what, frames, on_answer)
 
     def ask_scheduler(self, body: m.Request, what: str) -> Call:
         """Send a request to the scheduler, and do not wait."""
-        return self._ask(_SCHEDULER, body, what)
-
-    def _ask(
-        self, channel: int, body: m.Request, what: str, frames: Frames = (), on_answer: OnAnswer | None = None
-    ) -> Call:
-        self._check_open()
-        self._check_store(body)
-        return self._client.ask(channel, body, what, frames, on_answer)
+        self._check_open(getattr(body, "store", ""))
+        return self._client.ask(_SCHEDULER, body, what)
 
     @property
     def is_own(self) -> bool:
@@ -212,7 +207,7 @@ class Session:
         Raises:
             PacelineError: always there; the text says what to do instead.
         """
-        if not self.is_own:
+        if os.getpid() != self._pid:
             raise PacelineError(forked_from(f"worker {self.rank}", self._pid))
 
     def check(self) -> None:
@@ -224,16 +219,14 @@ class Session:
         self.check_process()
         self._lifeline.check()
 
-    def _check_store(self, body: m.Request) -> None:
-        store = getattr(body, "store", "")
-        if self.stores.is_closed(store):
-            raise PacelineError(f"store {store!r} is closed on worker {self.rank}; create another one")
-
-    def _check_open(self) -> None:
+    def _check_open(self, store: str = "") -> None:
+        """Raise where no request can be sent: of this process, or on a store that is closed here."""
         self.check_process()
         if self._closed:
             raise PacelineError(f"worker {self.rank} has left the job; it can send no more requests")
         self._lifeline.check()
+        if store in self.stores.closed:
+            raise PacelineError(f"store {store!r} is closed on worker {self.rank}; create another one")
 
     def call_server(self, server: int, body: m.Request, what: str, frames: Frames = ()) -> m.Body:
         """Send a request to a server and wait for the answer."""
@@ -290,7 +283,7 @@ class Session:
         else:
             return ""
         try:
-            asked = [self._ask(late.channel, one, "asking who is missing") for one in questions]
+            asked = [self._client.ask(late.channel, one, "asking who is missing") for one in questions]
             status = self.ask_scheduler(m.AskStatus(), "asking for the status")
             self.wait([*asked, status], _MISSING_TIMEOUT_S)
         except PacelineError as error:

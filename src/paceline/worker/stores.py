@@ -29,8 +29,8 @@ class WorkerStores:
 
     def __init__(self) -> None:
         self._open: list[Store] = []
-        self._closed: WeakValueDictionary[str, Store] = WeakValueDictionary()
-        """Closed stores that somebody still holds: nobody else can send requests on them."""
+        self.closed: WeakValueDictionary[str, Store] = WeakValueDictionary()
+        """Closed stores, by name, that somebody still holds: nobody else can send requests on them."""
         self._times_closed: dict[str, int] = {}
         """By namespace that the user has named."""
 
@@ -51,14 +51,10 @@ class WorkerStores:
         if store not in self._open:
             return
         self._open.remove(store)
-        self._closed[store.name] = store
+        self.closed[store.name] = store
         namespace, _, number = store.name.partition("#")
         if namespace in self._times_closed and (number.isdigit() or not number):
             self._times_closed[namespace] += 1
-
-    def is_closed(self, name: str) -> bool:
-        """Whether a store of this name was closed here."""
-        return bool(self._closed) and name in self._closed
 
     @property
     def elements(self) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -16,12 +17,38 @@ from paceline.net.base import Frames
 from paceline.net.call import Call
 from paceline.tensors import to_frame
 from paceline.wire import messages as m
-from paceline.worker import absence, answers
+from paceline.worker import answers
 from paceline.worker.block import BucketRange, WorkerBlock
 from paceline.worker.plan import CallPlan, CallStep
 from paceline.worker.session import Session
 
 Located = tuple[WorkerBlock, BucketRange]
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What a push carries besides gradients. All pushes of one round carry the same.
+
+    Attributes:
+        samples: samples behind it: its weight if the store merges to the mean.
+        rows: how many samples there may be, for speeds; None: ``samples``.
+        inputs: None: ``samples`` are certain. Else all workers weigh alike, and these are the shapes of the inputs.
+        options: encoded options of the optimizer; empty: unchanged.
+        skip: no server may apply this round, for example because gradients are not finite. Neither gradients nor
+            residuals are read or sent. Merged gradients become NaN for all workers.
+        round: number of the front door's round, for errors; 0: it counts none.
+        nan: what an exchange does with a gradient that is not finite: push it, skip the round, or raise an error.
+        after: requests that are answered before the last push of the round is sent.
+    """
+
+    samples: float = 1.0
+    rows: float | None = None
+    inputs: str | None = None
+    options: bytes = b""
+    skip: bool = False
+    round: int = 0
+    nan: Literal["pass", "skip", "error"] = "pass"
+    after: Sequence[Call] = ()
 
 
 class Traffic:
@@ -41,14 +68,6 @@ class Traffic:
         """Entries that were pushed since the last clipping, by owner."""
         self._session, self._store, self._merges_rounds = session, store, merges_rounds
         self.codecs: dict[Leg, Codec] = {}
-        self.samples = 1.0
-        """Samples behind the next pushes: their weight if the store merges to the mean."""
-        self.inputs: str | None = None
-        """None: ``samples`` are certain. Else all workers weigh alike, and these are the shapes of the inputs."""
-        self.rows: float | None = None
-        """How many samples there may be, for speeds; None: ``samples``."""
-        self.options = b""
-        """Encoded options of the optimizer, sent with every push."""
         self._note = b""
         self._told: Call | None = None
         self._heard: list[tuple[int, bytes]] = []
@@ -60,13 +79,15 @@ class Traffic:
 
     # ---- calls on lists of keys ------------------------------------------------------------------------------------
 
-    def push(self, plan: CallPlan, values: Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]]) -> None:
+    def push(
+        self, plan: CallPlan, values: Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]], carried: Carried
+    ) -> None:
         """Push one value per key of the plan, or a list of device values, which are summed."""
         for step in plan.steps:
             self.wait(step)
             _fill(step.grads, [values[position] for position in step.positions])
             for route, located in step.sends.items():
-                self.push_ranges(route, located, want=self._answers_bring_values)
+                self.push_ranges(route, located, carried, self._answers_bring_values)
             step.set_fresh(self._answers_bring_values)
 
     def pull(self, plan: CallPlan, outs: Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]]) -> None:
@@ -99,7 +120,12 @@ class Traffic:
     # ---- messages --------------------------------------------------------------------------------------------------
 
     def push_ranges(
-        self, route: Route, located: Sequence[Located], want: bool, absent: Sequence[Located] = (), skip: bool = False
+        self,
+        route: Route,
+        located: Sequence[Located],
+        carried: Carried,
+        want: bool = True,
+        absent: Sequence[Located] = (),
     ) -> Call:
         """Push ranges of the arenas' gradients.
 
@@ -108,39 +134,44 @@ class Traffic:
         Args:
             route: route of the ranges.
             located: ranges to push.
+            carried: all that the push carries besides gradients.
             want: the answer brings the new values into the arenas.
             absent: parts of the ranges for which this worker has no gradient. Each part is all that the ranges hold of
                 a key (:meth:`WorkerBlock.ranges`). They count as zeros, and the arenas' gradients become zeros there.
                 If no worker has a gradient, nothing is updated.
-            skip: no server may apply this round, for example because gradients are not finite. Neither gradients nor
-                residuals are read or sent. Merged gradients become NaN for all workers.
         """
-        entries = [
-            m.Entry(block.spec.block, one.bucket, *piece)
-            for block, one in located
-            for piece in block.buckets[one.bucket].rounds.next(one.start, one.length)
-        ]
-        blocks = {block.spec.block: block for block, _ in located}
         # Codecs of both legs have their states in the worker and the owner, so pushes are not summed between them.
         server = route.owner if self.codecs else route.via
-        shared = all(server in block.mapped for block in blocks.values())
-        gone = absence.cut(entries, absent) if absent and not skip else []
-        frames = () if skip else self._payload(blocks, entries, shared, gone)
+        entries: list[m.Entry] = []
+        blocks, shared, round = {}, True, 0
+        for block, one in located:
+            blocks[block.spec.block] = block
+            shared = shared and server in block.mapped
+            for piece in block.buckets[one.bucket].rounds.next(one.start, one.length):
+                entries.append(m.Entry(block.spec.block, one.bucket, *piece))
+                round = max(round, piece[2])
+        gone = answers.cut(entries, absent) if absent and not carried.skip else []
         coded = "push" in self.codecs
+        is_read_in_place = shared and not coded and not gone
+        frames = () if carried.skip or is_read_in_place else self._payload(blocks, entries, shared, gone)
         note, self._note = self._note, b""
         body = m.Push(
-            self._store, entries, self.samples, self.options, coded, want, shared, absent=gone, skip=skip, note=note,
-            inputs=self.inputs,
+            self._store, entries, carried.samples, carried.options, coded, want, shared, absent=gone,
+            skip=carried.skip, note=note, inputs=carried.inputs,
         )  # fmt: skip
-        done = partial(self._answered if want else self._noted, blocks, entries, shared)
-        round = max(entry.round for entry in entries)
-        self.note_round(round)
+        done = partial(self._answered, blocks, entries, shared, want)
         call = self._session.ask_server(server, body, f"push of round {round}", frames, done)
         self._told = call if note else self._told
-        self.note_pushed(route.owner, entries)
         for block, one in located:
             block.note_sent(one, call)
+        self.note_pushed(route.owner, entries, round, carried)
         return call
+
+    def note_pushed(self, owner: int, entries: Sequence[m.Entry], round: int, carried: Carried) -> None:
+        """Note entries that were pushed to an owner, for the speed of this worker, and for :meth:`clip`."""
+        self._session.note_round(round, carried.samples if carried.rows is None else carried.rows)
+        if self.clip_norm:
+            self._unclipped.setdefault(owner, []).extend(entries)
 
     # ---- notes -----------------------------------------------------------------------------------------------------
 
@@ -161,15 +192,6 @@ class Traffic:
         if self._told is not None:
             self._session.wait([self._told])
         return dict(self._heard)
-
-    def note_round(self, round: int) -> None:
-        """Note that a round was pushed."""
-        self._session.note_round(round, self.samples if self.rows is None else self.rows)
-
-    def note_pushed(self, owner: int, entries: Sequence[m.Entry]) -> None:
-        """Record the entries that were pushed to an owner, if rounds are clipped."""
-        if self.clip_norm:
-            self._unclipped.setdefault(owner, []).extend(entries)
 
     def clip(self, skip_nonfinite: bool = False) -> float:
         """Clip all pushes since the last call, and let the servers apply them; returns the norm before clipping.
@@ -201,13 +223,11 @@ class Traffic:
         self, blocks: dict[int, WorkerBlock], entries: Iterable[m.Entry], shared: bool, gone: Sequence[m.AbsentRange]
     ) -> Frames:
         codec = self.codecs.get("push")
-        if codec is None and shared and not gone:
-            return ()
         frames: list[Any] = []
         for entry in entries:
             block = blocks[entry.block]
-            ranges = absence.gaps(gone, entry) if gone else ()
-            if absence.is_whole(ranges, entry):
+            ranges = answers.gaps(gone, entry) if gone else ()
+            if answers.is_whole(ranges, entry):
                 frames.append(b"")
                 continue
             grads = block.grads[block.arena_slice(entry.bucket, entry.start, entry.length)]
@@ -217,7 +237,7 @@ class Traffic:
                 frames.append(to_frame(grads))
             else:
                 state = block.codec_state(codec, entry.bucket, entry.start, entry.length)
-                with absence.held_back(state.residual, ranges) if ranges else nullcontext():
+                with answers.held_back(state.residual, ranges) if ranges else nullcontext():
                     frames.append(codec.encode(grads, state, round=entry.round))
         return () if codec is None and shared else frames
 
@@ -225,24 +245,28 @@ class Traffic:
         entries = [m.Entry(block.spec.block, one.bucket, one.start, one.length, 0) for block, one in located]
         blocks = {block.spec.block: block for block, _ in located}
         shared = all(route.owner in block.mapped for block in blocks.values())
+        body = m.Pull(self._store, entries, shared)
         done = partial(self._store_values, blocks, entries, shared)
-        call = self._session.ask_server(route.owner, m.Pull(self._store, entries, shared), "pull", (), done)
+        call = self._session.ask_server(route.owner, body, "pull", (), done)
         for block, one in located:
             block.note_sent(one, call)
         return call
 
     def _answered(
-        self, blocks: dict[int, WorkerBlock], entries: Sequence[m.Entry], shared: bool, body: m.Body, frames: Frames
+        self,
+        blocks: dict[int, WorkerBlock],
+        entries: Sequence[m.Entry],
+        shared: bool,
+        want: bool,
+        body: m.Body,
+        frames: Frames,
     ) -> None:
-        self._noted(blocks, entries, shared, body, frames)
-        self._store_values(blocks, entries, shared, body, frames)
-
-    def _noted(
-        self, blocks: dict[int, WorkerBlock], entries: Sequence[m.Entry], shared: bool, body: m.Body, frames: Frames
-    ) -> None:
+        """Use the answer to a push."""
         assert isinstance(body, m.Values)
-        absence.note(blocks, entries, body.absent)
+        answers.note_absent(blocks, entries, body.absent)
         self._heard = body.notes or self._heard
+        if want:
+            self._store_values(blocks, entries, shared, body, frames)
 
     def _store_values(
         self, blocks: dict[int, WorkerBlock], entries: Sequence[m.Entry], shared: bool, body: m.Body, frames: Frames

@@ -11,6 +11,7 @@ import torch
 from paceline.kvstore import create
 from paceline.testing.one_process import OneProcess
 from paceline.updaters import KeyOptions, StepOptions
+from paceline.worker.traffic import Carried
 
 NAN = float("nan")
 
@@ -39,9 +40,10 @@ def test_servers_refuse_them_too() -> None:
     [store] = OneProcess("a").stores()
     store.set_optimizer("sgd", lr=1.0)
     store.init("w", torch.zeros(2))
-    store.traffic.options = msgspec.msgpack.encode(StepOptions([{"lr": NAN}]))
+    carried = Carried(options=msgspec.msgpack.encode(StepOptions([{"lr": NAN}])))
+    store.traffic.push(store.table.plan(("w",)), [torch.ones(2)], carried)
     with pytest.raises(Exception, match="lr is nan"):
-        store.pushpull("w", torch.ones(2), torch.empty(2))
+        store.pull("w", torch.empty(2))
     out = torch.empty(2)
     store.pull("w", out)
     assert out.tolist() == [0.0, 0.0]

@@ -24,7 +24,6 @@ from paceline.wire import messages as m
 from paceline.worker.block import WorkerBlock
 from paceline.worker.key_table import KeyTable
 from paceline.worker.session import Session
-from paceline.worker.traffic import Traffic
 
 
 class ServerOptimizer:
@@ -35,18 +34,16 @@ class ServerOptimizer:
         name: name of the store.
         lifecycle: the store's lifecycle.
         table: the store's keys.
-        traffic: the store's pushes and pulls.
 
     Attributes:
         spec: the updater that a push runs.
+        encoded: the options that every push carries; empty: those of the spec.
     """
 
-    def __init__(
-        self, session: Session, name: str, lifecycle: StoreLifecycle, table: KeyTable, traffic: Traffic
-    ) -> None:
+    def __init__(self, session: Session, name: str, lifecycle: StoreLifecycle, table: KeyTable) -> None:
         self._session, self._name = session, name
-        self._lifecycle, self._table, self._traffic = lifecycle, table, traffic
-        self.spec = UpdaterSpec()
+        self._lifecycle, self._table = lifecycle, table
+        self.spec, self.encoded = UpdaterSpec(), b""
         self._groups: Sequence[Options] = ()
         self._keys: Mapping[Key, KeyOptions] | None = None
         self._schedule: Schedule | None = None
@@ -91,7 +88,7 @@ class ServerOptimizer:
         if reason:
             raise ValueError(reason.decode())
         self.spec, self._groups, self._keys = spec, (), None
-        self._traffic.options = b""
+        self.encoded = b""
         self._lifecycle.barrier()
 
     def set_options(self, groups: Sequence[Options] = (), keys: Mapping[Key, KeyOptions] | None = None) -> None:
@@ -100,7 +97,7 @@ class ServerOptimizer:
         self._groups = list(groups) or self._groups
         self._keys = self._keys if keys is None else checked_table(keys)
         table = None if self._keys in (None, self.spec.keys) else dict(self._keys or {})
-        self._traffic.options = msgspec.msgpack.encode(StepOptions(list(self._groups), table))
+        self.encoded = msgspec.msgpack.encode(StepOptions(list(self._groups), table))
 
     def options(self) -> list[Options]:
         """Return the current options, per param group."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -15,24 +14,21 @@ from paceline.errors import KeyMismatchError
 from paceline.keys import Key, Keys, Values, normalise
 from paceline.kvstore.base import KVStore, OptimizerLike, Updater
 from paceline.kvstore.checkpoint import optimizer_states as state_files
+from paceline.kvstore.dist.calls import plan_pull, plan_push, pull_as_rows, pull_some_rows
 from paceline.kvstore.dist.compression import set_compression
 from paceline.kvstore.dist.lifecycle import StoreLifecycle
 from paceline.kvstore.dist.optimizer import ServerOptimizer
-from paceline.kvstore.dist.row_pulls import pull_as_rows, pull_some_rows
 from paceline.kvstore.options import no_optimizer
+from paceline.net.call import Call
 from paceline.tensors import check_initialised
 from paceline.updaters import KeyOptions, Options, UpdaterSpec, is_whole_tensor, make_spec
 from paceline.wire import messages as m
-from paceline.worker.arguments import plan_pull, plan_push
 from paceline.worker.block import WorkerBlock
+from paceline.worker.key_states import get_states, merge_stats, residuals, send_values, set_residuals, set_states
 from paceline.worker.key_table import KeyTable
-from paceline.worker.optimizer_states import get_states, set_states
-from paceline.worker.residuals import residuals, set_residuals
 from paceline.worker.rows import RowTraffic
 from paceline.worker.session import Session
-from paceline.worker.set_values import set_values
-from paceline.worker.stats import merge_stats
-from paceline.worker.traffic import Traffic
+from paceline.worker.traffic import Carried, Traffic
 
 RowAnswer: TypeAlias = Literal["merged", "changed"]
 
@@ -55,13 +51,14 @@ class DistStore(KVStore):
     ) -> None:
         self._type, self.session, self.policy, self.name = store_type, session, policy, name
         local_merge = session.local_merge(policy)
-        this = weakref.proxy(self)  # without a cycle the memory of a store is free when nobody refers to it
-        self.table = KeyTable(session, name, lambda: is_whole_tensor(this.spec.name), policy.merge == "all", local_merge)
+        self.table = KeyTable(session, name, policy.merge == "all", local_merge)
         self.traffic = Traffic(session, name, policy.merges_rounds)
         self.rows = RowTraffic(session, name, self.traffic)
         self.lifecycle = StoreLifecycle(session, name, policy, self.table, self.traffic)
         self._set_merging(mean, clip_norm)
-        self._optimizer = ServerOptimizer(session, name, self.lifecycle, self.table, self.traffic)
+        self._optimizer = ServerOptimizer(session, name, self.lifecycle, self.table)
+        self.samples = 1.0
+        """Samples behind the next pushes: their weight in a store that merges to the mean, and in the counters."""
         self._ignored: set[Key] = set()
         self._siblings = 0
         self._is_claimed = False
@@ -144,7 +141,7 @@ class DistStore(KVStore):
         if "pull" in self.traffic.codecs:
             check.float32_for_pulls(keys, [value.dtype for value in values])
         self.lifecycle.open()
-        return self.table.add(keys, values, tags or [0] * len(keys))
+        return self.table.add(keys, values, tags or [0] * len(keys), whole=is_whole_tensor(self.spec.name))
 
     def add_row_keys(self, keys: Sequence[Key], values: Sequence[torch.Tensor], answers: RowAnswer) -> None:
         """Initialise keys whose gradients are rows, and whose pushes are answered with rows (``rows``). For optimizers.
@@ -171,9 +168,14 @@ class DistStore(KVStore):
         """See :meth:`KVStore.push`. ``priority`` is ignored: pushes are sent at once."""
         dense, by_rows = plan_push(self.table, key, value)
         self._optimizer.before_push(key)
+        carried = self.carried()
         for place, devices in zip(self.table.locate(list(by_rows)), by_rows.values(), strict=True):
-            self.rows.push(place, devices)
-        self.traffic.push(*dense)
+            self.rows.push(place, devices, carried)
+        self.traffic.push(*dense, carried)
+
+    def carried(self) -> Carried:
+        """Return what the next push carries: the weight and the options that were set."""
+        return Carried(self.samples, options=self._optimizer.encoded)
 
     def pull(self, key: Keys, out: Values, priority: int = 0, ignore_sparse: bool = True) -> None:
         """See :meth:`KVStore.pull`."""
@@ -228,10 +230,14 @@ class DistStore(KVStore):
             key: initialised keys.
             value: one dense tensor per key, in its shape.
         """
+        self.session.wait(self.send_values(key, value))
+
+    def send_values(self, key: Keys, value: Values) -> list[Call]:
+        """Send what :meth:`set_values` sets, and do not wait for the servers; the values must not change until then."""
         (plan, values), by_rows = plan_push(self.table, key, value)
         if by_rows or any(not isinstance(one, torch.Tensor) for one in values):
             raise ValueError("set_values takes one dense value per key")
-        set_values(self.session, self.name, plan, values, self.traffic.wait)
+        return send_values(self.session, self.name, plan, values, self.traffic.wait)
 
     def clip_round(self, skip_nonfinite: bool = False) -> float:
         """Clip the merged gradient of all pushes since the last call; returns its norm before clipping.
@@ -288,15 +294,6 @@ class DistStore(KVStore):
     def _need_optimizer(self, verb: str) -> None:
         if self._optimizer.replaces:
             raise no_optimizer(self.type, verb)
-
-    @property
-    def samples(self) -> float:
-        """Samples behind the next pushes: their weight in a store that merges to the mean, and in the counters."""
-        return self.traffic.samples
-
-    @samples.setter
-    def samples(self, samples: float) -> None:
-        self.traffic.samples = samples
 
     def set_gradient_compression(self, compression_params: Compression) -> None:
         """Compress pushes, pulls or both. Every worker calls it, before its first push.

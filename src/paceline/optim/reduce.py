@@ -1,23 +1,24 @@
-"""The strategy for stores that only broadcast and sum: all-reduce, one process with a codec, third parties' stores."""
+"""The exchange through stores that only broadcast and sum: all-reduce, one process with a codec, others' stores."""
 
 from __future__ import annotations
 
 import logging
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Literal
 
 import torch
 
 from paceline.counting import ALIKE, difference_of, mixture_of
 from paceline.errors import ConfigError
 from paceline.kvstore.base import KVStoreBase
+from paceline.optim.binding import sums_up
 from paceline.optim.buffers import buffers_of, untrained
-from paceline.optim.local_update import MergingUpdate
-from paceline.optim.samples import Count
-from paceline.optim.strategy import Named, StrategySetup
+from paceline.optim.exchange import Exchange
+from paceline.optim.names import NamedParameter
 from paceline.optim.watch import refuse_renormalising
 from paceline.tensors import real_view
+from paceline.worker.traffic import Carried
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -33,49 +34,59 @@ _LONGEST = 240
 logger = logging.getLogger(__name__)
 
 
-class StoreUpdate(MergingUpdate):
+class ReduceExchange(Exchange):
     """Merges through a store's ``pushpull``. Buffers of the model follow rank 0's with each merge.
 
     A mean is over the samples of all workers: a worker multiplies its gradients by its samples, divided by the mean
     number of a worker in the merge before. That number is the same on all workers, and gradients keep their magnitude.
 
     Args:
-        setup: the optimizer, its parameters and the user's options.
         store: only broadcasts and reduces.
+        model: the network, if it is known.
+        trained: the parameters of the optimizer.
+        reduction: ``mean`` over all samples, or ``sum`` over workers.
     """
 
-    def __init__(self, setup: StrategySetup, store: KVStoreBase) -> None:
-        super().__init__(setup, store)
-        self._model = setup.model
+    def __init__(
+        self,
+        store: KVStoreBase,
+        model: torch.nn.Module | None,
+        trained: Sequence[torch.nn.Parameter],
+        reduction: Literal["mean", "sum"],
+    ) -> None:
+        self._store, self._model, self._reduction = store, model, reduction
+        self._named: list[NamedParameter] = []
         self._alone = store.num_workers == 1
         self._mean_samples = 0.0
         self._has_said = False
-        if self._model is not None and not self._alone:
-            refuse_renormalising(self._model)
-            self._broadcast(untrained(self._model, [param for _, param, _ in setup.named]) | buffers_of(self._model))
-        self._broadcast(_real((name, param.data) for name, param, _ in setup.named))
+        if model is not None and not self._alone:
+            refuse_renormalising(model)
+            self._broadcast(untrained(model, trained) | buffers_of(model))
+
+    def add(self, named: Sequence[NamedParameter]) -> None:
+        """Take in parameters, with rank 0's weights. Every worker calls it."""
+        self._named += named
+        self._broadcast(_real((name, param.data) for name, param, _ in named))
 
     def _broadcast(self, tensors: Tensors) -> None:
         values = _floating(tensors)
         if values:
-            self.store.broadcast(list(values), list(values.values()), list(values.values()))
+            self._store.broadcast(list(values), list(values.values()), list(values.values()))
         for name, one in tensors.items():
             if one is not values[name]:
                 one.copy_(values[name])
 
-    def merge(self) -> None:
-        """Push gradients and pull their sum or mean.
+    def push_rest(self, carried: Carried) -> None:
+        """Replace all gradients by their sum or mean.
 
         A gradient that this worker does not have counts as zeros. One that no worker has stays None, so that the
         optimizer leaves the parameter alone, as in one process.
         """
         if self._alone:
-            self._samples.take(self.has_gradients)
-            self._push(_real((name, param.grad) for name, param, _ in self.named if param.grad is not None), {})
+            self._sum(_real((name, param.grad) for name, param, _ in self._named if param.grad is not None), {})
             return
-        params = {name: param for name, param, _ in self.named if param.requires_grad or param.grad is not None}
-        count = self._samples.take(self.has_gradients)
-        weight = self._weight(count.samples)
+        params = {name: param for name, param, _ in self._named if param.requires_grad or param.grad is not None}
+        weight = self._weight(carried.samples)
         present = [weight != 0 and param.grad is not None for param in params.values()]
         for param in params.values():
             param.grad = torch.zeros_like(param) if param.grad is None else param.grad.resolve_conj()
@@ -84,37 +95,37 @@ class StoreUpdate(MergingUpdate):
             torch._foreach_zero_(list(grads.values()))  # they may be NaN
         elif weight != 1:
             torch._foreach_mul_(list(grads.values()), weight)
-        counts = torch.tensor([weight, *self._code(count), *present], dtype=torch.float64)
+        counts = torch.tensor([weight, *self._code(carried), *present], dtype=torch.float64)
         buffers = {} if self._model is None else buffers_of(self._model)
-        self._push({**grads, f"{_COUNTS} of {len(present)}": counts}, buffers)
+        self._sum({**grads, f"{_COUNTS} of {len(present)}": counts}, buffers)
         weights, *rest = counts.tolist()
-        codes, owners = rest[: self.store.num_workers], rest[self.store.num_workers :]
+        codes, owners = rest[: self._store.num_workers], rest[self._store.num_workers :]
         for param, number in zip(params.values(), owners, strict=True):
             if not number:
                 param.grad = None
-        if self.choices.reduction == "mean":
-            self._compare(codes, count)
-        if self.choices.reduction == "mean" and weights:
+        if self._reduction == "mean":
+            self._compare(codes, carried.inputs)
+        if self._reduction == "mean" and weights:
             torch._foreach_div_(list(grads.values()), weights)
-            self._mean_samples *= weights / self.store.num_workers
+            self._mean_samples *= weights / self._store.num_workers
 
     def _weight(self, samples: float) -> float:
         """Return what this worker's gradients are multiplied by before they are summed."""
-        if self.choices.reduction == "sum":
+        if self._reduction == "sum":
             return 1.0
         if not self._mean_samples:
             [total] = self._totals(samples)
-            self._mean_samples = total / self.store.num_workers or 1.0
+            self._mean_samples = total / self._store.num_workers or 1.0
         return samples / self._mean_samples
 
-    def _code(self, count: Count) -> list[float]:
+    def _code(self, carried: Carried) -> list[float]:
         """Return a number per worker; the own one tells how this worker counts, and the others are 0."""
-        codes = [0.0] * self.store.num_workers
-        if count.samples:
-            codes[self.store.rank] = _CERTAIN if count.inputs is None else 2.0 + zlib.crc32(count.inputs.encode())
+        codes = [0.0] * self._store.num_workers
+        if carried.samples:
+            codes[self._store.rank] = _CERTAIN if carried.inputs is None else 2.0 + zlib.crc32(carried.inputs.encode())
         return codes
 
-    def _compare(self, codes: Sequence[float], count: Count) -> None:
+    def _compare(self, codes: Sequence[float], own_inputs: str | None) -> None:
         """Compare how the workers count; all of them come to the same result.
 
         Raises:
@@ -124,53 +135,46 @@ class StoreUpdate(MergingUpdate):
         mixture = mixture_of(inputs)
         if mixture:
             raise ConfigError(f"the workers do not weigh alike: {mixture}; set optimizer.samples on every worker")
-        if self.store.rank == 0:
-            self._samples.say(count.doubt)
         if self._has_said or not difference_of(inputs):
             return
         self._has_said = True
-        texts = torch.zeros(self.store.num_workers, _LONGEST, dtype=torch.float64)
-        own = torch.tensor(list((count.inputs or "").encode()[:_LONGEST]), dtype=torch.float64)
-        texts[self.store.rank, : len(own)] = own
-        self.store.pushpull("inputs", texts, texts)
+        texts = torch.zeros(self._store.num_workers, _LONGEST, dtype=torch.float64)
+        own = torch.tensor(list((own_inputs or "").encode()[:_LONGEST]), dtype=torch.float64)
+        texts[self._store.rank, : len(own)] = own
+        self._store.pushpull("inputs", texts, texts)
         said = {worker: bytes(int(one) for one in texts[worker] if one).decode() for worker in inputs}
-        if self.store.rank == 0:
+        if self._store.rank == 0:
             logger.warning("%s, %s", difference_of(said), ALIKE)
 
-    def _push(self, summed: Tensors, first: Tensors) -> None:
+    def _sum(self, summed: Tensors, first: Tensors) -> None:
         """Replace tensors by their sums over the workers, and others by rank 0's."""
-        owns = self.store.rank == 0
+        owns = self._store.rank == 0
         copies = {name: one.clone() if owns else torch.zeros_like(one) for name, one in _floating(first).items()}
         values = [*summed.values(), *copies.values()]
-        self.store.pushpull([*summed, *copies], values, values)
+        self._store.pushpull([*summed, *copies], values, values)
         for name, one in first.items():
             one.copy_(copies[name])
 
-    def merge_loss(self, loss: Any) -> Any:
-        """Return the mean of the workers' losses, weighted by samples; with reduction ``sum`` their sum."""
-        if self._alone or not isinstance(loss, torch.Tensor | float | int):
-            return loss
-        weight = self._samples.last if self.choices.reduction == "mean" else 1.0
-        value, weights = self._totals(float(loss) * weight, weight)
-        if self.choices.reduction == "mean":
-            value /= weights or 1.0
-        return loss.detach().clone().fill_(value) if isinstance(loss, torch.Tensor) else value
+    def suspicious(self) -> bool:
+        """Return whether a merged gradient may be NaN or Inf: a cheap check. False is certain, True is not."""
+        return any(param.grad is not None and not sums_up(param.grad) for _, param, _ in self._named)
+
+    def mean_loss(self, loss: float, samples: float) -> float:
+        """Return the mean of the workers' losses, weighted by samples; where gradients are summed, their sum."""
+        weight = samples if self._reduction == "mean" else 1.0
+        value, weights = self._totals(loss * weight, weight)
+        return value / (weights or 1.0) if self._reduction == "mean" else value
 
     def _totals(self, *values: float) -> list[float]:
         """Return the sums of the workers' values."""
         total = torch.tensor(values, dtype=torch.float64)
-        self.store.pushpull(f"{_SUMS} of {len(values)}", total, total)
+        self._store.pushpull(f"{_SUMS} of {len(values)}", total, total)
         return total.tolist()
 
     def broadcast_weights(self) -> None:
         """Set the weights of all workers to rank 0's. Every worker calls it."""
         if not self._alone:
-            self._push({}, _real((name, param.data) for name, param, _ in self.named))
-
-    def add(self, named: Named) -> None:
-        """Add the parameters of new param groups."""
-        super().add(named)
-        self._broadcast(_real((name, param.data) for name, param, _ in named))
+            self._sum({}, _real((name, param.data) for name, param, _ in self._named))
 
 
 def _floating(tensors: Tensors) -> dict[str, torch.Tensor]:

@@ -1,0 +1,161 @@
+"""Strategy of ``update="worker"``, of all-reduce and of one process with a codec: workers step on merged gradients.
+
+    backward: gradient complete ─► exchange ─► push ─► merged ─► answer
+    end of backward: push the rest ─► wait for all answers ─► copy merged gradients to ``p.grad``
+
+After that a loop may use ``p.grad`` as in one process with the joined batch: clip, scale, read norms, run another
+backward pass that adds to it. Merged gradients are the same on all workers, so merging them again with new ones gives
+the sum of both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from paceline.errors import NonFiniteError, PacelineError
+from paceline.kvstore.base import KVStoreBase
+from paceline.optim.backward import BackwardWatch
+from paceline.optim.buffers import Buffers
+from paceline.optim.exchange import Exchange
+from paceline.optim.strategy import ExchangingStrategy, Named, StrategySetup
+from paceline.updaters import Options
+from paceline.updaters.spec import plain
+
+
+class MergedUpdate(ExchangingStrategy):
+    """Merges gradients at the end of each backward pass, and steps on the merged ones.
+
+    Args:
+        setup: the optimizer, its parameters and the user's options.
+        store: merges the gradients.
+        exchange: of that store, without parameters.
+        weighs: whether the numbers of samples decide how much a push counts.
+        buffers: the model's buffers, if workers share them.
+        hides_nan: the store's codec hides NaN and Inf from other workers.
+    """
+
+    def __init__(
+        self,
+        setup: StrategySetup,
+        store: KVStoreBase,
+        exchange: Exchange,
+        weighs: bool,
+        buffers: Buffers | None = None,
+        hides_nan: bool = False,
+    ) -> None:
+        super().__init__(setup, store, exchange, weighs, buffers)
+        self._nan = "skip" if hides_nan and self.choices.on_nan != "pass" else "pass"
+        self._overlap = self.choices.overlap is not False
+        self._adds_up = self.choices.reduction == "sum"
+        self._watch = BackwardWatch(self._on_gradient, self._on_end, self._refuse_merged if self._adds_up else None)
+        self._passes = 0
+        self._syncs = True
+        self._is_merged = False
+        """True when gradients were merged after the last step, and no gradient was computed since."""
+        self._sums: set[torch.nn.Parameter] = set()
+        """Parameters whose gradients are sums over workers since the last merge."""
+        self.named = []
+        self.add(setup.named)
+
+    def add(self, named: Named) -> None:
+        """Add parameters. Every worker calls it."""
+        super().add(named)
+        self._exchange.add(named)
+        self._watch.watch(param for _, param, _ in named)
+
+    # ---- backward --------------------------------------------------------------------------------------------------
+
+    def _on_gradient(self, param: torch.nn.Parameter) -> None:
+        self._samples.touch()
+        self._is_merged = False
+        if self._overlap and self._syncs and self._passes + 1 >= self.choices.passes:
+            with torch.no_grad():
+                if self._exchange.fill(param):
+                    self._exchange.push(self._carried())
+
+    def _on_end(self) -> None:
+        if self._syncs and self._passes + 1 >= self.choices.passes:
+            self._merge()
+        else:
+            self._passes += 1
+        self._samples.ended()
+
+    def _finish(self) -> None:
+        """Merge gradients that no backward pass merged: set by hand, or accumulated in :meth:`no_sync`."""
+        if not self._is_merged:
+            self._merge()
+        self._is_merged = False
+
+    @torch.no_grad()
+    def _merge(self) -> None:
+        """Push the rest, wait for all answers, and copy merged gradients to the parameters."""
+        self._passes = 0
+        if self._adds_up:
+            for param in list(self._sums):
+                self._refuse_merged(param)
+        self._exchange.push_rest(self._carried())
+        self._exchange.settle()
+        self._open = None
+        self._exchange.take()
+        self._is_merged = True
+        if self._adds_up:
+            self._sums = {param for _, param, _ in self.named}
+
+    def _refuse_merged(self, param: torch.nn.Parameter) -> None:
+        """Raise when a sum would be merged again: each worker would add it. (Equal means can be merged again.)"""
+        if param in self._sums and param.grad is not None and bool(param.grad.any()):
+            name = next(name for name, one, _ in self.named if one is param)
+            raise PacelineError(
+                f"the gradient of {name!r} is summed over the workers already, and would be summed again: with "
+                "reduction='sum' call zero_grad before the next backward, set backward_passes_per_step, or use no_sync"
+            )
+        self._sums.discard(param)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Only accumulate gradients; the first backward pass after it, or ``step``, merges them."""
+        before, self._syncs = self._syncs, False
+        try:
+            yield
+        finally:
+            self._syncs = before
+
+    # ---- step ------------------------------------------------------------------------------------------------------
+
+    def _suspicious(self) -> bool:
+        return self._exchange.suspicious()
+
+    def _blame(self, names: Sequence[str]) -> NonFiniteError:
+        return self._exchange.blame(names, self._round)
+
+    def _merge_loss(self, loss: Any) -> Any:
+        """Return the mean of the workers' losses, weighted by samples; with reduction ``sum`` their sum."""
+        if self.store.num_workers == 1 or not isinstance(loss, torch.Tensor | float | int):
+            return loss
+        value = self._exchange.mean_loss(float(loss), self._samples.last)
+        return loss.detach().clone().fill_(value) if isinstance(loss, torch.Tensor) else value
+
+    def _current_options(self) -> list[Options]:
+        return plain_groups(self.inner)
+
+    def close(self) -> None:
+        """Stop watching backward passes."""
+        self._watch.close()
+
+
+def plain_groups(optimizer: torch.optim.Optimizer) -> list[Options]:
+    """Return the options of every param group that are plain data: numbers, strings, tuples of numbers."""
+    found = []
+    for group in optimizer.param_groups:
+        options: Options = {}
+        for name, value in group.items():
+            with contextlib.suppress(TypeError, ValueError):
+                if name != "params":
+                    options[name] = plain(name, value)
+        found.append(options)
+    return found
