@@ -28,7 +28,6 @@ from paceline.hvd.basics import (
     start_timeline,
     stop_timeline,
 )
-from paceline.hvd.codec_reduction import CodecCompression
 from paceline.hvd.collectives import (
     allgather_async,
     allreduce_async,
@@ -47,7 +46,7 @@ from paceline.hvd.collectives import (
     sparse_allreduce_async,
     synchronize,
 )
-from paceline.hvd.compression import Compression, Compressor
+from paceline.hvd.compression import CodecCompression, Compression, Compressor
 from paceline.hvd.differentiable import (
     allgather,
     allreduce,
@@ -62,9 +61,8 @@ from paceline.hvd.differentiable import (
     reducescatter,
 )
 from paceline.hvd.errors import HorovodInternalError
-from paceline.hvd.objects import allgather_object, broadcast_object
+from paceline.hvd.functions import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from paceline.hvd.optimizer import DistributedOptimizer
-from paceline.hvd.parameters import broadcast_optimizer_state, broadcast_parameters
 from paceline.hvd.process_sets import (
     ProcessSet,
     add_process_set,

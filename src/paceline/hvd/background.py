@@ -20,14 +20,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from paceline.errors import JoinTimeoutError, PacelineError
-from paceline.hvd import execute, wire
+from paceline.hvd import execute
 from paceline.hvd.errors import HorovodInternalError
-from paceline.hvd.execute import FusedOperations
+from paceline.hvd.execute import FusedOperations, Operation, fuse
 from paceline.hvd.link import CoordinatorLink
-from paceline.hvd.negotiation import Batch, Down, RankCache, Request, Response, fuse
-from paceline.hvd.negotiation.sets import ProcessSets
-from paceline.hvd.negotiation.words import TENSOR_KINDS, Key
-from paceline.hvd.operation import Handles, Operation
+from paceline.hvd.negotiation.cache import RankCache
+from paceline.hvd.negotiation.machine import ProcessSets
+from paceline.hvd.negotiation.messages import (
+    TENSOR_KINDS,
+    Batch,
+    Down,
+    Entered,
+    Key,
+    RankEntered,
+    RankLeft,
+    Request,
+    Response,
+    ToCoordinator,
+    ToRank,
+)
+from paceline.hvd.operation import Handles
 from paceline.hvd.planes.base import Plane
 from paceline.hvd.timeline import Timeline
 
@@ -70,7 +82,7 @@ class Background:
         self._queue: dict[Key, Request] = {}
         self._urgent = False
         self._due = 0.0
-        self._leaving: wire.RankLeft | None = None
+        self._leaving: RankLeft | None = None
         self._cache = RankCache()
         self._plans: dict[bytes, BatchPlan] = {}
         self._fusion_bytes = 0
@@ -82,7 +94,7 @@ class Background:
 
     # ---- begin and end ---------------------------------------------------------------------------------------------
 
-    def enter(self, rank: int, size: int, enter: wire.RankEntered, timeout_s: float) -> Sequence[wire.RankEntered]:
+    def enter(self, rank: int, size: int, enter: RankEntered, timeout_s: float) -> Sequence[RankEntered]:
         """Wait until all ranks have called ``init``, and start the thread.
 
         Raises:
@@ -90,9 +102,9 @@ class Background:
             HorovodInternalError: ranks disagree, or one ended.
         """
         self._rank = rank
-        self._link.send(wire.ToCoordinator(self._generation, enter))
+        self._link.send(ToCoordinator(self._generation, enter))
         deadline = time.monotonic() + timeout_s
-        waiting: list[wire.ToRank] = []
+        waiting: list[ToRank] = []
         while True:
             waiting += self._link.receive(max(0.0, min(_IDLE_S, deadline - time.monotonic())))
             while waiting:
@@ -101,7 +113,7 @@ class Background:
                     continue
                 if isinstance(message.body, Down):
                     raise HorovodInternalError(describe(message.body))
-                assert isinstance(message.body, wire.Entered)
+                assert isinstance(message.body, Entered)
                 self._fusion_bytes = message.body.fusion_bytes
                 self.sets = ProcessSets(size, enter.sets)
                 self._early = waiting
@@ -114,7 +126,7 @@ class Background:
 
     def leave(self, reason: str, failed: bool = False) -> None:
         """End this generation for all ranks, and the thread."""
-        self._leaving = wire.RankLeft(reason, failed)
+        self._leaving = RankLeft(reason, failed)
         self._link.wake()
         self._thread.join(_LEAVE_S)
 
@@ -169,7 +181,7 @@ class Background:
             if self.down is not None:
                 return
             reason = f"rank {self._rank}: {text}"
-            self._link.send(wire.ToCoordinator(self._generation, wire.RankLeft(reason, True)))
+            self._link.send(ToCoordinator(self._generation, RankLeft(reason, True)))
             self._go_down(Down(self._rank, reason))
 
     def _patience_s(self) -> float:
@@ -187,9 +199,9 @@ class Background:
         if requests:
             if self._timeline.is_on:
                 self._timeline.cycle()
-            self._link.send(wire.ToCoordinator(self._generation, self._cache.submission(requests)))
+            self._link.send(ToCoordinator(self._generation, self._cache.submission(requests)))
         if self._leaving is not None:
-            self._link.send(wire.ToCoordinator(self._generation, self._leaving))
+            self._link.send(ToCoordinator(self._generation, self._leaving))
             self._wait_for_down(_LEAVE_S)
             if self.down is None:
                 self._go_down(Down(self._rank, "hvd.shutdown() was called; rank 0 did not answer"))
@@ -201,7 +213,7 @@ class Background:
             messages = self._link.receive(min(_IDLE_S, left))
             self._handle([message for message in messages if isinstance(message.body, Down)])
 
-    def _handle(self, messages: Sequence[wire.ToRank]) -> None:
+    def _handle(self, messages: Sequence[ToRank]) -> None:
         for message in messages:
             if message.generation not in (0, self._generation) or self.down is not None:
                 continue

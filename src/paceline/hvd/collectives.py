@@ -9,8 +9,8 @@ import torch
 
 from paceline.hvd import world
 from paceline.hvd.errors import HorovodInternalError
-from paceline.hvd.negotiation import Request
-from paceline.hvd.operation import Operation
+from paceline.hvd.execute import Operation
+from paceline.hvd.negotiation.messages import Request
 from paceline.hvd.process_sets import ProcessSet, global_process_set, members_of
 from paceline.hvd.starting import (
     INTEGERS,

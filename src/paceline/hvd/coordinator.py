@@ -21,10 +21,22 @@ import time
 from collections.abc import Callable
 
 from paceline.errors import ProtocolError
-from paceline.hvd import wire
-from paceline.hvd.negotiation import Batch, Down, LogText, Negotiation, Submission
-from paceline.hvd.negotiation.words import Action
-from paceline.hvd.settings import HvdSettings
+from paceline.hvd.environment import HvdSettings
+from paceline.hvd.negotiation.machine import Negotiation
+from paceline.hvd.negotiation.messages import (
+    Action,
+    Batch,
+    Down,
+    Entered,
+    LogText,
+    RankEntered,
+    RankLeft,
+    Submission,
+    ToCoordinator,
+    ToRank,
+    decode,
+    encode,
+)
 from paceline.hvd.timeline import Timeline
 from paceline.transport.security import Security
 from paceline.transport.sockets import SocketListener
@@ -65,7 +77,7 @@ class Coordinator:
         security: Security,
         name: str,
         settings: HvdSettings,
-        deliver: Callable[[wire.ToRank], None],
+        deliver: Callable[[ToRank], None],
         timeline: Timeline,
     ) -> None:
         self._timeline = timeline
@@ -73,7 +85,7 @@ class Coordinator:
         self._deliver = deliver
         self._lock = threading.Lock()
         self._generation = 0
-        self._entered: dict[int, wire.RankEntered] = {}
+        self._entered: dict[int, RankEntered] = {}
         self._machine: Negotiation | None = None
         self._is_ended = False
         self._closed = False
@@ -84,13 +96,13 @@ class Coordinator:
 
     # ---- what ranks send -------------------------------------------------------------------------------------------
 
-    def take(self, rank: int, message: wire.ToCoordinator) -> None:
+    def take(self, rank: int, message: ToCoordinator) -> None:
         """Take a message of a rank."""
         body = message.body
         with self._lock:
-            if isinstance(body, wire.RankEntered):
+            if isinstance(body, RankEntered):
                 self._enter(rank, message.generation, body)
-            elif message.generation == self._generation and isinstance(body, wire.RankLeft):
+            elif message.generation == self._generation and isinstance(body, RankLeft):
                 self._end(rank, body.reason, body.failed)
             elif message.generation == self._generation and self._machine is not None:
                 assert isinstance(body, Submission)
@@ -98,7 +110,7 @@ class Coordinator:
                     self._timeline.reported(rank, self._machine.keys_of(body))
                 self._carry_out(self._machine.submit(rank, body, time.monotonic()))
 
-    def _enter(self, rank: int, generation: int, body: wire.RankEntered) -> None:
+    def _enter(self, rank: int, generation: int, body: RankEntered) -> None:
         if generation > self._generation:
             self._generation, self._entered, self._machine, self._is_ended = generation, {}, None, False
         if generation < self._generation or self._is_ended:
@@ -113,7 +125,7 @@ class Coordinator:
             self._end(-1, error, True)
             return
         self._machine = Negotiation(self.size, self.settings.options, members[0].sets)
-        self._send_all(wire.Entered(members, self.settings.fusion_threshold_bytes))
+        self._send_all(Entered(members, self.settings.fusion_threshold_bytes))
 
     def _end(self, rank: int, reason: str, failed: bool) -> None:
         if self._is_ended or not self._generation:
@@ -139,17 +151,17 @@ class Coordinator:
             self._is_ended |= isinstance(action, Down)
             self._send_all(action)
 
-    def _send_all(self, body: wire.Entered | Batch | Down) -> None:
-        message = wire.ToRank(self._generation, body)
-        raw = wire.encode(message)
+    def _send_all(self, body: Entered | Batch | Down) -> None:
+        message = ToRank(self._generation, body)
+        raw = encode(message)
         for rank in range(1, self.size):
             self._listener.send(identity(rank), [raw])
         self._deliver(message)
 
     def _send(self, rank: int, generation: int, body: Down) -> None:
-        message = wire.ToRank(generation, body)
+        message = ToRank(generation, body)
         if rank:
-            self._listener.send(identity(rank), [wire.encode(message)])
+            self._listener.send(identity(rank), [encode(message)])
         else:
             self._deliver(message)
 
@@ -179,7 +191,7 @@ class Coordinator:
         try:
             if rank < 1:
                 raise ProtocolError(f"{peer!r} is no rank of this job")
-            self.take(rank, wire.decode_at_coordinator(raw))
+            self.take(rank, decode(ToCoordinator, raw))
         except ProtocolError as error:
             logger.warning("refused a message: %s", error)
             with self._lock:
@@ -198,7 +210,7 @@ def _rank_of(peer: bytes, size: int) -> int:
     return int(number) if number.isdigit() and len(number) < 8 and int(number) < size else -1
 
 
-def _difference(members: tuple[wire.RankEntered, ...]) -> str:
+def _difference(members: tuple[RankEntered, ...]) -> str:
     """Return what ranks gave ``init`` that is not alike; an empty string if nothing."""
     for rank, one in enumerate(members):
         if one.version != members[0].version:

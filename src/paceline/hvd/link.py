@@ -11,11 +11,10 @@ from abc import ABC, abstractmethod
 
 from paceline import config
 from paceline.errors import AuthenticationError, JoinTimeoutError
-from paceline.hvd import rendezvous, wire
+from paceline.hvd import rendezvous
 from paceline.hvd.coordinator import Coordinator, coordinator_name, identity
-from paceline.hvd.negotiation import Down
-from paceline.hvd.place import ProcessPlace
-from paceline.hvd.settings import HvdSettings
+from paceline.hvd.environment import HvdSettings, ProcessPlace
+from paceline.hvd.negotiation.messages import Down, ToCoordinator, ToRank, decode, encode
 from paceline.hvd.timeline import Timeline
 from paceline.peer.hosts import own_address, tcp
 from paceline.transport.security import Security
@@ -39,11 +38,11 @@ class CoordinatorLink(ABC):
     security: Security
 
     @abstractmethod
-    def send(self, message: wire.ToCoordinator) -> None:
+    def send(self, message: ToCoordinator) -> None:
         """Send a message."""
 
     @abstractmethod
-    def receive(self, timeout_s: float) -> list[wire.ToRank]:
+    def receive(self, timeout_s: float) -> list[ToRank]:
         """Return messages, after waiting at most ``timeout_s`` for the first."""
 
     @abstractmethod
@@ -71,7 +70,7 @@ class OwnCoordinator(CoordinatorLink):
     """Rank 0's: the coordinator is in the same process."""
 
     def __init__(self, place: ProcessPlace, settings: config.Settings, hvd: HvdSettings, timeline: Timeline) -> None:
-        self._inbox: queue.SimpleQueue[wire.ToRank | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[ToRank | None] = queue.SimpleQueue()
         self._coordinator: Coordinator | None = None
         self._place = place
         self._meeting: rendezvous.CoordinatorAddress | None = None
@@ -89,12 +88,12 @@ class OwnCoordinator(CoordinatorLink):
         assert self._coordinator is not None
         self._coordinator.settings = hvd
 
-    def send(self, message: wire.ToCoordinator) -> None:
+    def send(self, message: ToCoordinator) -> None:
         """Give a message to the coordinator, in this thread."""
         assert self._coordinator is not None
         self._coordinator.take(0, message)
 
-    def receive(self, timeout_s: float) -> list[wire.ToRank]:
+    def receive(self, timeout_s: float) -> list[ToRank]:
         """Return messages."""
         found = []
         try:
@@ -159,16 +158,16 @@ class RankConnection(CoordinatorLink):
         """Whether the connection has never been lost."""
         return self._was_open and self._hub.is_open(self._channel)
 
-    def send(self, message: wire.ToCoordinator) -> None:
+    def send(self, message: ToCoordinator) -> None:
         """Send a message."""
-        self._hub.send(self._channel, [wire.encode(message)])
+        self._hub.send(self._channel, [encode(message)])
 
-    def receive(self, timeout_s: float) -> list[wire.ToRank]:
+    def receive(self, timeout_s: float) -> list[ToRank]:
         """Return messages; a ``Down`` when the connection is lost."""
-        found = [wire.decode_at_rank(frames[0]) for _, frames in self._hub.receive(timeout_s)]
+        found = [decode(ToRank, frames[0]) for _, frames in self._hub.receive(timeout_s)]
         if not self._hub.is_open(self._channel) and self._was_open:
             self._was_open = False
-            found.append(wire.ToRank(0, Down(0, "rank 0, where the coordinator runs, ended or lost its connection")))
+            found.append(ToRank(0, Down(0, "rank 0, where the coordinator runs, ended or lost its connection")))
         return found
 
     def wake(self) -> None:

@@ -6,40 +6,10 @@ import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from paceline.hvd.errors import HorovodInternalError
-from paceline.hvd.negotiation import Request
-
-
-@dataclass(slots=True)
-class Operation:
-    """A pending or finished operation.
-
-    Attributes:
-        request: what is negotiated.
-        tensors: this rank's tensors.
-        outputs: where results go; None: new tensors.
-        finish: makes the result of ``outputs``, in the thread that waits.
-        result: see ``finish``; for operations without tensors, what they return.
-        error: why it failed.
-        done: whether result or error are there.
-        received_splits: rows received from each member (alltoall).
-        ready: event of the accelerator after which ``tensors`` are complete.
-    """
-
-    request: Request
-    tensors: list[torch.Tensor] = field(default_factory=list)
-    outputs: list[torch.Tensor] | None = None
-    finish: Callable[[Operation], Any] | None = None
-    result: Any = None
-    error: str = ""
-    done: bool = False
-    received_splits: list[int] = field(default_factory=list)
-    ready: torch.cuda.Event | None = None
+from paceline.hvd.execute import Operation
 
 
 class Handles:

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from paceline.hvd import world
+from paceline.hvd.environment import find_place
 from paceline.hvd.errors import HorovodInternalError
-from paceline.hvd.negotiation import GLOBAL_SET, Request
-from paceline.hvd.place import find_place
+from paceline.hvd.negotiation.messages import GLOBAL_SET, Request
 
 
 class ProcessSet:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import LaunchError
-from paceline.hvd.objects import dumps
+from paceline.hvd.functions import dumps
 
 #: Arguments of Horovod that only ``hvd.elastic`` has a use for.
 _ELASTIC = (

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from paceline.hvd import world
-from paceline.hvd.negotiation import Request
-from paceline.hvd.operation import Operation
+from paceline.hvd.execute import Operation
+from paceline.hvd.negotiation.messages import Request
 from paceline.hvd.planes.base import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM
 from paceline.hvd.process_sets import ProcessSet, global_process_set, members_of
 

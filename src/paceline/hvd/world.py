@@ -12,17 +12,16 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from paceline import config
-from paceline.hvd import wire
 from paceline.hvd.background import Background
+from paceline.hvd.environment import HvdSettings, ProcessPlace, find_place, read_settings
 from paceline.hvd.errors import HorovodInternalError, NotInitializedError
+from paceline.hvd.execute import Operation
 from paceline.hvd.link import CoordinatorLink, connect
-from paceline.hvd.negotiation import Request
-from paceline.hvd.operation import Handles, Operation
-from paceline.hvd.place import ProcessPlace, find_place
+from paceline.hvd.negotiation.messages import VERSION, RankEntered, Request
+from paceline.hvd.operation import Handles
 from paceline.hvd.planes.base import Alone, Plane
 from paceline.hvd.planes.registry import Planes
 from paceline.hvd.rendezvous import private_folder
-from paceline.hvd.settings import HvdSettings, read_settings
 from paceline.hvd.timeline import Timeline
 from paceline.peer.hosts import host_id
 
@@ -77,7 +76,7 @@ class World:
         base.link.configure(hvd)
         self.background = Background(base.link, base.generation, self.handles, hvd.cycle_time_s, base.timeline)
         host = os.environ.get("HOROVOD_HOSTNAME") or socket.gethostname()
-        enter = wire.RankEntered(wire.VERSION, host, host_id(), os.getpid(), sets)
+        enter = RankEntered(VERSION, host, host_id(), os.getpid(), sets)
         members = self.background.enter(self.rank, self.size, enter, hvd.start_timeout_s)
         self.nodes = [(one.host, one.host_id) for one in members]
         try:

@@ -15,12 +15,12 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
 from paceline.config import Settings
 from paceline.errors import ProtocolError
+from paceline.hvd.environment import HvdSettings
 from paceline.hvd.planes.base import Alone, Plane
 from paceline.hvd.planes.hierarchical import HierarchicalPlane
 from paceline.hvd.planes.shared import Neighbours, Offer, SharedPlane
 from paceline.hvd.planes.staged import Staged
 from paceline.hvd.planes.torch_group import make_gloo, make_nccl, nccl_is_available
-from paceline.hvd.settings import HvdSettings
 from paceline.interfaces import address_of
 
 logger = logging.getLogger(__name__)
