@@ -15,8 +15,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from paceline.hvd.errors import HorovodInternalError
 from paceline.hvd.negotiation.messages import Key, Request, Response
-from paceline.hvd.planes.adasum import adasum
-from paceline.hvd.planes.base import ADASUM, Plane, Reduction
+from paceline.hvd.planes.base import ADASUM, Plane, Reduction, adasum
 
 #: Tensors of more bytes are not packed: a copy would cost more than an operation of their own.
 PACK_BYTES = 512 * 1024
