@@ -36,7 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("hetero",),
     ("agreement", "membership"),
-    ("updaters", "tensors", "keys", "wrappers", "compression", "transport"),
+    ("updaters", "tensors", "batch_norm", "keys", "wrappers", "compression", "transport"),
     ("arguments",),
     ("peer",),
     ("scheduler", "server", "worker"),

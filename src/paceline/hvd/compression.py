@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from paceline.compression import make
-from paceline.hvd.collectives import allgather_async, synchronize
+from paceline.hvd.collectives import Average, Sum, allgather_async, synchronize
 from paceline.hvd.process_sets import ProcessSet, members_of
-from paceline.hvd.starting import Average, Sum
 
 
 class Compressor:

@@ -33,10 +33,11 @@ class Operation:
         request: what is negotiated.
         tensors: this rank's tensors.
         outputs: where results go; None: new tensors.
-        finish: makes the result of ``outputs``, in the thread that waits.
-        result: see ``finish``; for operations without tensors, what they return.
+        given: tensors of the caller that are the result of an operation in place; None: ``outputs`` are.
+        grouped: the result is a list of tensors.
+        result: the result of an operation without tensors.
         error: why it failed.
-        done: whether result or error are there.
+        done: whether the result or the error is there.
         received_splits: rows received from each member (alltoall).
         ready: event of the accelerator after which ``tensors`` are complete.
     """
@@ -44,12 +45,29 @@ class Operation:
     request: Request
     tensors: list[torch.Tensor] = field(default_factory=list)
     outputs: list[torch.Tensor] | None = None
-    finish: Callable[[Operation], Any] | None = None
+    given: Sequence[torch.Tensor] | None = None
+    grouped: bool = False
     result: Any = None
     error: str = ""
     done: bool = False
     received_splits: list[int] = field(default_factory=list)
     ready: torch.cuda.Event | None = None
+
+    def outcome(self) -> Any:
+        """Return the result of a finished operation.
+
+        Raises:
+            HorovodInternalError: it failed.
+        """
+        if self.error:
+            raise HorovodInternalError(self.error)
+        if not self.tensors:
+            return self.result
+        found = self.outputs if self.given is None else self.given
+        assert found is not None
+        if self.request.kind == "alltoall":
+            return found[0], torch.tensor(self.received_splits, dtype=torch.int32)
+        return found if self.grouped else found[0]
 
 
 # ---- which operations run as one -------------------------------------------------------------------------------------

@@ -21,6 +21,8 @@ from paceline.hvd.collectives import broadcast_async_, synchronize
 from paceline.hvd.negotiation.messages import Request
 from paceline.hvd.process_sets import ProcessSet, global_process_set, members_of
 
+__all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
+
 try:
     import cloudpickle as _pickler  # lambdas and local classes
 except ImportError:

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from paceline.hvd.errors import HorovodInternalError
 from paceline.hvd.execute import Operation
 
 
@@ -64,9 +63,7 @@ class Handles:
             with self._changed:
                 while not operation.done:
                     self._changed.wait()
-        if operation.error:
-            raise HorovodInternalError(operation.error)
-        return operation.finish(operation) if operation.finish is not None else operation.result
+        return operation.outcome()
 
     def wake(self) -> None:
         """Wake those that wait, after operations are done."""

@@ -11,11 +11,10 @@ from typing import Any, NoReturn
 import torch
 
 from paceline.hvd import world
-from paceline.hvd.collectives import allreduce_async_, synchronize
+from paceline.hvd.collectives import Adasum, Average, allreduce_async_, synchronize
 from paceline.hvd.compression import CodecCompression, Compression, Compressor
 from paceline.hvd.process_sets import ProcessSet, global_process_set
 from paceline.hvd.reducer import ReduceChoices, Reducer, checked_names, make_groups
-from paceline.hvd.starting import Adasum, Average
 from paceline.wrappers import refuse_wrapped
 
 _EARLY_ZERO = (

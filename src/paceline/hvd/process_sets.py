@@ -10,6 +10,9 @@ from paceline.hvd.environment import find_place
 from paceline.hvd.errors import HorovodInternalError
 from paceline.hvd.negotiation.messages import GLOBAL_SET, Request
 
+#: ``process_set_ids`` is none of Horovod's module ``mpi_ops``.
+__all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]
+
 
 class ProcessSet:
     """A set of ranks that run operations among themselves.
@@ -86,24 +89,19 @@ def members_of(process_set: ProcessSet) -> tuple[int, tuple[int, ...]]:
 
 
 def register(sets: Iterable[ProcessSet]) -> None:
-    """Note the sets that ``init`` was given, after it."""
+    """Give their ids to the set of all ranks and to the sets that ``init`` was given, after it."""
+    global_process_set.process_set_id = GLOBAL_SET
+    global_process_set.ranks = list(range(world.current().size))
     _registered[:] = list(sets)
     for number, one in enumerate(_registered):
         one.process_set_id = number + 1
 
 
-def _refresh() -> None:
-    if world.is_initialized():
-        global_process_set.process_set_id = GLOBAL_SET
-        global_process_set.ranks = list(range(world.current().size))
-        return
-    global_process_set.process_set_id = None
-    for one in _registered:
+def unregister() -> None:
+    """Take the ids of all sets away, after ``shutdown``."""
+    for one in (global_process_set, *_registered):
         one.process_set_id = None
     _registered.clear()
-
-
-world.on_change(_refresh)
 
 
 def _check_dynamic() -> None:

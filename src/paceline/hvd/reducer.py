@@ -27,11 +27,16 @@ import torch
 from torch.autograd import Variable
 
 from paceline.hvd import world
-from paceline.hvd.collectives import allreduce_async_, grouped_allreduce_async_, sparse_allreduce_async, synchronize
+from paceline.hvd.collectives import (
+    Average,
+    allreduce_async_,
+    grouped_allreduce_async_,
+    sparse_allreduce_async,
+    synchronize,
+)
 from paceline.hvd.compression import CodecCompression, CodecReduction, Compressor
 from paceline.hvd.negotiation.messages import Request
 from paceline.hvd.process_sets import ProcessSet
-from paceline.hvd.starting import Average
 
 _TOO_MANY = (
     "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "

@@ -8,7 +8,7 @@ import itertools
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from paceline import config
@@ -140,13 +140,7 @@ def _alone(members: tuple[int, ...], device: str) -> Plane:
 _lock = threading.RLock()
 _world: World | None = None
 _bases: dict[tuple[int, int, str], Base] = {}
-_on_change: list[Callable[[], None]] = []
 _exits = itertools.count()
-
-
-def on_change(function: Callable[[], None]) -> None:
-    """Have a function called after each ``init`` and ``shutdown``."""
-    _on_change.append(function)
 
 
 def current() -> World:
@@ -193,8 +187,6 @@ def enter(comm: Any, sets: tuple[tuple[int, ...], ...], dynamic: bool) -> World:
                 atexit.register(_at_exit)
             base = _bases[key] = Base(place, settings, hvd)
         _world = World(base, hvd, sets)
-    for function in _on_change:
-        function()
     return _world
 
 
@@ -205,8 +197,6 @@ def leave() -> None:
         world, _world = _world, None
     if world is not None:
         world.leave()
-        for function in _on_change:
-            function()
 
 
 def is_initialized() -> bool:
