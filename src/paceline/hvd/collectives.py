@@ -95,7 +95,7 @@ def _start(
     running = world.running()
     set_id, _ = members_of(process_set)
     if name is None:
-        name = f"noname.{running.handles.number(set_id)}"
+        name = f"noname.{running.background.number(set_id)}"
         fields["cached"] = False
     _check_tensors(tensors)
     if in_place and not all(one.is_contiguous() for one in tensors):
@@ -115,7 +115,7 @@ def _start(
     if first.is_cuda:
         operation.ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
         operation.ready.record()
-    return running.start(running.handles.count(), operation)
+    return running.background.start(operation)
 
 
 def _allreduce(
@@ -370,18 +370,18 @@ def join(device: int = -1) -> int:
     Args:
         device: not used.
     """
-    return int(world.running().call(Request("join", "")))
+    return int(world.running().background.call(Request("join", "")))
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Wait until all ranks of a process set have called this."""
     set_id, _ = members_of(process_set)
-    world.running().call(Request("barrier", "barrier.noname", set_id))
+    world.running().background.call(Request("barrier", "barrier.noname", set_id))
 
 
 def poll(handle: int) -> bool:
     """Return whether :func:`synchronize` would not wait."""
-    return world.running().handles.is_done(handle)
+    return world.running().background.poll(handle)
 
 
 def synchronize(handle: int) -> Any:
@@ -390,4 +390,4 @@ def synchronize(handle: int) -> Any:
     Raises:
         HorovodInternalError: the operation failed.
     """
-    return world.running().synchronize(handle)
+    return world.running().background.synchronize(handle)

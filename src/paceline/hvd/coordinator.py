@@ -25,6 +25,7 @@ from paceline.hvd.environment import HvdSettings
 from paceline.hvd.negotiation.machine import Negotiation
 from paceline.hvd.negotiation.messages import (
     Action,
+    Alive,
     Batch,
     Down,
     Entered,
@@ -43,7 +44,8 @@ from paceline.transport.sockets import SocketListener
 
 logger = logging.getLogger(__name__)
 
-#: Interval at which stalls are looked for. A stall's warning must exceed it.
+#: Interval at which stalls are looked for, and at which ranks that wait hear of the coordinator. A stall's warning must
+#: exceed it.
 TICK_S = 0.5
 
 
@@ -151,7 +153,7 @@ class Coordinator:
             self._is_ended |= isinstance(action, Down)
             self._send_all(action)
 
-    def _send_all(self, body: Entered | Batch | Down) -> None:
+    def _send_all(self, body: Entered | Batch | Down | Alive) -> None:
         message = ToRank(self._generation, body)
         raw = encode(message)
         for rank in range(1, self.size):
@@ -183,8 +185,14 @@ class Coordinator:
             if now - ticked >= TICK_S:
                 ticked = now
                 with self._lock:
-                    if self._machine is not None:
-                        self._carry_out(self._machine.tick(now))
+                    self._tick(now)
+
+    def _tick(self, now: float) -> None:
+        if self._machine is None:
+            return
+        self._carry_out(self._machine.tick(now))
+        if not self._machine.is_idle and not self._is_ended:
+            self._send_all(Alive())
 
     def _take_frames(self, peer: bytes, raw: object) -> None:
         rank = _rank_of(peer, self.size)

@@ -76,7 +76,7 @@ def broadcast_object(
     is_root = running.rank == root_rank
     raw = dumps(obj) if is_root else b""
     request = Request("broadcast_object", name or "object", set_id, root=root_rank, payload=raw)
-    [found] = running.call(request)
+    [found] = running.background.call(request)
     return obj if is_root else pickle.loads(found)
 
 
@@ -94,7 +94,7 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
     running = world.running()
     _check_key(running)
     request = Request("allgather_object", name or "object", payload=dumps(obj))
-    return [pickle.loads(raw) for raw in running.call(request)]
+    return [pickle.loads(raw) for raw in running.background.call(request)]
 
 
 # ---- parameters and optimizer state ----------------------------------------------------------------------------------

@@ -123,7 +123,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
         raise ValueError(f"{one} is part of the job already")
     ranks = tuple(one.ranks or ())
     try:
-        one.process_set_id = world.running().call(Request("add_process_set", "process sets", ranks=ranks))
+        one.process_set_id = world.running().background.call(Request("add_process_set", "process sets", ranks=ranks))
     except HorovodInternalError as error:
         if world.running().background.down is None:
             raise ValueError(str(error)) from error
@@ -142,7 +142,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     if process_set.process_set_id in (None, GLOBAL_SET):
         return False
     ranks = tuple(process_set.ranks or ())
-    removed: bool = world.running().call(Request("remove_process_set", "process sets", ranks=ranks)) >= 0
+    removed: bool = world.running().background.call(Request("remove_process_set", "process sets", ranks=ranks)) >= 0
     if removed:
         process_set.process_set_id = None
         _registered[:] = [one for one in _registered if one is not process_set]

@@ -156,16 +156,19 @@ class Reducer:
         self._left[id(param)] -= 1
         if self._left[id(param)] > 0:
             return
-        self._ready(param)
         if not self._callback_queued:
             self._callback_queued = True
+            world.running().background.hold()
             Variable._execution_engine.queue_callback(self._after_backward)
+        self._ready(param)
 
     def _after_backward(self) -> None:
         """Wait if all is sent; else a later backward may bring the rest."""
         self._callback_queued = False
         if len(self._sent) == len(self._hooks):
             self._finish()
+        elif world.is_initialized():
+            world.running().background.urge()
 
     def _ready(self, param: torch.Tensor) -> None:
         self._sent.add(id(param))
@@ -282,16 +285,11 @@ class Reducer:
     def reset(self) -> None:
         """Count from the start: the gradients were used."""
         self._finish()
+        self._callback_queued = False
         self._sent.clear()
         self._group_left.clear()
         self._left = {id(param): self.passes for _, param in self.named}
         self.unconsumed = False
-
-    def close(self) -> None:
-        """Remove the hooks."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
 
 
 # ---- names and groups of parameters ----------------------------------------------------------------------------------
@@ -370,7 +368,7 @@ def _split(count: int, named: Named) -> list[list[torch.nn.Parameter]]:
     order = list(table)
     if world.is_initialized() and world.current().size > 1:
         request = Request("broadcast_object", "order of parameters", root=0, payload=json.dumps(order).encode())
-        order = json.loads(world.running().call(request)[0])
+        order = json.loads(world.running().background.call(request)[0])
     count = min(count, len(order))
     each, more = divmod(len(order), max(1, count))
     found, start = [], 0

@@ -15,10 +15,8 @@ from paceline import config
 from paceline.hvd.background import Background
 from paceline.hvd.environment import HvdSettings, ProcessPlace, find_place, read_settings
 from paceline.hvd.errors import HorovodInternalError, NotInitializedError
-from paceline.hvd.execute import Operation
 from paceline.hvd.link import CoordinatorLink, connect
 from paceline.hvd.negotiation.messages import VERSION, RankEntered, Request
-from paceline.hvd.operation import Handles
 from paceline.hvd.planes.base import Alone, Plane
 from paceline.hvd.planes.registry import Planes
 from paceline.hvd.rendezvous import private_folder
@@ -69,12 +67,11 @@ class World:
     def __init__(self, base: Base, hvd: HvdSettings, sets: tuple[tuple[int, ...], ...]) -> None:
         self.base, self.hvd = base, hvd
         self.rank, self.size = base.place.rank, base.place.size
-        self.handles = Handles()
         base.generation += 1
         if self.rank == 0 and hvd.timeline and hvd.timeline.upper() != DYNAMIC:
             base.timeline.open(hvd.timeline, hvd.timeline_mark_cycles)
         base.link.configure(hvd)
-        self.background = Background(base.link, base.generation, self.handles, hvd.cycle_time_s, base.timeline)
+        self.background = Background(base.link, base.generation, hvd, base.timeline)
         host = os.environ.get("HOROVOD_HOSTNAME") or socket.gethostname()
         enter = RankEntered(VERSION, host, host_id(), os.getpid(), sets)
         members = self.background.enter(self.rank, self.size, enter, hvd.start_timeout_s)
@@ -103,26 +100,8 @@ class World:
         self.background.plane_for = base.planes.plane if base.planes is not None else _alone
 
     def _exchange(self, name: str, mine: bytes) -> Sequence[bytes]:
-        payloads: Sequence[bytes] = self.call(Request("allgather_object", f"paceline {name}", payload=mine))
+        payloads: Sequence[bytes] = self.background.call(Request("allgather_object", f"paceline {name}", payload=mine))
         return payloads
-
-    # ---- operations ------------------------------------------------------------------------------------------------
-
-    def start(self, handle: int, operation: Operation) -> int:
-        """Start an operation under a handle of ``handles.count()``; returns the handle."""
-        self.background.submit(operation)
-        self.handles.add(handle, operation)
-        return handle
-
-    def call(self, request: Request) -> Any:
-        """Run an operation without tensors, and wait for it."""
-        operation = Operation(request)
-        self.background.submit(operation)
-        return self.handles.wait(operation, self.background.urge)
-
-    def synchronize(self, handle: int) -> Any:
-        """Wait for an operation and return its result."""
-        return self.handles.take(handle, self.background.urge)
 
     def leave(self, reason: str = "hvd.shutdown() was called") -> None:
         """End the job for all ranks."""

@@ -168,8 +168,8 @@ class Negotiation:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is pending: there is nothing to watch."""
-        return not self._pending and not any(self._waiting)
+        """Whether no rank waits for another."""
+        return not self._pending and not any(self._waiting) and not self._joined
 
     # ---- requests --------------------------------------------------------------------------------------------------
 

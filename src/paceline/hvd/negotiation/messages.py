@@ -211,6 +211,10 @@ class Entered(msgspec.Struct, frozen=True, array_like=True, tag="entered", forbi
     fusion_bytes: int
 
 
+class Alive(msgspec.Struct, frozen=True, array_like=True, tag="alive", forbid_unknown_fields=True):
+    """The coordinator is there, while ranks wait for others."""
+
+
 class ToCoordinator(msgspec.Struct, frozen=True, array_like=True):
     """A message of a rank. Generations are counted from 1, one for each ``init``."""
 
@@ -222,7 +226,7 @@ class ToRank(msgspec.Struct, frozen=True, array_like=True):
     """A message of the coordinator."""
 
     generation: int
-    body: Entered | Batch | Down
+    body: Entered | Batch | Down | Alive
 
 
 _encoder = msgspec.msgpack.Encoder()
