@@ -315,8 +315,8 @@ class Background:
         self._silent_s = 0.0 if messages or not self._operations else self._silent_s + waited_s
         if self._silent_s > max(self._hvd.timeout_s, _SILENT_S):
             raise HorovodInternalError(
-                f"rank 0, where the coordinator runs, has sent nothing for {self._silent_s:.0f} s: it or its host hangs."
-                " A rank may pause for HOROVOD_GLOO_TIMEOUT_SECONDS"
+                f"rank 0, where the coordinator runs, has sent nothing for {self._silent_s:.0f} s: it or its host hangs"
+                ". A rank may pause for HOROVOD_GLOO_TIMEOUT_SECONDS"
             )
         return messages
 
