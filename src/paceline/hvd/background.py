@@ -33,6 +33,7 @@ from typing import Any
 
 from paceline.errors import JoinTimeoutError, PacelineError
 from paceline.hvd import execute
+from paceline.hvd.coordinator import Coordinator
 from paceline.hvd.environment import HvdSettings
 from paceline.hvd.errors import HorovodInternalError
 from paceline.hvd.execute import FusedOperations, Operation, fuse
@@ -99,7 +100,7 @@ class Background:
         self._queue: dict[Key, Request] = {}
         self._urgent = False
         self._due = 0.0
-        self._held_bytes = -1
+        self._held_bytes, self._held_since = -1, 0.0
         self._silent_s = 0.0
         self._leaving: RankLeft | None = None
         self._early: list[ToRank] = []
@@ -140,7 +141,7 @@ class Background:
                 self._thread.start()
                 return message.body.members
             if time.monotonic() >= deadline:
-                missing = self._link.missing()
+                missing = self._link.missing() if isinstance(self._link, Coordinator) else ""
                 who = f"rank {missing}" if missing else "other ranks"
                 raise JoinTimeoutError(f"rank {rank}: {who} of {size} did not call hvd.init() within {timeout_s:g} s")
 
@@ -222,7 +223,7 @@ class Background:
     def hold(self) -> None:
         """Let the operations that are started from now on wait for :meth:`wait` or :meth:`urge`: these come soon."""
         if self._held_bytes < 0 and not self._operations:
-            self._held_bytes = 0
+            self._held_bytes, self._held_since = 0, time.monotonic()
 
     def urge(self) -> None:
         """Send the requests that were collected."""
@@ -266,7 +267,9 @@ class Background:
     def _run(self) -> None:
         while self.down is None:
             with self._changed:
-                if not self._has_work() and not self._work.wait(_IDLE_S):
+                if not self._has_work():
+                    self._work.wait(_IDLE_S)
+                if time.monotonic() - self._held_since > _IDLE_S:
                     self._held_bytes = -1  # backward takes long, or has failed
                 if self._has_work() and not self._queue and self._leaving is None:
                     # A thread that waits for one operation after the other takes over again.

@@ -16,12 +16,12 @@ Messages of other generations than the present one are ignored.
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 import time
-from collections.abc import Callable
 
 from paceline.errors import ProtocolError
-from paceline.hvd.environment import HvdSettings
+from paceline.hvd.environment import HvdSettings, ProcessPlace
 from paceline.hvd.negotiation.machine import Negotiation
 from paceline.hvd.negotiation.messages import (
     Action,
@@ -38,6 +38,7 @@ from paceline.hvd.negotiation.messages import (
     decode,
     encode,
 )
+from paceline.hvd.rendezvous import CoordinatorAddress, withdraw
 from paceline.hvd.timeline import Timeline
 from paceline.transport.security import Security
 from paceline.transport.sockets import SocketListener
@@ -60,39 +61,36 @@ def coordinator_name(job: str) -> str:
 
 
 class Coordinator:
-    """Answers all ranks. Its machine is used under a lock, by its thread and by that of rank 0.
+    """Answers all ranks, and is rank 0's link to itself. Its machine is used under a lock, by its thread and by rank 0.
 
     Args:
-        size: number of ranks.
-        addresses: where to listen.
+        place: of this process, which is rank 0.
+        addresses: where to listen; none in a job of one rank.
         security: the key of the connections.
-        name: of the coordinator, that all ranks know: :func:`coordinator_name`.
         settings: rank 0's.
-        deliver: takes messages for rank 0.
         timeline: notes when ranks are ready.
+
+    Attributes:
+        meeting: the address that the other ranks need.
+        settings: used from the next generation on.
     """
 
+    is_open = True
+
     def __init__(
-        self,
-        size: int,
-        addresses: list[str],
-        security: Security,
-        name: str,
-        settings: HvdSettings,
-        deliver: Callable[[ToRank], None],
-        timeline: Timeline,
+        self, place: ProcessPlace, addresses: list[str], security: Security, settings: HvdSettings, timeline: Timeline
     ) -> None:
-        self._timeline = timeline
-        self.size, self.settings = size, settings
-        self._deliver = deliver
+        self._place, self._timeline = place, timeline
+        self.size, self.settings, self.security = place.size, settings, security
+        self._inbox: queue.SimpleQueue[ToRank | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._generation = 0
         self._entered: dict[int, RankEntered] = {}
         self._machine: Negotiation | None = None
         self._is_ended = False
         self._closed = False
-        self._listener = SocketListener(addresses, security, name, watch=True)
-        self.addresses = self._listener.addresses
+        self._listener = SocketListener(addresses, security, coordinator_name(place.job), watch=True)
+        self.meeting = CoordinatorAddress("".join(self._listener.addresses[:1]), security)
         self._thread = threading.Thread(target=self._run, name="paceline-hvd-coordinator", daemon=True)
         self._thread.start()
 
@@ -138,10 +136,10 @@ class Coordinator:
         else:
             self._carry_out(self._machine.lose(rank, reason, failed))
 
-    def missing(self) -> list[int]:
+    def missing(self) -> str:
         """Return the ranks that have not called ``init`` yet."""
         with self._lock:
-            return [rank for rank in range(self.size) if rank not in self._entered]
+            return ", ".join(str(rank) for rank in range(self.size) if rank not in self._entered)
 
     # ---- what ranks are sent ---------------------------------------------------------------------------------------
 
@@ -158,14 +156,36 @@ class Coordinator:
         raw = encode(message)
         for rank in range(1, self.size):
             self._listener.send(identity(rank), [raw])
-        self._deliver(message)
+        self._inbox.put(message)
 
     def _send(self, rank: int, generation: int, body: Down) -> None:
         message = ToRank(generation, body)
         if rank:
             self._listener.send(identity(rank), [encode(message)])
         else:
-            self._deliver(message)
+            self._inbox.put(message)
+
+    # ---- rank 0 ----------------------------------------------------------------------------------------------------
+
+    def send(self, message: ToCoordinator) -> None:
+        """Take a message of rank 0, in this thread."""
+        self.take(0, message)
+
+    def receive(self, timeout_s: float) -> list[ToRank]:
+        """Return messages for rank 0, after waiting at most ``timeout_s`` for the first."""
+        found = []
+        try:
+            one = self._inbox.get(timeout=timeout_s) if timeout_s > 0 else self._inbox.get_nowait()
+            while True:
+                if one is not None:
+                    found.append(one)
+                one = self._inbox.get_nowait()
+        except queue.Empty:
+            return found
+
+    def wake(self) -> None:
+        """Make :meth:`receive` return now."""
+        self._inbox.put(None)
 
     # ---- the thread ------------------------------------------------------------------------------------------------
 
@@ -211,6 +231,8 @@ class Coordinator:
         self._listener.wake()
         self._thread.join(2 * TICK_S)
         self._listener.close(linger_s)
+        if self.size > 1 and self._place.on_one_host:
+            withdraw(self._place, self.meeting)
 
 
 def _rank_of(peer: bytes, size: int) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 
 from paceline import config
 from paceline.hvd.background import Background
+from paceline.hvd.coordinator import Coordinator
 from paceline.hvd.environment import HvdSettings, ProcessPlace, find_place, read_settings
 from paceline.hvd.errors import HorovodInternalError, NotInitializedError
 from paceline.hvd.link import CoordinatorLink, connect
@@ -70,7 +71,8 @@ class World:
         base.generation += 1
         if self.rank == 0 and hvd.timeline and hvd.timeline.upper() != DYNAMIC:
             base.timeline.open(hvd.timeline, hvd.timeline_mark_cycles)
-        base.link.configure(hvd)
+        if isinstance(base.link, Coordinator):
+            base.link.settings = hvd
         self.background = Background(base.link, base.generation, hvd, base.timeline)
         host = os.environ.get("HOROVOD_HOSTNAME") or socket.gethostname()
         enter = RankEntered(VERSION, host, host_id(), os.getpid(), sets)
