@@ -28,7 +28,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import JoinTimeoutError, PacelineError
@@ -36,7 +35,7 @@ from paceline.hvd import execute
 from paceline.hvd.coordinator import Coordinator
 from paceline.hvd.environment import HvdSettings
 from paceline.hvd.errors import HorovodInternalError
-from paceline.hvd.execute import FusedOperations, Operation, fuse
+from paceline.hvd.execute import BatchPlan, FusedOperations, Operation, fuse
 from paceline.hvd.link import CoordinatorLink
 from paceline.hvd.negotiation.cache import RankCache
 from paceline.hvd.negotiation.machine import ProcessSets
@@ -67,14 +66,6 @@ _NEWS_S = 1.0
 _MOST_PLANS = 64
 #: Least time without a message of rank 0, which sends one each half second, after which it counts as dead.
 _SILENT_S = 10.0
-
-
-@dataclass(frozen=True)
-class BatchPlan:
-    """What a batch of cached operations is: the keys of all of them, and the groups of those that this rank is in."""
-
-    keys: Sequence[Key]
-    groups: Sequence[FusedOperations]
 
 
 class Background:
@@ -113,8 +104,6 @@ class Background:
         self._rank = 0
         self._thread = threading.Thread(target=self._run, name="paceline-hvd", daemon=True)
 
-    # ---- begin and end ---------------------------------------------------------------------------------------------
-
     def enter(self, rank: int, size: int, enter: RankEntered, timeout_s: float) -> Sequence[RankEntered]:
         """Wait until all ranks have called ``init``, and start the thread.
 
@@ -133,7 +122,7 @@ class Background:
                 if message.generation not in (0, self._generation):
                     continue
                 if isinstance(message.body, Down):
-                    raise HorovodInternalError(describe(message.body))
+                    raise HorovodInternalError(message.body.text)
                 assert isinstance(message.body, Entered)
                 self._fusion_bytes = message.body.fusion_bytes
                 self.sets = ProcessSets(size, enter.sets)
@@ -197,7 +186,7 @@ class Background:
         key = operation.request.key
         with self._changed:
             if self.down is not None:
-                raise HorovodInternalError(describe(self.down))
+                raise HorovodInternalError(self.down.text)
             if key in self._operations:
                 raise ValueError(
                     "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor "
@@ -214,11 +203,8 @@ class Background:
                 if self._held_bytes < HOLD_BYTES:
                     return
                 is_first, self._held_bytes = True, -1
-            is_driven = self._driven
-            if is_first and not is_driven:
-                self._work.notify()
-        if is_first and is_driven:
-            self._link.wake()
+            if is_first:
+                self._wake_driver()
 
     def hold(self) -> None:
         """Let the operations that are started from now on wait for :meth:`wait` or :meth:`urge`: these come soon."""
@@ -231,11 +217,11 @@ class Background:
             self._held_bytes = -1
             if not self._queue or self._urgent:
                 return
-            self._urgent, is_driven = True, self._driven
-            if not is_driven:
-                self._work.notify()
-        if is_driven:
-            self._link.wake()
+            self._urgent = True
+            self._wake_driver()
+
+    def _wake_driver(self) -> None:
+        (self._link.wake if self._driven else self._work.notify)()
 
     def wait(self, operation: Operation) -> Any:
         """Wait for an operation, driving where nobody else does, and return its result.
@@ -377,7 +363,7 @@ class Background:
             self.down = down
             operations, self._operations = list(self._operations.values()), {}
             for operation in operations:
-                operation.error = describe(down)
+                operation.error = down.text
                 operation.done = True
             self._changed.notify_all()
 
@@ -390,7 +376,7 @@ class Background:
         if plan is not None:
             self._cache.note(batch)
         else:
-            responses = self._cache.take(batch, self._request)
+            responses = self._cache.take(batch, lambda key: getattr(self._operations.get(key), "request", None))
             count = len(batch.responses)
             self._carry_out(responses[:count])
             if not batch.bits:
@@ -403,25 +389,18 @@ class Background:
                 self._timeline.agreed(key)
         self._run_groups(plan.groups)
 
-    def _request(self, key: Key) -> Request | None:
-        """Return this rank's pending request."""
-        operation = self._operations.get(key)
-        return None if operation is None else operation.request
-
     def _plan(self, responses: Sequence[Response]) -> BatchPlan:
         """Return how cached operations are run; the same bits mean the same until the cache changes."""
         if len(self._plans) >= _MOST_PLANS:
             self._plans.clear()
         keys = [response.request.key for response in responses]
-        return BatchPlan(keys, self._groups([one for one in responses if self._is_in(one)]))
+        return BatchPlan(keys, self._groups(responses))
 
     def _groups(self, responses: Sequence[Response]) -> list[FusedOperations]:
-        """Return the groups that run as one."""
-        fused = fuse(responses, self._fusion_bytes)
+        """Return the groups that run as one, of the process sets that this rank is in."""
+        mine = [one for one in responses if self._rank in self.sets.members(one.request.process_set)]
+        fused = fuse(mine, self._fusion_bytes)
         return [execute.group_of(one, self.sets.members(one[0].request.process_set)) for one in fused]
-
-    def _is_in(self, response: Response) -> bool:
-        return self._rank in self.sets.members(response.request.process_set)
 
     def _carry_out(self, responses: Sequence[Response]) -> None:
         ready: list[Response] = []
@@ -432,7 +411,7 @@ class Background:
                 self._run_groups(self._groups(ready))
                 ready = []
                 self._finish_plain(response)
-            elif self._is_in(response):
+            else:
                 ready.append(response)
         self._run_groups(self._groups(ready))
 
@@ -468,12 +447,3 @@ class Background:
                 operation.result = response.payloads if request.kind.endswith("_object") else response.value
                 operation.done = True
                 self._changed.notify_all()
-
-
-def describe(down: Down) -> str:
-    """Return the error of operations after the end of a generation."""
-    who = f"by rank {down.rank}" if down.rank >= 0 else "by the coordinator"
-    return (
-        f"Horovod has been shut down {who}: {down.reason}. Operations that were pending on any rank have failed; call "
-        "hvd.shutdown() and hvd.init() on all ranks to go on"
-    )

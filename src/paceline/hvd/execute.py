@@ -154,6 +154,14 @@ def group_of(responses: Sequence[Response], members: tuple[int, ...]) -> FusedOp
     return FusedOperations(tuple(responses), members, keys, tuple(whole), packed)
 
 
+@dataclass(frozen=True)
+class BatchPlan:
+    """What a batch of cached operations is: the keys of all of them, and the groups of those that this rank is in."""
+
+    keys: Sequence[Key]
+    groups: Sequence[FusedOperations]
+
+
 # ---- running ---------------------------------------------------------------------------------------------------------
 
 

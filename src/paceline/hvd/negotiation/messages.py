@@ -141,6 +141,15 @@ class Down(msgspec.Struct, frozen=True, array_like=True, tag="down", forbid_unkn
     reason: str
     failed: bool = True
 
+    @property
+    def text(self) -> str:
+        """The error of operations after the end of a generation."""
+        who = f"by rank {self.rank}" if self.rank >= 0 else "by the coordinator"
+        return (
+            f"Horovod has been shut down {who}: {self.reason}. Operations that were pending on any rank have failed; "
+            "call hvd.shutdown() and hvd.init() on all ranks to go on"
+        )
+
 
 @dataclass(frozen=True)
 class LogText:
