@@ -36,7 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("hetero",),
     ("agreement", "membership"),
-    ("updaters", "tensors", "keys", "wrappers", "compression", "net"),
+    ("updaters", "tensors", "batch_norm", "keys", "wrappers", "compression", "net"),
     ("arguments",),
     ("scheduler", "server", "worker"),
     ("hvd",),

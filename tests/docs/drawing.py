@@ -12,7 +12,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs/architecture.md"
 TOGETHER = {
     "errors, config, ...": {"errors", "config", "exitcodes", "forks", "logs", "naming"},
     "placement, membership, ...": {"placement", "local_merge", "ranges", "membership", "agreement"},
-    "tensors, keys, ...": {"tensors", "keys", "arguments"},
+    "tensors, keys, ...": {"tensors", "keys", "arguments", "batch_norm"},
 }
 _BLOCK = re.compile(r"```mermaid\nflowchart .*?```", re.DOTALL)
 

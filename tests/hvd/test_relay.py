@@ -16,7 +16,7 @@ import pytest
 
 import paceline.hvd as hvd
 from paceline.errors import PacelineError
-from paceline.hvd.place import find_place
+from paceline.hvd.environment import find_place
 from paceline.net import new_job_key, sockets
 from tests.hvd import relay
 from tests.hvd.ranks import TIMEOUT_S, Ranks

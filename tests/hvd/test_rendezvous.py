@@ -10,7 +10,7 @@ import pytest
 from paceline.config import Settings
 from paceline.errors import AuthenticationError
 from paceline.hvd import rendezvous
-from paceline.hvd.place import ProcessPlace
+from paceline.hvd.environment import ProcessPlace
 from paceline.net.security import Security, new_job_key
 
 

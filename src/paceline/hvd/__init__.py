@@ -3,150 +3,19 @@
 Operations of different ranks are matched by name, in any order. Where ranks disagree, all of them get an exception.
 """
 
-from paceline.hvd import mpi_ops
-from paceline.hvd.basics import (
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
-from paceline.hvd.codec_reduction import CodecCompression
-from paceline.hvd.collectives import (
-    allgather_async,
-    allreduce_async,
-    allreduce_async_,
-    alltoall_async,
-    barrier,
-    broadcast_async,
-    broadcast_async_,
-    grouped_allgather_async,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-    grouped_reducescatter_async,
-    join,
-    poll,
-    reducescatter_async,
-    sparse_allreduce_async,
-    synchronize,
-)
-from paceline.hvd.compression import Compression, Compressor
-from paceline.hvd.differentiable import (
-    allgather,
-    allreduce,
-    allreduce_,
-    alltoall,
-    broadcast,
-    broadcast_,
-    grouped_allgather,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_reducescatter,
-    reducescatter,
-)
-from paceline.hvd.errors import HorovodInternalError
-from paceline.hvd.objects import allgather_object, broadcast_object
-from paceline.hvd.optimizer import DistributedOptimizer
-from paceline.hvd.parameters import broadcast_optimizer_state, broadcast_parameters
-from paceline.hvd.process_sets import (
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-    process_set_ids,
-    remove_process_set,
-)
-from paceline.hvd.run import run
-from paceline.hvd.starting import Adasum, Average, Max, Min, Product, Sum
-from paceline.hvd.sync_batch_norm import SyncBatchNorm
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Adasum",
-    "Average",
-    "CodecCompression",
-    "Compression",
-    "Compressor",
-    "DistributedOptimizer",
-    "HorovodInternalError",
-    "Max",
-    "Min",
-    "ProcessSet",
-    "Product",
-    "Sum",
-    "SyncBatchNorm",
-    "add_process_set",
-    "allgather",
-    "allgather_async",
-    "allgather_object",
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "alltoall",
-    "alltoall_async",
-    "barrier",
-    "broadcast",
-    "broadcast_",
-    "broadcast_async",
-    "broadcast_async_",
-    "broadcast_object",
-    "broadcast_optimizer_state",
-    "broadcast_parameters",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "grouped_allgather",
-    "grouped_allgather_async",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "grouped_reducescatter",
-    "grouped_reducescatter_async",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "join",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_ops",
-    "mpi_threads_supported",
-    "nccl_built",
-    "poll",
-    "process_set_ids",
-    "rank",
-    "reducescatter",
-    "reducescatter_async",
-    "remove_process_set",
-    "rocm_built",
-    "run",
-    "shutdown",
-    "size",
-    "sparse_allreduce_async",
-    "start_timeline",
-    "stop_timeline",
-    "synchronize",
-]
+from paceline.hvd import mpi_ops as mpi_ops
+from paceline.hvd.compression import CodecCompression as CodecCompression
+from paceline.hvd.compression import Compressor as Compressor
+from paceline.hvd.functions import *  # noqa: F403 (each module lists its public names)
+from paceline.hvd.functions import __all__ as _functions
+from paceline.hvd.mpi_ops import *  # noqa: F403
+from paceline.hvd.optimizer import DistributedOptimizer as DistributedOptimizer
+from paceline.hvd.process_sets import process_set_ids as process_set_ids
+from paceline.hvd.run import run as run
+from paceline.hvd.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
+
+if not TYPE_CHECKING:  # checkers read star imports, and no sum of lists
+    __all__ = [*mpi_ops.__all__, *_functions, "CodecCompression", "Compressor", "DistributedOptimizer"]  # noqa: PLE0604
+    __all__ += ["SyncBatchNorm", "mpi_ops", "process_set_ids", "run"]

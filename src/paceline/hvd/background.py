@@ -1,76 +1,100 @@
-"""The thread of each process that negotiates and moves data, so that operations run while the script computes.
+"""Negotiates and runs the operations of this rank: in the thread that waits for one, else in a thread of its own.
 
 | state | event | next |
 |---|---|---|
 | entering | ``Entered`` | running |
-| running | ``Batch`` | running; its operations run in order, on this thread |
+| running | ``Batch`` | running; its operations run in order |
 | running | ``Down``, or data could not be moved | down; everything pending fails with the reason |
 
-Requests are collected for ``cycle_time_s`` after the first one, or until somebody waits for a result. Until then the
-thread sleeps: it would compete for the interpreter's lock with the thread that makes them. ``timeout_s`` of operations
-must exceed the longest pause of a rank (a stopped process); it does not count the wait until all ranks are ready.
+One thread at a time drives: it sends requests, receives answers and moves data. Nobody drives while nothing is pending.
+The thread of :meth:`Background.wait` drives where nobody does, so that no other thread must get a processor before its
+result is there, which on a busy machine takes longer than the operation. While the script computes, the thread of this
+object drives. It begins ``cycle_time_s`` after the first request; after :meth:`Background.hold` not before many bytes
+are collected, because it would take the interpreter's lock and a processor from backward.
+
+| timeout | must exceed |
+|---|---|
+| ``timeout_s`` of a silent rank 0, and of a plane's wait | the longest pause of a process (a stopped one) |
+
+The wait until all ranks are ready has no limit but ``HOROVOD_STALL_SHUTDOWN_TIME_SECONDS``; meanwhile rank 0 tells
+every half second that it is there.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 from paceline.errors import JoinTimeoutError, PacelineError
-from paceline.hvd import execute, wire
+from paceline.hvd import execute
+from paceline.hvd.coordinator import Coordinator
+from paceline.hvd.environment import HvdSettings
 from paceline.hvd.errors import HorovodInternalError
-from paceline.hvd.execute import FusedOperations
+from paceline.hvd.execute import BatchPlan, FusedOperations, Operation, fuse
 from paceline.hvd.link import CoordinatorLink
-from paceline.hvd.negotiation import Batch, Down, RankCache, Request, Response, fuse
-from paceline.hvd.negotiation.sets import ProcessSets
-from paceline.hvd.negotiation.words import TENSOR_KINDS, Key
-from paceline.hvd.operation import Handles, Operation
+from paceline.hvd.negotiation.cache import RankCache
+from paceline.hvd.negotiation.machine import ProcessSets
+from paceline.hvd.negotiation.messages import (
+    TENSOR_KINDS,
+    Batch,
+    Down,
+    Entered,
+    Key,
+    RankEntered,
+    RankLeft,
+    Request,
+    Response,
+    ToCoordinator,
+    ToRank,
+)
 from paceline.hvd.planes.base import Plane
 from paceline.hvd.timeline import Timeline
 
 logger = logging.getLogger(__name__)
 
 _IDLE_S = 1.0
+#: Bytes of gradients below which nothing is gained by moving them while backward runs.
+HOLD_BYTES = 4 * 1024 * 1024
 _LEAVE_S = 5.0
 #: How long a rank that failed waits for the coordinator to say which rank failed first.
 _NEWS_S = 1.0
 _MOST_PLANS = 64
-
-
-@dataclass(frozen=True)
-class BatchPlan:
-    """What a batch of cached operations is: the keys of all of them, and the groups of those that this rank is in."""
-
-    keys: Sequence[Key]
-    groups: Sequence[FusedOperations]
+#: Least time without a message of rank 0, which sends one each half second, after which it counts as dead.
+_SILENT_S = 10.0
 
 
 class Background:
-    """Negotiates and runs the operations of one generation.
+    """Negotiates and runs the operations of one generation. Thread-safe.
 
     Args:
         link: way to the coordinator.
         generation: number of this ``init``.
-        handles: wakes threads that wait.
-        cycle_time_s: how long requests are collected.
+        hvd: settings of this process.
         timeline: notes what runs.
     """
 
-    def __init__(
-        self, link: CoordinatorLink, generation: int, handles: Handles, cycle_time_s: float, timeline: Timeline
-    ) -> None:
-        self._timeline = timeline
-        self._link, self._generation, self._handles = link, generation, handles
-        self._cycle_time_s = cycle_time_s
-        self._lock = threading.Lock()
+    def __init__(self, link: CoordinatorLink, generation: int, hvd: HvdSettings, timeline: Timeline) -> None:
+        self._timeline, self._link, self._generation, self._hvd = timeline, link, generation, hvd
+        lock = threading.Lock()
+        self._changed = threading.Condition(lock)  # operations are done, or nobody drives any more
+        self._work = threading.Condition(lock)  # the thread has to drive
+        self._driven = False
+        self._handles: dict[int, Operation] = {}
+        self._next_handle = itertools.count(1)
+        self._numbers: Counter[int] = Counter()
         self._operations: dict[Key, Operation] = {}
         self._queue: dict[Key, Request] = {}
         self._urgent = False
         self._due = 0.0
-        self._leaving: wire.RankLeft | None = None
+        self._held_bytes, self._held_since = -1, 0.0
+        self._silent_s = 0.0
+        self._leaving: RankLeft | None = None
+        self._early: list[ToRank] = []
         self._cache = RankCache()
         self._plans: dict[bytes, BatchPlan] = {}
         self._fusion_bytes = 0
@@ -80,9 +104,7 @@ class Background:
         self._rank = 0
         self._thread = threading.Thread(target=self._run, name="paceline-hvd", daemon=True)
 
-    # ---- begin and end ---------------------------------------------------------------------------------------------
-
-    def enter(self, rank: int, size: int, enter: wire.RankEntered, timeout_s: float) -> Sequence[wire.RankEntered]:
+    def enter(self, rank: int, size: int, enter: RankEntered, timeout_s: float) -> Sequence[RankEntered]:
         """Wait until all ranks have called ``init``, and start the thread.
 
         Raises:
@@ -90,9 +112,9 @@ class Background:
             HorovodInternalError: ranks disagree, or one ended.
         """
         self._rank = rank
-        self._link.send(wire.ToCoordinator(self._generation, enter))
+        self._link.send(ToCoordinator(self._generation, enter))
         deadline = time.monotonic() + timeout_s
-        waiting: list[wire.ToRank] = []
+        waiting: list[ToRank] = []
         while True:
             waiting += self._link.receive(max(0.0, min(_IDLE_S, deadline - time.monotonic())))
             while waiting:
@@ -100,37 +122,71 @@ class Background:
                 if message.generation not in (0, self._generation):
                     continue
                 if isinstance(message.body, Down):
-                    raise HorovodInternalError(describe(message.body))
-                assert isinstance(message.body, wire.Entered)
+                    raise HorovodInternalError(message.body.text)
+                assert isinstance(message.body, Entered)
                 self._fusion_bytes = message.body.fusion_bytes
                 self.sets = ProcessSets(size, enter.sets)
                 self._early = waiting
                 self._thread.start()
                 return message.body.members
             if time.monotonic() >= deadline:
-                missing = self._link.missing()
+                missing = self._link.missing() if isinstance(self._link, Coordinator) else ""
                 who = f"rank {missing}" if missing else "other ranks"
                 raise JoinTimeoutError(f"rank {rank}: {who} of {size} did not call hvd.init() within {timeout_s:g} s")
 
     def leave(self, reason: str, failed: bool = False) -> None:
         """End this generation for all ranks, and the thread."""
-        self._leaving = wire.RankLeft(reason, failed)
+        with self._changed:
+            self._leaving = RankLeft(reason, failed)
+            self._work.notify()
         self._link.wake()
         self._thread.join(_LEAVE_S)
 
     # ---- operations ------------------------------------------------------------------------------------------------
 
-    def submit(self, operation: Operation) -> None:
-        """Start an operation.
+    def number(self, process_set: int) -> int:
+        """Return the number of the next call for a process set, by which unnamed operations of its ranks match."""
+        with self._changed:
+            self._numbers[process_set] += 1
+            return self._numbers[process_set]
+
+    def start(self, operation: Operation) -> int:
+        """Start an operation; returns its handle.
 
         Raises:
             ValueError: one of this name is pending.
             HorovodInternalError: the job is down.
         """
+        handle = next(self._next_handle)
+        self._submit(operation)
+        self._handles[handle] = operation
+        return handle
+
+    def call(self, request: Request) -> Any:
+        """Run an operation without tensors, and return its result; raises as :meth:`start` and :meth:`wait`."""
+        operation = Operation(request)
+        self._submit(operation)
+        return self.wait(operation)
+
+    def poll(self, handle: int) -> bool:
+        """Return whether :meth:`synchronize` would not wait."""
+        found = self._handles.get(handle)
+        return found is None or found.done
+
+    def synchronize(self, handle: int) -> Any:
+        """Wait for an operation, forget it and return its result; None for an unknown handle.
+
+        Raises:
+            HorovodInternalError: it failed.
+        """
+        operation = self._handles.pop(handle, None)
+        return None if operation is None else self.wait(operation)
+
+    def _submit(self, operation: Operation) -> None:
         key = operation.request.key
-        with self._lock:
+        with self._changed:
             if self.down is not None:
-                raise HorovodInternalError(describe(self.down))
+                raise HorovodInternalError(self.down.text)
             if key in self._operations:
                 raise ValueError(
                     "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor "
@@ -140,56 +196,148 @@ class Background:
             self._operations[key] = operation
             is_first = not self._queue
             if is_first:
-                self._due = time.monotonic() + self._cycle_time_s
+                self._due = time.monotonic() + self._hvd.cycle_time_s
             self._queue[key] = operation.request
-        if is_first:
-            self._link.wake()
+            if self._held_bytes >= 0:
+                self._held_bytes += sum(one.nbytes for one in operation.tensors)
+                if self._held_bytes < HOLD_BYTES:
+                    return
+                is_first, self._held_bytes = True, -1
+            if is_first:
+                self._wake_driver()
+
+    def hold(self) -> None:
+        """Let the operations that are started from now on wait for :meth:`wait` or :meth:`urge`: these come soon."""
+        if self._held_bytes < 0 and not self._operations:
+            self._held_bytes, self._held_since = 0, time.monotonic()
 
     def urge(self) -> None:
-        """Send what was collected: somebody waits."""
-        if self._queue and not self._urgent:
+        """Send the requests that were collected."""
+        with self._changed:
+            self._held_bytes = -1
+            if not self._queue or self._urgent:
+                return
             self._urgent = True
-            self._link.wake()
+            self._wake_driver()
 
-    # ---- the thread ------------------------------------------------------------------------------------------------
+    def _wake_driver(self) -> None:
+        (self._link.wake if self._driven else self._work.notify)()
+
+    def wait(self, operation: Operation) -> Any:
+        """Wait for an operation, driving where nobody else does, and return its result.
+
+        Raises:
+            HorovodInternalError: it failed.
+        """
+        while not operation.done:
+            if self._take_over(operation):
+                self._drive(lambda: operation.done)
+        return operation.outcome()
+
+    def _take_over(self, operation: Operation) -> bool:
+        """Return True to drive, or False when the operation is done, or the driving thread may have ended."""
+        with self._changed:
+            self._held_bytes = -1
+            self._urgent = bool(self._queue)
+            if not self._driven and not operation.done:
+                self._driven = True
+                return True
+            if self._urgent:
+                self._link.wake()
+            if not operation.done:
+                self._changed.wait(_IDLE_S)
+        return False
+
+    # ---- driving ---------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        while self.down is None:
+            with self._changed:
+                if not self._has_work():
+                    self._work.wait(_IDLE_S)
+                if time.monotonic() - self._held_since > _IDLE_S:
+                    self._held_bytes = -1  # backward takes long, or has failed
+                if self._has_work() and not self._queue and self._leaving is None:
+                    # A thread that waits for one operation after the other takes over again.
+                    self._work.wait(self._hvd.cycle_time_s)
+                if self._driven:
+                    continue
+                self._driven = True
+            self._drive(lambda: not self._operations and self._leaving is None)
+
+    def _has_work(self) -> bool:
+        """Return whether this object's thread has to drive."""
+        is_pending = bool(self._operations) and self._held_bytes < 0
+        return not self._driven and (is_pending or bool(self._early) or self._leaving is not None)
+
+    def _drive(self, is_enough: Callable[[], bool]) -> None:
+        """Send, receive and move data until it is enough, at least once. An error ends the generation for all ranks."""
+        is_moving = False
         try:
-            self._handle(self._early)
             while self.down is None:
-                self._handle(self._link.receive(self._patience_s()))
+                is_moving = False
+                messages = self._receive()
+                is_moving = True
+                self._handle(messages)
                 if self.down is None and not self._patience_s():
                     self._send()
-        except Exception as error:
-            # Thread border: whatever happened here, all ranks must know, and nobody may wait for ever.
-            text = str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
-            if not isinstance(error, PacelineError):
-                logger.exception("rank %d", self._rank)
-            self._wait_for_down(_NEWS_S)  # who failed first is known better there
-            if self.down is not None:
-                return
-            reason = f"rank {self._rank}: {text}"
-            self._link.send(wire.ToCoordinator(self._generation, wire.RankLeft(reason, True)))
-            self._go_down(Down(self._rank, reason))
+                if is_enough():
+                    break
+        except BaseException as error:
+            # Thread border: all ranks must know, and nobody may wait for ever. To interrupt a mere wait harms nobody.
+            if is_moving or isinstance(error, Exception):
+                self._fail(error)
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            with self._changed:
+                self._driven = False
+                self._changed.notify_all()
+                if self._has_work():
+                    self._work.notify()
+
+    def _receive(self) -> list[ToRank]:
+        messages, self._early = self._early, []
+        began, patience_s = time.monotonic(), self._patience_s()
+        messages += self._link.receive(patience_s)
+        waited_s = min(patience_s, time.monotonic() - began)
+        self._silent_s = 0.0 if messages or not self._operations else self._silent_s + waited_s
+        if self._silent_s > max(self._hvd.timeout_s, _SILENT_S):
+            raise HorovodInternalError(
+                f"rank 0, where the coordinator runs, has sent nothing for {self._silent_s:.0f} s: it or its host hangs"
+                ". A rank may pause for HOROVOD_GLOO_TIMEOUT_SECONDS"
+            )
+        return messages
+
+    def _fail(self, error: BaseException) -> None:
+        text = str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
+        if not isinstance(error, PacelineError):
+            logger.exception("rank %d", self._rank)
+        self._wait_for_down(_NEWS_S)  # who failed first is known better there
+        if self.down is not None:
+            return
+        reason = f"rank {self._rank}: {text}"
+        self._link.send(ToCoordinator(self._generation, RankLeft(reason, True)))
+        self._go_down(Down(self._rank, reason))
 
     def _patience_s(self) -> float:
         """Return how long to wait for messages until there is something to send."""
-        if self._leaving is not None:
+        if self._leaving is not None or not self._operations:
             return 0.0
         if not self._queue:
             return _IDLE_S
         return 0.0 if self._urgent else max(0.0, self._due - time.monotonic())
 
     def _send(self) -> None:
-        with self._lock:
+        with self._changed:
             requests, self._queue = self._queue, {}
             self._urgent = False
         if requests:
             if self._timeline.is_on:
                 self._timeline.cycle()
-            self._link.send(wire.ToCoordinator(self._generation, self._cache.submission(requests)))
+            self._link.send(ToCoordinator(self._generation, self._cache.submission(requests)))
         if self._leaving is not None:
-            self._link.send(wire.ToCoordinator(self._generation, self._leaving))
+            self._link.send(ToCoordinator(self._generation, self._leaving))
             self._wait_for_down(_LEAVE_S)
             if self.down is None:
                 self._go_down(Down(self._rank, "hvd.shutdown() was called; rank 0 did not answer"))
@@ -201,34 +349,34 @@ class Background:
             messages = self._link.receive(min(_IDLE_S, left))
             self._handle([message for message in messages if isinstance(message.body, Down)])
 
-    def _handle(self, messages: Sequence[wire.ToRank]) -> None:
+    def _handle(self, messages: Sequence[ToRank]) -> None:
         for message in messages:
             if message.generation not in (0, self._generation) or self.down is not None:
                 continue
             if isinstance(message.body, Down):
                 self._go_down(message.body)
             elif isinstance(message.body, Batch):
-                self._take(message.body)
+                self._run_batch(message.body)
 
     def _go_down(self, down: Down) -> None:
-        with self._lock:
+        with self._changed:
             self.down = down
             operations, self._operations = list(self._operations.values()), {}
-        for operation in operations:
-            operation.error = describe(down)
-            operation.done = True
-        self._handles.wake()
+            for operation in operations:
+                operation.error = down.text
+                operation.done = True
+            self._changed.notify_all()
 
     # ---- running ---------------------------------------------------------------------------------------------------
 
-    def _take(self, batch: Batch) -> None:
+    def _run_batch(self, batch: Batch) -> None:
         if batch.responses or batch.forgotten:
             self._plans.clear()
         plan = self._plans.get(batch.bits)
         if plan is not None:
             self._cache.note(batch)
         else:
-            responses = self._cache.take(batch, self._request)
+            responses = self._cache.take(batch, lambda key: getattr(self._operations.get(key), "request", None))
             count = len(batch.responses)
             self._carry_out(responses[:count])
             if not batch.bits:
@@ -241,25 +389,18 @@ class Background:
                 self._timeline.agreed(key)
         self._run_groups(plan.groups)
 
-    def _request(self, key: Key) -> Request | None:
-        """Return this rank's pending request."""
-        operation = self._operations.get(key)
-        return None if operation is None else operation.request
-
     def _plan(self, responses: Sequence[Response]) -> BatchPlan:
         """Return how cached operations are run; the same bits mean the same until the cache changes."""
         if len(self._plans) >= _MOST_PLANS:
             self._plans.clear()
         keys = [response.request.key for response in responses]
-        return BatchPlan(keys, self._groups([one for one in responses if self._is_in(one)]))
+        return BatchPlan(keys, self._groups(responses))
 
     def _groups(self, responses: Sequence[Response]) -> list[FusedOperations]:
-        """Return the groups that run as one."""
-        fused = fuse(responses, self._fusion_bytes)
+        """Return the groups that run as one, of the process sets that this rank is in."""
+        mine = [one for one in responses if self._rank in self.sets.members(one.request.process_set)]
+        fused = fuse(mine, self._fusion_bytes)
         return [execute.group_of(one, self.sets.members(one[0].request.process_set)) for one in fused]
-
-    def _is_in(self, response: Response) -> bool:
-        return self._rank in self.sets.members(response.request.process_set)
 
     def _carry_out(self, responses: Sequence[Response]) -> None:
         ready: list[Response] = []
@@ -270,7 +411,7 @@ class Background:
                 self._run_groups(self._groups(ready))
                 ready = []
                 self._finish_plain(response)
-            elif self._is_in(response):
+            else:
                 ready.append(response)
         self._run_groups(self._groups(ready))
 
@@ -285,13 +426,12 @@ class Background:
             execute.run(group, owns, plane)
             if self._timeline.is_on:
                 self._timeline.ended([response.request for response in group.responses])
-            with self._lock:
-                for key in group.keys:
+            with self._changed:
+                for key, own in zip(group.keys, owns, strict=True):
                     self._operations.pop(key, None)
-            for own in owns:
-                if own is not None:
-                    own.done = True
-            self._handles.wake()
+                    if own is not None:
+                        own.done = True
+                self._changed.notify_all()
 
     def _finish_plain(self, response: Response) -> None:
         """Finish an operation that moves no tensors, or that failed."""
@@ -300,20 +440,10 @@ class Background:
             self.sets.add(request.ranks)
         elif not response.error and request.kind == "remove_process_set":
             self.sets.remove(request.ranks)
-        with self._lock:
+        with self._changed:
             operation = self._operations.pop(request.key, None)
-        if operation is None:
-            return
-        operation.error = response.error
-        operation.result = response.payloads if request.kind.endswith("_object") else response.value
-        operation.done = True
-        self._handles.wake()
-
-
-def describe(down: Down) -> str:
-    """Return the error of operations after the end of a generation."""
-    who = f"by rank {down.rank}" if down.rank >= 0 else "by the coordinator"
-    return (
-        f"Horovod has been shut down {who}: {down.reason}. Operations that were pending on any rank have failed; call "
-        "hvd.shutdown() and hvd.init() on all ranks to go on"
-    )
+            if operation is not None:
+                operation.error = response.error
+                operation.result = response.payloads if request.kind.endswith("_object") else response.value
+                operation.done = True
+                self._changed.notify_all()

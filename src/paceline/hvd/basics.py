@@ -9,8 +9,15 @@ import torch
 import torch.distributed as dist
 
 from paceline.hvd import world
-from paceline.hvd.process_sets import ProcessSet, register
+from paceline.hvd.process_sets import ProcessSet, register, unregister
+from paceline.hvd.world import is_initialized
 from paceline.worker import guard
+
+__all__ = [
+    "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built", "gloo_built", "gloo_enabled", "init",
+    "is_homogeneous", "is_initialized", "local_rank", "local_size", "mpi_built", "mpi_enabled",
+    "mpi_threads_supported", "nccl_built", "rank", "rocm_built", "shutdown", "size", "start_timeline", "stop_timeline",
+]  # fmt: skip
 
 
 def init(comm: Any = None, process_sets: str | Iterable[Any] | None = None) -> None:
@@ -26,7 +33,7 @@ def init(comm: Any = None, process_sets: str | Iterable[Any] | None = None) -> N
         HorovodInternalError: ranks gave different sets.
         ConfigError: a variable of the environment is wrong, or ranks on several hosts have no key.
     """
-    if world.is_initialized():
+    if is_initialized():
         return
     guard.end_child()
     dynamic = isinstance(process_sets, str)
@@ -45,11 +52,7 @@ def init(comm: Any = None, process_sets: str | Iterable[Any] | None = None) -> N
 def shutdown() -> None:
     """End the job for all ranks. Operations that are pending on any rank fail. ``init`` can be called again."""
     world.leave()
-
-
-def is_initialized() -> bool:
-    """Return whether ``init`` has been called, and ``shutdown`` has not."""
-    return world.is_initialized()
+    unregister()
 
 
 def rank() -> int:
@@ -117,29 +120,20 @@ def _check_dynamic_timeline() -> None:
         raise ValueError("set HOROVOD_TIMELINE=DYNAMIC to start and stop timelines")
 
 
-def mpi_threads_supported() -> bool:
-    """Return whether MPI's threads can be used: no, data never go over MPI."""
-    return False
-
-
-def mpi_enabled() -> bool:
-    """Return False: data never go over MPI."""
-    return False
-
-
 def mpi_built() -> bool:
-    """Return False: data never go over MPI."""
+    """Return False: tensors never go over MPI, DDL or oneCCL."""
     return False
 
 
-def gloo_enabled() -> bool:
-    """Return whether Gloo is used."""
-    return gloo_built()
+mpi_enabled = mpi_threads_supported = ddl_built = ccl_built = mpi_built
 
 
 def gloo_built() -> bool:
     """Return whether torch has Gloo."""
     return bool(dist.is_gloo_available())
+
+
+gloo_enabled = gloo_built
 
 
 def nccl_built() -> int:
@@ -148,16 +142,6 @@ def nccl_built() -> int:
         return 0
     numbers: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
     return numbers[0] * 10000 + numbers[1] * 100 + numbers[2]
-
-
-def ddl_built() -> bool:
-    """Return False: there is no DDL."""
-    return False
-
-
-def ccl_built() -> bool:
-    """Return False: there is no oneCCL."""
-    return False
 
 
 def cuda_built() -> bool:

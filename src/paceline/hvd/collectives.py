@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,21 +10,132 @@ import torch
 
 from paceline.hvd import world
 from paceline.hvd.errors import HorovodInternalError
-from paceline.hvd.negotiation import Request
-from paceline.hvd.operation import Operation
+from paceline.hvd.execute import Operation
+from paceline.hvd.negotiation.messages import Request
+from paceline.hvd.planes.base import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM
 from paceline.hvd.process_sets import ProcessSet, global_process_set, members_of
-from paceline.hvd.starting import (
-    INTEGERS,
-    Average,
-    Sum,
-    all_outputs,
-    check_in_place,
-    check_tensors,
-    first_output,
-    resolve_op,
-    start,
-    start_reduction,
-)
+
+__all__ = [
+    "Adasum", "Average", "Max", "Min", "Product", "Sum", "allgather_async", "allreduce_async", "allreduce_async_",
+    "alltoall_async", "barrier", "broadcast_async", "broadcast_async_", "grouped_allgather_async",
+    "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter_async", "join", "poll",
+    "reducescatter_async", "sparse_allreduce_async", "synchronize",
+]  # fmt: skip
+
+Average, Sum, Adasum, Min, Max, Product = AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT
+
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_NAMES = {one: str(one).removeprefix("torch.") for one in (*_FLOATS, *_INTEGERS, torch.bool)}
+
+
+# ---- checks
+
+
+def _dtype_name(tensor: torch.Tensor, with_bool: bool) -> str:
+    name = _NAMES.get(tensor.dtype)
+    if name is None or (name == "bool" and not with_bool):
+        raise ValueError(f"Tensor type {tensor.type()} is not supported.")
+    return name
+
+
+def _check_tensors(tensors: Sequence[Any]) -> None:
+    if not tensors:
+        raise ValueError("a group needs at least one tensor")
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(f"an operation takes tensors, not {type(tensor).__name__}")
+        if tensor.layout != torch.strided:
+            raise ValueError("a sparse tensor; use sparse_allreduce_async")
+    if len(tensors) > 1 and len({tensor.device for tensor in tensors}) > 1:
+        raise ValueError("all tensors of a group must be on one device")
+
+
+def resolve_op(op: int | None, average: bool | None) -> int:
+    """Return the operation that the arguments ask for.
+
+    Raises:
+        ValueError: both are given, or there is no such operation.
+    """
+    if op is not None and average is not None:
+        raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+    if average is not None:
+        warnings.warn(
+            "Parameter `average` has been replaced with `op` and will be removed", DeprecationWarning, stacklevel=4
+        )
+        return Average if average else Sum
+    op = Average if op is None else op
+    if op not in (Average, Sum, Adasum, Min, Max, Product):
+        raise ValueError(f"op={op!r} is no operation; use hvd.Average, Sum, Adasum, Min, Max or Product")
+    return int(op)
+
+
+def _check_adasum(tensors: Sequence[torch.Tensor], process_set: ProcessSet, size: int) -> None:
+    if process_set is not global_process_set:
+        raise NotImplementedError("Adasum does not support non-global process sets.")
+    if size & (size - 1):
+        raise NotImplementedError(f"Running Adasum with {size} ranks: it needs a power of 2.")
+    if not all(tensor.dtype in _FLOATS for tensor in tensors):
+        raise ValueError("Adasum needs floating point tensors")
+
+
+# ---- starting
+
+
+def _start(
+    kind: str,
+    name: str | None,
+    tensors: Sequence[torch.Tensor],
+    process_set: ProcessSet,
+    in_place: bool = False,
+    grouped: bool = False,
+    **fields: Any,
+) -> int:
+    """Start an operation; returns its handle."""
+    running = world.running()
+    set_id, _ = members_of(process_set)
+    if name is None:
+        name = f"noname.{running.background.number(set_id)}"
+        fields["cached"] = False
+    _check_tensors(tensors)
+    if in_place and not all(one.is_contiguous() for one in tensors):
+        raise ValueError("an operation in place needs contiguous tensors")
+    with_bool = kind not in ("allreduce", "reducescatter")
+    if len(tensors) == 1:  # thousands of them may start in a step
+        dtypes: tuple[str, ...] = (_dtype_name(tensors[0], with_bool),)
+        shapes: tuple[tuple[int, ...], ...] = (tuple(tensors[0].shape),)
+    else:
+        dtypes = tuple([_dtype_name(one, with_bool) for one in tensors])
+        shapes = tuple([tuple(one.shape) for one in tensors])
+    first = tensors[0]
+    request = Request(kind, name, set_id, dtypes, shapes, "cpu" if first.is_cpu else first.device.type, **fields)
+    # Operations in place need contiguous tensors, so these are their outputs, too.
+    mine = [(one.detach() if one.requires_grad else one).contiguous() for one in tensors]
+    operation = Operation(request, mine, mine if in_place else None, tensors if in_place else None, grouped)
+    if first.is_cuda:
+        operation.ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        operation.ready.record()
+    return running.background.start(operation)
+
+
+def _allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None,
+    name: str | None,
+    op: int | None,
+    factors: tuple[float, float],
+    process_set: ProcessSet,
+    in_place: bool = False,
+    grouped: bool = False,
+    alone: bool = False,
+) -> int:
+    number = resolve_op(op, average)
+    if number == Adasum:
+        _check_tensors(tensors)
+        _check_adasum(tensors, process_set, world.running().size)
+    fields = {"op": number, "prescale": float(factors[0]), "postscale": float(factors[1]), "alone": alone}
+    return _start("allreduce", name, tensors, process_set, in_place, grouped, **fields)
+
 
 # ---- allreduce -------------------------------------------------------------------------------------------------------
 
@@ -52,9 +164,7 @@ def allreduce_async(
         ValueError: a wrong argument, or an operation of this name is pending.
         HorovodInternalError: the job is down.
     """
-    return start_reduction(
-        [tensor], name, average, op, (prescale_factor, postscale_factor), process_set, first_output, False
-    )
+    return _allreduce([tensor], average, name, op, (prescale_factor, postscale_factor), process_set)
 
 
 def allreduce_async_(
@@ -81,7 +191,7 @@ def allreduce_async_(
         deterministic: never fuse it with other tensors, which changes the order of sums in rings of 3 or more ranks.
     """
     factors = prescale_factor, postscale_factor
-    return start_reduction([tensor], name, average, op, factors, process_set, lambda _: tensor, True, deterministic)
+    return _allreduce([tensor], average, name, op, factors, process_set, in_place=True, alone=deterministic)
 
 
 def grouped_allreduce_async(
@@ -94,9 +204,8 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Reduce tensors that belong together, when all of them are ready on all ranks; returns one handle."""
-    return start_reduction(
-        list(tensors), name, average, op, (prescale_factor, postscale_factor), process_set, all_outputs, False
-    )
+    factors = prescale_factor, postscale_factor
+    return _allreduce(list(tensors), average, name, op, factors, process_set, grouped=True)
 
 
 def grouped_allreduce_async_(
@@ -109,10 +218,8 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Reduce tensors that belong together in place; returns one handle."""
-    given = list(tensors)
-    return start_reduction(
-        given, name, average, op, (prescale_factor, postscale_factor), process_set, lambda _: given, True
-    )
+    factors = prescale_factor, postscale_factor
+    return _allreduce(list(tensors), average, name, op, factors, process_set, in_place=True, grouped=True)
 
 
 def sparse_allreduce_async(
@@ -143,44 +250,35 @@ def sparse_allreduce_async(
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
     """Concatenate all ranks' tensors along the first dimension, which may differ; returns a handle."""
-    return start("allgather", name, [tensor], process_set, first_output)
+    return _start("allgather", name, [tensor], process_set)
 
 
 def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Gather tensors that belong together; returns one handle."""
-    return start("allgather", name, list(tensors), process_set, all_outputs)
+    return _start("allgather", name, list(tensors), process_set, grouped=True)
 
 
-def _broadcast(
-    tensor: torch.Tensor,
-    root_rank: int,
-    name: str | None,
-    process_set: ProcessSet,
-    finish: Callable[[Operation], Any],
-    in_place: bool,
-) -> int:
+def _broadcast(tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet, in_place: bool) -> int:
     _, members = members_of(process_set)
     if root_rank not in members:
         raise ValueError(f"root rank {root_rank} is not in the process set of ranks {list(members)}")
-    if in_place:
-        check_in_place([tensor])
-    return start("broadcast", name, [tensor], process_set, finish, [tensor] if in_place else None, root=int(root_rank))
+    return _start("broadcast", name, [tensor], process_set, in_place, root=int(root_rank))
 
 
 def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Return a handle of a new tensor with the content of that of ``root_rank`` (counted in the whole job)."""
-    return _broadcast(tensor, root_rank, name, process_set, first_output, False)
+    return _broadcast(tensor, root_rank, name, process_set, False)
 
 
 def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Overwrite a tensor with that of ``root_rank``; returns a handle."""
-    return _broadcast(tensor, root_rank, name, process_set, lambda _: tensor, True)
+    return _broadcast(tensor, root_rank, name, process_set, True)
 
 
 def alltoall_async(
@@ -201,7 +299,7 @@ def alltoall_async(
         ValueError: the rows do not suffice, or cannot be divided equally.
     """
     _, members = members_of(process_set)
-    check_tensors([tensor])
+    _check_tensors([tensor])
     if not tensor.dim():
         raise ValueError("alltoall of a tensor without dimensions")
     rows = tensor.shape[0]
@@ -210,32 +308,30 @@ def alltoall_async(
             raise ValueError(f"{rows} rows cannot be divided equally among {len(members)} ranks; give splits")
         counts = [rows // len(members)] * len(members)
     else:
-        if isinstance(splits, torch.Tensor) and splits.dtype not in INTEGERS:
+        if isinstance(splits, torch.Tensor) and splits.dtype not in _INTEGERS:
             raise ValueError(f"splits must be integers, not {splits.dtype}")
         counts = [int(one) for one in splits]
         if len(counts) != len(members):
             raise ValueError(f"{len(counts)} splits for {len(members)} ranks")
         if min(counts) < 0 or sum(counts) > rows:
             raise ValueError(f"splits {counts} of a tensor of {rows} rows")
-    return start("alltoall", name, [tensor], process_set, _received, splits=tuple(counts))
+    return _start("alltoall", name, [tensor], process_set, splits=tuple(counts))
 
 
-def _received(operation: Operation) -> tuple[torch.Tensor, torch.Tensor]:
-    return first_output(operation), torch.tensor(operation.received_splits, dtype=torch.int32)
-
-
-def _scatter(
+def _reducescatter(
     tensors: Sequence[torch.Tensor],
     name: str | None,
     op: int,
     process_set: ProcessSet,
     factors: tuple[float, float],
-    finish: Callable[[Operation], Any],
+    grouped: bool = False,
 ) -> int:
     if op not in (Average, Sum):
         raise HorovodInternalError(f"reducescatter can average or sum (hvd.Average, hvd.Sum), and got op={op!r}")
     prescale, postscale = map(float, factors)
-    return start("reducescatter", name, tensors, process_set, finish, op=op, prescale=prescale, postscale=postscale)
+    return _start(
+        "reducescatter", name, tensors, process_set, grouped=grouped, op=op, prescale=prescale, postscale=postscale
+    )
 
 
 def reducescatter_async(
@@ -251,7 +347,7 @@ def reducescatter_async(
     Raises:
         HorovodInternalError: an ``op`` that is neither Average nor Sum; as in Horovod.
     """
-    return _scatter([tensor], name, op, process_set, (prescale_factor, postscale_factor), first_output)
+    return _reducescatter([tensor], name, op, process_set, (prescale_factor, postscale_factor))
 
 
 def grouped_reducescatter_async(
@@ -263,7 +359,7 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """Reduce and scatter tensors that belong together; returns one handle."""
-    return _scatter(list(tensors), name, op, process_set, (prescale_factor, postscale_factor), all_outputs)
+    return _reducescatter(list(tensors), name, op, process_set, (prescale_factor, postscale_factor), True)
 
 
 def join(device: int = -1) -> int:
@@ -274,20 +370,18 @@ def join(device: int = -1) -> int:
     Args:
         device: not used.
     """
-    running = world.running()
-    return int(running.call(Request("join", "")))
+    return int(world.running().background.call(Request("join", "")))
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Wait until all ranks of a process set have called this."""
     set_id, _ = members_of(process_set)
-    running = world.running()
-    running.call(Request("barrier", "barrier.noname", set_id))
+    world.running().background.call(Request("barrier", "barrier.noname", set_id))
 
 
 def poll(handle: int) -> bool:
     """Return whether :func:`synchronize` would not wait."""
-    return world.running().handles.is_done(handle)
+    return world.running().background.poll(handle)
 
 
 def synchronize(handle: int) -> Any:
@@ -296,4 +390,4 @@ def synchronize(handle: int) -> Any:
     Raises:
         HorovodInternalError: the operation failed.
     """
-    return world.running().synchronize(handle)
+    return world.running().background.synchronize(handle)

@@ -1,10 +1,19 @@
-"""Gradient compression under Horovod's interface."""
+"""Gradient compression: Horovod's compressors, and paceline's codecs.
+
+With a codec every rank gathers all payloads, and adds up the gradients in them. Each rank receives n - 1 payloads, so
+this pays while a payload is less than 2 / n of the gradient.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from paceline.compression import make
+from paceline.hvd.collectives import Average, Sum, allgather_async, synchronize
+from paceline.hvd.process_sets import ProcessSet, members_of
 
 
 class Compressor:
@@ -64,3 +73,67 @@ class Compression:
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
+
+
+class CodecCompression:
+    """Names a codec of :mod:`paceline.compression`, with its parameters: ``{"type": "2bit", "threshold": 0.5}``.
+
+    Args:
+        params: as for :func:`paceline.compression.make`.
+
+    Raises:
+        ValueError: no such codec, or wrong parameters.
+    """
+
+    def __init__(self, params: Any) -> None:
+        codec = make(params)
+        if codec is None:
+            raise ValueError("Compression.codec needs a codec; use Compression.none for none")
+        self.codec = codec
+
+    def compress(self, tensor: torch.Tensor) -> Any:
+        """Refuse.
+
+        Raises:
+            ValueError: always: codecs remember what they left out of each gradient.
+        """
+        raise ValueError(f"the codec {self.codec.name!r} works in DistributedOptimizer only")
+
+    decompress = compress
+
+
+class CodecReduction:
+    """Reduces one gradient, step by step.
+
+    Args:
+        compression: the codec.
+        numel: elements of the gradient.
+    """
+
+    def __init__(self, compression: CodecCompression, numel: int) -> None:
+        self._codec = compression.codec
+        self._state = self._codec.new_state(numel)
+        self._round = 0
+
+    def start(self, gradient: torch.Tensor, name: str, op: int, process_set: ProcessSet) -> Callable[[], None]:
+        """Send a gradient; returns a function that waits and overwrites it with the result.
+
+        Raises:
+            ValueError: an operation that codecs cannot do.
+        """
+        if op not in (Average, Sum):
+            raise ValueError("a codec can average or sum")
+        flat = gradient.detach().reshape(-1).cpu()
+        payload = self._codec.encode(flat, self._state, round=self._round)
+        self._round += 1
+        handle = allgather_async(torch.from_numpy(payload), f"{name}.codec", process_set)
+        size = len(members_of(process_set)[1])
+
+        def wait() -> None:
+            total = torch.zeros(flat.numel())
+            for part in synchronize(handle).view(size, -1).unbind():
+                self._codec.decode_add(part.numpy(), total, alpha=1.0 / size if op == Average else 1.0)
+            with torch.no_grad():
+                gradient.copy_(total.view(gradient.shape))
+
+        return wait

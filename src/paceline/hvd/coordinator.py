@@ -16,22 +16,37 @@ Messages of other generations than the present one are ignored.
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 import time
-from collections.abc import Callable
 
 from paceline.errors import ProtocolError
-from paceline.hvd import wire
-from paceline.hvd.negotiation import Batch, Down, LogText, Negotiation, Submission
-from paceline.hvd.negotiation.words import Action
-from paceline.hvd.settings import HvdSettings
+from paceline.hvd.environment import HvdSettings, ProcessPlace
+from paceline.hvd.negotiation.machine import Negotiation
+from paceline.hvd.negotiation.messages import (
+    Action,
+    Alive,
+    Batch,
+    Down,
+    Entered,
+    LogText,
+    RankEntered,
+    RankLeft,
+    Submission,
+    ToCoordinator,
+    ToRank,
+    decode,
+    encode,
+)
+from paceline.hvd.rendezvous import CoordinatorAddress, withdraw
 from paceline.hvd.timeline import Timeline
 from paceline.net.security import Security
 from paceline.net.sockets import SocketListener
 
 logger = logging.getLogger(__name__)
 
-#: Interval at which stalls are looked for. A stall's warning must exceed it.
+#: Interval at which stalls are looked for, and at which ranks that wait hear of the coordinator. A stall's warning must
+#: exceed it.
 TICK_S = 0.5
 
 
@@ -46,51 +61,48 @@ def coordinator_name(job: str) -> str:
 
 
 class Coordinator:
-    """Answers all ranks. Its machine is used under a lock, by its thread and by that of rank 0.
+    """Answers all ranks, and is rank 0's link to itself. Its machine is used under a lock, by its thread and by rank 0.
 
     Args:
-        size: number of ranks.
-        addresses: where to listen.
+        place: of this process, which is rank 0.
+        addresses: where to listen; none in a job of one rank.
         security: the key of the connections.
-        name: of the coordinator, that all ranks know: :func:`coordinator_name`.
         settings: rank 0's.
-        deliver: takes messages for rank 0.
         timeline: notes when ranks are ready.
+
+    Attributes:
+        meeting: the address that the other ranks need.
+        settings: used from the next generation on.
     """
 
+    is_open = True
+
     def __init__(
-        self,
-        size: int,
-        addresses: list[str],
-        security: Security,
-        name: str,
-        settings: HvdSettings,
-        deliver: Callable[[wire.ToRank], None],
-        timeline: Timeline,
+        self, place: ProcessPlace, addresses: list[str], security: Security, settings: HvdSettings, timeline: Timeline
     ) -> None:
-        self._timeline = timeline
-        self.size, self.settings = size, settings
-        self._deliver = deliver
+        self._place, self._timeline = place, timeline
+        self.size, self.settings, self.security = place.size, settings, security
+        self._inbox: queue.SimpleQueue[ToRank | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._generation = 0
-        self._entered: dict[int, wire.RankEntered] = {}
+        self._entered: dict[int, RankEntered] = {}
         self._machine: Negotiation | None = None
         self._is_ended = False
         self._closed = False
-        self._listener = SocketListener(addresses, security, name, watch=True)
-        self.addresses = self._listener.addresses
+        self._listener = SocketListener(addresses, security, coordinator_name(place.job), watch=True)
+        self.meeting = CoordinatorAddress("".join(self._listener.addresses[:1]), security)
         self._thread = threading.Thread(target=self._run, name="paceline-hvd-coordinator", daemon=True)
         self._thread.start()
 
     # ---- what ranks send -------------------------------------------------------------------------------------------
 
-    def take(self, rank: int, message: wire.ToCoordinator) -> None:
+    def take(self, rank: int, message: ToCoordinator) -> None:
         """Take a message of a rank."""
         body = message.body
         with self._lock:
-            if isinstance(body, wire.RankEntered):
+            if isinstance(body, RankEntered):
                 self._enter(rank, message.generation, body)
-            elif message.generation == self._generation and isinstance(body, wire.RankLeft):
+            elif message.generation == self._generation and isinstance(body, RankLeft):
                 self._end(rank, body.reason, body.failed)
             elif message.generation == self._generation and self._machine is not None:
                 assert isinstance(body, Submission)
@@ -98,7 +110,7 @@ class Coordinator:
                     self._timeline.reported(rank, self._machine.keys_of(body))
                 self._carry_out(self._machine.submit(rank, body, time.monotonic()))
 
-    def _enter(self, rank: int, generation: int, body: wire.RankEntered) -> None:
+    def _enter(self, rank: int, generation: int, body: RankEntered) -> None:
         if generation > self._generation:
             self._generation, self._entered, self._machine, self._is_ended = generation, {}, None, False
         if generation < self._generation or self._is_ended:
@@ -113,7 +125,7 @@ class Coordinator:
             self._end(-1, error, True)
             return
         self._machine = Negotiation(self.size, self.settings.options, members[0].sets)
-        self._send_all(wire.Entered(members, self.settings.fusion_threshold_bytes))
+        self._send_all(Entered(members, self.settings.fusion_threshold_bytes))
 
     def _end(self, rank: int, reason: str, failed: bool) -> None:
         if self._is_ended or not self._generation:
@@ -124,10 +136,10 @@ class Coordinator:
         else:
             self._carry_out(self._machine.lose(rank, reason, failed))
 
-    def missing(self) -> list[int]:
+    def missing(self) -> str:
         """Return the ranks that have not called ``init`` yet."""
         with self._lock:
-            return [rank for rank in range(self.size) if rank not in self._entered]
+            return ", ".join(str(rank) for rank in range(self.size) if rank not in self._entered)
 
     # ---- what ranks are sent ---------------------------------------------------------------------------------------
 
@@ -139,19 +151,41 @@ class Coordinator:
             self._is_ended |= isinstance(action, Down)
             self._send_all(action)
 
-    def _send_all(self, body: wire.Entered | Batch | Down) -> None:
-        message = wire.ToRank(self._generation, body)
-        raw = wire.encode(message)
+    def _send_all(self, body: Entered | Batch | Down | Alive) -> None:
+        message = ToRank(self._generation, body)
+        raw = encode(message)
         for rank in range(1, self.size):
             self._listener.send(identity(rank), [raw])
-        self._deliver(message)
+        self._inbox.put(message)
 
     def _send(self, rank: int, generation: int, body: Down) -> None:
-        message = wire.ToRank(generation, body)
+        message = ToRank(generation, body)
         if rank:
-            self._listener.send(identity(rank), [wire.encode(message)])
+            self._listener.send(identity(rank), [encode(message)])
         else:
-            self._deliver(message)
+            self._inbox.put(message)
+
+    # ---- rank 0 ----------------------------------------------------------------------------------------------------
+
+    def send(self, message: ToCoordinator) -> None:
+        """Take a message of rank 0, in this thread."""
+        self.take(0, message)
+
+    def receive(self, timeout_s: float) -> list[ToRank]:
+        """Return messages for rank 0, after waiting at most ``timeout_s`` for the first."""
+        found = []
+        try:
+            one = self._inbox.get(timeout=timeout_s) if timeout_s > 0 else self._inbox.get_nowait()
+            while True:
+                if one is not None:
+                    found.append(one)
+                one = self._inbox.get_nowait()
+        except queue.Empty:
+            return found
+
+    def wake(self) -> None:
+        """Make :meth:`receive` return now."""
+        self._inbox.put(None)
 
     # ---- the thread ------------------------------------------------------------------------------------------------
 
@@ -171,15 +205,21 @@ class Coordinator:
             if now - ticked >= TICK_S:
                 ticked = now
                 with self._lock:
-                    if self._machine is not None:
-                        self._carry_out(self._machine.tick(now))
+                    self._tick(now)
+
+    def _tick(self, now: float) -> None:
+        if self._machine is None:
+            return
+        self._carry_out(self._machine.tick(now))
+        if not self._machine.is_idle and not self._is_ended:
+            self._send_all(Alive())
 
     def _take_frames(self, peer: bytes, raw: object) -> None:
         rank = _rank_of(peer, self.size)
         try:
             if rank < 1:
                 raise ProtocolError(f"{peer!r} is no rank of this job")
-            self.take(rank, wire.decode_at_coordinator(raw))
+            self.take(rank, decode(ToCoordinator, raw))
         except ProtocolError as error:
             logger.warning("refused a message: %s", error)
             with self._lock:
@@ -191,6 +231,8 @@ class Coordinator:
         self._listener.wake()
         self._thread.join(2 * TICK_S)
         self._listener.close(linger_s)
+        if self.size > 1 and self._place.on_one_host:
+            withdraw(self._place, self.meeting)
 
 
 def _rank_of(peer: bytes, size: int) -> int:
@@ -198,7 +240,7 @@ def _rank_of(peer: bytes, size: int) -> int:
     return int(number) if number.isdigit() and len(number) < 8 and int(number) < size else -1
 
 
-def _difference(members: tuple[wire.RankEntered, ...]) -> str:
+def _difference(members: tuple[RankEntered, ...]) -> str:
     """Return what ranks gave ``init`` that is not alike; an empty string if nothing."""
     for rank, one in enumerate(members):
         if one.version != members[0].version:

@@ -9,16 +9,19 @@ import torch
 from torch.autograd.function import Function
 
 from paceline.hvd import collectives as base
-from paceline.hvd.collectives import synchronize
+from paceline.hvd import world
+from paceline.hvd.collectives import Average, Sum, resolve_op, synchronize
 from paceline.hvd.compression import Compression, Compressor
 from paceline.hvd.process_sets import ProcessSet, global_process_set, members_of
-from paceline.hvd.starting import Average, Sum, resolve_op
+
+__all__ = [
+    "allgather", "allreduce", "allreduce_", "alltoall", "broadcast", "broadcast_", "grouped_allgather",
+    "grouped_allreduce", "grouped_allreduce_", "grouped_reducescatter", "reducescatter",
+]  # fmt: skip
 
 
 def _place(process_set: ProcessSet) -> tuple[int, int]:
     """Return this rank's index in a process set, and its size."""
-    from paceline.hvd import world
-
     _, members = members_of(process_set)
     return members.index(world.running().rank), len(members)
 
@@ -69,8 +72,6 @@ class _Broadcast(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        from paceline.hvd import world
-
         root, process_set = ctx.how
         reduced = synchronize(base.allreduce_async(grads[0], None, None, Average, 1.0, 1.0, process_set))
         return reduced if world.running().rank == root else reduced * 0, None, None, None

@@ -1,24 +1,116 @@
-"""Runs negotiated operations on a plane: packs, scales, moves and unpacks tensors."""
+"""Operations of this rank: which of a batch run as one, and how they run on a plane.
+
+All members of a process set come to the same groups.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from paceline.hvd.errors import HorovodInternalError
-from paceline.hvd.negotiation import Request, Response
-from paceline.hvd.negotiation.fusion import tensor_bytes
-from paceline.hvd.negotiation.words import Key
-from paceline.hvd.operation import Operation
-from paceline.hvd.planes.adasum import adasum
-from paceline.hvd.planes.base import ADASUM, Plane, Reduction
+from paceline.hvd.negotiation.messages import Key, Request, Response
+from paceline.hvd.planes.base import ADASUM, Plane, Reduction, adasum
 
 #: Tensors of more bytes are not packed: a copy would cost more than an operation of their own.
 PACK_BYTES = 512 * 1024
+
+
+#: Bytes of an element; every rank must count alike.
+ITEM_BYTES = {"uint8": 1, "int8": 1, "bool": 1, "int16": 2, "float16": 2, "bfloat16": 2, "int32": 4, "float32": 4}
+
+
+@dataclass(slots=True)
+class Operation:
+    """A pending or finished operation.
+
+    Attributes:
+        request: what is negotiated.
+        tensors: this rank's tensors.
+        outputs: where results go; None: new tensors.
+        given: tensors of the caller that are the result of an operation in place; None: ``outputs`` are.
+        grouped: the result is a list of tensors.
+        result: the result of an operation without tensors.
+        error: why it failed.
+        done: whether the result or the error is there.
+        received_splits: rows received from each member (alltoall).
+        ready: event of the accelerator after which ``tensors`` are complete.
+    """
+
+    request: Request
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    outputs: list[torch.Tensor] | None = None
+    given: Sequence[torch.Tensor] | None = None
+    grouped: bool = False
+    result: Any = None
+    error: str = ""
+    done: bool = False
+    received_splits: list[int] = field(default_factory=list)
+    ready: torch.cuda.Event | None = None
+
+    def outcome(self) -> Any:
+        """Return the result of a finished operation.
+
+        Raises:
+            HorovodInternalError: it failed.
+        """
+        if self.error:
+            raise HorovodInternalError(self.error)
+        if not self.tensors:
+            return self.result
+        found = self.outputs if self.given is None else self.given
+        assert found is not None
+        if self.request.kind == "alltoall":
+            return found[0], torch.tensor(self.received_splits, dtype=torch.int32)
+        return found if self.grouped else found[0]
+
+
+# ---- which operations run as one -------------------------------------------------------------------------------------
+
+
+def tensor_bytes(dtype: str, shape: Sequence[int]) -> int:
+    """Return the bytes of a tensor of this dtype and shape."""
+    return math.prod(shape) * ITEM_BYTES.get(dtype, 8)
+
+
+def size_bytes(request: Request) -> int:
+    """Return the bytes of a request's tensors."""
+    return sum(map(tensor_bytes, request.dtypes, request.shapes))
+
+
+def fuse(responses: Sequence[Response], threshold: int) -> list[list[Response]]:
+    """Arrange the responses of a batch in groups that run as one operation, in order.
+
+    Allreduces of one process set, device, dtype, operation and pair of factors are packed until they have
+    ``threshold`` bytes. A group takes the place of its first member.
+
+    Args:
+        responses: without errors.
+        threshold: bytes; 0: nothing is fused.
+    """
+    groups: list[list[Response]] = []
+    open_groups: dict[object, tuple[list[Response], int]] = {}
+    for response in responses:
+        request = response.request
+        if not threshold or request.kind != "allreduce" or request.alone or len({*request.dtypes}) != 1:
+            groups.append([response])
+            continue
+        alike = (
+            request.process_set, request.device, request.dtypes[0], request.op, request.prescale, request.postscale
+        )  # fmt: skip
+        size = size_bytes(request)
+        group, room = open_groups.get(alike, ([], -1))
+        if size > room:
+            group, room = [], threshold
+            groups.append(group)
+        group.append(response)
+        open_groups[alike] = group, room - size
+    return groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +152,17 @@ def group_of(responses: Sequence[Response], members: tuple[int, ...]) -> FusedOp
                 packs.setdefault(dtype, []).append(number)
     packed = tuple([(dtype, tuple(numbers)) for dtype, numbers in packs.items()])
     return FusedOperations(tuple(responses), members, keys, tuple(whole), packed)
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """What a batch of cached operations is: the keys of all of them, and the groups of those that this rank is in."""
+
+    keys: Sequence[Key]
+    groups: Sequence[FusedOperations]
+
+
+# ---- running ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)

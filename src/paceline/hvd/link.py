@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-import queue
 import secrets
 import socket
 import time
-from abc import ABC, abstractmethod
+from typing import TypeAlias
 
 from paceline import config
 from paceline.errors import AuthenticationError, JoinTimeoutError
-from paceline.hvd import rendezvous, wire
+from paceline.hvd import rendezvous
 from paceline.hvd.coordinator import Coordinator, coordinator_name, identity
-from paceline.hvd.negotiation import Down
-from paceline.hvd.place import ProcessPlace
-from paceline.hvd.settings import HvdSettings
+from paceline.hvd.environment import HvdSettings, ProcessPlace
+from paceline.hvd.negotiation.messages import Down, ToCoordinator, ToRank, decode, encode
 from paceline.hvd.timeline import Timeline
 from paceline.net.hosts import own_address, tcp
 from paceline.net.security import Security
@@ -29,102 +27,11 @@ _STALE_S = 2.0
 _SLOW_SHARE = 4
 
 
-class CoordinatorLink(ABC):
-    """Sends to the coordinator and receives from it. Used by one thread, except :meth:`wake`.
+class RankConnection:
+    """The connection of another rank than 0 to the coordinator. Used by one thread at a time, except :meth:`wake`.
 
     Attributes:
         security: of the connections of all ranks.
-    """
-
-    security: Security
-
-    @abstractmethod
-    def send(self, message: wire.ToCoordinator) -> None:
-        """Send a message."""
-
-    @abstractmethod
-    def receive(self, timeout_s: float) -> list[wire.ToRank]:
-        """Return messages, after waiting at most ``timeout_s`` for the first."""
-
-    @abstractmethod
-    def wake(self) -> None:
-        """Make :meth:`receive` return now."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close the connection."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the coordinator can still be reached."""
-        return True
-
-    def configure(self, hvd: HvdSettings) -> None:  # noqa: B027 (only rank 0's link has something to do)
-        """Use these settings from the next generation on, if this is rank 0."""
-
-    def missing(self) -> str:
-        """Return the ranks that have not called ``init``, where that is known."""
-        return ""
-
-
-class OwnCoordinator(CoordinatorLink):
-    """Rank 0's: the coordinator is in the same process."""
-
-    def __init__(self, place: ProcessPlace, settings: config.Settings, hvd: HvdSettings, timeline: Timeline) -> None:
-        self._inbox: queue.SimpleQueue[wire.ToRank | None] = queue.SimpleQueue()
-        self._coordinator: Coordinator | None = None
-        self._place = place
-        self._meeting: rendezvous.CoordinatorAddress | None = None
-        self.security = security = rendezvous.security_of(place, settings) if place.size > 1 else Security("")
-        addresses = _addresses(place, settings) if place.size > 1 else []
-        self._coordinator = Coordinator(
-            place.size, addresses, security, coordinator_name(place.job), hvd, self._inbox.put, timeline
-        )
-        if place.size > 1:
-            self._meeting = rendezvous.CoordinatorAddress(self._coordinator.addresses[0], security)
-            rendezvous.publish(place, settings, self._meeting)
-
-    def configure(self, hvd: HvdSettings) -> None:
-        """Use these settings from the next generation on."""
-        assert self._coordinator is not None
-        self._coordinator.settings = hvd
-
-    def send(self, message: wire.ToCoordinator) -> None:
-        """Give a message to the coordinator, in this thread."""
-        assert self._coordinator is not None
-        self._coordinator.take(0, message)
-
-    def receive(self, timeout_s: float) -> list[wire.ToRank]:
-        """Return messages."""
-        found = []
-        try:
-            one = self._inbox.get(timeout=timeout_s) if timeout_s > 0 else self._inbox.get_nowait()
-            while True:
-                if one is not None:
-                    found.append(one)
-                one = self._inbox.get_nowait()
-        except queue.Empty:
-            return found
-
-    def wake(self) -> None:
-        """Make :meth:`receive` return now."""
-        self._inbox.put(None)
-
-    def close(self) -> None:
-        """Close all ranks' connections."""
-        assert self._coordinator is not None
-        self._coordinator.close()
-        if self._meeting is not None and self._place.on_one_host:
-            rendezvous.withdraw(self._place, self._meeting)
-
-    def missing(self) -> str:
-        """Return the ranks that have not called ``init``."""
-        assert self._coordinator is not None
-        return ", ".join(map(str, self._coordinator.missing()))
-
-
-class RankConnection(CoordinatorLink):
-    """A connection to rank 0.
 
     Raises:
         AuthenticationError: rank 0 has another key.
@@ -159,16 +66,16 @@ class RankConnection(CoordinatorLink):
         """Whether the connection has never been lost."""
         return self._was_open and self._hub.is_open(self._channel)
 
-    def send(self, message: wire.ToCoordinator) -> None:
+    def send(self, message: ToCoordinator) -> None:
         """Send a message."""
-        self._hub.send(self._channel, [wire.encode(message)])
+        self._hub.send(self._channel, [encode(message)])
 
-    def receive(self, timeout_s: float) -> list[wire.ToRank]:
+    def receive(self, timeout_s: float) -> list[ToRank]:
         """Return messages; a ``Down`` when the connection is lost."""
-        found = [wire.decode_at_rank(frames[0]) for _, frames in self._hub.receive(timeout_s)]
+        found = [decode(ToRank, frames[0]) for _, frames in self._hub.receive(timeout_s)]
         if not self._hub.is_open(self._channel) and self._was_open:
             self._was_open = False
-            found.append(wire.ToRank(0, Down(0, "rank 0, where the coordinator runs, ended or lost its connection")))
+            found.append(ToRank(0, Down(0, "rank 0, where the coordinator runs, ended or lost its connection")))
         return found
 
     def wake(self) -> None:
@@ -180,11 +87,22 @@ class RankConnection(CoordinatorLink):
         self._hub.close(linger_s=1.0)
 
 
+#: A rank's way to the coordinator: in rank 0 the coordinator itself.
+CoordinatorLink: TypeAlias = Coordinator | RankConnection
+
+
 def connect(place: ProcessPlace, settings: config.Settings, hvd: HvdSettings, timeline: Timeline) -> CoordinatorLink:
     """Return this rank's link. In a job of ``paceline launch`` the process joins that job, too."""
     if settings.scheduler:
         current_session()
-    return OwnCoordinator(place, settings, hvd, timeline) if place.rank == 0 else RankConnection(place, settings)
+    if place.rank:
+        return RankConnection(place, settings)
+    if place.size == 1:
+        return Coordinator(place, [], Security(""), hvd, timeline)
+    security = rendezvous.security_of(place, settings)
+    coordinator = Coordinator(place, _addresses(place, settings), security, hvd, timeline)
+    rendezvous.publish(place, settings, coordinator.meeting)
+    return coordinator
 
 
 def _addresses(place: ProcessPlace, settings: config.Settings) -> list[str]:

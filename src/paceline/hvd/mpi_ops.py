@@ -1,125 +1,15 @@
 """Horovod's module ``mpi_ops``: operations, ranks and sizes, as in ``from paceline.hvd.mpi_ops import rank, size``."""
 
-from paceline.hvd.basics import (
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
-from paceline.hvd.collectives import (
-    allgather_async,
-    allreduce_async,
-    allreduce_async_,
-    alltoall_async,
-    barrier,
-    broadcast_async,
-    broadcast_async_,
-    grouped_allgather_async,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-    grouped_reducescatter_async,
-    join,
-    poll,
-    reducescatter_async,
-    sparse_allreduce_async,
-    synchronize,
-)
-from paceline.hvd.compression import Compression
-from paceline.hvd.differentiable import (
-    allgather,
-    allreduce,
-    allreduce_,
-    alltoall,
-    broadcast,
-    broadcast_,
-    grouped_allgather,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_reducescatter,
-    reducescatter,
-)
-from paceline.hvd.errors import HorovodInternalError
-from paceline.hvd.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from paceline.hvd.starting import Adasum, Average, Max, Min, Product, Sum
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Adasum",
-    "Average",
-    "Compression",
-    "HorovodInternalError",
-    "Max",
-    "Min",
-    "ProcessSet",
-    "Product",
-    "Sum",
-    "add_process_set",
-    "allgather",
-    "allgather_async",
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "alltoall",
-    "alltoall_async",
-    "barrier",
-    "broadcast",
-    "broadcast_",
-    "broadcast_async",
-    "broadcast_async_",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "grouped_allgather",
-    "grouped_allgather_async",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "grouped_reducescatter",
-    "grouped_reducescatter_async",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "join",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "poll",
-    "rank",
-    "reducescatter",
-    "reducescatter_async",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "sparse_allreduce_async",
-    "start_timeline",
-    "stop_timeline",
-    "synchronize",
-]
+from paceline.hvd import basics, collectives, differentiable, process_sets
+from paceline.hvd.basics import *  # noqa: F403 (each module lists its public names)
+from paceline.hvd.collectives import *  # noqa: F403
+from paceline.hvd.compression import Compression as Compression
+from paceline.hvd.differentiable import *  # noqa: F403
+from paceline.hvd.errors import HorovodInternalError as HorovodInternalError
+from paceline.hvd.process_sets import *  # noqa: F403
+
+if not TYPE_CHECKING:  # checkers read star imports, and no sum of lists
+    __all__ = [*basics.__all__, *collectives.__all__, *differentiable.__all__, *process_sets.__all__]  # noqa: PLE0604
+    __all__ += ["Compression", "HorovodInternalError"]

@@ -6,18 +6,15 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from paceline.hvd import world
-from paceline.hvd.adasum_optimizer import AdasumMethods
-from paceline.hvd.codec_reduction import CodecCompression
-from paceline.hvd.compression import Compression, Compressor
-from paceline.hvd.groups import checked_names, make_groups
+from paceline.hvd.collectives import Adasum, Average, allreduce_async_, synchronize
+from paceline.hvd.compression import CodecCompression, Compression, Compressor
 from paceline.hvd.process_sets import ProcessSet, global_process_set
-from paceline.hvd.reducer import ReduceChoices, Reducer
-from paceline.hvd.starting import Adasum, Average
+from paceline.hvd.reducer import ReduceChoices, Reducer, checked_names, make_groups
 from paceline.wrappers import refuse_wrapped
 
 _EARLY_ZERO = (
@@ -31,7 +28,7 @@ _TWICE = (
 
 
 class Wrapped:
-    """What the classes of all distributed optimizers share: copies, and the private names that Horovod's users read."""
+    """The methods of all distributed optimizers: copies, and the private names that Horovod's users read."""
 
     _hvd_base: type[torch.optim.Optimizer]
     _hvd_arguments: dict[str, Any]
@@ -60,7 +57,7 @@ class Wrapped:
 
 
 class DistributedMethods:
-    """What the class of a distributed optimizer adds to that of the user's optimizer."""
+    """The methods that a distributed optimizer adds to the class of the user's optimizer."""
 
     _hvd: Reducer
     _hvd_synchronized: bool
@@ -156,6 +153,53 @@ class DistributedMethods:
         super().zero_grad(set_to_none=set_to_none)  # type: ignore[misc]
 
 
+class AdasumMethods:
+    """The methods that an Adasum optimizer adds to the class of the user's optimizer.
+
+    Each rank steps by itself, and the changes of the weights are combined.
+    """
+
+    _hvd_arguments: dict[str, Any]
+
+    @property
+    def _requires_update(self) -> set[torch.nn.Parameter]:
+        return {param for _, param in self._hvd_arguments["named_parameters"] if param.requires_grad}
+
+    @property
+    def _handles(self) -> dict[torch.nn.Parameter, Any]:
+        """Empty: nothing is on its way between calls of ``step``."""
+        return {}
+
+    def synchronize(self) -> None:
+        """Do nothing: changes of weights are reduced in ``step``."""
+
+    def skip_synchronize(self) -> NoReturn:
+        """Refuse.
+
+        Raises:
+            AssertionError: always.
+        """
+        raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Do nothing: gradients are added up until ``step``."""
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step, and combine the changes of all ranks."""
+        named = [(name, param) for name, param in self._hvd_arguments["named_parameters"] if param.requires_grad]
+        compression = self._hvd_arguments["compression"]
+        before = [param.detach().clone() for _, param in named]
+        result = super().step(closure)  # type: ignore[misc]
+        waiting = []
+        for (name, param), start in zip(named, before, strict=True):
+            compressed, context = compression.compress((param.detach() - start).contiguous())
+            waiting.append((allreduce_async_(compressed, None, name, Adasum), context))
+        with torch.no_grad():
+            for (_, param), start, (handle, context) in zip(named, before, waiting, strict=True):
+                param.copy_(start + compression.decompress(synchronize(handle), context))
+        return result
+
+
 def _rebuild(base: type[torch.optim.Optimizer], state: dict[str, Any], arguments: dict[str, Any]) -> Any:
     optimizer = base.__new__(base)
     optimizer.__setstate__(state)
@@ -169,6 +213,33 @@ def _wrapped(optimizer: torch.optim.Optimizer, methods: type, arguments: dict[st
     wrapped: Any = cls.__new__(cls)  # type: ignore[call-overload]
     wrapped.__dict__.update(optimizer.__dict__)
     wrapped._hvd_base, wrapped._hvd_arguments = base, arguments
+    wrapped._hvd_synchronized = wrapped._hvd_skips = wrapped._hvd_by_scaler = False
+    return wrapped
+
+
+def _distributed(optimizer: torch.optim.Optimizer, arguments: dict[str, Any]) -> Any:
+    """Return the distributed optimizer of the given one; see :func:`DistributedOptimizer`."""
+    op, compression, groups = (arguments[name] for name in ("op", "compression", "groups"))
+    passes, predivide = arguments["backward_passes_per_step"], arguments["gradient_predivide_factor"]
+    process_set, as_dense = arguments["process_set"], arguments["sparse_as_dense"]
+    if predivide != 1.0 and op != Average:
+        raise ValueError("gradient_predivide_factor not supported with op != Average")
+    if passes <= 0:
+        raise ValueError("backward_passes_per_step must be > 0")
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    if world.is_initialized() and world.current().size > 1:
+        refuse_wrapped(params, None, world.current().rank)
+    named = arguments["named_parameters"] = checked_names(optimizer, arguments["named_parameters"])
+    if op == Adasum and world.current().size > 1:
+        if process_set is not global_process_set:
+            raise NotImplementedError("Adasum does not support non-global process sets.")
+        return _wrapped(optimizer, AdasumMethods, arguments)
+    if isinstance(compression, CodecCompression) and groups:
+        raise ValueError("groups cannot be compressed by a codec")
+    wrapped = _wrapped(optimizer, DistributedMethods, arguments)
+    sparse_again = as_dense and isinstance(optimizer, torch.optim.SparseAdam)
+    choices = ReduceChoices(compression, op, predivide, as_dense, sparse_again, process_set, arguments["deterministic"])
+    wrapped._hvd = Reducer(named, make_groups(groups, named, params), passes, choices)
     return wrapped
 
 
@@ -210,19 +281,11 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
         ValueError: a wrong argument; the text says which.
         NotImplementedError: Adasum with a process set.
     """
-    if gradient_predivide_factor != 1.0 and op != Average:
-        raise ValueError("gradient_predivide_factor not supported with op != Average")
-    if backward_passes_per_step <= 0:
-        raise ValueError("backward_passes_per_step must be > 0")
     if num_groups:
         warnings.warn("Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    if world.is_initialized() and world.current().size > 1:
-        refuse_wrapped(params, None, world.current().rank)
-    named = checked_names(optimizer, list(named_parameters) if named_parameters is not None else None)
     arguments = {
-        "named_parameters": named,
+        "named_parameters": list(named_parameters) if named_parameters is not None else None,
         "compression": compression,
         "backward_passes_per_step": backward_passes_per_step,
         "op": op,
@@ -232,20 +295,4 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
         "process_set": process_set,
         "deterministic": deterministic,
     }
-    if op == Adasum and world.current().size > 1:
-        if process_set is not global_process_set:
-            raise NotImplementedError("Adasum does not support non-global process sets.")
-        wrapped = _wrapped(optimizer, AdasumMethods, arguments)
-        wrapped._hvd_named, wrapped._hvd_compression = named, compression
-        wrapped._hvd_skips = False
-        return wrapped
-    if isinstance(compression, CodecCompression) and groups:
-        raise ValueError("groups cannot be compressed by a codec")
-    wrapped = _wrapped(optimizer, DistributedMethods, arguments)
-    sparse_again = sparse_as_dense and isinstance(optimizer, torch.optim.SparseAdam)
-    choices = ReduceChoices(
-        compression, op, gradient_predivide_factor, sparse_as_dense, sparse_again, process_set, deterministic
-    )
-    wrapped._hvd = Reducer(named, make_groups(groups, named, params), backward_passes_per_step, choices)
-    wrapped._hvd_synchronized = wrapped._hvd_skips = wrapped._hvd_by_scaler = False
-    return wrapped
+    return _distributed(optimizer, arguments)

@@ -6,9 +6,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from paceline.hvd import world
+from paceline.hvd.environment import find_place
 from paceline.hvd.errors import HorovodInternalError
-from paceline.hvd.negotiation import GLOBAL_SET, Request
-from paceline.hvd.place import find_place
+from paceline.hvd.negotiation.messages import GLOBAL_SET, Request
+
+#: ``process_set_ids`` is none of Horovod's module ``mpi_ops``.
+__all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]
 
 
 class ProcessSet:
@@ -86,24 +89,19 @@ def members_of(process_set: ProcessSet) -> tuple[int, tuple[int, ...]]:
 
 
 def register(sets: Iterable[ProcessSet]) -> None:
-    """Note the sets that ``init`` was given, after it."""
+    """Give their ids to the set of all ranks and to the sets that ``init`` was given, after it."""
+    global_process_set.process_set_id = GLOBAL_SET
+    global_process_set.ranks = list(range(world.current().size))
     _registered[:] = list(sets)
     for number, one in enumerate(_registered):
         one.process_set_id = number + 1
 
 
-def _refresh() -> None:
-    if world.is_initialized():
-        global_process_set.process_set_id = GLOBAL_SET
-        global_process_set.ranks = list(range(world.current().size))
-        return
-    global_process_set.process_set_id = None
-    for one in _registered:
+def unregister() -> None:
+    """Take the ids of all sets away, after ``shutdown``."""
+    for one in (global_process_set, *_registered):
         one.process_set_id = None
     _registered.clear()
-
-
-world.on_change(_refresh)
 
 
 def _check_dynamic() -> None:
@@ -125,7 +123,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
         raise ValueError(f"{one} is part of the job already")
     ranks = tuple(one.ranks or ())
     try:
-        one.process_set_id = world.running().call(Request("add_process_set", "process sets", ranks=ranks))
+        one.process_set_id = world.running().background.call(Request("add_process_set", "process sets", ranks=ranks))
     except HorovodInternalError as error:
         if world.running().background.down is None:
             raise ValueError(str(error)) from error
@@ -144,7 +142,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     if process_set.process_set_id in (None, GLOBAL_SET):
         return False
     ranks = tuple(process_set.ranks or ())
-    removed: bool = world.running().call(Request("remove_process_set", "process sets", ranks=ranks)) >= 0
+    removed: bool = world.running().background.call(Request("remove_process_set", "process sets", ranks=ranks)) >= 0
     if removed:
         process_set.process_set_id = None
         _registered[:] = [one for one in _registered if one is not process_set]

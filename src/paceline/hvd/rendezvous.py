@@ -31,7 +31,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from paceline.config import Settings
 from paceline.errors import AuthenticationError, ConfigError, JoinTimeoutError
-from paceline.hvd.place import ProcessPlace
+from paceline.hvd.environment import ProcessPlace
 from paceline.net.aead import TamperedError, open_value, seal_value
 from paceline.net.security import Security, new_job_key
 from paceline.worker.current import current_session

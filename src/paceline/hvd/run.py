@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import LaunchError
-from paceline.hvd.objects import dumps
+from paceline.hvd.functions import dumps
 
 #: Arguments of Horovod that only ``hvd.elastic`` has a use for.
 _ELASTIC = (
@@ -78,17 +78,8 @@ def run(
         LaunchError: a process failed; the text has the end of the output.
     """
     count = num_proc if np is None else np
-    if count < 1:
-        raise ValueError(f"num_proc is {count}; it must be at least 1")
     _check_others(others)
-    if use_gloo and use_mpi:
-        raise ValueError("use_gloo and use_mpi are both set; leave out use_mpi")
-    if use_mpi or mpi_args is not None:
-        name = "use_mpi" if use_mpi else "mpi_args"
-        raise ValueError(
-            f"{name} is set, and hvd.run does not use MPI: leave it out, or put the function into a script and start "
-            f"that: mpirun -np {count} python train.py"
-        )
+    _check_mpi(use_gloo, use_mpi, mpi_args, count)
     if hosts is not None and hostfile is not None:
         raise ValueError("hosts and hostfile are both given; give one")
     _check_slots(_slots(hosts, hostfile), count)
@@ -97,11 +88,16 @@ def run(
     environment = dict(os.environ if env is None else env)
     if start_timeout is not None:
         environment["HOROVOD_START_TIMEOUT"] = f"{start_timeout:g}"
+    command = [sys.executable, "-m", "paceline", "launch", *options, "--", executable or sys.executable]
+    return _results(command, environment, (func, tuple(args), dict(kwargs or {})), count, bool(verbose))
+
+
+def _results(command: list[str], environment: Mapping[str, str], call: Any, count: int, verbose: bool) -> list[Any]:
+    """Run a call in the processes of a job and return their results."""
     with tempfile.TemporaryDirectory(prefix="paceline-hvd-run-") as name:
         folder = Path(name)
-        (folder / "function").write_bytes(dumps((func, tuple(args), dict(kwargs or {}))))
-        launch = [sys.executable, "-m", "paceline", "launch", *options, "--"]
-        command = [*launch, executable or sys.executable, "-m", "paceline.hvd.task", name]
+        (folder / "function").write_bytes(dumps(call))
+        command = [*command, "-m", "paceline.hvd.task", name]
         done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
         if verbose:
             sys.stdout.write(done.stdout)
@@ -113,6 +109,17 @@ def run(
                 f"terminated (exit code {done.returncode}). The end of the output:\n{end}"
             )
         return [pickle.loads((folder / f"result-{rank}").read_bytes()) for rank in range(count)]
+
+
+def _check_mpi(use_gloo: bool | None, use_mpi: bool | None, mpi_args: str | None, count: int) -> None:
+    if use_gloo and use_mpi:
+        raise ValueError("use_gloo and use_mpi are both set; leave out use_mpi")
+    if use_mpi or mpi_args is not None:
+        name = "use_mpi" if use_mpi else "mpi_args"
+        raise ValueError(
+            f"{name} is set, and hvd.run does not use MPI: leave it out, or put the function into a script and start "
+            f"that: mpirun -np {count} python train.py"
+        )
 
 
 def _check_others(others: Mapping[str, Any]) -> None:
@@ -144,6 +151,8 @@ def _slots(hosts: str | None, hostfile: str | None) -> list[tuple[str, int]]:
 
 
 def _check_slots(slots: Sequence[tuple[str, int]], count: int) -> None:
+    if count < 1:
+        raise ValueError(f"num_proc is {count}; it must be at least 1")
     here = ("localhost", "127.0.0.1", socket.gethostname())
     away = [name for name, _ in slots if name not in here]
     if away:

@@ -9,8 +9,8 @@ import pickle
 import sys
 from pathlib import Path
 
-from paceline.hvd.objects import dumps
-from paceline.hvd.place import find_place
+from paceline.hvd.environment import find_place
+from paceline.hvd.functions import dumps
 
 
 def main(folder: Path) -> None:

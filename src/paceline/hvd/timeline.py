@@ -9,8 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
 
-from paceline.hvd.negotiation import Request
-from paceline.hvd.negotiation.words import Key
+from paceline.hvd.negotiation.messages import Key, Request
 
 _END = "\n]\n"
 

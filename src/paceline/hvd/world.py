@@ -8,21 +8,19 @@ import itertools
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from paceline import config
-from paceline.hvd import wire
 from paceline.hvd.background import Background
+from paceline.hvd.coordinator import Coordinator
+from paceline.hvd.environment import HvdSettings, ProcessPlace, find_place, read_settings
 from paceline.hvd.errors import HorovodInternalError, NotInitializedError
 from paceline.hvd.link import CoordinatorLink, connect
-from paceline.hvd.negotiation import Request
-from paceline.hvd.operation import Handles, Operation
-from paceline.hvd.place import ProcessPlace, find_place
+from paceline.hvd.negotiation.messages import VERSION, RankEntered, Request
 from paceline.hvd.planes.base import Alone, Plane
 from paceline.hvd.planes.registry import Planes
 from paceline.hvd.rendezvous import private_folder
-from paceline.hvd.settings import HvdSettings, read_settings
 from paceline.hvd.timeline import Timeline
 from paceline.net.hosts import host_id
 
@@ -70,14 +68,14 @@ class World:
     def __init__(self, base: Base, hvd: HvdSettings, sets: tuple[tuple[int, ...], ...]) -> None:
         self.base, self.hvd = base, hvd
         self.rank, self.size = base.place.rank, base.place.size
-        self.handles = Handles()
         base.generation += 1
         if self.rank == 0 and hvd.timeline and hvd.timeline.upper() != DYNAMIC:
             base.timeline.open(hvd.timeline, hvd.timeline_mark_cycles)
-        base.link.configure(hvd)
-        self.background = Background(base.link, base.generation, self.handles, hvd.cycle_time_s, base.timeline)
+        if isinstance(base.link, Coordinator):
+            base.link.settings = hvd
+        self.background = Background(base.link, base.generation, hvd, base.timeline)
         host = os.environ.get("HOROVOD_HOSTNAME") or socket.gethostname()
-        enter = wire.RankEntered(wire.VERSION, host, host_id(), os.getpid(), sets)
+        enter = RankEntered(VERSION, host, host_id(), os.getpid(), sets)
         members = self.background.enter(self.rank, self.size, enter, hvd.start_timeout_s)
         self.nodes = [(one.host, one.host_id) for one in members]
         try:
@@ -104,26 +102,8 @@ class World:
         self.background.plane_for = base.planes.plane if base.planes is not None else _alone
 
     def _exchange(self, name: str, mine: bytes) -> Sequence[bytes]:
-        payloads: Sequence[bytes] = self.call(Request("allgather_object", f"paceline {name}", payload=mine))
+        payloads: Sequence[bytes] = self.background.call(Request("allgather_object", f"paceline {name}", payload=mine))
         return payloads
-
-    # ---- operations ------------------------------------------------------------------------------------------------
-
-    def start(self, handle: int, operation: Operation) -> int:
-        """Start an operation under a handle of ``handles.count()``; returns the handle."""
-        self.background.submit(operation)
-        self.handles.add(handle, operation)
-        return handle
-
-    def call(self, request: Request) -> Any:
-        """Run an operation without tensors, and wait for it."""
-        operation = Operation(request)
-        self.background.submit(operation)
-        return self.handles.wait(operation, self.background.urge)
-
-    def synchronize(self, handle: int) -> Any:
-        """Wait for an operation and return its result."""
-        return self.handles.take(handle, self.background.urge)
 
     def leave(self, reason: str = "hvd.shutdown() was called") -> None:
         """End the job for all ranks."""
@@ -141,13 +121,7 @@ def _alone(members: tuple[int, ...], device: str) -> Plane:
 _lock = threading.RLock()
 _world: World | None = None
 _bases: dict[tuple[int, int, str], Base] = {}
-_on_change: list[Callable[[], None]] = []
 _exits = itertools.count()
-
-
-def on_change(function: Callable[[], None]) -> None:
-    """Have a function called after each ``init`` and ``shutdown``."""
-    _on_change.append(function)
 
 
 def current() -> World:
@@ -194,8 +168,6 @@ def enter(comm: Any, sets: tuple[tuple[int, ...], ...], dynamic: bool) -> World:
                 atexit.register(_at_exit)
             base = _bases[key] = Base(place, settings, hvd)
         _world = World(base, hvd, sets)
-    for function in _on_change:
-        function()
     return _world
 
 
@@ -206,8 +178,6 @@ def leave() -> None:
         world, _world = _world, None
     if world is not None:
         world.leave()
-        for function in _on_change:
-            function()
 
 
 def is_initialized() -> bool:

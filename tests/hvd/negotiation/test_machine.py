@@ -11,18 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.hvd.negotiation import (
+from paceline.hvd.negotiation.cache import RankCache
+from paceline.hvd.negotiation.machine import Negotiation
+from paceline.hvd.negotiation.messages import (
+    Action,
     Batch,
     Down,
+    Key,
     LogText,
-    Negotiation,
     NegotiationSettings,
-    RankCache,
     Request,
     Response,
     Submission,
 )
-from paceline.hvd.negotiation.words import Action, Key
 
 
 def allreduce(name: str, **other: Any) -> Request:

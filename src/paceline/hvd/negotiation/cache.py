@@ -16,27 +16,28 @@ had handled when it sent, says when no such bit can come any more; only then is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-import msgspec
-
-from paceline.hvd.negotiation.bits import indices, to_bytes
-from paceline.hvd.negotiation.words import Batch, Key, Request, Response
+from paceline.hvd.negotiation.messages import Batch, Key, Request, Response, Submission
 
 
-class Submission(msgspec.Struct, frozen=True, array_like=True, tag="submit", forbid_unknown_fields=True):
-    """What a rank has become ready for.
+def indices(bits: int) -> Iterator[int]:
+    """Yield the set bits' indices, the lowest first."""
+    while bits:
+        lowest = bits & -bits
+        yield lowest.bit_length() - 1
+        bits ^= lowest
 
-    Attributes:
-        seen: number of the last batch that the rank has handled.
-        bits: little-endian bit vector of cached operations.
-        requests: operations that are not cached.
-    """
 
-    seen: int
-    bits: bytes = b""
-    requests: tuple[Request, ...] = ()
+def to_bytes(bits: int) -> bytes:
+    """Return the little-endian bytes of a bit vector; none for an empty one."""
+    return bits.to_bytes((bits.bit_length() + 7) // 8, "little")
+
+
+def from_bytes(raw: bytes) -> int:
+    """Return the bit vector of little-endian bytes."""
+    return int.from_bytes(raw, "little")
 
 
 class RankCache:

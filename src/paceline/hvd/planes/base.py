@@ -1,7 +1,8 @@
-"""The interface of a plane, and the arithmetic of reductions."""
+"""The arithmetic of reductions, the interface of a plane, and the planes that need no other process."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -108,6 +109,34 @@ class Reduction:
         self.store(work, target)
 
 
+#: Squared norms below this count as zero (Horovod's limit).
+_TINY = math.sqrt(2.2250738585072014e-308)
+
+
+def adasum(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Add the ranks' tensors in pairs of ranks, then in pairs of pairs, and so on.
+
+    Args:
+        parts: one tensor per rank, a power of 2 of them.
+
+    Returns:
+        A new tensor, in the work precision: float64 for float64, else float32.
+    """
+    wide = torch.float64 if parts[0].dtype == torch.float64 else torch.float32
+    level = [part.to(wide) for part in parts]
+    while len(level) > 1:
+        level = [_pair(level[one], level[one + 1]) for one in range(0, len(level), 2)]
+    return level[0]
+
+
+def _pair(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    a, b = one.double(), other.double()
+    dot, a2, b2 = (float((x * y).sum()) for x, y in ((a, b), (a, a), (b, b)))
+    alpha = 1.0 if a2 < _TINY else 1.0 - dot / (2 * a2)
+    beta = 1.0 if b2 < _TINY else 1.0 - dot / (2 * b2)
+    return (alpha * a + beta * b).to(one.dtype)
+
+
 class Plane(Protocol):
     """Collective operations of the members of one process set, on flat contiguous tensors.
 
@@ -131,12 +160,6 @@ class Plane(Protocol):
 
     def reducescatter(self, source: torch.Tensor, target: torch.Tensor, counts: Sequence[int], how: Reduction) -> None:
         """Reduce, and put this member's part into ``target``; ``counts`` are the elements of the members' parts."""
-
-    def barrier(self) -> None:
-        """Wait for all members."""
-
-    def close(self) -> None:
-        """Release what it holds."""
 
 
 class Alone:
@@ -163,8 +186,44 @@ class Alone:
         """Apply the factors."""
         how.reduce([source], target)
 
-    def barrier(self) -> None:
-        """Do nothing."""
 
-    def close(self) -> None:
-        """Do nothing."""
+class Staged:
+    """A plane that copies to CPU memory, and back.
+
+    Args:
+        inner: the plane that takes CPU tensors.
+    """
+
+    def __init__(self, inner: Plane) -> None:
+        self._inner = inner
+        self.index, self.size = inner.index, inner.size
+
+    def allreduce(self, source: torch.Tensor, target: torch.Tensor, how: Reduction) -> None:
+        """Reduce in CPU memory."""
+        work = source.cpu()
+        self._inner.allreduce(work, work, how)
+        target.copy_(work)
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        """Broadcast in CPU memory."""
+        work = tensor.cpu()
+        self._inner.broadcast(work, root)
+        tensor.copy_(work)
+
+    def allgather(self, source: torch.Tensor, target: torch.Tensor, counts: Sequence[int]) -> None:
+        """Gather in CPU memory."""
+        work = torch.empty_like(target, device="cpu")
+        self._inner.allgather(source.cpu(), work, counts)
+        target.copy_(work)
+
+    def alltoall(self, source: torch.Tensor, target: torch.Tensor, counts: Sequence[Sequence[int]]) -> None:
+        """Exchange in CPU memory."""
+        work = torch.empty_like(target, device="cpu")
+        self._inner.alltoall(source.cpu(), work, counts)
+        target.copy_(work)
+
+    def reducescatter(self, source: torch.Tensor, target: torch.Tensor, counts: Sequence[int], how: Reduction) -> None:
+        """Reduce in CPU memory."""
+        work = torch.empty_like(target, device="cpu")
+        self._inner.reducescatter(source.cpu(), work, counts, how)
+        target.copy_(work)

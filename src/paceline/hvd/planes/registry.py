@@ -15,12 +15,10 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
 from paceline.config import Settings
 from paceline.errors import ProtocolError
-from paceline.hvd.planes.base import Alone, Plane
-from paceline.hvd.planes.hierarchical import HierarchicalPlane
+from paceline.hvd.environment import HvdSettings
+from paceline.hvd.planes.base import Alone, Plane, Staged
 from paceline.hvd.planes.shared import Neighbours, Offer, SharedPlane
-from paceline.hvd.planes.staged import Staged
-from paceline.hvd.planes.torch_group import make_gloo, make_nccl, nccl_is_available
-from paceline.hvd.settings import HvdSettings
+from paceline.hvd.planes.torch_group import GroupPlane, HierarchicalPlane, make_gloo, make_nccl, nccl_is_available
 from paceline.interfaces import address_of
 
 logger = logging.getLogger(__name__)
@@ -115,7 +113,7 @@ class Planes:
         several = any(self._leader(one, members) != one for one in members)
         return several and (self._neighbours is not None or len(self._near) == 1)
 
-    def _gloo(self, purpose: str, members: tuple[int, ...]) -> Plane:
+    def _gloo(self, purpose: str, members: tuple[int, ...]) -> GroupPlane:
         store = PrefixStore(f"gloo {purpose}{members}", self._open())
         index = members.index(self._rank)
         return make_gloo(store, index, len(members), self._hvd.timeout_s, self._address)

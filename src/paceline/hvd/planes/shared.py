@@ -244,11 +244,3 @@ class SharedPlane:
             begin, end = max(start, first), max(start, min(stop, last))
             part = target[begin - first : end - first] if end > begin else target[:0]
             self._reduce(source[start:stop], part, min(begin, end) - start, end - start, how)
-
-    def barrier(self) -> None:
-        """Wait for all."""
-        self._meet()
-        self._step += 1
-
-    def close(self) -> None:
-        """Do nothing: the memory belongs to all planes of the host."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch._C._distributed_c10d import Store
 
 from paceline.errors import ConfigError
 from paceline.hvd.errors import HorovodInternalError
-from paceline.hvd.planes.base import AVERAGE, MAX, MIN, PRODUCT, SUM, Reduction
+from paceline.hvd.planes.base import AVERAGE, MAX, MIN, PRODUCT, SUM, Plane, Reduction
 
 _OPS = {
     AVERAGE: dist.ReduceOp.SUM,
@@ -95,12 +96,36 @@ class GroupPlane:
         first = sum(counts[: self.index])
         target.copy_(whole[first : first + counts[self.index]])
 
-    def barrier(self) -> None:
-        """Wait for all."""
-        self._do(self._group.barrier(dist.BarrierOptions()))
 
-    def close(self) -> None:
-        """Do nothing; see the constructor."""
+class HierarchicalPlane(GroupPlane):
+    """The plane of a process set on several hosts: reduces in shared memory of each host, then among the hosts.
+
+    Args:
+        everyone: the plane of all members, for everything but reductions.
+        near: the plane of the members on this host.
+        leaders: the plane of the first members of each host; None where this rank is not one of them.
+    """
+
+    def __init__(self, everyone: GroupPlane, near: Plane, leaders: Plane | None) -> None:
+        super().__init__(everyone._group, everyone.index, everyone.size)
+        self._near, self._leaders = near, leaders
+
+    def allreduce(self, source: torch.Tensor, target: torch.Tensor, how: Reduction) -> None:
+        """Reduce on each host, then among the hosts' leaders, then copy to the others of each host.
+
+        Factors are applied before the first and after the last reduction, so rounding is as without levels.
+        """
+        work = how.load(source)
+        inner = Reduction(SUM if how.op == AVERAGE else how.op, work.dtype, self.size)
+        if work is source:
+            if target.data_ptr() != source.data_ptr():
+                target.copy_(source)
+            work = target
+        self._near.allreduce(work, work, inner)
+        if self._leaders is not None:
+            self._leaders.allreduce(work, work, replace(inner, size=self._leaders.size))
+        self._near.broadcast(work, 0)
+        how.store(work, target)
 
 
 def make_gloo(store: Store, index: int, size: int, timeout_s: float, address: str) -> GroupPlane:

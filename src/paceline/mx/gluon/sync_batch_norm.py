@@ -9,10 +9,11 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from paceline.mx.gluon.parallel import ReplicaCall, current_call, join_graphs
+from paceline.batch_norm import JoinedBatchNorm, Moments
+from paceline.mx.gluon.parallel import current_call, join_graphs
 
 
-class SyncBatchNorm(_BatchNorm):
+class SyncBatchNorm(JoinedBatchNorm):
     """Batch normalisation whose statistics are those of the whole batch, over all replicas of one process.
 
     The replicas exchange their means and variances in the forward pass, and gradients flow through the exchange. So the
@@ -40,44 +41,18 @@ class SyncBatchNorm(_BatchNorm):
         new.num_batches_tracked, new.training = layer.num_batches_tracked, layer.training
         return new
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Normalise one slice."""
+    def joined_moments(self, input: torch.Tensor) -> Moments | None:
+        """Return the statistics of all replicas' slices; None outside of a call of several replicas."""
         call = current_call()
-        if call is None or not self._uses_batch_statistics():
-            return super().forward(input)
-        self._check_input_dim(input)
-        mean, var, count = self._whole_batch(input, call)
-        self._track(mean.detach(), var.detach(), count)
-        shape = (1, -1) + (1,) * (input.dim() - 2)
-        scale = torch.rsqrt(var + self.eps) * (1.0 if self.weight is None else self.weight)
-        shift = -mean * scale + (0.0 if self.bias is None else self.bias)
-        return (input * scale.view(shape) + shift.view(shape)).to(input.dtype)
-
-    def _uses_batch_statistics(self) -> bool:
-        return self.training or self.running_mean is None
-
-    def _check_input_dim(self, input: torch.Tensor) -> None:
-        if input.dim() < 2 or input.shape[1] != self.num_features:
-            raise ValueError(f"SyncBatchNorm({self.num_features}) got a slice of shape {tuple(input.shape)}")
-
-    def _whole_batch(self, input: torch.Tensor, call: ReplicaCall) -> tuple[torch.Tensor, torch.Tensor, int]:
+        if call is None:
+            return None
         dims = [dim for dim in range(input.dim()) if dim != 1]
         var, mean = torch.var_mean(input.float() if input.dtype.itemsize < 4 else input, dims, correction=0)
         count = input.numel() // max(1, input.shape[1])
         if torch.is_grad_enabled():
             join_graphs()
-        gathered = call.meeting.gather(call.index, f"{type(self).__name__}({self.num_features})", (count, mean, var))
+        gathered = call.meeting.gather(call.index, f"SyncBatchNorm({self.num_features})", (count, mean, var))
         return _combine([_to(mean.device, one) for one in gathered])
-
-    @torch.no_grad()
-    def _track(self, mean: torch.Tensor, var: torch.Tensor, count: int) -> None:
-        if not (self.training and self.track_running_stats) or self.running_mean is None or self.running_var is None:
-            return
-        assert self.num_batches_tracked is not None
-        self.num_batches_tracked.add_(1)
-        factor = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-        self.running_mean.lerp_(mean.to(self.running_mean.dtype), factor)
-        self.running_var.lerp_((var * (count / max(1, count - 1))).to(self.running_var.dtype), factor)
 
 
 def _to(device: torch.device, one: tuple[int, torch.Tensor, torch.Tensor]) -> tuple[int, torch.Tensor, torch.Tensor]:

@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.hvd.negotiation import Request, Response, fuse
-from paceline.hvd.negotiation.fusion import size_bytes
+from paceline.hvd.execute import fuse, size_bytes
+from paceline.hvd.negotiation.messages import Request, Response
 
 
 def one(name: str, numel: int = 4, **other: Any) -> Response:

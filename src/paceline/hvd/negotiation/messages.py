@@ -1,11 +1,16 @@
-"""What negotiation exchanges: requests of ranks, responses to all, and what the machine asks its shell to do."""
+"""What ranks and the coordinator say to each other, on the job's authenticated connections.
+
+A rank sends requests; the coordinator answers all ranks with responses, in the order in which all of them run them.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
+
+from paceline.errors import ProtocolError
 
 #: Id of the process set that holds all ranks.
 GLOBAL_SET = 0
@@ -93,6 +98,20 @@ class Response(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     value: int = -1
 
 
+class Submission(msgspec.Struct, frozen=True, array_like=True, tag="submit", forbid_unknown_fields=True):
+    """What a rank has become ready for.
+
+    Attributes:
+        seen: number of the last batch that the rank has handled.
+        bits: little-endian bit vector of cached operations.
+        requests: operations that are not cached.
+    """
+
+    seen: int
+    bits: bytes = b""
+    requests: tuple[Request, ...] = ()
+
+
 class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch", forbid_unknown_fields=True):
     """What all ranks do next, in this order: run the responses, run what the bits stand for, forget.
 
@@ -122,6 +141,15 @@ class Down(msgspec.Struct, frozen=True, array_like=True, tag="down", forbid_unkn
     reason: str
     failed: bool = True
 
+    @property
+    def text(self) -> str:
+        """The error of operations after the end of a generation."""
+        who = f"by rank {self.rank}" if self.rank >= 0 else "by the coordinator"
+        return (
+            f"Horovod has been shut down {who}: {self.reason}. Operations that were pending on any rank have failed; "
+            "call hvd.shutdown() and hvd.init() on all ranks to go on"
+        )
+
 
 @dataclass(frozen=True)
 class LogText:
@@ -150,9 +178,83 @@ class NegotiationSettings:
     conflict_s: float = 10.0
 
 
-@dataclass
-class Pending:
-    """Requests of one key, until all ranks that it needs have sent theirs."""
+# ---- messages --------------------------------------------------------------------------------------------------------
 
-    since: float
-    requests: dict[int, Request] = field(default_factory=dict)
+VERSION = 1
+
+
+class RankEntered(msgspec.Struct, frozen=True, array_like=True, tag="enter", forbid_unknown_fields=True):
+    """A rank has called ``init``.
+
+    Attributes:
+        version: of this protocol.
+        host: name of the host.
+        host_id: the same for processes that can share memory.
+        pid: process id.
+        sets: process sets.
+    """
+
+    version: int
+    host: str
+    host_id: str
+    pid: int
+    sets: tuple[tuple[int, ...], ...] = ()
+
+
+class RankLeft(msgspec.Struct, frozen=True, array_like=True, tag="leave", forbid_unknown_fields=True):
+    """A rank has called ``shutdown``, or failed."""
+
+    reason: str
+    failed: bool
+
+
+class Entered(msgspec.Struct, frozen=True, array_like=True, tag="entered", forbid_unknown_fields=True):
+    """All ranks have called ``init``.
+
+    Attributes:
+        members: what each rank sent.
+        fusion_bytes: most bytes that are fused.
+    """
+
+    members: tuple[RankEntered, ...]
+    fusion_bytes: int
+
+
+class Alive(msgspec.Struct, frozen=True, array_like=True, tag="alive", forbid_unknown_fields=True):
+    """The coordinator is there, while ranks wait for others."""
+
+
+class ToCoordinator(msgspec.Struct, frozen=True, array_like=True):
+    """A message of a rank. Generations are counted from 1, one for each ``init``."""
+
+    generation: int
+    body: RankEntered | Submission | RankLeft
+
+
+class ToRank(msgspec.Struct, frozen=True, array_like=True):
+    """A message of the coordinator."""
+
+    generation: int
+    body: Entered | Batch | Down | Alive
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoders: dict[type, Any] = {kind: msgspec.msgpack.Decoder(kind) for kind in (ToCoordinator, ToRank)}
+_M = TypeVar("_M", ToCoordinator, ToRank)
+
+
+def encode(message: ToCoordinator | ToRank) -> bytes:
+    """Return the bytes of a message."""
+    return _encoder.encode(message)
+
+
+def decode(kind: type[_M], raw: Any) -> _M:
+    """Read a message of this kind.
+
+    Raises:
+        ProtocolError: it is no such message.
+    """
+    try:
+        return _decoders[kind].decode(raw)  # type: ignore[no-any-return]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:
+        raise ProtocolError(f"not a message of the Horovod interface: {error}") from error

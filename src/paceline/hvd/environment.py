@@ -1,0 +1,173 @@
+"""What the environment says: the settings, and which rank of how many this process is.
+
+Variables of Horovod's autotuner, and of its launcher's own rendezvous, change nothing here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from paceline.errors import ConfigError
+from paceline.hvd.negotiation.messages import NegotiationSettings
+
+DEFAULT_FUSION_BYTES = 128 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class HvdSettings:
+    """Settings of one process. Those of rank 0 count for negotiation and fusion."""
+
+    fusion_threshold_bytes: int = DEFAULT_FUSION_BYTES
+    """Most bytes that are fused; 0: no fusion."""
+    cycle_time_s: float = 0.001
+    """How long requests are collected while nobody waits for them."""
+    cache_capacity: int = 1024
+    """Operations that the response cache holds."""
+    hierarchical: bool = True
+    """Reduce inside each host first, where a job has several hosts."""
+    dynamic_process_sets: bool = False
+    """Whether process sets can be added and removed."""
+    timeout_s: float = 30.0
+    """Longest time that one operation may take once all ranks are ready."""
+    start_timeout_s: float = 60.0
+    """How long ``init`` waits for all ranks."""
+    timeline: str = ""
+    """File of the timeline, or ``DYNAMIC``."""
+    timeline_mark_cycles: bool = False
+    stall_check: bool = True
+    stall_warning_s: float = 60.0
+    stall_shutdown_s: float = 0.0
+
+    @property
+    def options(self) -> NegotiationSettings:
+        """The settings of the negotiation machine."""
+        return NegotiationSettings(
+            cache_capacity=self.cache_capacity,
+            stall_warning_s=self.stall_warning_s if self.stall_check else 0.0,
+            stall_shutdown_s=self.stall_shutdown_s if self.stall_check else 0.0,
+        )
+
+
+def _number(env: Mapping[str, str], name: str, default: float) -> float:
+    text = env.get(name, "")
+    try:
+        return float(text) if text else default
+    except ValueError:
+        raise ConfigError(f"{name}={text!r} is not a number") from None
+
+
+def _flag(env: Mapping[str, str], name: str, default: bool) -> bool:
+    text = env.get(name, "")
+    return text.lower() not in ("0", "false", "no", "off") if text else default
+
+
+def read_settings(env: Mapping[str, str] | None = None) -> HvdSettings:
+    """Return the settings of this process.
+
+    Raises:
+        ConfigError: a variable is not a number, or the time of a stall's end does not exceed that of its warning.
+    """
+    env = os.environ if env is None else env
+    settings = HvdSettings(
+        fusion_threshold_bytes=int(_number(env, "HOROVOD_FUSION_THRESHOLD", DEFAULT_FUSION_BYTES)),
+        cycle_time_s=_number(env, "HOROVOD_CYCLE_TIME", 1.0) / 1000,
+        cache_capacity=int(_number(env, "HOROVOD_CACHE_CAPACITY", 1024)),
+        hierarchical=_flag(env, "HOROVOD_HIERARCHICAL_ALLREDUCE", True),
+        dynamic_process_sets=_flag(env, "HOROVOD_DYNAMIC_PROCESS_SETS", False),
+        timeout_s=_number(env, "HOROVOD_GLOO_TIMEOUT_SECONDS", 30.0),
+        start_timeout_s=_number(env, "HOROVOD_START_TIMEOUT", 60.0),
+        timeline=env.get("HOROVOD_TIMELINE", ""),
+        timeline_mark_cycles=_flag(env, "HOROVOD_TIMELINE_MARK_CYCLES", False),
+        stall_check=not _flag(env, "HOROVOD_STALL_CHECK_DISABLE", False),
+        stall_warning_s=_number(env, "HOROVOD_STALL_CHECK_TIME_SECONDS", 60.0),
+        stall_shutdown_s=_number(env, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0.0),
+    )
+    if 0 < settings.stall_shutdown_s <= settings.stall_warning_s:
+        raise ConfigError("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS must exceed HOROVOD_STALL_CHECK_TIME_SECONDS")
+    return settings
+
+
+# ---- place -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ProcessPlace:
+    """A process among those that were started together.
+
+    Attributes:
+        rank: its rank.
+        size: number of processes.
+        local_size: number of processes on this host; 0: not known.
+        job: the same in all processes of the job, and in no other job of this user on this host.
+        is_whole: it is among all processes of the job, not some that ``init`` was given.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_size: int = 0
+    job: str = ""
+    is_whole: bool = True
+
+    @property
+    def on_one_host(self) -> bool:
+        """Whether all processes are known to be on this host."""
+        return self.local_size == self.size
+
+    def among(self, ranks: Sequence[int]) -> ProcessPlace:
+        """Return the place among some ranks only.
+
+        Raises:
+            ValueError: ranks that do not exist, twice the same, or without this process.
+        """
+        if len(set(ranks)) != len(ranks) or not all(0 <= rank < self.size for rank in ranks):
+            raise ValueError(f"comm={list(ranks)!r} must name different ranks from 0 to {self.size - 1}")
+        if self.rank not in ranks:
+            raise ValueError(f"rank {self.rank} is not in comm={list(ranks)!r}; only those ranks may call init")
+        if list(ranks) == list(range(self.size)):
+            return self
+        size = len(ranks)
+        return replace(
+            self,
+            rank=list(ranks).index(self.rank),
+            size=size,
+            local_size=size if self.on_one_host else 0,
+            job=f"{self.job}|ranks {list(ranks)}",
+            is_whole=False,
+        )
+
+
+#: Names of rank, size and local size, by what sets them; the first that are there count.
+_SOURCES = (
+    ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_SIZE"),
+    ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),  # torchrun, paceline launch
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),  # Open MPI
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),  # MPICH, Intel MPI
+    ("PACELINE_RANK", "PACELINE_NUM_WORKERS", ""),  # paceline launch --no-torchrun-env
+)
+
+#: Variables that differ between jobs; each launcher sets some.
+_JOB_NAMES = (
+    "PACELINE_JOB_ID", "HOROVOD_JOB_ID", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR",
+    "MASTER_PORT", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri", "HYDI_CONTROL_FD", "PMI_PORT",
+)  # fmt: skip
+
+
+def find_place(env: Mapping[str, str] | None = None) -> ProcessPlace:
+    """Return this process's place; rank 0 of 1 where no launcher set anything.
+
+    Raises:
+        ConfigError: the variables are no numbers, or make no sense.
+    """
+    env = os.environ if env is None else env
+    for names in _SOURCES:
+        if env.get(names[0], "") != "" and env.get(names[1], "") != "":
+            try:
+                rank, size, local_size = (int(env.get(name) or 0) for name in names)
+            except ValueError:
+                raise ConfigError(f"{names[0]} and {names[1]} are not numbers") from None
+            if not 0 <= rank < size:
+                raise ConfigError(f"{names[0]}={rank} and {names[1]}={size}: a rank is less than the number of ranks")
+            return ProcessPlace(rank, size, local_size, "|".join(env.get(name, "") for name in _JOB_NAMES))
+    return ProcessPlace(local_size=1)
