@@ -155,7 +155,8 @@ def test_scheduler_that_says_nonsense_fails_the_job(make_job: MakeJob) -> None:
 
 
 def test_server_that_stays_after_the_last_worker_is_terminated_with_a_warning(make_job: MakeJob) -> None:
-    job = make_job(leave_s=0.1).start("true", scheduler=STAYS)
+    joined = READY + """echo '["complete"]' >/dev/fd/$READY_FD; exec sleep 1000"""
+    job = make_job(leave_s=0.1).start("true", scheduler=joined)
     assert job.wait() == 0
     assert job.err() == ["[launch] all workers are done but scheduler did not leave within 0.1 s"]
     assert job.left() == []
