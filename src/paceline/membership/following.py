@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from paceline.config import Settings
 from paceline.membership.drift import Drift
 from paceline.membership.revising import Revising
-from paceline.membership.seat import Seat
+from paceline.membership.roster import MemberRecord
 from paceline.wire import messages as m
 
 
@@ -44,6 +44,6 @@ class Following:
         """What ``dist_auto`` does since it changed, and what would be better."""
         return self._revising.sentences
 
-    def check(self, workers: Sequence[Seat]) -> str:
+    def check(self, workers: Sequence[MemberRecord]) -> str:
         """Compare speeds with what the job does, if it is time to; returns a sentence if that has changed or should."""
         return self._what_follows.check(workers)

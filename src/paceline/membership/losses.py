@@ -78,7 +78,7 @@ class Losses:
         return next(death for death in self.deaths if death.rank == worker)
 
 
-def obituary(death: m.Death, body: m.Body) -> m.Reply:
+def death_reply(death: m.Death, body: m.Body) -> m.Reply:
     """Return the answer to what a worker asks that counts as dead."""
     if isinstance(body, m.Heartbeat):
         return m.News([death], False)

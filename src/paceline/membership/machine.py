@@ -76,11 +76,10 @@ from paceline.exitcodes import PEER_FAILED, WORKER_LOST, describe_code
 from paceline.membership.actions import Action, Answer, Finish, MemberKey, Waiting, Warn, describe, refuse
 from paceline.membership.following import Following
 from paceline.membership.liveness import Liveness, Suspect
-from paceline.membership.losses import Losses, obituary
+from paceline.membership.losses import Losses, death_reply
 from paceline.membership.newcomers import free_rank, objection
+from paceline.membership.roster import MemberRecord, Roster
 from paceline.membership.rounds import TrainedRounds
-from paceline.membership.seat import Seat
-from paceline.membership.seats import Seats
 from paceline.membership.starting import Starting
 from paceline.membership.waits import MAY_WAIT, Waits
 from paceline.wire import messages as m
@@ -111,9 +110,9 @@ class Membership:
         self._settings, self._pid, self._host_id = settings, pid, host_id
         self._starting = Starting(settings.start_timeout_s, now)
         self._new_token = new_token
-        self._seats = Seats(settings)
+        self._roster = Roster(settings)
         self.losses = Losses(settings.on_worker_death)
-        self._waits = Waits(settings.num_workers, self._seats, self.losses)
+        self._waits = Waits(settings.num_workers, self._roster, self.losses)
         self._liveness, self._following = Liveness(settings, now), Following(settings)
         self._rounds = TrainedRounds()
         self._gone: dict[MemberKey, int] = {}
@@ -133,20 +132,22 @@ class Membership:
             return self._hello(peer, seq, body, now)
         if isinstance(body, m.Claim):
             return self._claim(peer, seq, body)
-        key = self._seats.of(peer)
+        key = self._roster.of(peer)
         if key is None and isinstance(body, m.AskStatus):  # whoever holds the job's key may know
             return [Answer(peer, seq, self.status(now))]
         if key is None:
             return [refuse(peer, seq, "this connection belongs to no member; join the job first")]
-        seat = self._seats[key]
-        if seat.dead and key[1] in self.losses.ranks and key[0] == "worker":
-            return [Answer(peer, seq, obituary(self.losses.death_of(key[1]), body))]
-        return [*self._liveness.note_heard(seat, now), *self._handle(seat, key, peer, seq, body, now)]
+        record = self._roster[key]
+        if record.dead and key[1] in self.losses.ranks and key[0] == "worker":
+            return [Answer(peer, seq, death_reply(self.losses.death_of(key[1]), body))]
+        return [*self._liveness.note_heard(record, now), *self._handle(record, key, peer, seq, body, now)]
 
-    def _handle(self, seat: Seat, key: MemberKey, peer: bytes, seq: int, body: m.Body, now: float) -> list[Action]:
+    def _handle(
+        self, record: MemberRecord, key: MemberKey, peer: bytes, seq: int, body: m.Body, now: float
+    ) -> list[Action]:
         match body:
             case m.Heartbeat():
-                news = self._heartbeat(seat, body, now)
+                news = self._heartbeat(record, body, now)
                 return [*self._follow_speeds(), Answer(peer, seq, news), *self._taken_out(key, body)]
             case m.Bye():
                 return [Answer(peer, seq, m.Done()), *self._bye(key, body, now)]
@@ -155,68 +156,68 @@ class Membership:
             case m.Publish():
                 self._following.note_keys(body)
             case m.Enter():
-                seat.round = max(seat.round, body.round)
+                record.round = max(record.round, body.round)
         if self.deaths and isinstance(body, MAY_WAIT):
             return self._failures_for([Waiting(peer, seq)])
         return self._waits.handle(key, peer, seq, body)
 
-    def _heartbeat(self, seat: Seat, beat: m.Heartbeat, now: float) -> m.News:
-        seat.closed_since = seat.closed_since if seat.code is not None else None
-        seat.beat(beat, now)
+    def _heartbeat(self, record: MemberRecord, beat: m.Heartbeat, now: float) -> m.News:
+        record.closed_since = record.closed_since if record.code is not None else None
+        record.beat(beat, now)
         for one in beat.seen:
-            other = self._seats.get((one.role, one.rank))
-            if other is not None and other.member.host_id == seat.member.host_id:
+            other = self._roster.get((one.role, one.rank))
+            if other is not None and other.member.host_id == record.member.host_id:
                 self._liveness.note_state(other, one.state, now)
-        return self._news(self._liveness.suspects_near(seat, self._seats.values(), now))
+        return self._news(self._liveness.suspects_near(record, self._roster.values(), now))
 
     def _follow_speeds(self) -> list[Action]:
         """Tell all workers when other groups fit their speeds."""
-        workers = self._seats.of_role("worker")
+        workers = self._roster.of_role("worker")
         text = self._following.check(workers) if self.complete else ""
         news = [Answer(one.peer, 0, self._news()) for one in workers if one.live]
         return [Warn(text), *news] if text else []
 
     def is_member(self, peer: bytes) -> bool:
         """Tell whether a connection belongs to a member."""
-        return self._seats.of(peer) is not None
+        return self._roster.of(peer) is not None
 
     def _hello(self, peer: bytes, seq: int, hello: m.Hello, now: float) -> list[Action]:
-        known = self._seats.of(peer)
+        known = self._roster.of(peer)
         if known is not None:
             return self._hello_again(peer, seq, known)
         is_ending = bool(self.deaths) or self._ending is not None
-        reason = objection(hello, self._settings, self._seats, is_ending, self.deaths)
+        reason = objection(hello, self._settings, self._roster, is_ending, self.deaths)
         if reason:
             return [Answer(peer, seq, m.Failed("RendezvousError", reason))]
-        rank = hello.rank if hello.rank >= 0 else free_rank(hello.role, self._settings, self._seats)
+        rank = hello.rank if hello.rank >= 0 else free_rank(hello.role, self._settings, self._roster)
         member = m.Member(
             hello.role, rank, hello.local_rank, hello.host, hello.host_id, hello.pid, hello.address, self._new_token(),
             hello.speed,
         )  # fmt: skip
-        self._seats.add(Seat(member, peer, now, seq))
+        self._roster.add(MemberRecord(member, peer, now, seq))
         if self._gone and self._has_workers():
             return self._miss(now)
-        if self._seats.missing():
+        if self._roster.missing():
             return []
         self.complete = True
-        for seat in self._seats.values():
-            seat.heard = now  # from here on they send heartbeats
-        welcomes = [Answer(seat.peer, seat.seq, self._welcome(key)) for key, seat in self._seats.items()]
+        for record in self._roster.values():
+            record.heard = now  # from here on they send heartbeats
+        welcomes = [Answer(record.peer, record.seq, self._welcome(key)) for key, record in self._roster.items()]
         return [*welcomes, *self._waits.start()]
 
     def _hello_again(self, peer: bytes, seq: int, key: MemberKey) -> list[Action]:
         """Answer a member whose first answer may have got lost."""
-        seat = self._seats[key]
-        if seat.peer != peer:
-            return [refuse(peer, seq, f"this connection is not the lifeline of {seat}")]
-        seat.seq = seq
+        record = self._roster[key]
+        if record.peer != peer:
+            return [refuse(peer, seq, f"this connection is not the lifeline of {record}")]
+        record.seq = seq
         return [Answer(peer, seq, self._welcome(key))] if self.complete else self._failures_for([Waiting(peer, seq)])
 
     def _welcome(self, key: MemberKey) -> m.Welcome:
-        return m.Welcome(key[1], self._seats.known_to(key), self._pid, self._host_id)
+        return m.Welcome(key[1], self._roster.known_to(key), self._pid, self._host_id)
 
     def _claim(self, peer: bytes, seq: int, claim: m.Claim) -> list[Action]:
-        if not self._seats.claim(peer, claim):
+        if not self._roster.claim(peer, claim):
             return [refuse(peer, seq, f"the claim to be {claim.role} {claim.rank} has the wrong token")]
         return [Answer(peer, seq, m.Done())]
 
@@ -224,55 +225,55 @@ class Membership:
 
     def lost(self, peer: bytes, now: float) -> None:
         """Note that a connection closed; the member has a moment to come back."""
-        key = self._seats.of(peer)
-        if key is not None and self._seats[key].peer == peer and self._seats[key].closed_since is None:
-            self._seats[key].closed_since = now
+        key = self._roster.of(peer)
+        if key is not None and self._roster[key].peer == peer and self._roster[key].closed_since is None:
+            self._roster[key].closed_since = now
 
     def lifelines(self) -> list[bytes]:
         """Return the connections whose hosts :meth:`note_host` should tell of before every :meth:`tick`."""
-        return [seat.peer for seat in self._seats.live()]
+        return [record.peer for record in self._roster.live()]
 
     def note_host(self, peer: bytes, silent_s: float | None) -> None:
         """Note for how long the kernel of a member's host was not heard; None: not known. Counts for one tick."""
-        self._seats.of_member(peer).host_silent_s = silent_s
+        self._roster.of_member(peer).host_silent_s = silent_s
 
     def suspects(self, now: float) -> list[Suspect]:
         """Return the members whose processes :meth:`note_state` should tell of."""
-        return self._liveness.suspects(self._seats.values(), now)
+        return self._liveness.suspects(self._roster.values(), now)
 
     def note_state(self, suspect: Suspect, state: str, now: float) -> None:
         """Note the state of a suspect's process, as in /proc."""
-        self._liveness.note_state(self._seats[suspect.role, suspect.rank], state, now)
+        self._liveness.note_state(self._roster[suspect.role, suspect.rank], state, now)
 
     def tick(self, now: float) -> list[Action]:
         """Note that time has passed."""
         actions: list[Action] = []
-        self._starting.forgive(self._liveness.turn(self._seats.values(), now, self.is_supervised))
-        for key, seat in sorted(self._seats.items(), key=lambda one: one[1].closed_since or one[1].heard):
-            reason = self._liveness.why_dead(seat, self.complete, now)
+        self._starting.forgive(self._liveness.turn(self._roster.values(), now, self.is_supervised))
+        for key, record in sorted(self._roster.items(), key=lambda one: one[1].closed_since or one[1].heard):
+            reason = self._liveness.why_dead(record, self.complete, now)
             if reason and self.has_succeeded:
-                seat.dead = True
+                record.dead = True
             elif reason:
                 actions += self._die(key, reason, now)
-            elif seat.live and seat.goodbye_since is not None and self._counts_as_left(seat, now):
-                actions += self._left(seat, now)
+            elif record.live and record.goodbye_since is not None and self._counts_as_left(record, now):
+                actions += self._left(record, now)
         actions += self._warnings(now) if self._ending is None else []
-        for seat in self._seats.values():
-            seat.host_silent_s = None
+        for record in self._roster.values():
+            record.host_silent_s = None
         if not self.complete and not self.deaths:
             actions += self._wait_for_missing(now)
         if self._ending is not None:
-            all_gone = all(seat.closed_since is not None for seat in self._seats.live())
+            all_gone = all(record.closed_since is not None for record in self._roster.live())
             if all_gone or now - self._ending > (LEAVE_TIMEOUT_S if self.has_succeeded else FAILED_TIMEOUT_S):
                 actions.append(Finish(self._code or (WORKER_LOST if self.losses.deaths else 0)))
         return actions
 
     def _warnings(self, now: float) -> list[Action]:
         """Return lines about members that are silent, and about workers without which others train on."""
-        silent = self._liveness.warnings(self._seats.values(), self.complete, now)
+        silent = self._liveness.warnings(self._roster.values(), self.complete, now)
         if self._waits.hands_out or not self.complete:
             return silent
-        return [*silent, *self._rounds.check(self._seats.of_role("worker"), self._waits.at_barriers)]
+        return [*silent, *self._rounds.check(self._roster.of_role("worker"), self._waits.at_barriers)]
 
     @property
     def has_succeeded(self) -> bool:
@@ -280,21 +281,21 @@ class Membership:
         return self._ending is not None and not self.deaths
 
     def _die(self, key: MemberKey, reason: str, now: float) -> list[Action]:
-        seat = self._seats[key]
-        seat.dead = True
-        death = m.Death(key[0], key[1], seat.member.host, reason)
-        return self._lose(death) if self._goes_on_without(key) else self._mourn(death, now)
+        record = self._roster[key]
+        record.dead = True
+        death = m.Death(key[0], key[1], record.member.host, reason)
+        return self._lose(death) if self._goes_on_without(key) else self._fail_with(death, now)
 
     def _goes_on_without(self, key: MemberKey) -> bool:
         """Tell whether the others can go on: there are some, and nothing that only this worker can do is to come."""
-        others = any(one.live for one in self._seats.of_role("worker"))
+        others = any(one.live for one in self._roster.of_role("worker"))
         is_well = self.complete and not self.deaths and self._ending is None
         is_needed = key[1] == 0 and self._waits.has_lookups
         return key[0] == "worker" and others and is_well and not is_needed and self.losses.may_go_on
 
     def _lose(self, death: m.Death) -> list[Action]:
         self.losses.add(death)
-        news = [Answer(seat.peer, 0, self._news()) for seat in self._seats.live()]
+        news = [Answer(record.peer, 0, self._news()) for record in self._roster.live()]
         return [Warn(f"{describe(death)}; the others go on"), *news]
 
     def _taken_out(self, key: MemberKey, beat: m.Heartbeat) -> list[Action]:
@@ -302,14 +303,14 @@ class Membership:
         if key[0] != "server" or not beat.taken_out:
             return []
         self.losses.taken_out(key[1], beat.taken_out)
-        gone = self.losses.gone([seat.member.rank for seat in self._seats.of_role("server") if seat.live])
+        gone = self.losses.gone([record.member.rank for record in self._roster.of_role("server") if record.live])
         if not gone or self.deaths:
             return []
         for rank in gone:
-            self._seats["worker", rank].gone = True
+            self._roster["worker", rank].gone = True
         return self._waits.go_on_without({rank: self.losses.rounds[rank] for rank in gone})
 
-    def _mourn(self, death: m.Death, now: float) -> list[Action]:
+    def _fail_with(self, death: m.Death, now: float) -> list[Action]:
         self.deaths.append(death)
         self.cause = self.cause or death
         return self._fail(now)
@@ -320,14 +321,14 @@ class Membership:
         An exit code other than 0 is a failure, also of a member that has said goodbye. ``PEER_FAILED`` says that the
         process lost another one, which is the failure if it is known.
         """
-        seat = self._seats.get((role, rank))
-        if seat is None:
+        record = self._roster.get((role, rank))
+        if record is None:
             self._gone[role, rank] = code
             return self._miss(now) if not self.complete and (code != 0 or self._has_workers()) else []
-        seat.code = code
-        if seat.dead or (seat.left and code == 0 and (role == "worker" or self._ending is not None)):
+        record.code = code
+        if record.dead or (record.left and code == 0 and (role == "worker" or self._ending is not None)):
             return []
-        if seat.left and code == 0:
+        if record.left and code == 0:
             return self._die((role, rank), "it left the job with exit code 0, before the workers did", now)
         if code not in (0, PEER_FAILED):
             return self._die((role, rank), f"its process ended: {describe_code(code)}", now)
@@ -335,28 +336,30 @@ class Membership:
             return self._die(
                 (role, rank), f"its process ended because it had lost another one ({describe_code(code)})", now
             )
-        if seat.goodbye_since is None and seat.closed_since is None:
-            seat.closed_since = now
+        if record.goodbye_since is None and record.closed_since is None:
+            record.closed_since = now
         return []
 
     def _has_workers(self) -> bool:
-        return bool(self._seats.of_role("worker"))
+        return bool(self._roster.of_role("worker"))
 
     def _miss(self, now: float) -> list[Action]:
         """Give the start up: a process has ended before it joined."""
         if self._ending is not None:
             return []
         (role, rank), code = next(iter(self._gone.items()))
-        return self._mourn(m.Death(role, rank, "", f"its process ended before it joined: {describe_code(code)}"), now)
+        return self._fail_with(
+            m.Death(role, rank, "", f"its process ended before it joined: {describe_code(code)}"), now
+        )
 
     def _fail(self, now: float) -> list[Action]:
         """Tell all members that the job has failed, and answer all who wait."""
         self._ending = now if self._ending is None else self._ending
         # Members that exit after a failed start do not change the exit code.
         self._code = self._code or PEER_FAILED
-        actions: list[Action] = [Answer(seat.peer, 0, self._news()) for seat in self._seats.live()]
+        actions: list[Action] = [Answer(record.peer, 0, self._news()) for record in self._roster.live()]
         if not self.complete:
-            actions += self._failures_for([Waiting(seat.peer, seat.seq) for seat in self._seats.live()])
+            actions += self._failures_for([Waiting(record.peer, record.seq) for record in self._roster.live()])
         return actions + self._failures_for(self._waits.clear())
 
     def _failures_for(self, waiting: list[Waiting]) -> list[Action]:
@@ -370,14 +373,14 @@ class Membership:
         self._starting.note_cpu((role, rank), cpu_s, now)
 
     def _wait_for_missing(self, now: float) -> list[Action]:
-        missing = self._seats.missing()
+        missing = self._roster.missing()
         late = self._starting.late(missing, now)
         if late:
             return self._nobody_came(late, now)
         if not self._starting.is_word_due(now):
             return []
         text = self._starting.waited_for(missing, now)
-        news = [Answer(seat.peer, 0, self._news()) for seat in self._seats.live()]
+        news = [Answer(record.peer, 0, self._news()) for record in self._roster.live()]
         return [*([Warn(text)] if text else []), *news]
 
     def _nobody_came(self, missing: Sequence[MemberKey], now: float) -> list[Action]:
@@ -388,36 +391,36 @@ class Membership:
         self._ending, self._code = now, 1
         self.deaths.append(m.Death("scheduler", 0, "", text))
         self.cause = self.cause or m.Death(*missing[0], "", text)
-        return [Answer(seat.peer, seat.seq, m.Failed("JoinTimeoutError", text)) for seat in self._seats.values()]
+        return [Answer(record.peer, record.seq, m.Failed("JoinTimeoutError", text)) for record in self._roster.values()]
 
     def _bye(self, key: MemberKey, bye: m.Bye, now: float) -> list[Action]:
-        seat = self._seats[key]
-        if not seat.live:
+        record = self._roster[key]
+        if not record.live:
             return []
         if bye.reason:
             return self._die(key, bye.reason, now)
-        seat.goodbye_since, seat.round = now, max(seat.round, bye.round)
-        return self._left(seat, now) if self._counts_as_left(seat, now) else []
+        record.goodbye_since, record.round = now, max(record.round, bye.round)
+        return self._left(record, now) if self._counts_as_left(record, now) else []
 
-    def _counts_as_left(self, seat: Seat, now: float) -> bool:
-        return seat.counts_as_left(self.is_supervised, self._settings.disconnect_grace_s, now)
+    def _counts_as_left(self, record: MemberRecord, now: float) -> bool:
+        return record.counts_as_left(self.is_supervised, self._settings.disconnect_grace_s, now)
 
-    def _left(self, seat: Seat, now: float) -> list[Action]:
-        seat.left = True
-        rounds = {seat.member.rank: seat.round} if seat.member.role == "worker" else {}
+    def _left(self, record: MemberRecord, now: float) -> list[Action]:
+        record.left = True
+        rounds = {record.member.rank: record.round} if record.member.role == "worker" else {}
         self.losses.rounds.update(rounds)
         answers = self._waits.go_on_without(rounds)
-        workers = self._seats.of_role("worker")
+        workers = self._roster.of_role("worker")
         if self.complete and self._ending is None and not any(one.live for one in workers):
             self._ending = now
             return [*self._tell_servers(), *([] if self._waits.hands_out else self._rounds.summary(workers))]
         return [*self._tell_servers(), *answers] if self.complete else []
 
     def _tell_servers(self) -> list[Action]:
-        return [Answer(one.peer, 0, self._news()) for one in self._seats.of_role("server") if one.live]
+        return [Answer(one.peer, 0, self._news()) for one in self._roster.of_role("server") if one.live]
 
     def _news(self, suspects: Sequence[m.SilentMember] = ()) -> m.News:
-        left = {seat.member.rank for seat in self._seats.of_role("worker") if seat.left}
+        left = {record.member.rank for record in self._roster.of_role("worker") if record.left}
         out = sorted(left | self.losses.ranks)
         ends, groups = self._ending is not None, self._following.groups
         return m.News(self.deaths, ends, out, list(suspects), list(self.losses.deaths), *groups)
@@ -425,9 +428,9 @@ class Membership:
     def status(self, now: float) -> m.Status:
         """Return who is there, how far, and since when not heard."""
         deaths = [*self.losses.deaths, *self.deaths]
-        return self._seats.status(self._waits.missing_for, deaths, now, self._following.sentences)
+        return self._roster.status(self._waits.missing_for, deaths, now, self._following.sentences)
 
     def check(self) -> None:
         """Assert what must always hold."""
-        self._seats.check()
+        self._roster.check()
         self._waits.check(is_failed=bool(self.deaths))

@@ -23,7 +23,7 @@ from paceline.hetero import Choice, Measured, Revision, StepTime, group_by_speed
 from paceline.hetero.files import parse_choice, parse_measured
 from paceline.hetero.live_noise import Counted
 from paceline.membership.checks import Checks
-from paceline.membership.seat import Seat
+from paceline.membership.roster import MemberRecord
 
 
 class Revising:
@@ -79,7 +79,7 @@ class Revising:
         advice = "" if self._revision is None else self._revision.advice
         return [text for text in (self._change, advice) if text]
 
-    def check(self, workers: Iterable[Seat]) -> str:
+    def check(self, workers: Iterable[MemberRecord]) -> str:
         """Repeat the choice, if it is time to; returns a sentence if it has changed, if it should, or cannot."""
         if self._problem:
             problem, self._problem = self._problem, ""
@@ -94,7 +94,7 @@ class Revising:
         return f"dist_auto: {text}" if text else ""
 
 
-def _step_time(one: Seat) -> StepTime:
+def _step_time(one: MemberRecord) -> StepTime:
     """Return what a worker has said of its steps; what cannot be is left out."""
     spread = one.spread
     can_be = spread.spikes <= spread.steps and 1 <= spread.spike_factor < math.inf and 0 <= spread.jitter < math.inf
