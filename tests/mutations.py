@@ -67,7 +67,7 @@ AREAS = (
             ("finish(push.worker, push.round)", "finish(push.worker, push.round - 1)"),
             ("self.stats.dropped[push.worker] += 1", "self.stats.dropped[push.worker] += 2"),
             ("staleness = self.version - cohort.oldest + 1", "staleness = self.version - cohort.oldest"),
-            ("self.stats.data_mass[worker] += samples * weight", "self.stats.data_mass[worker] += samples"),
+            ("self.stats.data_mass[worker] += pushed * weight", "self.stats.data_mass[worker] += pushed"),
             ("cohort.samples.keys().isdisjoint(workers)", "True"),
             (
                 "return len(cohort.samples) >= len(required) and required <= cohort.samples.keys()",
@@ -80,7 +80,7 @@ AREAS = (
             ("slowest(worker) <= self.policy.bound", "slowest(worker) <= self.policy.bound + 1"),
             ("slowest(worker) <= self.policy.bound", "slowest(worker) < self.policy.bound"),
             ("for cohort in self._open[1:]) else None", "for cohort in self._open) else None"),
-            ('return self.read[worker] if self.policy.merge == "groups" else self.version', "return self.version"),
+            ('if self.policy.merge != "groups" or self.units.is_alone(self.unit[worker]):', "if True:"),
             ("low != self._seen_low or", "False or"),
         ),
     ),

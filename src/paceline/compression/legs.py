@@ -1,4 +1,4 @@
-"""Which way a codec works: on what workers push, on what they pull, or on both."""
+"""The legs that a codec works on: pushes, pulls, or both."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def by_leg(params: Compression | None) -> dict[Leg, Codec]:
     """Return the codec of each leg that compression settings name.
 
     Args:
-        params: what :func:`paceline.compression.make` takes, with ``leg`` besides (``push``, the default, ``pull`` or
-            ``both``); or a list of such settings, for a codec of its own on each leg.
+        params: settings as :func:`paceline.compression.make` takes them, with ``leg`` besides (``push``, the
+            default, ``pull`` or ``both``); or a list of such settings, for a codec of its own on each leg.
 
     Raises:
         ValueError: unknown leg, two codecs for one leg, or as :func:`paceline.compression.make`.

@@ -1,4 +1,4 @@
-"""What the codecs share that put several elements into a byte."""
+"""Common parts of the codecs that put several elements into a byte."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PackedCodec(Codec):
 
     @abc.abstractmethod
     def _table(self, alpha: float) -> Floats:
-        """Return ``alpha`` times what each byte stands for, float32 of shape (256, 8 // bits)."""
+        """Return ``alpha`` times the values of each byte, float32 of shape (256, 8 // bits)."""
 
     def _encode(self, grad: torch.Tensor, state: CodecState, payload: Bytes, round: int, seed: int) -> int:
         encode, per_byte = self._kernel(), 8 // self.bits

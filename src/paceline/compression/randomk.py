@@ -27,7 +27,7 @@ class RandomK(Codec):
     Both sides derive the indices from (seed, round, numel), one from each of k equal strata, so that only values
     travel. Workers that give the same ``seed`` and ``round`` send the same elements: the float32 values after the
     header may then be summed as they are, by an all-reduce for example. Values are not scaled up: the residual makes
-    up for what is not sent. Layout: seed and round as uint64, then k float32 values.
+    up for elements that are not sent. Layout: seed and round as uint64, then k float32 values.
 
     Attributes:
         ratio: fraction of the elements that is sent, rounded up.

@@ -1,4 +1,4 @@
-"""What a sender keeps for each bucket."""
+"""The state of a sender for each bucket."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ UNSENT = "unsent"
 
 
 class CodecState:
-    """What a sender keeps about one bucket from round to round. One thread uses it at a time.
+    """The state of a sender for one bucket, from round to round. One thread uses it at a time.
 
     Attributes:
         numel: elements of the bucket.
-        residual: flat float32, what was not sent yet (error feedback, Seide et al. 2014), or None.
+        residual: flat float32, the part that was not sent yet (error feedback, Seide et al. 2014), or None.
         extra: further tensors of the codec, by name.
         dropped: how many non-finite elements were left out so far.
     """
@@ -51,7 +51,7 @@ class CodecState:
         """Copy saved tensors back.
 
         Raises:
-            ValueError: names, shapes or dtypes differ from :meth:`state_tensors`; nothing is changed then.
+            ValueError: names, shapes or dtypes differ from :meth:`state_tensors`; the state is unchanged then.
         """
         own = self.state_tensors()
         if own.keys() != tensors.keys():

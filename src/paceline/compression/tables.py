@@ -11,7 +11,7 @@ from paceline.compression.buffers import Floats
 
 @functools.lru_cache(maxsize=64)
 def byte_table(values: tuple[float, ...], bits: int) -> Floats:
-    """Return what each byte stands for.
+    """Return the values that each byte stands for.
 
     Args:
         values: the value of each code of ``bits`` bits.

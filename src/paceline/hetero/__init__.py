@@ -1,6 +1,6 @@
-"""Unequal machines: measured speeds, and what follows from them for groups, shares and the pool of samples.
+"""Unequal machines: measured speeds, and groups, shares and the pool of samples that follow from them.
 
-Pure: no socket, thread, clock or random generator. Times are measured by who calls.
+Pure: no socket, thread, clock or random generator. The caller measures times.
 """
 
 from paceline.hetero.choose import Choice, choose

@@ -14,13 +14,13 @@ _SHARES = {"equal": "equal batches", "measured": "batches by speed", "pool": "a 
 
 
 def sentence(measured: Measured, groups: Groups, best: Forecast, others: Sequence[Forecast]) -> str:
-    """Say what was chosen and why.
+    """Return a sentence about the choice and its reason.
 
     Args:
-        measured: what is known of the machines.
+        measured: times of the machines.
         groups: workers of like speed, the fastest group first.
-        best: what was chosen.
-        others: what else there was; the chosen one may be among them.
+        best: the choice.
+        others: the other ways; the chosen one may be among them.
     """
     against = [f"{rate(one)} with {_called(one)}" for one in others if _called(one) != _called(best)]
     text = f"{_called(best)}: {_machines(measured, groups)}; forecast: {rate(best)}"
@@ -41,7 +41,7 @@ def _called(one: Forecast) -> str:
 
 
 def rate(one: Forecast) -> str:
-    """Return how many samples per second a way is forecast to train on, and what stale ones count."""
+    """Return how many samples per second a way is forecast to train on, and how much stale ones count."""
     stale = f" (stale ones count {one.worth:.2g})" if one.worth < 1 else ""
     return f"{one.samples_per_s:.4g} samples/s{stale}"
 

@@ -1,7 +1,7 @@
-"""Noise of a running job: how much the times of steps vary now, and whether that differs from what was measured before.
+"""Noise of a running job: how much the times of steps vary now, and whether that differs from the first measurements.
 
-A worker counts over its last rounds, and says it with its heartbeats. What all have counted replaces the noise of the
-start only where chance alone would hardly make such a difference (:data:`SURE`): few spikes are counted in a short
+A worker counts over its last rounds, and says it with its heartbeats. The counts of all replace the noise of the start
+only where chance alone would hardly make such a difference (:data:`SURE`): few spikes are counted in a short
 time, and a forecast depends on them.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from paceline.hetero.noise import NORMAL_MAD, SPIKE, StepNoise
 
-#: Rounds over which a worker counts, and rounds whose median is what a step takes then: speeds may change.
+#: Rounds over which a worker counts, and rounds whose median is the time of a step then: speeds may change.
 WINDOW, BLOCK = 200, 25
 
 #: Standard errors that count as a difference.
@@ -32,7 +32,7 @@ _LEAST_JITTER = 0.01
 
 @dataclass(frozen=True)
 class Counted:
-    """What a worker has counted."""
+    """The counts of one worker."""
 
     steps: int = 0
     """0: too few to count."""
@@ -44,13 +44,13 @@ class Counted:
 
 
 def count(seconds: Sequence[float]) -> Counted:
-    """Return what the last steps of a worker show.
+    """Return the counts in the last steps of a worker.
 
     A step that takes several times the median of the steps around it is a spike. Where a worker has become slower or
     faster for good, the medians before and after differ, and the larger one counts.
 
     Args:
-        seconds: of the last steps, the newest last; of the oldest and newest :data:`BLOCK` only the median is used.
+        seconds: times of the last steps, the newest last; the oldest and newest :data:`BLOCK` count as a median only.
     """
     blocks = len(seconds) // BLOCK
     if blocks < 3:

@@ -1,4 +1,4 @@
-"""How much the times of steps vary, and what that costs workers that wait for each other."""
+"""Variation of the times of steps, and its cost for workers that wait for each other."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ any       ``leave(worker)``                               steady; the worker's g
 
 *Out of order*: the slowest member of a group takes longer than the fastest by more than :data:`SPREAD`, or two groups
 are so close that one would be enough (:data:`CLOSE`). Between these limits and
-:data:`~paceline.hetero.groups.ALIKE`, by which groups are formed, lies what noise may do. Noise that passes even these
-limits must also lead to other groups, the same ones in ``patience`` checks.
+:data:`~paceline.hetero.groups.ALIKE`, by which groups are formed, lies the effect of noise. Noise that passes even
+these limits must also lead to other groups, the same ones in ``patience`` checks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the workers of a pool walk through in one iteration of their samplers. Pure."""
+"""The walk of all workers through a pool, in one iteration of their samplers. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paceline.ranges import Ranges, cut, everything, joined
 
 @dataclass(frozen=True)
 class WalkStart:
-    """What a walk hands out; all workers say the same."""
+    """Epoch and positions of a walk; all workers say the same."""
 
     epoch: int = 0
     left: Ranges = ()
@@ -34,7 +34,7 @@ class WalkStart:
         return self.left or everything(length)
 
     def objection(self, length: int) -> str:
-        """Return what is wrong with it for so many samples, or an empty string."""
+        """Return its error for so many samples, or an empty string."""
         is_wrong = self.left != joined(self.left) or (self.left and self.left[-1][1] > length)
         return f"positions {list(self.left)} are not ascending ranges within {length} samples" if is_wrong else ""
 

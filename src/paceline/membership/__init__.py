@@ -1,4 +1,4 @@
-"""Who is in the job: ranks, barriers, liveness, and where keys are. Pure: the time is an argument."""
+"""The members of a job: ranks, barriers, liveness, and where keys are. Pure: the time is an argument."""
 
 from paceline.membership.actions import Action, Answer, Finish, Warn, describe
 from paceline.membership.liveness import GONE, Liveness, Suspect

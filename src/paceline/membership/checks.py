@@ -1,4 +1,4 @@
-"""When to compare the workers' speeds with what the job does: after so many rounds of the slowest one. Pure."""
+"""The times at which workers' speeds are compared with the present groups: in rounds of the slowest worker. Pure."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Drift:
         settings: with the groups of the start, by rank, and the interval of checks.
 
     Attributes:
-        generation: of the groups; 0: those of the start.
+        generation: number of the groups; 0: those of the start.
     """
 
     def __init__(self, settings: Settings) -> None:

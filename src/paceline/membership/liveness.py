@@ -3,9 +3,9 @@
 Noticing is not giving up. A member that sends no heartbeats for ``heartbeat_timeout_s`` is named in the log and in
 ``paceline status``. It counts as dead when something proves it, or when it was silent for ``stall_timeout_s``:
 
-| its connection | what else is known of its process | it is dead |
+| its connection | other knowledge of its process | it is dead |
 |---|---|---|
-| any | it is gone | :data:`LAST_WORDS_S` after it was heard last: what it said before may be still to be read |
+| any | it is gone | :data:`LAST_WORDS_S` after it was heard last: its last messages may be still to be read |
 | closed | nothing | ``disconnect_grace_s`` after it closed |
 | closed | it runs | ``stall_timeout_s`` after it was heard last |
 | open | it is stopped, stalled, or its host is silent | ``stall_timeout_s`` after it was heard last |
@@ -15,9 +15,9 @@ A process is *gone* if the launcher has told its exit code, a process of its hos
 kernel of its host refuses connections to its port (only a scheduler's port is tried). It *runs* if a process of its
 host sees it in /proc, or if a launcher watches over it, which would have told its exit code.
 
-Whether a host is silent its kernel tells, where the transport knows it (:mod:`paceline.transport.keepalive`). Who looks
-at /proc is the scheduler itself, or a member whose heartbeat says what it saw. Before all members have joined, nobody
-sends heartbeats: then a member is as silent as its host.
+The kernel of a host tells whether the host is silent, where the transport asks it
+(:mod:`paceline.transport.keepalive`). The scheduler itself looks at /proc, or a member that says so with its heartbeat.
+Before all members have joined, they send no heartbeats: then a member is as silent as its host.
 
 The time in which the judge itself did not run is no silence of others (:mod:`.own_time`).
 """
@@ -39,7 +39,7 @@ SUSPECT_SHARE = 0.5
 #: How long a sighting of another member counts, beside two of its heartbeats.
 _SIGHTING_SLACK_S = 0.5
 
-#: How long it may take to read what a process said before it ended.
+#: How long it may take to read the last messages of a process that has ended.
 LAST_WORDS_S = 1.5
 
 #: States of a process that does not exist any more: no entry in /proc, or one that its parent has not removed.
@@ -77,13 +77,13 @@ class Liveness:
         self._own_time = OwnTime(now)
         self._is_supervised = False
 
-    # ---- what is known -----------------------------------------------------------------------------------------------
+    # ---- knowledge ---------------------------------------------------------------------------------------------------
 
     def turn(self, records: Iterable[MemberRecord], now: float, is_supervised: bool = False) -> float:
         """Begin to judge; returns for how long this process did not run, which is no silence of others.
 
         Args:
-            records: of the members.
+            records: the members.
             now: seconds on the caller's clock.
             is_supervised: a launcher tells the exit code of every process.
         """
@@ -109,7 +109,7 @@ class Liveness:
         return [m.SilentMember(one.role, one.rank, one.pid) for one in found]
 
     def note_state(self, record: MemberRecord, state: str, now: float) -> None:
-        """Note what was seen of a member's process."""
+        """Note the state in which a member's process was seen."""
         record.state, record.state_at = state, now
         record.held_at = now if state == "t" else record.held_at
 
@@ -140,7 +140,7 @@ class Liveness:
         """Return the reason why a member counts as dead now, or an empty string.
 
         Args:
-            record: of the member.
+            record: the member.
             is_complete: all members have joined.
             now: seconds on the caller's clock.
         """
@@ -159,7 +159,7 @@ class Liveness:
         return f"{why}; if that is normal here, raise {variable('stall_timeout_s')}"
 
     def _is_unknown(self, record: MemberRecord, now: float) -> bool:
-        """Tell whether nothing says if a member's process runs."""
+        """Tell whether it is unknown if a member's process runs."""
         return not (self._state(record, now) or self._is_supervised)
 
     def _why_silent(self, record: MemberRecord, silent_s: float, now: float) -> str:

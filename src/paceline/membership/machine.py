@@ -1,14 +1,14 @@
 """The scheduler's machine: requests and the passing of time go in, answers come out.
 
 A member talks to the scheduler over its *lifeline* (the connection whose loss means its death) and over further
-connections, which it claims with its token. What happens to a member::
+connections, which it claims with its token. The states of a member::
 
     state     event                                  becomes   answers
     (none)    Hello                                  joining   none, until the last member has joined
     (none)    Hello that is refused                  (none)    RendezvousError
     joining   Hello of the last member               live      Welcome to all; barriers that all workers entered open
     any       Hello again, on its lifeline           (same)    Welcome, once the last member has joined
-    (none)    start_timeout_s have counted for it    (ends)    JoinTimeoutError to all, with those who are missing
+    (none)    start_timeout_s have counted for it    (ends)    JoinTimeoutError to all, with those that are missing
     live      any request                            live      the request's
     live      its lifeline closes                    closed    none
     closed    Heartbeat on the lifeline              live      News
@@ -18,49 +18,50 @@ connections, which it claims with its token. What happens to a member::
     live      Bye with a reason                      dead      the job fails
     left      it is a server, and ends with 0 early  dead      the job fails
 
-A worker's death is no failure of the job where the others go on: then it is *lost* first (:mod:`.losses`), and what it
-still asks is answered with its own death.
+A worker's death is no failure of the job where the others go on: then it is *lost* first (:mod:`.losses`), and its
+later requests are answered with its own death.
 
-What happens to the job::
+The states of the job::
 
     state      event                                 becomes    answers
     starting   the last member has joined            complete   Welcome to all
     starting   half of start_timeout_s again         starting   News to all members, which then wait as long again
     starting   start_timeout_s have counted for one  ending     JoinTimeoutError to all; exit code 1
-    any        a member dies                         ending     News to all live members, PeerDiedError to all who wait
-                                                                or ask to wait; exit code PEER_FAILED
+    any        a member dies                         ending     News to all live members, PeerDiedError to requests that
+                                                                wait or come; exit code PEER_FAILED
     complete   a worker dies, and the others go on   complete   News to all live members
     complete   the last worker leaves                ending     News with shutdown to the servers; exit code 0, or
                                                                 WORKER_LOST if one has died
     ending     everybody has left, died or closed    over       Finish
-    ending     a server is silent for too long       ending     none: nobody needs it, if the job has succeeded
+    ending     a server is silent for too long       ending     none: the job has succeeded and needs it no more
     ending     LEAVE_TIMEOUT_S later                 over       Finish; FAILED_TIMEOUT_S if a member has died
 
-What proves a death, and which silence is one, is decided by :mod:`paceline.membership.liveness`; what counts of
-``start_timeout_s`` by :mod:`paceline.membership.starting`.
+:mod:`paceline.membership.liveness` decides which proof or silence is a death;
+:mod:`paceline.membership.starting` decides how much time counts against ``start_timeout_s``.
 
 Which timeout must exceed which:
 
 - ``heartbeat_timeout_s`` > several ``heartbeat_interval_s``: a late heartbeat is no silence.
-- ``stall_timeout_s`` > ``heartbeat_timeout_s``, so that the log names who is silent before it is dead; > the longest
-  outage of a network that a job survives, twice: lost packets are sent again after up to as long, at most 1 s with
-  Linux 6.15 and newer; > the time for which a process may hold Python's lock, since its heartbeats stop as long.
+- ``stall_timeout_s`` > ``heartbeat_timeout_s``, so that the log names a silent member before it is dead; > the
+  longest outage of a network that a job survives, twice: lost packets are sent again after up to as long, at most 1 s
+  with Linux 6.15 and newer; > the time for which a process may hold Python's lock, since its heartbeats stop as long.
 - ``stall_timeout_s`` > ``disconnect_grace_s`` > the time to reconnect, from a busy host too.
 - A member's own deadline for joining > half of ``start_timeout_s``, after which it hears from the scheduler again, and
-  > ``start_timeout_s``, so that the scheduler's answer, which names who is missing, comes first. The lifeline adds 5 s.
+  > ``start_timeout_s``, so that the scheduler's answer, which names the missing members, comes first. The lifeline adds
+  5 s.
 - ``timeout_s`` of requests > ``stall_timeout_s``: else a death is reported as a deadline, without the reason.
 - ``LEAVE_TIMEOUT_S`` > the time that a lifeline takes for its Bye, on a busy machine (``BYE_TIMEOUT_S``): a server that
   has not heard the end when the scheduler exits takes it for dead.
 - The scheduler calls :meth:`Membership.tick` every 0.2 s; each limit is kept with that precision.
 
-Invariants (:meth:`Membership.check`): no two members share a lifeline; only members wait at barriers; once somebody has
-died, nobody waits.
+Invariants (:meth:`Membership.check`): no two members share a lifeline; only members wait at barriers; once a
+member has died, no request waits.
 
-What breaks the guarantees:
+The guarantees do not hold with:
 
 - A clock that jumps: ``now`` must be monotonic.
 - A process of another job that has this job's key and id.
-- A proxy that keeps the lifeline of a dead process open, where neither its launcher nor a process of its host tells of
+- A proxy that keeps the lifeline of a dead process open, where neither its launcher nor a process of its host reports
   its end: its death is then noticed by silence only.
 - A process that holds Python's lock for ``stall_timeout_s``: a live member is taken for dead.
 - A process whose connection closed, of which nothing else is known, and that takes longer than ``disconnect_grace_s``
@@ -96,7 +97,7 @@ class Membership:
         now: seconds on the caller's clock.
         new_token: makes the secret by which a member claims its further connections.
         pid: process id of the scheduler; 0: not known.
-        host_id: of the scheduler.
+        host_id: id of the scheduler's host.
 
     Attributes:
         cause: the member that failed first, and how.
@@ -116,7 +117,7 @@ class Membership:
         self._liveness, self._following = Liveness(settings, now), Following(settings)
         self._rounds = TrainedRounds()
         self._gone: dict[MemberKey, int] = {}
-        """Exit codes of those who ended before they joined."""
+        """Exit codes of processes that ended before they joined."""
         self.deaths: list[m.Death] = []
         self.cause: m.Death | None = None
         self.is_supervised = False
@@ -133,7 +134,7 @@ class Membership:
         if isinstance(body, m.Claim):
             return self._claim(peer, seq, body)
         key = self._roster.of(peer)
-        if key is None and isinstance(body, m.AskStatus):  # whoever holds the job's key may know
+        if key is None and isinstance(body, m.AskStatus):  # every holder of the job's key may know
             return [Answer(peer, seq, self.status(now))]
         if key is None:
             return [refuse(peer, seq, "this connection belongs to no member; join the job first")]
@@ -277,7 +278,7 @@ class Membership:
 
     @property
     def has_succeeded(self) -> bool:
-        """Whether all workers have left, or died while the others went on, and nothing has failed."""
+        """Whether all workers have left, or died while the others went on, and no other member has died."""
         return self._ending is not None and not self.deaths
 
     def _die(self, key: MemberKey, reason: str, now: float) -> list[Action]:
@@ -287,7 +288,7 @@ class Membership:
         return self._lose(death) if self._goes_on_without(key) else self._fail_with(death, now)
 
     def _goes_on_without(self, key: MemberKey) -> bool:
-        """Tell whether the others can go on: there are some, and nothing that only this worker can do is to come."""
+        """Tell whether the others can go on: there are some, and no task is left that only this worker can do."""
         others = any(one.live for one in self._roster.of_role("worker"))
         is_well = self.complete and not self.deaths and self._ending is None
         is_needed = key[1] == 0 and self._waits.has_lookups
@@ -299,7 +300,7 @@ class Membership:
         return [Warn(f"{describe(death)}; the others go on"), *news]
 
     def _taken_out(self, key: MemberKey, beat: m.Heartbeat) -> list[Action]:
-        """Go on without the workers that no server waits for any more."""
+        """Go on without the workers that all servers have taken out."""
         if key[0] != "server" or not beat.taken_out:
             return []
         self.losses.taken_out(key[1], beat.taken_out)
@@ -344,7 +345,7 @@ class Membership:
         return bool(self._roster.of_role("worker"))
 
     def _miss(self, now: float) -> list[Action]:
-        """Give the start up: a process has ended before it joined."""
+        """End the start: a process has ended before it joined."""
         if self._ending is not None:
             return []
         (role, rank), code = next(iter(self._gone.items()))
@@ -353,7 +354,7 @@ class Membership:
         )
 
     def _fail(self, now: float) -> list[Action]:
-        """Tell all members that the job has failed, and answer all who wait."""
+        """Tell all members that the job has failed, and answer all requests that wait."""
         self._ending = now if self._ending is None else self._ending
         # Members that exit after a failed start do not change the exit code.
         self._code = self._code or PEER_FAILED
@@ -426,11 +427,11 @@ class Membership:
         return m.News(self.deaths, ends, out, list(suspects), list(self.losses.deaths), *groups)
 
     def status(self, now: float) -> m.Status:
-        """Return who is there, how far, and since when not heard."""
+        """Return the members, their rounds, and how long each was not heard."""
         deaths = [*self.losses.deaths, *self.deaths]
         return self._roster.status(self._waits.missing_for, deaths, now, self._following.sentences)
 
     def check(self) -> None:
-        """Assert what must always hold."""
+        """Assert the invariants."""
         self._roster.check()
         self._waits.check(is_failed=bool(self.deaths))

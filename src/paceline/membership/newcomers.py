@@ -1,4 +1,4 @@
-"""Who may join a job. Pure."""
+"""Checks of processes that want to join a job. Pure."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _objection_to_rank(who: str, hello: m.Hello, settings: Settings, roster: Map
 
 
 def free_rank(role: str, settings: Settings, roster: Mapping[MemberKey, MemberRecord]) -> int:
-    """Return the lowest rank of a role that nobody has; -1 if there is none."""
+    """Return the lowest free rank of a role; -1 if there is none."""
     return next((rank for rank in range(_size(role, settings)) if (role, rank) not in roster), -1)
 
 

@@ -30,7 +30,7 @@ class Revising:
     """The choice that fits the measured speeds.
 
     Args:
-        settings: with the choice, and what was measured for it.
+        settings: have the choice, and the measurements behind it.
 
     Attributes:
         has_started: a ``dist_auto`` store has keys, and its choice follows the speeds, or cannot.
@@ -63,7 +63,7 @@ class Revising:
 
     @property
     def generation(self) -> int:
-        """Of the groups; 0: those of the start."""
+        """Number of the groups; 0: those of the start."""
         return 0 if self._revision is None else self._revision.changes
 
     @property
@@ -75,7 +75,7 @@ class Revising:
 
     @property
     def sentences(self) -> list[str]:
-        """What ``dist_auto`` does since it changed, and what would be better."""
+        """The present choice since it changed, and a better one."""
         advice = "" if self._revision is None else self._revision.advice
         return [text for text in (self._change, advice) if text]
 
@@ -95,7 +95,7 @@ class Revising:
 
 
 def _step_time(one: MemberRecord) -> StepTime:
-    """Return what a worker has said of its steps; what cannot be is left out."""
+    """Return a worker's report of its steps, without impossible figures."""
     spread = one.spread
     can_be = spread.spikes <= spread.steps and 1 <= spread.spike_factor < math.inf and 0 <= spread.jitter < math.inf
     counted = Counted(spread.steps, spread.spikes, spread.spike_factor, spread.jitter) if can_be else Counted()

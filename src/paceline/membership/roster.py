@@ -13,7 +13,7 @@ from paceline.wire import messages as m
 
 @dataclass
 class MemberRecord:
-    """A member and what is known of its life. Times are seconds on the machine's clock."""
+    """A member, its figures, and signs of its life. Times are seconds on the machine's clock."""
 
     member: m.Member
     peer: bytes
@@ -140,10 +140,10 @@ class Roster(Mapping[MemberKey, MemberRecord]):
         self._by_peer[peer] = (claim.role, claim.rank)
         return True
 
-    # ---- who is there ------------------------------------------------------------------------------------------------
+    # ---- present and missing -----------------------------------------------------------------------------------------
 
     def missing(self) -> list[MemberKey]:
-        """Return who has not joined yet, servers first."""
+        """Return the members that have not joined yet, servers first."""
         wanted = (("server", self._settings.num_servers), ("worker", self._settings.num_workers))
         return [(role, rank) for role, number in wanted for rank in range(number) if (role, rank) not in self]
 
@@ -175,7 +175,7 @@ class Roster(Mapping[MemberKey, MemberRecord]):
         now: float,
         auto: Sequence[str] = (),
     ) -> m.Status:
-        """Return who is there, how far, and since when not heard."""
+        """Return the members, their rounds, and how long each was not heard."""
         records = sorted(self.items())
         return m.Status(
             [without_token(record.member) for _, record in records],
@@ -185,7 +185,7 @@ class Roster(Mapping[MemberKey, MemberRecord]):
         )
 
     def check(self) -> None:
-        """Assert what must always hold."""
+        """Assert the invariants."""
         assert len({record.peer for record in self.values()}) == len(self), "two members share a lifeline"
         for (role, rank), record in self.items():
             assert (record.member.role, record.member.rank) == (role, rank)

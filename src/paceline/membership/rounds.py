@@ -3,7 +3,7 @@
 The servers wait neither for a worker that has left nor for one at a barrier: the others train on without it, in every
 mode. That may be meant, or a loop that ended early, or a batch that raised an error which the script swallowed. So the
 log says it once for each worker when it happens, and at the end how many rounds each has trained. With a pool of
-samples unequal rounds are the purpose; then it says nothing.
+samples unequal rounds are the purpose; then there is no line.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from paceline.membership.roster import MemberRecord
 
 
 class TrainedRounds:
-    """What was said of unequal rounds."""
+    """Lines of the log about unequal rounds."""
 
     def __init__(self) -> None:
         self._said: set[int] = set()
@@ -25,8 +25,8 @@ class TrainedRounds:
         """Return a line for each worker without which others have begun to train on.
 
         Args:
-            workers: of the job.
-            at_barrier: those who wait there.
+            workers: the workers of the job.
+            at_barrier: the members that wait there.
         """
         training = [one for one in workers if one.live and _key(one) not in at_barrier]
         first = max(training, key=lambda one: one.round, default=None)

@@ -15,10 +15,10 @@ MAY_WAIT = (m.Enter, m.Gather, m.Lookup, m.TakeSamples, m.AwaitSamples)
 
 
 class Waits:
-    """What members wait for at the scheduler.
+    """The requests of members that wait at the scheduler.
 
     Args:
-        num_workers: of the job.
+        num_workers: number of workers of the job.
         roster: the members.
         losses: the workers that have left or died.
     """
@@ -74,7 +74,7 @@ class Waits:
         return self._pools.wait(key[1], waiting, body)
 
     def start(self) -> list[Action]:
-        """Note that everybody has joined; returns the answers of the barriers that are complete."""
+        """Note that all members have joined; returns the answers of the barriers that are complete."""
         self._has_started = True
         return self._opened()
 
@@ -89,11 +89,11 @@ class Waits:
         return [*self._opened(), *given]
 
     def _opened(self) -> list[Action]:
-        """Open the barriers that every live worker has entered, once everybody has joined."""
+        """Open the barriers that every live worker has entered, once all members have joined."""
         return self._barriers.opened(self._roster.expected(), self._losses) if self._has_started else []
 
     def clear(self) -> list[Waiting]:
-        """Forget who waits; returns them."""
+        """Forget the requests that wait; returns them."""
         return [*self._barriers.clear(), *self._directory.clear(), *self._pools.clear()]
 
     @property
@@ -117,7 +117,7 @@ class Waits:
         return sorted(rank for _, rank in self._barriers.missing(name, self._roster.expected())) if name else []
 
     def check(self, is_failed: bool) -> None:
-        """Assert what must always hold."""
+        """Assert the invariants."""
         waiting = self._barriers.members()
         assert waiting <= set(self._roster), "a process that is no member waits at a barrier"
         assert not (is_failed and (waiting or self.has_lookups)), "a request waits for a dead member"

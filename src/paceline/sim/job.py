@@ -63,7 +63,7 @@ class SimulatedTraining:
 
 @dataclass
 class Result:
-    """What a simulated job did."""
+    """The result of a simulated job."""
 
     seconds: float = 0.0
     """Simulated time."""
@@ -96,7 +96,7 @@ class Result:
         return self.samples / self.seconds if self.seconds else 0.0
 
 
-#: Gets every push and what the rule says of it.
+#: Gets every push and the rule's actions.
 Observer: TypeAlias = Callable[[int, Sequence[Action]], None]
 
 
@@ -108,7 +108,7 @@ def simulate(
     Args:
         cluster: the machines.
         plan: how they train, and until when: ``rounds``, ``seconds`` or a ``target``.
-        problem: what they learn; None: only times count.
+        problem: the learning problem; None: only times count.
         observer: called with every push's worker and the rule's actions.
 
     Raises:
@@ -233,7 +233,7 @@ class _Job:
             self._stop()
 
     def _perform(self, actions: Sequence[Any]) -> None:
-        """Carry out what the rule says. Values change at once; answers leave when the update's time has passed."""
+        """Carry out the rule's actions. Values change at once; answers leave when the update's time has passed."""
         for action in actions:
             if isinstance(action, Merge):
                 if self._learns:

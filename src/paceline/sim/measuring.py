@@ -1,4 +1,4 @@
-"""What a simulated job in lock step learns of its machines, as a real one does for ``dist_auto``."""
+"""Measurements of a simulated job in lock step, as a real one makes them for ``dist_auto``."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from paceline.sim.job import SimulatedTraining, simulate
 
 
 def measure(cluster: SimulatedCluster, batch: int = 32, rounds: int = ROUNDS, seed: int = 0) -> tuple[Measured, float]:
-    """Return what some rounds in lock step show of a simulated cluster, and how long they take in seconds.
+    """Return measurements of some rounds in lock step of a simulated cluster, and how long they take in seconds.
 
-    Only what a real job sees too is used: how long each worker computes and waits in each round, and the time of an
-    update, of which servers know their speed.
+    Only times that a real job sees too are used: how long each worker computes and waits in each round, and the time of
+    an update, of which servers know their speed.
 
     Args:
         cluster: the machines.
         batch: samples per round and worker.
-        rounds: to measure.
-        seed: of the noise.
+        rounds: number of rounds to measure.
+        seed: seed of the noise.
 
     Raises:
         MissingExtraError: simpy is not installed.

@@ -18,7 +18,7 @@ class SmallNetwork:
     Args:
         inputs: numbers per sample.
         hidden: units of the hidden layer.
-        classes: of samples.
+        classes: number of classes of samples.
     """
 
     def __init__(self, inputs: int, hidden: int, classes: int) -> None:

@@ -1,4 +1,4 @@
-"""What a simulated job learns with a small network: digits, or a teacher's classes. Or nothing: only times count."""
+"""Learning problems of simulated jobs, for a small network: digits, a teacher's classes, or none: only times count."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Digits:
 
     Args:
         hidden: units of the hidden layer.
-        seed: of the first weights and of the choice of the test samples.
+        seed: seed of the first weights and of the choice of the test samples.
 
     Attributes:
-        images: of the training samples, [1437, 64] float64 in 0 to 1.
-        labels: of the training samples, [1437] int64.
+        images: images of the training samples, [1437, 64] float64 in 0 to 1.
+        labels: labels of the training samples, [1437] int64.
         test_images: [360, 64] float64.
         test_labels: [360] int64.
     """
@@ -76,14 +76,14 @@ class Digits:
 class Teacher:
     """Samples that a random network classifies, some of them wrongly: as many as one wants.
 
-    No sample is seen often, so what counts is how many samples a job trains on, and how well it uses them.
+    No sample is seen often, so the number of samples counts that a job trains on, and how well it uses them.
 
     Args:
         length: training samples.
         inputs: numbers per sample, normally distributed.
         hidden: units of the hidden layer that learns; the teacher has twice as many.
         noise: part of the training labels that is random.
-        seed: of the samples, the teacher and the first weights.
+        seed: seed of the samples, the teacher and the first weights.
     """
 
     def __init__(
@@ -129,5 +129,5 @@ class Nothing:
         return weights
 
     def accuracy(self, weights: Vector) -> float:
-        """Return 0: nothing is learned."""
+        """Return 0: there is no problem to learn."""
         return 0.0

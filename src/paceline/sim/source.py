@@ -18,7 +18,7 @@ class OwnData:
     Args:
         length: samples.
         weights: size of the parts, per worker.
-        seed: of the shuffling.
+        seed: seed of the shuffling.
         labels: class of each sample; with these, parts have unlike classes.
         skew: part of the samples that is divided in order of their classes, instead of at random.
     """
@@ -53,8 +53,8 @@ class OneQueue:
     """All workers take from one queue of all samples, shuffled anew each time.
 
     Args:
-        length: samples.
-        seed: of the shuffling.
+        length: number of samples.
+        seed: seed of the shuffling.
     """
 
     def __init__(self, length: int, seed: int) -> None:

@@ -44,7 +44,7 @@ def runs_of(
         keys: options of keys that differ from the default.
         whole: the optimizer gets each key separately, in its shape.
         per_key: the optimizer gets each key separately, with its name.
-        apart: positions at which nothing is joined.
+        apart: positions at which pieces are not joined.
     """
     runs: list[Run] = []
     for piece in pieces:

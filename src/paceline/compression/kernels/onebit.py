@@ -24,7 +24,7 @@ def encode(grad: Any, residual: Any, threshold: Any, packed: Any) -> Any:
     """Add ``grad`` to ``residual``, take the signs out of it and pack them; returns how many elements were dropped."""
     bits = np.zeros(BLOCK, np.uint8)
     words = bits.view(np.uint64)
-    # A dropped element is sent as 0 is, and the residual makes up for what that decodes to.
+    # A dropped element is sent as 0 is, and the residual makes up for the value that this decodes to.
     left, code = (-_ONE, _SET) if threshold < ZERO else (_ONE, _CLEAR)
     dropped = 0
     for start in range(0, len(grad), BLOCK):
