@@ -355,7 +355,7 @@ AREAS = (
     ),
     Area(
         "start_clock.py",
-        ("membership/test_starting.py",),
+        ("membership/test_joining.py",),
         (
             ("passed if used < MOVING_SHARE * passed else min(used, passed)", "min(used, passed)"),
             ("min(used, passed)", "passed"),
@@ -364,7 +364,7 @@ AREAS = (
             ("        self._since += lost_s", "        pass"),
         ),
     ),
-    Area("membership/starting.py", ("membership/test_starting.py",), (("now + limit_s / 2", "now + 2 * limit_s"),)),
+    Area("membership/joining.py", ("membership/test_joining.py",), (("now + limit_s / 2", "now + 2 * limit_s"),)),
     Area(
         "membership/own_time.py",
         ("membership/test_liveness.py",),

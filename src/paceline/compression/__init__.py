@@ -15,9 +15,9 @@ type                  parameters (defaults)                       bytes / elem  
 
 from paceline.compression import halves, int8, onebit, powersgd, randomk, topk, twobit  # noqa: F401 (registers the codecs)
 from paceline.compression.base import Codec
+from paceline.compression.codec_registry import known_codecs, make
 from paceline.compression.ddp import DDPState, ddp_hook
 from paceline.compression.legs import Compression, Leg, by_leg
-from paceline.compression.registry import known_codecs, make
 from paceline.compression.state import CodecState
 
 __all__ = [

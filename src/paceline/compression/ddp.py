@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.compression.base import Codec
-from paceline.compression.registry import make
+from paceline.compression.codec_registry import make
 from paceline.compression.state import CodecState
 
 #: (identity, elements) of every parameter of a bucket, in its order.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from paceline.compression.base import Codec
-from paceline.compression.registry import make
+from paceline.compression.codec_registry import make
 
 Leg: TypeAlias = Literal["push", "pull"]
 #: Settings of one codec, or of one for each leg.

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from paceline.compression.buffers import Floats
+from paceline.compression.codec_parameters import check_number
 from paceline.compression.packed import PackedCodec
-from paceline.compression.parameters import check_number
 from paceline.compression.tables import byte_table
 from paceline.extensions import register
 
@@ -38,9 +38,9 @@ class OneBit(PackedCodec):
         check_number(self.name, "threshold", self.threshold, -largest, largest)
 
     def _kernel(self) -> Callable[..., Any]:
-        from paceline.compression.kernels import onebit
+        from paceline.compression.kernels import onebit_kernels
 
-        return onebit.encode
+        return onebit_kernels.encode
 
     def _table(self, alpha: float) -> Floats:
         return byte_table((-alpha, alpha), bits=1)

@@ -50,11 +50,11 @@ class PackedCodec(Codec):
             raise self._refuse("the bits after the last element are not 0", numel)
 
     def _decode(self, payload: Bytes, out: torch.Tensor) -> None:
-        from paceline.compression.kernels import packed
+        from paceline.compression.kernels import packed_kernels
 
-        packed.decode(payload, self._table(1.0), out.numpy())
+        packed_kernels.decode(payload, self._table(1.0), out.numpy())
 
     def _decode_add(self, payload: Bytes, out: torch.Tensor, alpha: float) -> None:
-        from paceline.compression.kernels import packed
+        from paceline.compression.kernels import packed_kernels
 
-        packed.decode_add(payload, self._table(alpha), out.numpy())
+        packed_kernels.decode_add(payload, self._table(alpha), out.numpy())

@@ -11,7 +11,7 @@ import torch
 
 from paceline.compression.base import Codec
 from paceline.compression.buffers import Bytes, Floats, floats
-from paceline.compression.parameters import check_integer
+from paceline.compression.codec_parameters import check_integer
 from paceline.compression.state import CodecState
 from paceline.extensions import register
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from paceline.compression.base import Codec
 from paceline.compression.buffers import Bytes, floats
-from paceline.compression.parameters import check_number
+from paceline.compression.codec_parameters import check_number
 from paceline.compression.state import CodecState
 from paceline.compression.topk import DEFAULT_RATIO, kept
 from paceline.extensions import register
@@ -52,19 +52,21 @@ class RandomK(Codec):
 
     def indices(self, numel: int, *, round: int, seed: int) -> NDArray[np.uint32]:
         """Return which elements of a bucket travel in a round, ascending: uint32 of shape (k,)."""
-        from paceline.compression.kernels import sparse
+        from paceline.compression.kernels import sparse_kernels
 
         chosen = np.empty(kept(self.ratio, numel), np.uint32)
         if numel:
-            sparse.draw(np.uint64(seed), np.uint64(round), numel, chosen)
+            sparse_kernels.draw(np.uint64(seed), np.uint64(round), numel, chosen)
         return chosen
 
     def _encode(self, grad: torch.Tensor, state: CodecState, payload: Bytes, round: int, seed: int) -> int:
-        from paceline.compression.kernels import sparse
+        from paceline.compression.kernels import sparse_kernels
 
         dropped, residual = state.accumulate(grad), state.residual_array()
         payload[:_HEADER_BYTES].view(np.uint64)[:] = seed, round
-        sparse.take(residual, self.indices(len(residual), round=round, seed=seed), floats(payload[_HEADER_BYTES:]))
+        sparse_kernels.take(
+            residual, self.indices(len(residual), round=round, seed=seed), floats(payload[_HEADER_BYTES:])
+        )
         return dropped
 
     def _check_content(self, payload: Bytes, numel: int) -> None:
@@ -76,8 +78,8 @@ class RandomK(Codec):
         self._decode_add(payload, out, 1.0)
 
     def _decode_add(self, payload: Bytes, out: torch.Tensor, alpha: float) -> None:
-        from paceline.compression.kernels import sparse
+        from paceline.compression.kernels import sparse_kernels
 
         seed, round_ = np.require(payload[:_HEADER_BYTES].view(np.uint64), requirements="A").tolist()
         indices = self.indices(out.numel(), round=round_, seed=seed)
-        sparse.scatter_add(indices, floats(payload[_HEADER_BYTES:]), np.float32(alpha), out.numpy())
+        sparse_kernels.scatter_add(indices, floats(payload[_HEADER_BYTES:]), np.float32(alpha), out.numpy())

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from paceline.compression.base import Codec
 from paceline.compression.buffers import Bytes, Floats, float32_parts, floats
-from paceline.compression.parameters import check_integer, check_number
+from paceline.compression.codec_parameters import check_integer, check_number
 from paceline.compression.state import CodecState
 from paceline.extensions import register
 
@@ -75,27 +75,27 @@ class TopK(Codec):
         return indices, floats(payload[half:])
 
     def _encode(self, grad: torch.Tensor, state: CodecState, payload: Bytes, round: int, seed: int) -> int:
-        from paceline.compression.kernels import sparse
+        from paceline.compression.kernels import sparse_kernels
 
         residual = state.residual_array()
         indices, values = self._split(payload)
-        high_counts = np.zeros(sparse.HIGH_BINS, np.int64)
+        high_counts = np.zeros(sparse_kernels.HIGH_BINS, np.int64)
         dropped: int = sum(
-            sparse.accumulate_and_count(part, residual[start : start + len(part)], high_counts)
+            sparse_kernels.accumulate_and_count(part, residual[start : start + len(part)], high_counts)
             for start, part in float32_parts(grad)
         )
-        high, wanted = sparse.last_bin(high_counts, len(indices))
-        low_counts = np.zeros(sparse.LOW_BINS, np.int64)
-        sparse.count_low(residual, high, low_counts)
-        low, ties = sparse.last_bin(low_counts, wanted)
-        sparse.take_largest(residual, high << 16 | low, ties, indices, values)
+        high, wanted = sparse_kernels.last_bin(high_counts, len(indices))
+        low_counts = np.zeros(sparse_kernels.LOW_BINS, np.int64)
+        sparse_kernels.count_low(residual, high, low_counts)
+        low, ties = sparse_kernels.last_bin(low_counts, wanted)
+        sparse_kernels.take_largest(residual, high << 16 | low, ties, indices, values)
         return dropped
 
     def _check_content(self, payload: Bytes, numel: int) -> None:
-        from paceline.compression.kernels import sparse
+        from paceline.compression.kernels import sparse_kernels
 
         indices, values = self._split(payload)
-        if not sparse.ascending_below(indices, numel):
+        if not sparse_kernels.ascending_below(indices, numel):
             raise self._refuse("its indices are out of range or not in ascending order", numel)
         if not np.isfinite(values).all():
             raise self._refuse("a value is not finite", numel)
@@ -105,7 +105,7 @@ class TopK(Codec):
         self._decode_add(payload, out, 1.0)
 
     def _decode_add(self, payload: Bytes, out: torch.Tensor, alpha: float) -> None:
-        from paceline.compression.kernels import sparse
+        from paceline.compression.kernels import sparse_kernels
 
         indices, values = self._split(payload)
-        sparse.scatter_add(indices, values, np.float32(alpha), out.numpy())
+        sparse_kernels.scatter_add(indices, values, np.float32(alpha), out.numpy())

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from paceline.compression.buffers import Floats
+from paceline.compression.codec_parameters import check_number
 from paceline.compression.packed import PackedCodec
-from paceline.compression.parameters import check_number
 from paceline.compression.tables import byte_table
 from paceline.extensions import register
 
@@ -38,9 +38,9 @@ class TwoBit(PackedCodec):
         check_number(self.name, "threshold", self.threshold, float(info.tiny), float(info.max))
 
     def _kernel(self) -> Callable[..., Any]:
-        from paceline.compression.kernels import twobit
+        from paceline.compression.kernels import twobit_kernels
 
-        return twobit.encode
+        return twobit_kernels.encode
 
     def _table(self, alpha: float) -> Floats:
         sent = float(np.float32(alpha) * np.float32(self.threshold))

@@ -16,7 +16,7 @@ from paceline.data.sampler import State, epoch_order
 from paceline.data.states import left_of
 from paceline.data.walker import walker_of
 from paceline.hetero import split_evenly
-from paceline.hetero.pool import positions
+from paceline.hetero.sample_pool import positions
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
 from paceline.ranges import cut

@@ -14,7 +14,7 @@ from paceline.kvstore.agreement import option_facts
 from paceline.kvstore.inprocess.optimizer import KeyedOptimizer, check_options
 from paceline.updaters import KeyOptions, Options, make_spec, option_groups
 from paceline.updaters.gradient import GRADIENT_OPTIONS
-from paceline.updaters.registry import SIMPLE, find_class
+from paceline.updaters.updater_registry import SIMPLE, find_class
 
 OptimizerLike: TypeAlias = str | type[torch.optim.Optimizer] | torch.optim.Optimizer
 

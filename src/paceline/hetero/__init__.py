@@ -3,15 +3,15 @@
 Pure: no socket, thread, clock or random generator. The caller measures times.
 """
 
+from paceline.hetero.batch_shares import Shares, fastest_split, split_evenly, step_seconds
 from paceline.hetero.choose import Choice, choose
 from paceline.hetero.groups import Groups, group_by_speed
 from paceline.hetero.measured import Measured, WorkerRound, measured_of
-from paceline.hetero.noise import StepNoise
-from paceline.hetero.pool import Pool
 from paceline.hetero.regroup import Regrouping
 from paceline.hetero.revise import Revision, StepTime, free_policy
-from paceline.hetero.shares import Shares, fastest_split, split_evenly, step_seconds
-from paceline.hetero.speed import Speed, SpeedMeter
+from paceline.hetero.sample_pool import Pool
+from paceline.hetero.step_noise import StepNoise
+from paceline.hetero.step_speed import Speed, SpeedMeter
 
 __all__ = [
     "Choice",

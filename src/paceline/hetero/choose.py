@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.consistency import Policy
-from paceline.hetero.explain import named, sentence
+from paceline.hetero.explain_choice import named, sentence
 from paceline.hetero.forecast import Forecast, first_k, in_groups, lock_step, smallest_first
 from paceline.hetero.groups import Groups, group_by_speed
 from paceline.hetero.measured import Measured

@@ -19,8 +19,8 @@ from paceline.consistency import Policy
 from paceline.hetero.choose import Choice
 from paceline.hetero.groups import Groups
 from paceline.hetero.measured import Measured, WorkerRound, measured_of
-from paceline.hetero.noise import StepNoise
-from paceline.hetero.speed import Speed
+from paceline.hetero.step_noise import StepNoise
+from paceline.hetero.step_speed import Speed
 
 
 def parse_speeds(text: str) -> dict[str, float]:

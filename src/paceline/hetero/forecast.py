@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from paceline.consistency import Policy
+from paceline.hetero.batch_shares import fastest_split
 from paceline.hetero.groups import Groups
 from paceline.hetero.measured import Measured
-from paceline.hetero.shares import fastest_split
 
 #: Worth of a sample where workers do not wait for all others, relative to lock step.
 STALE = 0.92

@@ -14,7 +14,7 @@ from statistics import median
 
 import numpy as np
 
-from paceline.hetero.noise import NORMAL_MAD, SPIKE, StepNoise
+from paceline.hetero.step_noise import NORMAL_MAD, SPIKE, StepNoise
 
 #: Rounds over which a worker counts, and rounds whose median is the time of a step then: speeds may change.
 WINDOW, BLOCK = 200, 25

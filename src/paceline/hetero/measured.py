@@ -12,8 +12,8 @@ from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
-from paceline.hetero.noise import StepNoise
-from paceline.hetero.speed import Speed, SpeedMeter
+from paceline.hetero.step_noise import StepNoise
+from paceline.hetero.step_speed import Speed, SpeedMeter
 
 #: Rounds in lock step that are measured: half of them with a quarter of the batch.
 ROUNDS = 24

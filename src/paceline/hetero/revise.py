@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 
 from paceline.consistency import Policy
 from paceline.hetero.choose import Choice, candidates, preferred
-from paceline.hetero.explain import named, noise_words, rate
+from paceline.hetero.explain_choice import named, noise_words, rate
 from paceline.hetero.forecast import Forecast, first_k, in_groups, lock_step
 from paceline.hetero.groups import Groups, group_by_speed
 from paceline.hetero.live_noise import Counted, noise_now

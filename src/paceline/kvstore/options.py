@@ -10,7 +10,7 @@ import torch
 
 from paceline.keys import checked_table
 from paceline.updaters import Options, UpdaterSpec, option_groups
-from paceline.updaters.registry import SIMPLE, find_class
+from paceline.updaters.updater_registry import SIMPLE, find_class
 
 
 def plain_keys(options: Mapping[str, Any]) -> dict[str, Any]:

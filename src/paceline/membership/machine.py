@@ -37,7 +37,7 @@ The states of the job::
     ending     LEAVE_TIMEOUT_S later                 over       Finish; FAILED_TIMEOUT_S if a member has died
 
 :mod:`paceline.membership.liveness` decides which proof or silence is a death;
-:mod:`paceline.membership.starting` decides how much time counts against ``start_timeout_s``.
+:mod:`paceline.membership.joining` decides how much time counts against ``start_timeout_s``.
 
 Which timeout must exceed which:
 
@@ -74,14 +74,14 @@ from collections.abc import Callable, Sequence
 
 from paceline.config import Settings
 from paceline.exitcodes import PEER_FAILED, WORKER_LOST, describe_code
-from paceline.membership.actions import Action, Answer, Finish, MemberKey, Waiting, Warn, describe, refuse
 from paceline.membership.following import Following
+from paceline.membership.joining import Starting
 from paceline.membership.liveness import Liveness, Suspect
 from paceline.membership.losses import Losses, death_reply
+from paceline.membership.membership_actions import Action, Answer, Finish, MemberKey, Waiting, Warn, describe, refuse
 from paceline.membership.newcomers import free_rank, objection
 from paceline.membership.roster import MemberRecord, Roster
 from paceline.membership.rounds import TrainedRounds
-from paceline.membership.starting import Starting
 from paceline.membership.waits import MAY_WAIT, Waits
 from paceline.wire import messages as m
 

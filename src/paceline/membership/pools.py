@@ -16,10 +16,10 @@ samples all workers have trained on.
 
 from __future__ import annotations
 
-from paceline.hetero.pool import Answer as PoolAnswer
-from paceline.hetero.pool import Given, Pool, PoolOver, Refused, Wait
+from paceline.hetero.sample_pool import Answer as PoolAnswer
+from paceline.hetero.sample_pool import Given, Pool, PoolOver, Refused, Wait
 from paceline.hetero.walk import WalkStart
-from paceline.membership.actions import Action, Answer, Waiting, refuse
+from paceline.membership.membership_actions import Action, Answer, Waiting, refuse
 from paceline.wire import messages as m
 
 #: Pools of one job. A job needs one per data set.

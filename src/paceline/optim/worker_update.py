@@ -28,7 +28,7 @@ from paceline.optim.round import Round
 from paceline.optim.sparse import SparseExchange, find_sparse
 from paceline.optim.strategy import Named, StrategySetup
 from paceline.updaters import Options, UpdaterSpec
-from paceline.updaters.spec import plain
+from paceline.updaters.updater_spec import plain
 
 #: Only reentrant checkpointing computes a gradient twice in one backward pass.
 _AGAIN = (

@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from paceline.consistency import Action, Apply, Drop, Merge, Policy, Release, Rule, Stats, new_rule
 from paceline.errors import MissingExtraError
 from paceline.hetero import Shares, SpeedMeter, WorkerRound
-from paceline.sim.cluster import SimulatedCluster
 from paceline.sim.problem import Nothing, Problem
 from paceline.sim.resources import Processor, SharedLink, call_later
+from paceline.sim.simulated_cluster import SimulatedCluster
 from paceline.sim.source import NoData, OneQueue, OwnData
 
 Vector = NDArray[np.float64]

@@ -7,8 +7,8 @@ from itertools import groupby
 from paceline.consistency import Policy
 from paceline.hetero import Measured, WorkerRound, measured_of
 from paceline.hetero.measured import ROUNDS, sizes
-from paceline.sim.cluster import SimulatedCluster
 from paceline.sim.job import SimulatedTraining, simulate
+from paceline.sim.simulated_cluster import SimulatedCluster
 
 
 def measure(cluster: SimulatedCluster, batch: int = 32, rounds: int = ROUNDS, seed: int = 0) -> tuple[Measured, float]:

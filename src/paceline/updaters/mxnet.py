@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from paceline.updaters.formula import Formula, Group, State, buffer, decayed
-from paceline.updaters.noise import normal
+from paceline.updaters.sgld_noise import normal
 
 
 class MXNetSGD(Formula):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from paceline.updaters.flat import Piece
-from paceline.updaters.spec import KeyOptions, Options
+from paceline.updaters.updater_spec import KeyOptions, Options
 
 
 @dataclass(frozen=True)

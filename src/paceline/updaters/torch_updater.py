@@ -11,11 +11,11 @@ import torch
 from paceline.ranges import Ranges, common
 from paceline.updaters import gradient, state_parts
 from paceline.updaters.flat import FlatUpdater, Piece, State
-from paceline.updaters.registry import check_name, find_class, is_whole_tensor
 from paceline.updaters.rows import LAZY, step_rows
 from paceline.updaters.runs import Run, completed, group_of, runs_of, tuples
 from paceline.updaters.simple import AssignUpdater
-from paceline.updaters.spec import KeyOptions, Options, StepOptions, UpdaterSpec, check_numbers
+from paceline.updaters.updater_registry import check_name, find_class, is_whole_tensor
+from paceline.updaters.updater_spec import KeyOptions, Options, StepOptions, UpdaterSpec, check_numbers
 
 
 class TorchUpdater(FlatUpdater):

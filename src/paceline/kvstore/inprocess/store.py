@@ -20,8 +20,8 @@ from paceline.kvstore.options import in_force, no_optimizer, plain_keys, refuse_
 from paceline.kvstore.schedule import Schedule, schedule_of
 from paceline.tensors import check_initialised
 from paceline.updaters import KeyOptions, Options, UpdaterSpec, check_numbers, make_spec
-from paceline.updaters.registry import find_class
 from paceline.updaters.rows import copy_rows, to_rows
+from paceline.updaters.updater_registry import find_class
 
 if TYPE_CHECKING:
     from paceline.compression import Compression

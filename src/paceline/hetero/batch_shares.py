@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 
-from paceline.hetero.speed import Speed
+from paceline.hetero.step_speed import Speed
 
 #: Samples per worker that may be left to give one by one, after the first guess; otherwise a search comes before that.
 _FEW = 4

@@ -8,7 +8,7 @@ from paceline.consistency import Policy
 from paceline.hetero.forecast import Forecast
 from paceline.hetero.groups import Groups
 from paceline.hetero.measured import Measured
-from paceline.hetero.noise import StepNoise
+from paceline.hetero.step_noise import StepNoise
 
 _SHARES = {"equal": "equal batches", "measured": "batches by speed", "pool": "a pool of samples"}
 

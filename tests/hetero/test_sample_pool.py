@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from paceline.hetero.pool import Given, Pool, PoolOver, Refused, Rest, Wait, positions
+from paceline.hetero.sample_pool import Given, Pool, PoolOver, Refused, Rest, Wait, positions
 from paceline.hetero.walk import WalkStart
 from paceline.ranges import Ranges
 
