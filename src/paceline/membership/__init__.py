@@ -15,7 +15,6 @@ __all__ = [
     "Finish",
     "Liveness",
     "MemberRecord",
-    "MemberRecord",
     "Membership",
     "OwnTime",
     "Suspect",
