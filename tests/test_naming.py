@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from paceline.cli.app import COMMANDS
-from paceline.compression.registry import known_codecs
+from paceline.compression.codec_registry import known_codecs
 from paceline.consistency.weighting import weighting_names
 from paceline.kvstore import create
 from paceline.kvstore.factory import store_types

@@ -89,12 +89,12 @@ class Settings:
     restart: int = 0
     """How often the launcher has started the job again after a failure."""
     verbose: int = 0
-    """What the roles log: 1 connections, 2 every message as well."""
+    """Verbosity of the roles' logs: 1 connections, 2 every message as well."""
     weighting: str = ""
     """Default weighting of stale updates: ``none``, ``inverse``, ``normalised`` or a registered one."""
     lr_scale: str = ""
-    """What the learning rate is that of: an ``update`` (the default), or a ``sample``: an update then steps by its part
-    of one batch of every worker."""
+    """Unit of the learning rate: an ``update`` (the default), or a ``sample``: an update then steps by its part of
+    one batch of every worker."""
     age: int | None = None
     """Missed updates beyond which ``dist_async``, ``dist_ssync`` and ``dist_ksync`` drop a push; None: no limit."""
     bigarray_bound: int = 1_000_000
@@ -102,7 +102,7 @@ class Settings:
     placement: str = "balanced"
     """Method that assigns buckets to servers: ``balanced``, ``layered`` or ``hash``."""
     server_speeds: str = ""
-    """Relative speeds of the servers for placement, comma separated; or ``measured``: what each measures at its start.
+    """Relative speeds of the servers for placement, comma separated; or ``measured``, at each server's start.
     Empty means ``measured`` with ``layered`` placement, else equal."""
     shared_memory: bool = True
     """Exchange tensors through shared memory with servers of the same host."""
@@ -127,7 +127,7 @@ class Settings:
     """Silence after which a member counts as dead: for nearly as long a network may fail, a process may be stopped, a
     call may hold Python's lock. A process that has ended is known at once."""
     disconnect_grace_s: float = 5.0
-    """How long a peer whose connection closed has to come back where nothing tells whether its process runs; if it
+    """How long a peer whose connection closed has to come back where it is unknown whether its process runs; if it
     runs, ``stall_timeout_s`` counts."""
     on_worker_death: str = ""
     """``stop``: the death of a worker ends the job; ``continue``: the others go on. Empty: ``stop`` if a store of the
@@ -139,10 +139,10 @@ class Settings:
     profile_steps: str = ""
     """Path of a file of all measured steps, which worker 0 writes too (``paceline launch --groups auto``)."""
     choice: str = ""
-    """What ``dist_auto`` does (JSON), as ``paceline launch --groups auto`` has measured and chosen it."""
+    """The choice of ``dist_auto`` (JSON), by ``paceline launch --groups auto``."""
     measured: str = ""
-    """What that has measured (JSON). With ``regroup_rounds`` the scheduler repeats the choice of ``dist_auto`` by it
-    and the speeds of now."""
+    """The measurements behind ``choice`` (JSON). With ``regroup_rounds`` the scheduler repeats the choice of
+    ``dist_auto`` by them and the speeds of now."""
     check_rules: bool = False
     """Check the rule of every slot after each event, on servers: for tests and bug reports, as it costs time."""
     log_level: str = "WARNING"
@@ -152,7 +152,7 @@ class Settings:
         """Whether the pushes of a host's workers are summed there; not where workers change groups.
 
         Args:
-            merge: of the store's policy.
+            merge: the merge setting of the store's policy.
         """
         return self.local_merge and not (self.regroup_rounds and merge == "groups")
 
@@ -285,7 +285,7 @@ def check(settings: Settings) -> None:
     """Check that settings can work.
 
     Raises:
-        ConfigError: with the setting's name and what would be right.
+        ConfigError: a setting cannot work; the message names it and a right value.
     """
     if settings.role not in ("worker", "server", "scheduler"):
         raise ConfigError(f"role {settings.role!r} is unknown; it is worker, server or scheduler")

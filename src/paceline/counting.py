@@ -8,7 +8,7 @@ ALIKE = (
     "so all workers weigh alike, as with DistributedDataParallel. If batches differ, set optimizer.samples to the size "
     "of each batch, give batch_dim=, or take the batches from a sampler of paceline.data"
 )
-"""What is done where numbers of samples are not certain, and how to give them."""
+"""Advice where numbers of samples are not certain."""
 
 Inputs = Mapping[int, str | None]
 """By worker with samples: None if the number of its samples is certain, else the shapes of its inputs."""

@@ -1,7 +1,7 @@
 """The exception tree.
 
 A caller's wrong argument is a ``ValueError`` or ``TypeError``. Everything else that can go wrong derives from
-:class:`PacelineError`. Its text says what happened, to which member, after how long, and what to do.
+:class:`PacelineError`. Its text says the event, the member, the time that passed, and the way out.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class KeyMismatchError(PacelineError):
 
 
 class CheckpointError(PacelineError):
-    """A checkpoint cannot be written or read. The text names the file and the cause. Nothing was changed."""
+    """A checkpoint cannot be written or read. The text names the file and the cause. No state was changed."""
 
 
 class CheckpointNotFoundError(CheckpointError, FileNotFoundError):

@@ -1,6 +1,6 @@
 """Codecs, weightings, updaters, launchers and server commands by name: ours, a program's own, and those of packages.
 
-| kind | what it is | entry points of packages |
+| kind | object | entry points of packages |
 |---|---|---|
 | ``codec`` | a class derived from :class:`paceline.compression.Codec` | ``paceline.codecs`` |
 | ``weighting`` | a function of staleness and history (:mod:`paceline.consistency`) | ``paceline.weightings`` |
@@ -9,8 +9,8 @@
 | ``command`` | a function that a server runs (:mod:`paceline.server.commands`) | ``paceline.commands`` |
 
 A name is found where it was registered (:func:`register`), and where a package is installed that has an entry point of
-that name; such a package is imported when the name is asked for. A server runs no script, so it imports what its
-setting ``allow`` lists: ``pkg.mod:Name``, comma separated (``paceline launch --allow pkg.mod:Name``).
+that name; such a package is imported when the name is asked for. A server runs no script, so it imports the
+entries of its setting ``allow``: ``pkg.mod:Name``, comma separated (``paceline launch --allow pkg.mod:Name``).
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ def names(kind: str) -> list[str]:
 
 
 def registered(kind: str) -> dict[str, Any]:
-    """Return what this process has registered or found so far, by name."""
+    """Return the objects that this process has registered or found so far, by name."""
     return dict(_registered[kind])
 
 
 def find(kind: str, name: str, others: Collection[str] = (), what: str = "") -> Any:
-    """Return what a name stands for.
+    """Return the object of a name.
 
     Args:
         kind: one of the module's table.
@@ -96,7 +96,7 @@ def find(kind: str, name: str, others: Collection[str] = (), what: str = "") -> 
 
 
 def load(path: str) -> Any:
-    """Import what an import path names, e.g. ``"mylib.optim:Lion"``. Its module may register things.
+    """Import the object of an import path, e.g. ``"mylib.optim:Lion"``. Its module may register things.
 
     Raises:
         ValueError: the path has another form, or cannot be imported.
@@ -107,7 +107,7 @@ def load(path: str) -> Any:
 
 
 def load_all(paths: str) -> None:
-    """Import what the setting ``allow`` lists.
+    """Import the entries of the setting ``allow``.
 
     Raises:
         ValueError: as :func:`load`.

@@ -3,11 +3,11 @@
 A child of ``os.fork()`` (of a ``DataLoader``, a ``multiprocessing`` pool, a ``Popen`` with ``preexec_fn``) has copies
 of all objects and file descriptors of its parent, but only the thread that forked.
 
-| danger | what is done |
+| danger | remedy |
 |---|---|
 | a copy of a socket or pipe keeps it open after the parent was killed: its death is not noticed | the child closes it |
 | a thread that is missing in the child held a lock | the child replaces it; exits and ``close`` do nothing there |
-| the child uses a connection, and disturbs the parent's | it has none; what would use one raises an error |
+| the child uses a connection, and disturbs the parent's | it has none; an attempt to use one raises an error |
 
 Children made with vfork, which ``subprocess`` uses, need none of this: they become another program at once. Children
 that C code forks run no function of Python: they keep the copies until they end.
@@ -32,7 +32,7 @@ _passing_on = threading.local()
 def in_children(one: T, action: Callable[[T], None]) -> T:
     """Call ``action(one)`` in every child, as long as the object lives; returns the object.
 
-    Actions must not wait for a lock: who held it at the fork may not exist in the child.
+    Actions must not wait for a lock: its holder at the fork may not exist in the child.
     """
     _actions[one] = action
     return one
@@ -47,7 +47,7 @@ def held() -> Iterator[None]:
 
 @contextlib.contextmanager
 def passing_on() -> Iterator[None]:
-    """Do nothing in children that this thread forks in the block: they are meant to have what it has."""
+    """Do nothing in children that this thread forks in the block: they are meant to share its connections."""
     _passing_on.active = True
     try:
         yield

@@ -41,7 +41,7 @@ def address_of(wanted: str) -> str:
     """Return this host's address on an interface that is given by exact name, address, or network in CIDR form.
 
     Raises:
-        ConfigError: there is none; the message lists what there is.
+        ConfigError: there is none; the message lists the host's interfaces.
     """
     here = interfaces()
     for one in here:

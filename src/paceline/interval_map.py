@@ -1,6 +1,6 @@
 """A value for every interval of ``[0, length)``. Pure.
 
-Queries never cut. Who changes a range cuts at its ends, and joins neighbours whose values have become equal.
+Queries never cut. A caller that changes a range cuts at its ends, and joins neighbours whose values have become equal.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class IntervalMap(Generic[T]):
 
     Args:
         length: elements, 0 or more.
-        value: of the one interval at the start.
+        value: value of the one interval at the start.
 
     Attributes:
-        values: of the intervals, in order; others may replace one, but add and remove none.
+        values: values of the intervals, in order; others may replace one, but add and remove none.
     """
 
     def __init__(self, length: int, value: T) -> None:
@@ -40,14 +40,14 @@ class IntervalMap(Generic[T]):
         return len(self.values)
 
     def over(self, start: int, stop: int) -> list[tuple[int, int, T]]:
-        """Return (start, stop, value) of the intervals that overlap a range, clipped to it; nothing changes."""
+        """Return (start, stop, value) of the intervals that overlap a range, clipped to it, without a cut."""
         first, last = self._touched(start, stop)
         stops = [*self._starts[first + 1 : last], stop]
         starts = [start, *self._starts[first + 1 : last]]
         return list(zip(starts, stops, self.values[first:last], strict=True)) if first < last else []
 
     def touched(self, start: int, stop: int) -> list[T]:
-        """Return the values of the intervals that overlap a range; nothing changes."""
+        """Return the values of the intervals that overlap a range, without a cut."""
         first, last = self._touched(start, stop)
         return self.values[first:last]
 
@@ -55,8 +55,8 @@ class IntervalMap(Generic[T]):
         """Return the values of the intervals that make up a range, cut at those of its ends that are no edges.
 
         Args:
-            start: of the range.
-            stop: of the range.
+            start: start of the range.
+            stop: end of the range.
             split: divides the value of an interval that is cut.
         """
         if start < stop:
@@ -65,7 +65,7 @@ class IntervalMap(Generic[T]):
         return self.touched(start, stop)
 
     def set(self, start: int, stop: int, value: T) -> None:
-        """Give a range one value: it becomes one interval, and what it covers of others is dropped."""
+        """Give a range one value: it becomes one interval, and replaces those below it."""
         if start >= stop:
             return
         self.cut(start, stop, lambda old, at: (old, old))
@@ -76,8 +76,8 @@ class IntervalMap(Generic[T]):
         """Join neighbours whose common edge lies inside of a range, not at its ends.
 
         Args:
-            start: of the range.
-            stop: of the range.
+            start: start of the range.
+            stop: end of the range.
             joined: makes one value of two, from left to right.
         """
         index = max(1, bisect_right(self._starts, start))

@@ -230,7 +230,7 @@ class PacelineStrategy(ParallelStrategy):
         """Return the object of worker ``src``: plain data (numbers, text, lists and dictionaries of them).
 
         Raises:
-            TypeError: other data; nothing is ever unpickled.
+            TypeError: other data; no object is ever unpickled.
         """
         if not self.is_distributed:
             return obj

@@ -1,4 +1,4 @@
-"""Local merge: which server of a host sums what workers there push for servers on other hosts. Pure.
+"""Local merge: which server of a host sums pushes of its workers for servers on other hosts. Pure.
 
 Workers of one host that step together would each send their gradient over the network and each get the answer. A server
 of their own host sums the gradients first and forwards one sum to the owner (the local server of BytePS, Jiang et al.
@@ -48,5 +48,5 @@ class LocalMerge:
         return near[owner % len(near)]
 
     def forwarded_by(self, server: int, worker: int) -> list[int]:
-        """Return the owners to which a server forwards what a worker pushes."""
+        """Return the owners to which a server forwards a worker's pushes."""
         return [owner for owner in range(len(self.servers)) if self.via(worker, owner) == server != owner]

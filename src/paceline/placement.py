@@ -2,7 +2,7 @@
 
 Keys of one dtype are laid out in an *arena*: one flat tensor on the worker, in forward order. The arena is cut into
 *buckets*: contiguous slices, each owned by one server, each either a part of one large key or a pack of whole small
-keys. A bucket is what travels in one frame and what the server updates in one call.
+keys. A bucket travels in one frame, and the server updates it in one call.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class _Limits:
     """How large a bucket may become, by where in the model it is.
 
     Each costs its messages, so there are to be few; but the gradients of the first layers are the last that backward
-    makes, and nothing is left to hide their way. So buckets double in size from the front of the model on.
+    makes, and no computation is left to hide their way. So buckets double in size from the front of the model on.
     """
 
     def __init__(self, total: int, num_servers: int, bound: int, largest: int) -> None:

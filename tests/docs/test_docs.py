@@ -10,35 +10,47 @@ from pathlib import Path
 import pytest
 import torch
 
+from paceline.cli.app import main
 from paceline.config import ALIASES, Settings
 from paceline.kvstore.checkpoint.tensor_file import read
+from tests.docs.pages import ROOT, TEXTS, blocks, rows
 
-ROOT = Path(__file__).parents[2]
 
-
-def blocks(document: str, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
+def run(script: str, launch: str, folder: Path) -> str:
+    """Return the output of a script, alone or under ``paceline launch`` with these options."""
+    (folder / "train.py").write_text(script)
+    words = [sys.executable, "-m", "paceline", "launch", *launch.split(), "--"] if launch else []
+    command = [*words, sys.executable, "train.py"]
+    done = subprocess.run(command, check=False, cwd=folder, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_readme_script_trains_under_the_launcher(tmp_path: Path) -> None:
-    [script, _] = blocks("README.md", "python")
-    (tmp_path / "train.py").write_text(script)
-    command = [sys.executable, "-m", "paceline", "launch", "-n", "2", "-s", "1", "--", sys.executable, "train.py"]
-    done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=150)
-    assert done.returncode == 0, done.stderr
-    losses = [float(one) for one in re.findall(r"epoch \d: loss ([\d.]+)", done.stdout)]
-    assert len(losses) == 3
-    assert losses[-1] < losses[0]
+    shown = run(blocks("README.md", "python")[0], "-n 2 -s 1", tmp_path)
+    first, _, last = [float(one) for one in re.findall(r"epoch \d: loss ([\d.]+)", shown)]
+    assert last < first
 
 
 def test_readme_script_runs_alone_with_the_local_store(tmp_path: Path) -> None:
-    [script, _] = blocks("README.md", "python")
-    (tmp_path / "train.py").write_text(script.replace('"dist_sync"', '"local"'))
-    done = subprocess.run(
-        [sys.executable, "train.py"], check=False, cwd=tmp_path, capture_output=True, text=True, timeout=100
-    )
-    assert done.returncode == 0, done.stderr
-    assert "epoch 2" in done.stdout
+    script = blocks("README.md", "python")[0].replace('"dist_sync"', '"local"')
+    assert "epoch 2" in run(script, "", tmp_path)
+
+
+def test_horovod_script_runs_on_two_ranks(tmp_path: Path) -> None:
+    [script] = blocks("docs/horovod.md", "python")
+    assert run(script, "-n 2 -s 0", tmp_path).count("torch.Size([2, 10])") == 2
+
+
+def test_job_file_makes_a_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    [text] = blocks("docs/launching.md", "toml")
+    Path("job.toml").write_text(text)
+    Path("hosts").write_text("h1\nh2\nh3\n")
+    assert main(["launch", "--config", "job.toml", "--dry-run"]) == 0
+    assert "--batch-size 64" in capsys.readouterr().out
 
 
 def test_readme_script_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
@@ -47,11 +59,7 @@ def test_readme_script_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     runs = [("whole", 1, script), ("broken", 1, script.replace("first_epoch, 2", "1")), ("broken", 2, script)]
     for folder, servers, text in runs:
         (tmp_path / folder).mkdir(exist_ok=True)
-        (tmp_path / folder / "resume.py").write_text(text)
-        launch = ["launch", "-n", "2", "-s", str(servers), "--", sys.executable, "resume.py"]
-        command = [sys.executable, "-m", "paceline", *launch]
-        done = subprocess.run(command, check=False, cwd=tmp_path / folder, capture_output=True, text=True, timeout=150)
-        assert done.returncode == 0, done.stderr
+        run(text, f"-n 2 -s {servers}", tmp_path / folder)
     whole, broken = (read(tmp_path / folder / "job.ckpt", "a training job") for folder in ("whole", "broken"))
     assert whole.manifest["step"] == broken.manifest["step"] > 0
     assert whole.tensors.keys() == broken.tensors.keys()
@@ -60,18 +68,14 @@ def test_readme_script_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     assert [name for name in names if not torch.equal(whole.tensors[name], broken.tensors[name])] == []
 
 
-@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Settings)])
-def test_every_setting_is_documented_with_its_default(field: str) -> None:
-    default = getattr(Settings, field)
-    row = f"| `{field}` | `{default!r}` | "
-    lines = [line for line in (ROOT / "docs/settings.md").read_text().splitlines() if line.startswith(row)]
-    assert len(lines) == 1, f"docs/settings.md has no row {row}"
-    assert len(lines[0]) > len(row) + 10, "a setting needs a sentence"
+def test_every_setting_is_documented_with_its_default_and_a_sentence() -> None:
+    documented = {row[0]: (row[1], len(row[2]) > 10) for row in rows("docs/settings.md")}
+    assert documented == {f"`{one.name}`": (f"`{one.default!r}`", True) for one in dataclasses.fields(Settings)}
 
 
 @pytest.mark.parametrize("alias", sorted(ALIASES))
 def test_every_alias_is_documented(alias: str) -> None:
-    assert f"`{alias}`" in (ROOT / "docs/settings.md").read_text()
+    assert f"`{alias}`" in TEXTS["docs/settings.md"]
 
 
 def test_links_of_the_package_index_are_those_of_the_readme_made_absolute() -> None:
@@ -97,10 +101,3 @@ def long_description() -> str:
     for one in hook["substitutions"]:
         text = re.sub(one["pattern"], one["replacement"], text)
     return text
-
-
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/architecture.md"])
-def test_links_between_documents_lead_somewhere(document: str) -> None:
-    path = ROOT / document
-    for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
-        assert (path.parent / target).exists(), f"{document} links to {target}"

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
+from tests.docs.pages import named_tests, rows
 from tests.integration.test_weights_of_batches import ROWS as WEIGHED
 from tests.oracle.registry import all_scripts
 
-ROOT = Path(__file__).parents[2]
 SCRIPTS = all_scripts()
 
 
-def rows() -> list[list[str]]:
-    """Return the cells of every line that says something."""
-    return [row for row in cells_below("## The table") if not row[0].startswith("**")]
-
-
-def cells_below(heading: str) -> list[list[str]]:
-    """Return the cells of the last table below a heading, without its head."""
-    section = (ROOT / "docs/pytorch.md").read_text().partition(f"\n{heading}\n")[2].partition("\n## ")[0]
-    lines = section.rpartition("|---|")[2].splitlines()
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("| ")]
-
+#: The lines that say something.
+ROWS = [row for row in rows("docs/pytorch.md", "## The table", "shown by") if not row[0].startswith("**")]
 
 #: What a cell begins with where a loop is refused.
 EXPECTED = {"refused at once": "error at once", "refused in its step": "error", "equal": ""}
@@ -38,20 +28,14 @@ def names_in(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
 
 
-@pytest.mark.parametrize("row", rows(), ids=lambda row: row[0])
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
 def test_every_line_names_what_shows_it(row: list[str]) -> None:
     assert len(row) == 5
-    names = names_in(row[4])
-    assert names
-    for name in names:
-        if "::" in name:
-            file, function = name.split("::")
-            assert f"def {function}(" in (ROOT / file).read_text()
-        else:
-            assert name in SCRIPTS
+    assert names_in(row[4])
+    assert [name for name in names_in(row[4]) if name not in SCRIPTS and not named_tests(f"`{name}`")] == []
 
 
-@pytest.mark.parametrize("row", rows(), ids=lambda row: row[0])
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
 def test_every_line_says_what_is_tried(row: list[str]) -> None:
     _, worker, server, other, shown = row
     for name in (one for one in names_in(shown) if one in SCRIPTS):
@@ -62,7 +46,7 @@ def test_every_line_says_what_is_tried(row: list[str]) -> None:
 
 def test_weights_of_batches_are_shown_by_rows_that_weigh_so() -> None:
     named = set()
-    for _, weight, shown in cells_below("## How much a batch weighs"):
+    for _, weight, shown in rows("docs/pytorch.md", "## How much a batch weighs", "shown by"):
         names = names_in(shown)
         assert names
         named |= set(names)
@@ -72,4 +56,4 @@ def test_weights_of_batches_are_shown_by_rows_that_weigh_so() -> None:
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_every_loop_is_in_the_table(name: str) -> None:
-    assert any(name in names_in(row[4]) for row in rows())
+    assert any(name in names_in(row[4]) for row in ROWS)

@@ -1,4 +1,4 @@
-"""Each row of the table of docs/security.md names a test that exists."""
+"""Only the modules that docs/security.md names unpickle."""
 
 from __future__ import annotations
 
@@ -6,31 +6,7 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
-ROOT = Path(__file__).parents[2]
-ROWS = [line for line in (ROOT / "docs/security.md").read_text().splitlines() if line.startswith("| ") and "::" in line]
-WHO = ("network", "other user", "holder of the key", "member")
-
-
-def test_table_has_rows_for_all_who_are_named() -> None:
-    table = [line for line in (ROOT / "docs/security.md").read_text().splitlines() if line.startswith(WHO_STARTS)]
-    assert table == ROWS
-    assert {row.split("|")[1].strip() for row in ROWS} == set(WHO)
-
-
-WHO_STARTS = tuple(f"| {who} |" for who in WHO)
-
-
-@pytest.mark.parametrize("row", ROWS)
-def test_row_names_a_test_that_exists(row: str) -> None:
-    named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", row)
-    assert named, row
-    for path, name in named:
-        tree = ast.parse((ROOT / path).read_text())
-        functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-        assert name in functions, f"{path} has no {name}"
-
+from tests.docs.pages import SOURCES, TEXTS
 
 UNSAFE = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "multiprocessing"}
 
@@ -47,7 +23,6 @@ def uses_pickle(path: Path) -> bool:
 
 
 def test_only_the_modules_that_the_page_names_unpickle() -> None:
-    source = ROOT / "src/paceline"
-    found = {str(path.relative_to(source)) for path in source.rglob("*.py") if uses_pickle(path)}
-    [rows] = re.findall(r"\*\*Pickle\.\*\*.*?\n\n(.*?)\n\n", (ROOT / "docs/security.md").read_text(), re.DOTALL)
-    assert found == set(re.findall(r"`(hvd/\w+\.py)`", rows))
+    found = {str(path.relative_to(SOURCES)) for path in SOURCES.rglob("*.py") if uses_pickle(path)}
+    [named] = re.findall(r"\*\*Pickle\.\*\*.*?\n\n(.*?)\n\n", TEXTS["docs/security.md"], re.DOTALL)
+    assert found == set(re.findall(r"`(hvd/\w+\.py)`", named))

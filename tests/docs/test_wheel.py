@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.test_docs import ROOT, blocks, long_description
+from tests.docs.pages import ROOT, blocks
+from tests.docs.test_docs import long_description
 
 pytestmark = pytest.mark.skipif(not os.environ.get("PACELINE_TEST_WHEEL"), reason="make test-wheel")
 _OURS = ("PACELINE_", "PYTHON", "VIRTUAL_ENV")

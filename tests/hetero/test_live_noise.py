@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.hetero import StepNoise
-from paceline.hetero.noise import BLOCK, WINDOW, Counted, count, noise_now
+from paceline.hetero.step_noise import BLOCK, WINDOW, Counted, count, noise_now
 
 #: As 12 workers measure it before a job.
 STEPS = 24 * 12

@@ -10,7 +10,7 @@ import pytest
 
 from paceline.consistency import Policy
 from paceline.hetero import Choice, Measured, Revision, Speed, StepNoise, StepTime, choose, free_policy
-from paceline.hetero.noise import Counted
+from paceline.hetero.step_noise import Counted
 
 BATCH = 32
 

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.config import Settings
 from paceline.membership.drift import Drift
-from paceline.membership.seat import Seat
+from paceline.membership.roster import MemberRecord
 from paceline.wire import messages as m
 
 
@@ -18,14 +18,14 @@ def drift(**options: object) -> Drift:
     return Drift(dataclasses.replace(Settings(), **given))  # type: ignore[arg-type]
 
 
-def seats(*seconds: float) -> list[Seat]:
+def roster(*seconds: float) -> list[MemberRecord]:
     return [
-        Seat(m.Member("worker", rank, 0, "host", "id", 1, "", b""), b"", 0.0, 0, round=20, usual_s=one)
+        MemberRecord(m.Member("worker", rank, 0, "host", "id", 1, "", b""), b"", 0.0, 0, round=20, usual_s=one)
         for rank, one in enumerate(seconds)
     ]
 
 
-def checks(one: Drift, workers: list[Seat], count: int) -> list[str]:
+def checks(one: Drift, workers: list[MemberRecord], count: int) -> list[str]:
     """Let all workers make five rounds before each check; returns what was said."""
     said = []
     for _ in range(count):
@@ -37,7 +37,7 @@ def checks(one: Drift, workers: list[Seat], count: int) -> list[str]:
 
 
 def test_new_groups_have_the_next_generation() -> None:
-    one, workers = drift(), seats(1, 1, 2, 2)
+    one, workers = drift(), roster(1, 1, 2, 2)
     assert checks(one, workers, 3) == ["", "", ""]
     assert (one.generation, one.groups) == (0, [])
     workers[1].usual_s, workers[2].usual_s = 2, 1
@@ -49,11 +49,11 @@ def test_new_groups_have_the_next_generation() -> None:
 
 def test_nothing_is_compared_before_all_are_measured() -> None:
     one = drift()
-    assert checks(one, seats(1, 2, 1, 0.0), 5) == [""] * 5
+    assert checks(one, roster(1, 2, 1, 0.0), 5) == [""] * 5
 
 
 def test_dead_worker_is_left_out() -> None:
-    one, workers = drift(), seats(1, 2, 1, 2)
+    one, workers = drift(), roster(1, 2, 1, 2)
     workers[2].dead = True
     assert any(checks(one, workers, 2))
     assert one.groups == [[0], [1, 3]]
@@ -61,7 +61,7 @@ def test_dead_worker_is_left_out() -> None:
 
 def test_lack_of_scikit_learn_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.cluster", None)
-    one, workers = drift(), seats(1, 2, 1, 2)
+    one, workers = drift(), roster(1, 2, 1, 2)
     assert "pip install 'paceline[hetero]'" in one.check(workers)
     assert checks(one, workers, 5) == [""] * 5
 
@@ -71,5 +71,5 @@ def test_lack_of_scikit_learn_is_said_once(monkeypatch: pytest.MonkeyPatch) -> N
 )
 def test_groups_stay_where_they_cannot_change(options: dict[str, object]) -> None:
     one = drift(**options)
-    assert checks(one, seats(1, 2, 1, 2), 5) == [""] * 5
+    assert checks(one, roster(1, 2, 1, 2), 5) == [""] * 5
     assert one.generation == 0

@@ -53,9 +53,9 @@ class Job:
         while self.now < until - 1e-9:
             self.now = round(self.now + TICK_S, 6)
             if self.members.complete and not self.members.deaths and round(self.now / TICK_S) % 2 == 0:
-                for seat in SEATS:
-                    if seat not in self.silent:
-                        self.beat(*seat)
+                for record in SEATS:
+                    if record not in self.silent:
+                        self.beat(*record)
             for peer in self.members.lifelines():
                 since = self.hosts.get(SEATS[[f"{role}-{rank}".encode() for role, rank in SEATS].index(peer)], self.now)
                 self.members.note_host(peer, None if since is None else self.now - since)

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from paceline.config import Settings
 from paceline.exitcodes import PEER_FAILED
 from paceline.membership import FAILED_TIMEOUT_S, LEAVE_TIMEOUT_S, Action, Answer, Finish, Membership, Warn
-from paceline.membership.actions import Waiting
+from paceline.membership.membership_actions import Waiting
 from paceline.membership.own_time import LONGEST_TURN_S
 from paceline.net.answerer import Answerer
 from paceline.net.call import PROBE_AFTER_S
@@ -59,9 +59,9 @@ def machine(settings: Settings = JOB) -> Membership:
 
 def joined(settings: Settings = JOB) -> Membership:
     members = machine(settings)
-    seats = [("worker", r) for r in range(settings.num_workers)] + [("server", r) for r in range(settings.num_servers)]
+    roster = [("worker", r) for r in range(settings.num_workers)] + [("server", r) for r in range(settings.num_servers)]
     sizes = {"num_workers": settings.num_workers, "num_servers": settings.num_servers}
-    for role, rank in seats:
+    for role, rank in roster:
         members.handle(peer_of(role, rank), 1, hello(role, rank, **sizes), 0.0)
     assert members.complete
     return members
@@ -86,7 +86,7 @@ def test_everybody_is_welcomed_when_the_last_has_come(order: tuple[tuple[str, in
     for number, (role, rank) in enumerate(order[:-1]):
         assert members.handle(peer_of(role, rank), 10 + number, hello(role, rank), 1.0) == []
     welcomes = answers(members.handle(peer_of(*order[-1]), 12, hello(*order[-1]), 2.0))
-    assert [(peer, seq) for peer, seq, _ in welcomes] == [(peer_of(*seat), 10 + i) for i, seat in enumerate(order)]
+    assert [(peer, seq) for peer, seq, _ in welcomes] == [(peer_of(*record), 10 + i) for i, record in enumerate(order)]
     members.check()
     for peer, _, body in welcomes:
         assert isinstance(body, m.Welcome)
@@ -316,8 +316,8 @@ def test_gather_of_too_much_is_refused_to_all() -> None:
     assert all(isinstance(body, m.Gathered) for _, _, body in told)
     members.handle(b"worker-0", 3, m.Gather("h", half), 1.0)
     told = answers(members.handle(b"worker-1", 3, m.Gather("h", half + b"1"), 1.0))
-    for (_, _, body), seat in zip(told, ((b"worker-0", 3), (b"worker-1", 3)), strict=True):
-        assert isinstance(body, m.Failed), seat
+    for (_, _, body), record in zip(told, ((b"worker-0", 3), (b"worker-1", 3)), strict=True):
+        assert isinstance(body, m.Failed), record
         assert f"gather 'h': the workers said {MAX_GATHER_BYTES + 1} bytes together" in body.text
 
 
@@ -545,13 +545,13 @@ class Job(RuleBasedStateMachine):
         self.published = False
         self.live = set(SEATS)
         self.gone: set[bytes] = set()
-        for seat in order:
-            self.ask(seat, hello(*seat))
+        for record in order:
+            self.ask(record, hello(*record))
 
-    def ask(self, seat: tuple[str, int], body: m.Body) -> None:
+    def ask(self, record: tuple[str, int], body: m.Body) -> None:
         self.seq += 1
-        self.asked[peer_of(*seat), self.seq] = type(body).__name__
-        self.take(self.members.handle(peer_of(*seat), self.seq, body, self.now))
+        self.asked[peer_of(*record), self.seq] = type(body).__name__
+        self.take(self.members.handle(peer_of(*record), self.seq, body, self.now))
 
     def take(self, actions: list[Action]) -> None:
         for action in actions:
@@ -570,22 +570,22 @@ class Job(RuleBasedStateMachine):
                         assert payload == b"worker %d" % rank or (payload == b"" and not here)
 
     def somebody(self, data: st.DataObject, role: str = "") -> tuple[str, int]:
-        return data.draw(st.sampled_from(sorted(seat for seat in self.live if role in ("", seat[0]))))
+        return data.draw(st.sampled_from(sorted(record for record in self.live if role in ("", record[0]))))
 
     @precondition(lambda self: any(role == "worker" for role, _ in self.live))
     @rule(data=st.data(), barrier=st.sampled_from("ab"))
     def enter(self, data: st.DataObject, barrier: str) -> None:
-        seat = self.somebody(data, "worker")
-        if (peer_of(*seat), "Enter") not in {(peer, kind) for (peer, _), kind in self.asked.items()}:
-            self.inside.setdefault(barrier, set()).add(seat[1])
-            self.ask(seat, m.Enter(barrier))
+        record = self.somebody(data, "worker")
+        if (peer_of(*record), "Enter") not in {(peer, kind) for (peer, _), kind in self.asked.items()}:
+            self.inside.setdefault(barrier, set()).add(record[1])
+            self.ask(record, m.Enter(barrier))
 
     @precondition(lambda self: any(role == "worker" for role, _ in self.live))
     @rule(data=st.data(), name=st.sampled_from("cd"))
     def gather(self, data: st.DataObject, name: str) -> None:
-        seat = self.somebody(data, "worker")
-        if (peer_of(*seat), "Gather") not in {(peer, kind) for (peer, _), kind in self.asked.items()}:
-            self.ask(seat, m.Gather(name, b"worker %d" % seat[1]))
+        record = self.somebody(data, "worker")
+        if (peer_of(*record), "Gather") not in {(peer, kind) for (peer, _), kind in self.asked.items()}:
+            self.ask(record, m.Gather(name, b"worker %d" % record[1]))
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
@@ -601,17 +601,17 @@ class Job(RuleBasedStateMachine):
     @precondition(lambda self: self.live)
     @rule(data=st.data(), reason=st.sampled_from(["", "", "", "it raised"]))
     def leave(self, data: st.DataObject, reason: str) -> None:
-        seat = self.somebody(data)
-        self.live.discard(seat)
-        self.ask(seat, m.Bye(reason))
-        self.gone.add(peer_of(*seat))
-        self.asked = {asked: kind for asked, kind in self.asked.items() if asked[0] != peer_of(*seat)}
+        record = self.somebody(data)
+        self.live.discard(record)
+        self.ask(record, m.Bye(reason))
+        self.gone.add(peer_of(*record))
+        self.asked = {asked: kind for asked, kind in self.asked.items() if asked[0] != peer_of(*record)}
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
     def lose(self, data: st.DataObject) -> None:
-        seat = self.somebody(data)
-        self.members.lost(peer_of(*seat), self.now)
+        record = self.somebody(data)
+        self.members.lost(peer_of(*record), self.now)
 
     @rule(
         seconds=st.sampled_from([0.2, 1.0, 3.0, 16.0]),
@@ -621,8 +621,8 @@ class Job(RuleBasedStateMachine):
     )
     def wait(self, seconds: float, beating: bool, host_silent_s: float | None, state: str) -> None:
         self.now += seconds
-        for seat in sorted(self.live) if beating else []:
-            self.ask(seat, m.Heartbeat(1, [m.Sighting("worker", 0, state)]))
+        for record in sorted(self.live) if beating else []:
+            self.ask(record, m.Heartbeat(1, [m.Sighting("worker", 0, state)]))
         for suspect in self.members.suspects(self.now):
             assert (suspect.role, suspect.rank) in self.live
             self.members.note_state(suspect, state, self.now)
@@ -631,7 +631,7 @@ class Job(RuleBasedStateMachine):
         self.take(self.members.tick(self.now))
         dead = {(one.role, one.rank) for one in self.members.deaths}
         self.live -= dead
-        self.gone |= {peer_of(*seat) for seat in dead}
+        self.gone |= {peer_of(*record) for record in dead}
         self.asked = {asked: kind for asked, kind in self.asked.items() if asked[0] not in self.gone}
 
     @invariant()
@@ -650,7 +650,7 @@ class Job(RuleBasedStateMachine):
     @invariant()
     def everybody_hears_of_a_death(self) -> None:
         if self.members.deaths:
-            assert all(self.news[peer_of(*seat)].deaths for seat in self.live)
+            assert all(self.news[peer_of(*record)].deaths for record in self.live)
 
 
 TestJob = Job.TestCase
@@ -667,9 +667,9 @@ def test_everybody_joins_over_a_network_that_loses_messages(seed: int) -> None:
     now = 0.0
     clients = [Client(MemoryHub(network), clock=lambda: now) for _ in SEATS]
     calls = []
-    for client, seat in zip(clients, SEATS, strict=True):
-        channel = client.connect("memory://scheduler", seat[0], "scheduler")
-        calls.append(client.ask(channel, hello(*seat), "joining"))
+    for client, record in zip(clients, SEATS, strict=True):
+        channel = client.connect("memory://scheduler", record[0], "scheduler")
+        calls.append(client.ask(channel, hello(*record), "joining"))
     while not all(call.done for call in calls):
         now += PROBE_AFTER_S / 2
         assert now < 1000, "somebody was never welcomed"

@@ -25,7 +25,7 @@ from paceline.updaters import (
     make_spec,
     make_updater,
 )
-from paceline.updaters.noise import normal
+from paceline.updaters.sgld_noise import normal
 
 STEPS, NUMEL = 20, 37
 Array = np.ndarray[Any, np.dtype[np.float64]]

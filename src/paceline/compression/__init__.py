@@ -15,8 +15,8 @@ type                  parameters (defaults)                       bytes / elem  
 
 from paceline.compression import halves, int8, packed, powersgd, sparse  # noqa: F401 (registers the codecs)
 from paceline.compression.base import Codec, CodecState
+from paceline.compression.codec_registry import Compression, Leg, by_leg, known_codecs, make
 from paceline.compression.ddp import DDPState, ddp_hook
-from paceline.compression.registry import Compression, Leg, by_leg, known_codecs, make
 
 __all__ = [
     "Codec",

@@ -80,8 +80,8 @@ class CodecState:
 class Codec(abc.ABC):
     """Turns a bucket, a flat contiguous CPU tensor, into bytes for the wire and back.
 
-    A codec holds nothing but its parameters, so that one instance serves any number of buckets and threads; what a
-    sender has to remember is in the :class:`CodecState` of each bucket. Little-endian machines only.
+    A codec holds nothing but its parameters, so that one instance serves any number of buckets and threads; the
+    sender's memory is the :class:`CodecState` of each bucket. Little-endian machines only.
 
     A codec of your own sets ``name``, takes its parameters as arguments of ``__init__``, keeps them as attributes of
     the same names, and defines ``encoded_nbytes`` and the methods whose names begin with one underscore, which need
@@ -89,11 +89,11 @@ class Codec(abc.ABC):
     """
 
     name: ClassVar[str]
-    #: Whether what is not sent in one round is added to the next (error feedback at the sender).
+    #: Whether the part that is not sent in one round is added to the next (error feedback at the sender).
     uses_residual: ClassVar[bool] = True
 
     def params(self) -> Params:
-        """Return what :func:`paceline.compression.make` needs to build this codec again, with its ``type``."""
+        """Return the settings with which :func:`paceline.compression.make` builds this codec again."""
         values = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
         return {"type": self.name} | {name: value for name, value in values.items() if value is not None}
 
@@ -102,7 +102,7 @@ class Codec(abc.ABC):
         """Return the exact size in bytes of the payload of a bucket of ``numel`` elements."""
 
     def new_state(self, numel: int) -> CodecState:
-        """Return what a sender needs for a bucket of ``numel`` elements; the residual starts at 0."""
+        """Return the state of a sender for a bucket of ``numel`` elements; the residual starts at 0."""
         return CodecState(numel, torch.zeros(numel) if self.uses_residual else None)
 
     def encode(self, grad: torch.Tensor, state: CodecState, *, round: int = 0, seed: int = 0) -> Bytes:
@@ -134,10 +134,10 @@ class Codec(abc.ABC):
         return payload
 
     def decode(self, payload: Payload, out: torch.Tensor) -> None:
-        """Overwrite ``out`` with what ``payload`` says.
+        """Overwrite ``out`` with the values of ``payload``.
 
         Args:
-            payload: what :meth:`encode` returned for as many elements as ``out`` has.
+            payload: a result of :meth:`encode` for as many elements as ``out`` has.
             out: flat contiguous float32 CPU tensor.
 
         Raises:
@@ -150,7 +150,7 @@ class Codec(abc.ABC):
             self._decode(raw, out.detach())
 
     def decode_add(self, payload: Payload, out: torch.Tensor, alpha: float = 1.0) -> None:
-        """Add ``alpha`` times what ``payload`` says to ``out``, in one pass.
+        """Add ``alpha`` times the values of ``payload`` to ``out``, in one pass.
 
         Args:
             payload: as for :meth:`decode`.

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.compression.base import Codec, CodecState
-from paceline.compression.registry import make
+from paceline.compression.codec_registry import make
 
 #: (identity, elements) of every parameter of a bucket, in its order.
 _Layout: TypeAlias = tuple[tuple[int, int], ...]
@@ -28,7 +28,7 @@ class _Bucket:
 
 
 class DDPState:
-    """What :func:`ddp_hook` keeps between steps: the codec and, for every bucket of DDP, the sender's state.
+    """The state of :func:`ddp_hook` between steps: the codec and, for every bucket of DDP, the sender's state.
 
     Args:
         params: compression settings as for :func:`paceline.compression.make`, the same on every rank; None averages
@@ -38,7 +38,7 @@ class DDPState:
 
     Attributes:
         codec: the codec, or None.
-        sent_bytes: what this rank has sent so far, payloads only.
+        sent_bytes: bytes that this rank has sent so far, payloads only.
 
     Raises:
         ValueError: unusable compression settings.
@@ -67,7 +67,7 @@ class DDPState:
     def bucket(self, index: int, layout: _Layout, codec: Codec) -> _Bucket:
         """Return the state of a bucket of DDP.
 
-        DDP arranges its buckets anew after the first step: what the parameters had in their residuals goes with them.
+        DDP arranges its buckets anew after the first step: the residuals of the parameters go with them.
         """
         known = self._buckets.get(index)
         if known is None or known.layout != layout:

@@ -36,7 +36,7 @@ class PackedCodec(Codec):
 
     @abc.abstractmethod
     def _table(self, alpha: float) -> Floats:
-        """Return ``alpha`` times what each byte stands for, float32 of shape (256, 8 // bits)."""
+        """Return ``alpha`` times the values of each byte, float32 of shape (256, 8 // bits)."""
 
     def _encode(self, grad: torch.Tensor, state: CodecState, payload: Bytes, round: int, seed: int) -> int:
         encode, per_byte = self._kernel(), 8 // self.bits
@@ -52,14 +52,14 @@ class PackedCodec(Codec):
             raise self._refuse("the bits after the last element are not 0", numel)
 
     def _decode(self, payload: Bytes, out: torch.Tensor) -> None:
-        from paceline.compression.kernels import packed
+        from paceline.compression.kernels import packed_kernels
 
-        packed.decode(payload, self._table(1.0), out.numpy())
+        packed_kernels.decode(payload, self._table(1.0), out.numpy())
 
     def _decode_add(self, payload: Bytes, out: torch.Tensor, alpha: float) -> None:
-        from paceline.compression.kernels import packed
+        from paceline.compression.kernels import packed_kernels
 
-        packed.decode_add(payload, self._table(alpha), out.numpy())
+        packed_kernels.decode_add(payload, self._table(alpha), out.numpy())
 
 
 @register("codec")
@@ -85,9 +85,9 @@ class TwoBit(PackedCodec):
         check_number(self.name, "threshold", self.threshold, float(info.tiny), float(info.max))
 
     def _kernel(self) -> Callable[..., Any]:
-        from paceline.compression.kernels import twobit
+        from paceline.compression.kernels import twobit_kernels
 
-        return twobit.encode
+        return twobit_kernels.encode
 
     def _table(self, alpha: float) -> Floats:
         sent = float(np.float32(alpha) * np.float32(self.threshold))
@@ -117,9 +117,9 @@ class OneBit(PackedCodec):
         check_number(self.name, "threshold", self.threshold, -largest, largest)
 
     def _kernel(self) -> Callable[..., Any]:
-        from paceline.compression.kernels import onebit
+        from paceline.compression.kernels import onebit_kernels
 
-        return onebit.encode
+        return onebit_kernels.encode
 
     def _table(self, alpha: float) -> Floats:
         return byte_table((-alpha, alpha), bits=1)

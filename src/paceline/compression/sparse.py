@@ -46,10 +46,10 @@ class SparseCodec(Codec):
         self._decode_add(payload, out, 1.0)
 
     def _decode_add(self, payload: Bytes, out: torch.Tensor, alpha: float) -> None:
-        from paceline.compression.kernels import sparse
+        from paceline.compression.kernels import sparse_kernels
 
         indices, values = self._parts(payload, out.numel())
-        sparse.scatter_add(indices, values, np.float32(alpha), out.numpy())
+        sparse_kernels.scatter_add(indices, values, np.float32(alpha), out.numpy())
 
 
 @register("codec")
@@ -100,27 +100,27 @@ class TopK(SparseCodec):
         return indices, floats(payload[half:])
 
     def _encode(self, grad: torch.Tensor, state: CodecState, payload: Bytes, round: int, seed: int) -> int:
-        from paceline.compression.kernels import sparse
+        from paceline.compression.kernels import sparse_kernels
 
         residual = state.residual_array()
         indices, values = self._parts(payload, grad.numel())
-        high_counts = np.zeros(sparse.HIGH_BINS, np.int64)
+        high_counts = np.zeros(sparse_kernels.HIGH_BINS, np.int64)
         dropped: int = sum(
-            sparse.accumulate_and_count(part, residual[start : start + len(part)], high_counts)
+            sparse_kernels.accumulate_and_count(part, residual[start : start + len(part)], high_counts)
             for start, part in float32_parts(grad)
         )
-        high, wanted = sparse.last_bin(high_counts, len(indices))
-        low_counts = np.zeros(sparse.LOW_BINS, np.int64)
-        sparse.count_low(residual, high, low_counts)
-        low, ties = sparse.last_bin(low_counts, wanted)
-        sparse.take_largest(residual, high << 16 | low, ties, indices, values)
+        high, wanted = sparse_kernels.last_bin(high_counts, len(indices))
+        low_counts = np.zeros(sparse_kernels.LOW_BINS, np.int64)
+        sparse_kernels.count_low(residual, high, low_counts)
+        low, ties = sparse_kernels.last_bin(low_counts, wanted)
+        sparse_kernels.take_largest(residual, high << 16 | low, ties, indices, values)
         return dropped
 
     def _check_content(self, payload: Bytes, numel: int) -> None:
-        from paceline.compression.kernels import sparse
+        from paceline.compression.kernels import sparse_kernels
 
         indices, values = self._parts(payload, numel)
-        if not sparse.ascending_below(indices, numel):
+        if not sparse_kernels.ascending_below(indices, numel):
             raise self._refuse("its indices are out of range or not in ascending order", numel)
         self._check_values(values, numel)
 
@@ -156,19 +156,21 @@ class RandomK(SparseCodec):
 
     def indices(self, numel: int, *, round: int, seed: int) -> NDArray[np.uint32]:
         """Return which elements of a bucket travel in a round, ascending: uint32 of shape (k,)."""
-        from paceline.compression.kernels import sparse
+        from paceline.compression.kernels import sparse_kernels
 
         chosen = np.empty(_kept(self.ratio, numel), np.uint32)
         if numel:
-            sparse.draw(np.uint64(seed), np.uint64(round), numel, chosen)
+            sparse_kernels.draw(np.uint64(seed), np.uint64(round), numel, chosen)
         return chosen
 
     def _encode(self, grad: torch.Tensor, state: CodecState, payload: Bytes, round: int, seed: int) -> int:
-        from paceline.compression.kernels import sparse
+        from paceline.compression.kernels import sparse_kernels
 
         dropped, residual = state.accumulate(grad), state.residual_array()
         payload[:_HEADER_BYTES].view(np.uint64)[:] = seed, round
-        sparse.take(residual, self.indices(len(residual), round=round, seed=seed), floats(payload[_HEADER_BYTES:]))
+        sparse_kernels.take(
+            residual, self.indices(len(residual), round=round, seed=seed), floats(payload[_HEADER_BYTES:])
+        )
         return dropped
 
     def _check_content(self, payload: Bytes, numel: int) -> None:

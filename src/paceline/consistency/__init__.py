@@ -1,4 +1,4 @@
-"""One rule for every consistency model: which pushes make an update, how far a worker may run, what a stale one counts.
+"""One rule for every consistency model: the pushes of an update, the lead of a worker, the weight of stale ones.
 
 Pure: no socket, thread, clock or random generator.
 """

@@ -1,4 +1,4 @@
-"""What goes into a rule, and what a rule tells a store to do."""
+"""Events that a rule takes, and actions that it tells a store to carry out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Merge:
 
     cohort: int
     worker: int
-    """Who pushed; for a sum, the first of its workers."""
+    """The worker that pushed; for a sum, the first of its workers."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Refuse:
-    """The push is invalid; nothing has changed."""
+    """The push is invalid, and has changed no state."""
 
     worker: int
     reason: str

@@ -13,7 +13,7 @@ class Activity:
     Args:
         live: workers that have not left.
         paused: those of them that wait at a barrier.
-        units: of the workers.
+        units: the units that workers belong to.
         finished: rounds that count for the bound, per worker.
     """
 
@@ -41,9 +41,9 @@ class Activity:
         Those may have finished rounds without it. If it were behind them, they would wait for it by the bound, and it
         for them by the cohort, for ever.
         """
-        mates = self.of_unit(self._units.of[worker])
-        if mates:
-            self.level[worker] = self._finished[worker] - min(map(self.ahead, mates))
+        others = self.of_unit(self._units.of[worker])
+        if others:
+            self.level[worker] = self._finished[worker] - min(map(self.ahead, others))
         self._paused.discard(worker)
         self.change()
 

@@ -23,8 +23,8 @@ class Cohort:
         """Count a push.
 
         Args:
-            worker: who pushed.
-            samples: behind the push.
+            worker: the worker that pushed.
+            samples: number of samples behind the push.
             read: version that the worker had read.
         """
         self.workers.append(worker)

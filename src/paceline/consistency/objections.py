@@ -1,4 +1,4 @@
-"""Why a rule refuses a push. Nothing changes here: a refused push leaves the rule as it was."""
+"""Reasons for which a rule refuses a push. A refused push leaves the rule as it was."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.consistency.policy import Policy
 
 
 class Progress(Protocol):
-    """What is asked of a rule.
+    """The parts of a rule that its checks read.
 
     Attributes:
         policy: its settings.
@@ -26,7 +26,7 @@ class Progress(Protocol):
 
     @property
     def unit(self) -> list[int]:
-        """Of every worker, those that step together with it."""
+        """Unit of every worker: the workers that step together with it."""
         ...
 
 
@@ -34,10 +34,10 @@ def objection(rule: Progress, worker: int, round: int, samples: float) -> str:
     """Return why a rule would refuse a push, or an empty string.
 
     Args:
-        rule: of the slot.
-        worker: who pushes.
-        round: of the push.
-        samples: behind the push.
+        rule: the rule of the slot.
+        worker: the worker that pushes.
+        round: the worker's number of the push.
+        samples: number of samples behind the push.
     """
     if not 0 <= worker < len(rule.pushed):
         return f"worker {worker} is not part of this job"
@@ -56,7 +56,7 @@ def objection_to_sum(rule: Progress, pushes: Sequence[Pushed]) -> str:
     """Return why a rule would refuse a sum of pushes, or an empty string.
 
     Args:
-        rule: of the slot.
+        rule: the rule of the slot.
         pushes: at least one.
     """
     reasons = [objection(rule, one.worker, one.round, one.samples) for one in pushes]
@@ -76,8 +76,8 @@ def objection_to_regrouping(rule: Progress, worker: int, groups: Sequence[Sequen
     """Return why a rule would refuse to let a worker step with other groups, or an empty string.
 
     Args:
-        rule: of the slot.
-        worker: who moves.
+        rule: the rule of the slot.
+        worker: the worker that moves.
         groups: ranks per group.
     """
     members = [rank for group in groups for rank in group]

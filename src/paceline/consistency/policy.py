@@ -15,7 +15,7 @@ LrScale = Literal["update", "sample"]
 
 @dataclass(frozen=True)
 class Policy:
-    """Whose pushes make one update, how far ahead a worker may run, and what a stale update counts."""
+    """Whose pushes make one update, how far ahead a worker may run, and how much a stale update counts."""
 
     merge: MergeKind = "all"
     groups: tuple[tuple[int, ...], ...] = ()
@@ -39,7 +39,7 @@ class Policy:
         """Refuse settings that make no sense for this many workers.
 
         Raises:
-            ValueError: with the setting and what would be right.
+            ValueError: a setting makes no sense; the message has a value that does.
         """
         find_weighting(self.weighting)
         if self.merge not in get_args(MergeKind):

@@ -1,7 +1,7 @@
-"""The rule of one slot: a machine that takes pushes and says what to merge, apply and answer.
+"""The rule of one slot: a machine that takes pushes, and returns the actions merge, apply and answer.
 
-What a worker's event does. A worker is *idle* (all its pushes are answered) or *waiting* (its last one is not), and may
-be *paused* (it waits at a barrier) or *gone* (it has left). *Active* workers are neither paused nor gone; others wait
+Effects of events of a worker. It is *idle* (all its pushes are answered) or *waiting* (its last one is not), and may be
+*paused* (it waits at a barrier) or *gone* (it has left). *Active* workers are neither paused nor gone; others wait
 only for them. ``k`` is the last round that the worker has pushed::
 
     event           worker is    becomes            actions
@@ -11,7 +11,7 @@ only for them. ``k`` is the last round that the worker has pushed::
     push up to k    waiting      (unchanged)        none: its answer is still to come
     any other push  any          (unchanged)        Refuse
     any push        gone         (unchanged)        Refuse
-    pause           not gone     paused             settle; the barrier opens when all who are left are paused
+    pause           not gone     paused             settle; the barrier opens when all that are left are paused
     leave           any          gone               settle; the barrier may open
     regroup         idle         (unchanged)        settle; its later pushes join cohorts of its new group
     regroup         waiting      (unchanged)        Refuse
@@ -29,19 +29,19 @@ A cohort is open until it is complete, then it is applied and forgotten::
     first    the first open cohort      K pushes, or one of each active worker       no older cohort is open
              without its worker
     first,   the one open cohort        K pushes, several of one worker too; when    always
-    age set                             all are paused, what it has
+    age set                             all are paused, those it has
 
 With a bound ``s`` a worker goes on only when it is at most ``s`` finished rounds ahead of the slowest active worker.
-Groups may change while workers train: how is told in :mod:`paceline.consistency.units`. With a bound they may not.
+Groups may change while workers train (:mod:`paceline.consistency.units`). With a bound they may not.
 
 A paused worker that pushes goes on before its barrier opens. For the bound it is then as far ahead as the active
 workers of its unit, with whom it steps from here on.
 
-Invariants (:meth:`Rule.check`): a worker has at most one unanswered push; nobody who may go on is left unanswered; no
-complete cohort is left open; no worker has read a version that does not exist; an open cohort counts no worker twice
+Invariants (:meth:`Rule.check`): a worker has at most one unanswered push; no worker that may go on is left unanswered;
+no complete cohort is left open; no worker has read a version that does not exist; an open cohort counts no worker twice
 and, with an age limit, holds no push that is too old.
 
-What breaks the guarantees:
+The guarantees do not hold with:
 
 - Events of one slot that overlap, or an event before the actions of the last one are carried out, in order.
 - A worker that pushes again under a new round number: that counts twice. Under the same number it counts once.
@@ -90,7 +90,7 @@ class Rule:
         self.version = 0
         self.live = set(range(num_workers))
         self.paused: set[int] = set()
-        """Live workers that wait at a barrier; nobody waits for them."""
+        """Live workers that wait at a barrier; others do not wait for them."""
         self.units = Units(policy.unit_of(num_workers))
         self.pushed = [0] * num_workers
         """Last round that arrived, per worker."""
@@ -104,7 +104,7 @@ class Rule:
         self._samples = Samples(num_workers) if policy.lr_scale == "sample" else None
         self._activity = Activity(self.live, self.paused, self.units, self.finished)
         self._seen_low = 0
-        """Rounds of the slowest active worker when all who wait were last looked at."""
+        """Rounds of the slowest active worker when all waiting workers were last looked at."""
         self._open: list[Cohort] = []
         self._next_cohort = 0
         self._events = new_events()
@@ -112,11 +112,11 @@ class Rule:
     # ---- events ----------------------------------------------------------------------------------------------------
 
     def push(self, worker: int, round: int, samples: float = 1.0) -> list[Action]:
-        """Take a push; returns what to do, in order."""
+        """Take a push; returns the actions, in order."""
         return self.push_sum([Pushed(worker, round, samples)])
 
     def push_sum(self, pushes: Sequence[Pushed]) -> list[Action]:
-        """Take a sum of pushes of workers of one unit as one push; returns what to do, in order."""
+        """Take a sum of pushes of workers of one unit as one push; returns the actions, in order."""
         reason = objection_to_sum(self, pushes)
         first = pushes[0]
         if reason:
@@ -133,7 +133,7 @@ class Rule:
         return [action, *self._settle([one.worker for one in pushes])]
 
     def _is_too_old(self, worker: int) -> bool:
-        """Whether what a worker pushes now has missed too many updates. With an age limit, a sum has one worker."""
+        """Whether a push of a worker now has missed too many updates. With an age limit, a sum has one worker."""
         return self.policy.age is not None and self.version - self.read[worker] > self.policy.age
 
     def _drop(self, push: Pushed) -> Drop:
@@ -156,7 +156,7 @@ class Rule:
         return Merge(cohort.number, first.worker)
 
     def leave(self, worker: int) -> list[Action]:
-        """Note that a worker has left: nobody waits for it any more. What it has pushed still counts."""
+        """Note that a worker has left: others wait for it no more. Its earlier pushes still count."""
         self._events.append(("leave", worker))
         self.live.discard(worker)
         self.paused.discard(worker)
@@ -167,8 +167,8 @@ class Rule:
         """Let a worker step with another group from its next round on. All slots must get this before that round.
 
         Args:
-            worker: who moves; its pushes are answered.
-            generation: of the groups, from 1; one that the worker has reached already changes nothing.
+            worker: the worker that moves; its pushes are answered.
+            generation: number of the groups, from 1; one that the worker has reached already has no effect.
             groups: ranks per group; workers that have left may be missing.
         """
         if generation <= self.units.generation[worker]:
@@ -182,7 +182,7 @@ class Rule:
         return self._settle()
 
     def pause(self, worker: int) -> list[Action]:
-        """Note that a worker enters a barrier: until all have, nobody waits for its pushes.
+        """Note that a worker enters a barrier: until all have, others do not wait for its pushes.
 
         Workers need not push equally often between barriers. Without this, those that push more would wait here for
         those that wait at the barrier.
@@ -256,7 +256,7 @@ class Rule:
         return copy.deepcopy(self, kept)
 
     def story(self, key: str, last: int = KEPT) -> str:
-        """Return what happened last: a line for each event, oldest first, and one for how things stand.
+        """Return a line for each of the last events, oldest first, and one for the present state.
 
         Args:
             key: names the slot, such as by its keys.
@@ -284,19 +284,19 @@ class Rule:
     def is_like(self, other: Rule) -> bool:
         """Tell whether another rule of the same policy will do as this one does: both have no open cohort and agree.
 
-        With ``all`` it does not matter what workers have read: nobody is ahead. It may differ, as answers are read when
-        they are sent.
+        With ``all`` the versions that workers have read do not matter: no worker is ahead. They may differ, as answers
+        are read when they are sent.
         """
         return not (self._open or other._open) and self._state == other._state
 
     def join(self, other: Rule) -> None:
-        """Go on for the slot of another rule too, which is like this one; the older of what was read counts."""
+        """Go on for the slot of another rule too, which is like this one; the older version that was read counts."""
         self.read = [min(both) for both in zip(self.read, other.read, strict=True)]
         self._events = joined_events(self._events, other._events)
 
     @property
     def _state(self) -> tuple[object, ...]:
-        """What decides what comes next, besides open cohorts."""
+        """The state that decides later actions, besides open cohorts."""
         read = [] if self.policy.merge == "all" else self.read
         return (
             self.version,
@@ -341,7 +341,7 @@ class Rule:
         return min(self.policy.first, len(self._activity.workers))
 
     def _settle(self, pushers: Sequence[int] | None = None) -> list[Action]:
-        """Apply what is complete, and release whom that, or the push of ``pushers``, allows to go on."""
+        """Apply complete cohorts, and release the workers that these, or the push of ``pushers``, allow to go on."""
         complete = [cohort for cohort in self._open if self._is_complete(cohort)]
         actions: list[Action] = []
         for cohort in complete:
@@ -391,7 +391,7 @@ class Rule:
         return actions
 
     def _held_by(self, worker: int) -> Cohort | None:
-        """Return the cohort that must be complete before the worker goes on, whatever the bound."""
+        """Return the cohort that must be complete before the worker goes on, without regard to the bound."""
         if self.policy.merge == "first":
             # A worker may be one push ahead of the oldest open cohort: each further one would need a merge buffer.
             return self._open[0] if any(worker in cohort.samples for cohort in self._open[1:]) else None

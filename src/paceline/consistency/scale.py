@@ -1,4 +1,4 @@
-"""What the learning rate is the rate of: an update, or a sample."""
+"""Scale of the learning rate: the rate of an update, or of a sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every store reports, so that comparisons between modes are honest."""
+"""Counters that every store reports, so that comparisons between modes are honest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Stats:
     """Counters over the updates of a store, or of one slot of it.
 
     A slot that is cut in two leaves its counters to both, and two slots that are joined have the counters of one: so
-    the mean over slots stays what it would be without cuts.
+    the mean over slots is the same as without cuts.
     """
 
     updates: int = 0

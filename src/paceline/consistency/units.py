@@ -1,16 +1,16 @@
 """Which workers step together, and how they move to other groups while they train.
 
 Groups have *generations*: those of a job's start are generation 0. Each worker moves to a newer generation by itself,
-between two of its rounds, the same two at every slot. What that means for the cohorts of a unit::
+between two of its rounds, the same two at every slot. For the cohorts of a unit this means::
 
     a worker       of the unit's generation     is waited for by the unit
     has not moved  older: it is to come         yes, if the groups of that generation name it
     has moved in   the same                     yes
     has moved on   newer                        no: it pushes there no more
 
-So a new group makes its first update when all its workers have moved, an old one goes on with those who have not, and
-each cohort is made of the same rounds of the same workers at all slots, whatever order messages arrive in. Nobody waits
-in a circle: a worker waits only for workers of its own generation or an older one, and the oldest for nobody else.
+So a new group makes its first update when all its workers have moved, an old one goes on with those that have not, and
+each cohort is made of the same rounds of the same workers at all slots, in whatever order messages arrive. There is no
+circle of waits: a worker waits only for workers of its own generation or an older one, and the oldest only for its own.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Units:
     """The unit of each worker.
 
     Args:
-        unit: of each worker in generation 0; numbers below the number of workers.
+        unit: unit of each worker in generation 0; numbers below the number of workers.
 
     Attributes:
         of: unit of each worker now.
-        generation: of each worker's unit.
+        generation: generation of each worker's unit.
     """
 
     def __init__(self, unit: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""What a stale update counts: functions of its staleness."""
+"""Weights of stale updates: functions of the staleness."""
 
 from __future__ import annotations
 

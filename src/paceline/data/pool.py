@@ -18,7 +18,7 @@ from paceline.data.sampler import State, epoch_order
 from paceline.data.states import left_of
 from paceline.errors import PacelineError
 from paceline.hetero import split_evenly
-from paceline.hetero.pool import WalkStart, positions
+from paceline.hetero.sample_pool import WalkStart, positions
 from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
 from paceline.ranges import Ranges, cut, everything, without

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.data.sampler import State
-from paceline.hetero.pool import positions
+from paceline.hetero.sample_pool import positions
 from paceline.ranges import Ranges, everything, joined
 
 

@@ -1,9 +1,9 @@
-"""Chooses how a job synchronises, from what was measured, and says why in one sentence.
+"""Chooses how a job synchronises, from measurements, and says why in one sentence.
 
-Lock step with equal batches is preferred: nothing is stale, and the learning rate keeps its meaning. It is left for a
-way that is forecast to be better by :data:`LEAD`. Then come batches by speed, no lock step, and groups, which suit only
-machines whose speeds stay what they are: each must lead the one before by :data:`STEP`. Stale updates are never
-weighted by 1/Y here: with data of their own, fast workers would make nearly all of what is learned.
+Lock step with equal batches is preferred: no gradient is stale, and the learning rate keeps its meaning. It is left for
+a way that is forecast to be better by :data:`LEAD`. Then come batches by speed, no lock step, and groups, which suit
+only machines whose speeds stay as they are: each must lead the one before by :data:`STEP`. Stale updates are never
+weighted by 1/Y here: with data of their own, fast workers would determine nearly all of the model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from paceline.consistency import Policy
 from paceline.hetero.forecast import Forecast, first_k, in_groups, lock_step, smallest_first
 from paceline.hetero.groups import Groups, group_by_speed
 from paceline.hetero.measured import Measured
-from paceline.hetero.noise import StepNoise
+from paceline.hetero.step_noise import StepNoise
 
 #: How much better than lock step with equal batches another way must be; and than a way that comes before it.
 LEAD, STEP = 1.1, 1.05
@@ -32,7 +32,7 @@ class Choice:
     shares: str
     """``equal``; ``measured``: batches by speed; ``pool``: one queue of samples."""
     sentence: str
-    """What was chosen and why, with the numbers."""
+    """The choice and its reason, with the numbers."""
 
     @property
     def words(self) -> str:
@@ -44,7 +44,7 @@ def choose(measured: Measured, groups: Groups | None = None) -> Choice:
     """Choose how a job synchronises.
 
     Args:
-        measured: what is known of the machines.
+        measured: times of the machines.
         groups: workers of like speed; by default found by :func:`~paceline.hetero.groups.group_by_speed`.
 
     Raises:

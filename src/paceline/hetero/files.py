@@ -1,7 +1,7 @@
-"""Files of speeds, groups, data sharding and measured steps; settings of what ``dist_auto`` has measured and chosen.
+"""Files of speeds, groups, data sharding and measured steps; the settings of measurements and choice of ``dist_auto``.
 
 A speeds file has a line per worker in order of rank: its name (a rank, a host or ``host:slot``) and the seconds that a
-step of the same work takes it. Blank lines and what follows ``#`` do not count::
+step of the same work takes it. Blank lines and text after ``#`` do not count::
 
     node1:0   0.060
     node1:1   0.062
@@ -19,8 +19,8 @@ from paceline.consistency import Policy
 from paceline.hetero.choose import Choice
 from paceline.hetero.groups import Groups
 from paceline.hetero.measured import Measured, WorkerRound, measured_of
-from paceline.hetero.noise import StepNoise
-from paceline.hetero.speed import Speed
+from paceline.hetero.step_noise import StepNoise
+from paceline.hetero.step_speed import Speed
 
 
 def parse_speeds(text: str) -> dict[str, float]:
@@ -53,16 +53,16 @@ def steps_text(lines: Sequence[str], update_s: float, *, hands_out: bool) -> str
     """Return a file of all workers' steps.
 
     Args:
-        lines: of :func:`steps_line`, in order of rank.
-        update_s: what an update takes on the servers; 0: not known.
-        hands_out: whether samples go to whoever is free.
+        lines: results of :func:`steps_line`, in order of rank.
+        update_s: seconds of an update on the servers; 0: not known.
+        hands_out: whether samples go to any worker that is free.
     """
     steps = [json.loads(line) for line in lines]
     return json.dumps({"steps": steps, "update_s": update_s, "hands_out": hands_out})
 
 
 def parse_steps(text: str) -> Measured:
-    """Return what a file of steps shows.
+    """Return the measurements in a file of steps.
 
     Raises:
         ValueError: the text is no such file, or a worker has no steps.
@@ -101,7 +101,7 @@ def parse_choice(text: str, num_workers: int) -> Choice:
 
 
 def measured_text(measured: Measured) -> str:
-    """Return what was measured as one line of JSON."""
+    """Return measurements as one line of JSON."""
     noise = measured.noise
     table = {
         "workers": [[_short(one.fixed_s), _short(one.per_sample_s)] for one in measured.workers],
@@ -115,7 +115,7 @@ def measured_text(measured: Measured) -> str:
 
 
 def parse_measured(text: str, num_workers: int) -> Measured:
-    """Return what :func:`measured_text` has written.
+    """Return the measurements that :func:`measured_text` has written.
 
     Raises:
         ValueError: the text is not that, or is about another number of workers.

@@ -1,4 +1,4 @@
-"""What each way of synchronising is worth on measured machines: samples per second, and what a sample is then worth.
+"""Worth of each way of synchronising on measured machines: samples per second, and the worth of a sample.
 
 Rates follow from the times of steps. Workers in lock step make one round in the mean time of the slowest step plus an
 exchange: pushes and answers of all, and an update. Workers that do not wait make steps at their own pace, unless the
@@ -14,17 +14,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from paceline.consistency import Policy
+from paceline.hetero.batch_shares import fastest_split
 from paceline.hetero.groups import Groups
 from paceline.hetero.measured import Measured
-from paceline.hetero.shares import fastest_split
 
-#: What a sample is worth where workers do not wait for all others, relative to lock step.
+#: Worth of a sample where workers do not wait for all others, relative to lock step.
 STALE = 0.92
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """A way of synchronising, and what it is worth."""
+    """A way of synchronising, and its worth."""
 
     store_type: str
     policy: Policy
@@ -50,7 +50,7 @@ def lock_step(measured: Measured, *, by_speed: bool) -> Forecast:
 
 
 def first_k(measured: Measured, first: int) -> Forecast:
-    """Return ``dist_ksync``, or with K = 1 ``dist_async``: nobody waits, and K pushes make an update."""
+    """Return ``dist_ksync``, or with K = 1 ``dist_async``: no worker waits, and K pushes make an update."""
     free = sum(1 / (one * measured.noise.mean + measured.push_s) for one in measured.seconds)
     rate = _limited(free, _link_limit(measured), first / measured.update_s if measured.update_s else 0.0)
     if first == 1:
@@ -80,7 +80,7 @@ def smallest_first(measured: Measured) -> int:
 
 def _stale(measured: Measured, store_type: str, policy: Policy, rate: float) -> Forecast:
     shares = "pool" if measured.hands_out else "equal"
-    # The rate of a sample stays what it is in lock step.
+    # The rate of a sample stays the same as in lock step.
     return Forecast(store_type, replace(policy, lr_scale="sample"), shares, rate * measured.batch, STALE)
 
 

@@ -114,7 +114,7 @@ def _is_apart(points: _Points, labels: NDArray[np.int64], alike: float) -> bool:
 
 
 def _import(module: str) -> Any:
-    """Return a module of scikit-learn, or of what that needs."""
+    """Return a module of scikit-learn, or of one of its dependencies."""
     try:
         return importlib.import_module(module)
     except ImportError:

@@ -1,7 +1,7 @@
-"""What is known of a job's machines, and how it follows from steps in lock step.
+"""Times of a job's machines, and how they follow from steps in lock step.
 
-The time of a step of n samples follows from steps of two sizes (:func:`sizes`). What all workers wait in a round, the
-slowest one too, is the exchange: messages and the update.
+The time of a step of n samples follows from steps of two sizes (:func:`sizes`). The time that all workers wait in a
+round, the slowest one too, is the exchange: messages and the update.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
-from paceline.hetero.noise import StepNoise
-from paceline.hetero.speed import Speed, SpeedMeter
+from paceline.hetero.step_noise import StepNoise
+from paceline.hetero.step_speed import Speed, SpeedMeter
 
 #: Rounds in lock step that are measured: half of them with a quarter of the batch.
 ROUNDS = 24
@@ -31,7 +31,7 @@ class WorkerRound(NamedTuple):
 
 @dataclass(frozen=True)
 class Measured:
-    """What is known of a job's machines."""
+    """Times of a job's machines."""
 
     workers: tuple[Speed, ...]
     """Median time of a step of n samples, by rank, without waits and spikes."""
@@ -39,7 +39,7 @@ class Measured:
     """Samples of a step of each worker, with equal shares."""
     noise: StepNoise = field(default_factory=StepNoise)
     exchange_s: float = 0.0
-    """Of a round in lock step, what is neither computation nor waiting for slower workers: messages and the update."""
+    """Part of a round in lock step that is no computation and no wait for slower workers: messages and the update."""
     update_s: float = 0.0
     """The servers' part of it for the optimizer."""
     hands_out: bool = True
@@ -64,13 +64,13 @@ def sizes(batch: int, rounds: int = ROUNDS) -> list[int]:
 def measured_of(
     steps: Sequence[Sequence[WorkerRound]], batch: int, update_s: float = 0.0, *, hands_out: bool = True
 ) -> Measured:
-    """Return what rounds in lock step show.
+    """Return the times that follow from rounds in lock step.
 
     Args:
-        steps: of each worker, in order of rank; of the same rounds.
+        steps: each worker's steps of the same rounds, in order of rank.
         batch: samples of a step of each worker, with equal shares.
-        update_s: what the servers' optimizer takes in a round, as far as it is known.
-        hands_out: whether samples go to whoever is free.
+        update_s: seconds of the servers' optimizer in a round, as far as known.
+        hands_out: whether samples go to any worker that is free.
 
     Raises:
         ValueError: a worker has no steps.
@@ -90,7 +90,7 @@ def measured_of(
 def _settled(steps: Sequence[WorkerRound]) -> Sequence[WorkerRound]:
     """Leave out the first step of each size; all steps, if none are left.
 
-    A step is measured from push to push. What a worker does after its push, it has done for the batch before: so the
+    A step is measured from push to push. The work of a worker after its push belongs to the batch before: so the
     first step of another size is partly one of the old size.
     """
     return [step for before, step in pairwise(steps) if step.samples == before.samples] or steps

@@ -27,7 +27,7 @@ from paceline.hetero.choose import Choice, candidates, named, noise_words, prefe
 from paceline.hetero.forecast import Forecast, first_k, in_groups, lock_step
 from paceline.hetero.groups import Groups, group_by_speed
 from paceline.hetero.measured import ROUNDS, Measured
-from paceline.hetero.noise import Counted, noise_now
+from paceline.hetero.step_noise import Counted, noise_now
 
 #: How much better another way must be than the way of now. Noise of speeds stays below it.
 HOLD = 1.15
@@ -52,7 +52,7 @@ class StepTime:
 
 @dataclass(frozen=True)
 class _Way:
-    """A way to synchronise the workers that are there, and what it is worth now."""
+    """A way to synchronise the present workers, and its worth now."""
 
     forecast: Forecast
     groups: Groups
@@ -60,7 +60,7 @@ class _Way:
 
     @property
     def kind(self) -> object:
-        """What tells ways apart."""
+        """The difference between ways."""
         if self.groups:
             return frozenset(map(frozenset, self.groups))
         return self.forecast.store_type, self.forecast.shares, self.forecast.policy.first
@@ -83,14 +83,14 @@ class _Doubt:
         self._patience, self._kind, self._times = patience, object(), 0
 
     def is_sure(self, kind: object | None) -> bool:
-        """Note what a check has found, None if nothing; returns whether enough of them have found it."""
+        """Note the finding of a check, or None; returns whether enough of them have found it."""
         self._times = self._times + 1 if kind == self._kind else 1
         self._kind = kind
         return kind is not None and self._times >= self._patience
 
 
 class Revision:
-    """What ``dist_auto`` does in a running job, and when to change it.
+    """The choice of ``dist_auto`` in a running job, and the time to change it.
 
     Args:
         choice: with which the job began.
@@ -99,9 +99,9 @@ class Revision:
         patience: checks in a row that must find the same other way.
 
     Attributes:
-        groups: of a free job now; empty for a fixed one.
+        groups: the groups of a free job now; empty for a fixed one.
         changes: how often the job has got new groups.
-        advice: the way that would be better and needs a new start, and why; empty: none.
+        advice: a better way that needs a new start, and the reason; empty: none.
     """
 
     def __init__(self, choice: Choice, measured: Measured, is_free: bool, patience: int = 2) -> None:
@@ -113,10 +113,10 @@ class Revision:
         self._advised: set[object] = set()
 
     def check(self, steps: Mapping[int, StepTime]) -> str:
-        """Compare the way of now with the others; returns what has changed or is newly advised, else an empty string.
+        """Compare the way of now with the others; returns a change or new advice as text, else an empty string.
 
         Args:
-            steps: of every worker that has neither left nor died, by rank.
+            steps: step of every worker that has neither left nor died, by rank.
         """
         ranks = sorted(steps)
         self.groups = _without_others(self.groups, ranks)
@@ -135,7 +135,7 @@ class Revision:
         return f"{best.words} from now on: {_why(measured, now, best)}"
 
     def _advise(self, measured: Measured, ranks: list[int], found: Groups) -> str:
-        """Advise a way that needs a new start, if that is better than what the job does and can do."""
+        """Advise a way that needs a new start, if that is better than every way that the job can take now."""
         best = _Way(preferred(candidates(measured, found)), ())
         now = self._way_of_now(measured, ranks)
         beaten = [now, _best_free_way(measured, ranks, found)] if self.groups else [now]
@@ -152,7 +152,7 @@ class Revision:
         return self.advice
 
     def _now(self, steps: Mapping[int, StepTime]) -> Measured:
-        """Return what is known of the workers that are there."""
+        """Return the times of the present workers."""
         workers = self._measured.workers
         speeds = [
             workers[rank].times(one.seconds / workers[rank].seconds(one.samples)) for rank, one in sorted(steps.items())
@@ -190,8 +190,8 @@ def _best_free_way(measured: Measured, ranks: list[int], found: Groups) -> _Way:
     """Return the best of the ways that a free job can take.
 
     Args:
-        measured: of the workers that are there.
-        ranks: theirs.
+        measured: times of the present workers.
+        ranks: their ranks.
         found: groups by speed, of indices into ``ranks``.
     """
     by_speed = tuple(tuple(ranks[index] for index in group) for group in found)
@@ -206,7 +206,7 @@ def _best_free_way(measured: Measured, ranks: list[int], found: Groups) -> _Way:
 
 
 def _free_way(measured: Measured, ranks: list[int], groups: Groups) -> _Way:
-    """Return what groups are worth."""
+    """Return the worth of groups."""
     if len(groups) == 1:
         return _Way(lock_step(measured, by_speed=False), groups)
     if len(groups) == len(ranks):

@@ -11,7 +11,7 @@ import torch
 from paceline.keys import Key, Keys, checked_table
 from paceline.kvstore.base import OptimizerLike
 from paceline.updaters import Options, UpdaterSpec, defaults_of
-from paceline.updaters.registry import SIMPLE, find_class
+from paceline.updaters.updater_registry import SIMPLE, find_class
 
 
 def plain_keys(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""Who is in the job: ranks, barriers, liveness, and where keys are. Pure: the time is an argument."""
+"""The members of a job: ranks, barriers, liveness, and where keys are. Pure: the time is an argument."""
 
-from paceline.membership.actions import Action, Answer, Finish, Warn, describe
 from paceline.membership.liveness import GONE, Liveness, Suspect
 from paceline.membership.machine import FAILED_TIMEOUT_S, LEAVE_TIMEOUT_S, Membership
+from paceline.membership.membership_actions import Action, Answer, Finish, Warn, describe
 from paceline.membership.own_time import OwnTime
-from paceline.membership.seat import Seat
+from paceline.membership.roster import MemberRecord
 
 __all__ = [
     "FAILED_TIMEOUT_S",
@@ -14,9 +14,9 @@ __all__ = [
     "Answer",
     "Finish",
     "Liveness",
+    "MemberRecord",
     "Membership",
     "OwnTime",
-    "Seat",
     "Suspect",
     "Warn",
     "describe",

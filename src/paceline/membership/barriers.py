@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from paceline.membership.actions import Action, Answer, MemberKey, Waiting
 from paceline.membership.losses import Losses
+from paceline.membership.membership_actions import Action, Answer, MemberKey, Waiting
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_GATHER_BYTES
 
@@ -14,7 +14,7 @@ class Barriers:
     """The barriers and gathers of a job, by name. They count identities: a worker that asks again counts once.
 
     Args:
-        num_workers: of the job.
+        num_workers: number of workers of the job.
         left: returns the workers that have left a store; its barriers do not wait for them.
     """
 
@@ -22,7 +22,7 @@ class Barriers:
         self._num_workers, self._left = num_workers, left
         self._inside: dict[str, dict[MemberKey, Waiting]] = {}
         self._stores: dict[str, str] = {}
-        """Stores of the barriers that are one store's."""
+        """Store of each barrier that belongs to one store."""
 
     def enter(self, name: str, key: MemberKey, waiting: Waiting, store: str = "") -> None:
         """Note that a worker has come; the last of its requests is answered."""
@@ -52,7 +52,7 @@ class Barriers:
         return [action for name in complete for action in self._open(name, self._inside.pop(name), losses)]
 
     def _open(self, name: str, inside: dict[MemberKey, Waiting], losses: Losses) -> list[Action]:
-        """Answer all who have come; those who brought something get what all have brought."""
+        """Answer all workers that have come; in a gather each gets the bytes of all."""
         self._stores.pop(name, None)
         size = sum(len(one.payload or b"") for one in inside.values())
         gone = sorted(losses.rounds.items())
@@ -69,16 +69,16 @@ class Barriers:
         return [Answer(one.peer, one.seq, entered if one.payload is None else gathered) for one in inside.values()]
 
     def clear(self) -> list[Waiting]:
-        """Forget all barriers; returns who waits at one."""
+        """Forget all barriers; returns the requests that wait at one."""
         waiting = [one for inside in self._inside.values() for one in inside.values()]
         self._inside.clear()
         self._stores.clear()
         return waiting
 
     def entered(self) -> set[MemberKey]:
-        """Return who waits at a barrier and not in a gather."""
+        """Return the members that wait at a barrier and not in a gather."""
         return {key for inside in self._inside.values() for key, one in inside.items() if one.payload is None}
 
     def members(self) -> set[MemberKey]:
-        """Return who waits at any barrier."""
+        """Return the members that wait at any barrier."""
         return {key for inside in self._inside.values() for key in inside}

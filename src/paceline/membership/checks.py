@@ -1,11 +1,11 @@
-"""When to compare the workers' speeds with what the job does: after so many rounds of the slowest one. Pure."""
+"""The times at which workers' speeds are compared with the present groups: in rounds of the slowest worker. Pure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from paceline.membership.seat import Seat
+from paceline.membership.roster import MemberRecord
 
 #: Rounds of the slowest worker before the first check: medians of fewer are too noisy.
 FIRST_CHECK = 25
@@ -21,7 +21,7 @@ class Checks:
     def __init__(self, interval: int) -> None:
         self._interval, self._next = interval, FIRST_CHECK
 
-    def is_due(self, live: Sequence[Seat]) -> bool:
+    def is_due(self, live: Sequence[MemberRecord]) -> bool:
         """Tell whether a check is due now; then it counts as made.
 
         Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from paceline.membership.actions import Action, Answer, MemberKey, Waiting
+from paceline.membership.membership_actions import Action, Answer, MemberKey, Waiting
 from paceline.wire import messages as m
 
 
@@ -57,7 +57,7 @@ class Directory:
             self._blocks.pop(store, None)
 
     def clear(self) -> list[Waiting]:
-        """Forget all lookups; returns who waits for one."""
+        """Forget all lookups; returns the requests that wait for one."""
         waiting = [one for lookups in self._lookups.values() for one in lookups]
         self._lookups.clear()
         return waiting

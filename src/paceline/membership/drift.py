@@ -22,7 +22,7 @@ from paceline.config import Settings
 from paceline.consistency import parse_groups
 from paceline.hetero import Regrouping, group_by_speed
 from paceline.membership.checks import Checks
-from paceline.membership.seat import Seat
+from paceline.membership.roster import MemberRecord
 
 
 class Drift:
@@ -32,7 +32,7 @@ class Drift:
         settings: with the groups of the start, by rank, and the interval of checks.
 
     Attributes:
-        generation: of the groups; 0: those of the start.
+        generation: number of the groups; 0: those of the start.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -54,7 +54,7 @@ class Drift:
         """The groups from generation 1 on."""
         return [list(group) for group in self._groups.groups] if self._groups is not None and self.generation else []
 
-    def check(self, workers: Iterable[Seat]) -> str:
+    def check(self, workers: Iterable[MemberRecord]) -> str:
         """Compare speeds and groups, if it is time to; returns a sentence if the groups have changed or cannot."""
         if self._problem:
             problem, self._problem = self._problem, ""

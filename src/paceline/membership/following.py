@@ -1,7 +1,7 @@
-"""What follows the workers' speeds in a running job: groups of ``dist_gsync``, or the choice of ``dist_auto``. Pure.
+"""Groups of ``dist_gsync``, or the choice of ``dist_auto``, follow the workers' speeds in a running job. Pure.
 
 Both send workers to groups of a new *generation*. A job has one of them: once rank 0 has published the keys of a
-``dist_auto`` store, that is what follows.
+``dist_auto`` store, its choice follows.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from collections.abc import Sequence
 from paceline.config import Settings
 from paceline.membership.drift import Drift
 from paceline.membership.revising import Revising
-from paceline.membership.seat import Seat
+from paceline.membership.roster import MemberRecord
 from paceline.wire import messages as m
 
 
 class Following:
-    """The groups that fit the measured speeds, and what there is to say of them.
+    """The groups that fit the measured speeds, and sentences about them.
 
     Args:
-        settings: with the groups and the choice of the start.
+        settings: have the groups and the choice of the start.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._drift, self._revising = Drift(settings), Revising(settings)
 
     def note_keys(self, published: m.Publish) -> None:
-        """Note whose keys rank 0 has published."""
+        """Note that rank 0 has published the keys of a store."""
         if published.auto and not self._drift.generation:
             self._revising.start(published.auto == "free")
 
@@ -41,9 +41,9 @@ class Following:
 
     @property
     def sentences(self) -> list[str]:
-        """What ``dist_auto`` does since it changed, and what would be better."""
+        """The present choice of ``dist_auto`` since it changed, and a better one."""
         return self._revising.sentences
 
-    def check(self, workers: Sequence[Seat]) -> str:
-        """Compare speeds with what the job does, if it is time to; returns a sentence if that has changed or should."""
+    def check(self, workers: Sequence[MemberRecord]) -> str:
+        """Compare speeds with the groups, if it is time to; returns a sentence if these have changed or should."""
         return self._what_follows.check(workers)

@@ -3,9 +3,9 @@
 Noticing is not giving up. A member that sends no heartbeats for ``heartbeat_timeout_s`` is named in the log and in
 ``paceline status``. It counts as dead when something proves it, or when it was silent for ``stall_timeout_s``:
 
-| its connection | what else is known of its process | it is dead |
+| its connection | other knowledge of its process | it is dead |
 |---|---|---|
-| any | it is gone | :data:`LAST_WORDS_S` after it was heard last: what it said before may be still to be read |
+| any | it is gone | :data:`LAST_WORDS_S` after it was heard last: its last messages may be still to be read |
 | closed | nothing | ``disconnect_grace_s`` after it closed |
 | closed | it runs | ``stall_timeout_s`` after it was heard last |
 | open | it is stopped, stalled, or its host is silent | ``stall_timeout_s`` after it was heard last |
@@ -15,9 +15,9 @@ A process is *gone* if the launcher has told its exit code, a process of its hos
 kernel of its host refuses connections to its port (only a scheduler's port is tried). It *runs* if a process of its
 host sees it in /proc, or if a launcher watches over it, which would have told its exit code.
 
-Whether a host is silent its kernel tells, where the transport knows it (:mod:`paceline.net.endpoints`). Who looks
-at /proc is the scheduler itself, or a member whose heartbeat says what it saw. Before all members have joined, nobody
-sends heartbeats: then a member is as silent as its host.
+The kernel of a host tells whether the host is silent, where the transport asks it
+(:mod:`paceline.net.endpoints`). The scheduler itself looks at /proc, or a member that says so with its heartbeat.
+Before all members have joined, they send no heartbeats: then a member is as silent as its host.
 
 The time in which the judge itself did not run is no silence of others (:mod:`.own_time`).
 """
@@ -28,9 +28,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from paceline.config import Settings, variable
-from paceline.membership.actions import Action, Warn
+from paceline.membership.membership_actions import Action, Warn
 from paceline.membership.own_time import OwnTime
-from paceline.membership.seat import Seat
+from paceline.membership.roster import MemberRecord
 from paceline.wire import messages as m
 
 #: Share of ``heartbeat_timeout_s`` after which a silent member is a suspect, whose host and state are looked at.
@@ -39,7 +39,7 @@ SUSPECT_SHARE = 0.5
 #: How long a sighting of another member counts, beside two of its heartbeats.
 _SIGHTING_SLACK_S = 0.5
 
-#: How long it may take to read what a process said before it ended.
+#: How long it may take to read the last messages of a process that has ended.
 LAST_WORDS_S = 1.5
 
 #: States of a process that does not exist any more: no entry in /proc, or one that its parent has not removed.
@@ -77,126 +77,126 @@ class Liveness:
         self._own_time = OwnTime(now)
         self._is_supervised = False
 
-    # ---- what is known -----------------------------------------------------------------------------------------------
+    # ---- knowledge ---------------------------------------------------------------------------------------------------
 
-    def turn(self, seats: Iterable[Seat], now: float, is_supervised: bool = False) -> float:
+    def turn(self, records: Iterable[MemberRecord], now: float, is_supervised: bool = False) -> float:
         """Begin to judge; returns for how long this process did not run, which is no silence of others.
 
         Args:
-            seats: of the members.
+            records: the members.
             now: seconds on the caller's clock.
             is_supervised: a launcher tells the exit code of every process.
         """
         self._is_supervised = is_supervised
         lost_s = self._own_time.lost_s(now)
-        for seat in seats if lost_s else ():
-            seat.heard = min(now, seat.heard + lost_s)
-            if seat.closed_since is not None:
-                seat.closed_since = min(now, seat.closed_since + lost_s)
+        for record in records if lost_s else ():
+            record.heard = min(now, record.heard + lost_s)
+            if record.closed_since is not None:
+                record.closed_since = min(now, record.closed_since + lost_s)
         return lost_s
 
-    def suspects(self, seats: Iterable[Seat], now: float) -> list[Suspect]:
+    def suspects(self, records: Iterable[MemberRecord], now: float) -> list[Suspect]:
         """Return the members of which more should be known."""
         return [
             Suspect(one.member.role, one.member.rank, one.peer, one.member.pid, one.member.host_id)
-            for one in seats
+            for one in records
             if self._is_suspect(one, now)
         ]
 
-    def suspects_near(self, near: Seat, seats: Iterable[Seat], now: float) -> list[m.SilentMember]:
+    def suspects_near(self, near: MemberRecord, records: Iterable[MemberRecord], now: float) -> list[m.SilentMember]:
         """Return the suspects on a member's host, for its news."""
-        found = [one for one in self.suspects(seats, now) if one.host_id == near.member.host_id]
+        found = [one for one in self.suspects(records, now) if one.host_id == near.member.host_id]
         return [m.SilentMember(one.role, one.rank, one.pid) for one in found]
 
-    def note_state(self, seat: Seat, state: str, now: float) -> None:
-        """Note what was seen of a member's process."""
-        seat.state, seat.state_at = state, now
-        seat.held_at = now if state == "t" else seat.held_at
+    def note_state(self, record: MemberRecord, state: str, now: float) -> None:
+        """Note the state in which a member's process was seen."""
+        record.state, record.state_at = state, now
+        record.held_at = now if state == "t" else record.held_at
 
-    def note_heard(self, seat: Seat, now: float) -> list[Action]:
+    def note_heard(self, record: MemberRecord, now: float) -> list[Action]:
         """Note that a member was heard; returns a line for the log if it was silent for long."""
-        silent_s, was_silent = now - seat.heard, seat.warned
-        seat.heard, seat.warned = now, False
-        return [Warn(f"{seat} was heard again after {silent_s:.1f} s")] if was_silent else []
+        silent_s, was_silent = now - record.heard, record.warned
+        record.heard, record.warned = now, False
+        return [Warn(f"{record} was heard again after {silent_s:.1f} s")] if was_silent else []
 
-    def _is_suspect(self, seat: Seat, now: float) -> bool:
+    def _is_suspect(self, record: MemberRecord, now: float) -> bool:
         """Tell whether more should be known of a member."""
-        silent = now - seat.heard > SUSPECT_SHARE * self._settings.heartbeat_timeout_s
-        return seat.live and seat.goodbye_since is None and (silent or seat.closed_since is not None)
+        silent = now - record.heard > SUSPECT_SHARE * self._settings.heartbeat_timeout_s
+        return record.live and record.goodbye_since is None and (silent or record.closed_since is not None)
 
-    def _silent_s(self, seat: Seat, is_complete: bool, now: float) -> float:
+    def _silent_s(self, record: MemberRecord, is_complete: bool, now: float) -> float:
         """Return for how long a member is silent, of those that should not be."""
-        if is_complete or seat.closed_since is not None:
-            return now - seat.heard
-        return min(now - seat.heard, seat.host_silent_s or 0.0)
+        if is_complete or record.closed_since is not None:
+            return now - record.heard
+        return min(now - record.heard, record.host_silent_s or 0.0)
 
-    def _state(self, seat: Seat, now: float) -> str:
+    def _state(self, record: MemberRecord, now: float) -> str:
         valid_s = 2 * self._settings.heartbeat_interval_s + _SIGHTING_SLACK_S
-        return seat.state if now - seat.state_at <= valid_s else ""
+        return record.state if now - record.state_at <= valid_s else ""
 
     # ---- verdicts ----------------------------------------------------------------------------------------------------
 
-    def why_dead(self, seat: Seat, is_complete: bool, now: float) -> str:
+    def why_dead(self, record: MemberRecord, is_complete: bool, now: float) -> str:
         """Return the reason why a member counts as dead now, or an empty string.
 
         Args:
-            seat: of the member.
+            record: the member.
             is_complete: all members have joined.
             now: seconds on the caller's clock.
         """
-        if not seat.live or seat.goodbye_since is not None:
+        if not record.live or record.goodbye_since is not None:
             return ""
-        closed = seat.closed_since
-        is_gone = seat.code is not None or self._state(seat, now) in GONE
-        if is_gone and now - (seat.heard if closed is None else closed) > LAST_WORDS_S:
-            return _how_gone(seat)
-        if closed is not None and self._is_unknown(seat, now) and now - closed > self._settings.disconnect_grace_s:
-            return _closed(seat, now)
-        silent_s = self._silent_s(seat, is_complete, now)
-        if min(silent_s, now - seat.held_at) <= self._settings.stall_timeout_s:
+        closed = record.closed_since
+        is_gone = record.code is not None or self._state(record, now) in GONE
+        if is_gone and now - (record.heard if closed is None else closed) > LAST_WORDS_S:
+            return _how_gone(record)
+        if closed is not None and self._is_unknown(record, now) and now - closed > self._settings.disconnect_grace_s:
+            return _closed(record, now)
+        silent_s = self._silent_s(record, is_complete, now)
+        if min(silent_s, now - record.held_at) <= self._settings.stall_timeout_s:
             return ""
-        why = self._why_silent(seat, silent_s, now)
+        why = self._why_silent(record, silent_s, now)
         return f"{why}; if that is normal here, raise {variable('stall_timeout_s')}"
 
-    def _is_unknown(self, seat: Seat, now: float) -> bool:
-        """Tell whether nothing says if a member's process runs."""
-        return not (self._state(seat, now) or self._is_supervised)
+    def _is_unknown(self, record: MemberRecord, now: float) -> bool:
+        """Tell whether it is unknown if a member's process runs."""
+        return not (self._state(record, now) or self._is_supervised)
 
-    def _why_silent(self, seat: Seat, silent_s: float, now: float) -> str:
+    def _why_silent(self, record: MemberRecord, silent_s: float, now: float) -> str:
         """Return for how long a member is silent, and why as far as that is known."""
-        if seat.closed_since is not None:
-            return _closed(seat, now)
-        if (seat.host_silent_s or 0.0) > SUSPECT_SHARE * self._settings.heartbeat_timeout_s:
+        if record.closed_since is not None:
+            return _closed(record, now)
+        if (record.host_silent_s or 0.0) > SUSPECT_SHARE * self._settings.heartbeat_timeout_s:
             return f"its host was not heard for {silent_s:.1f} s"
-        although = "" if seat.host_silent_s is None else " although its host answers"
-        return f"it was not heard for {silent_s:.1f} s{although}: {_STATES.get(self._state(seat, now), _STALLED)}"
+        although = "" if record.host_silent_s is None else " although its host answers"
+        return f"it was not heard for {silent_s:.1f} s{although}: {_STATES.get(self._state(record, now), _STALLED)}"
 
-    def warnings(self, seats: Iterable[Seat], is_complete: bool, now: float) -> list[Action]:
+    def warnings(self, records: Iterable[MemberRecord], is_complete: bool, now: float) -> list[Action]:
         """Return a line for each member that is silent and not dead; one for each silence."""
-        silent = [one for one in seats if not one.warned and self._is_late(one, is_complete, now)]
-        for seat in silent:
-            seat.warned = True
-        return [Warn(self._warning(seat, is_complete, now)) for seat in silent]
+        silent = [one for one in records if not one.warned and self._is_late(one, is_complete, now)]
+        for record in silent:
+            record.warned = True
+        return [Warn(self._warning(record, is_complete, now)) for record in silent]
 
-    def _is_late(self, seat: Seat, is_complete: bool, now: float) -> bool:
-        return self._is_suspect(seat, now) and (
-            self._silent_s(seat, is_complete, now) > self._settings.heartbeat_timeout_s
+    def _is_late(self, record: MemberRecord, is_complete: bool, now: float) -> bool:
+        return self._is_suspect(record, now) and (
+            self._silent_s(record, is_complete, now) > self._settings.heartbeat_timeout_s
         )
 
-    def _warning(self, seat: Seat, is_complete: bool, now: float) -> str:
-        is_given_up_soon = seat.closed_since is not None and self._is_unknown(seat, now)
+    def _warning(self, record: MemberRecord, is_complete: bool, now: float) -> str:
+        is_given_up_soon = record.closed_since is not None and self._is_unknown(record, now)
         name = "disconnect_grace_s" if is_given_up_soon else "stall_timeout_s"
         limit = f"{getattr(self._settings, name):g} s ({variable(name)})"
-        until = "" if self._state(seat, now) == "t" else f"; it counts as dead after {limit}"
-        return f"{seat}: {self._why_silent(seat, self._silent_s(seat, is_complete, now), now)}{until}"
+        until = "" if self._state(record, now) == "t" else f"; it counts as dead after {limit}"
+        return f"{record}: {self._why_silent(record, self._silent_s(record, is_complete, now), now)}{until}"
 
 
-def _how_gone(seat: Seat) -> str:
-    if seat.code is None:
+def _how_gone(record: MemberRecord) -> str:
+    if record.code is None:
         return "its process has ended, and did not leave the job before"
-    return f"its process ended with exit code {seat.code} and did not leave the job before"
+    return f"its process ended with exit code {record.code} and did not leave the job before"
 
 
-def _closed(seat: Seat, now: float) -> str:
-    assert seat.closed_since is not None
-    return f"its connection closed {now - seat.closed_since:.1f} s ago and it did not come back"
+def _closed(record: MemberRecord, now: float) -> str:
+    assert record.closed_since is not None
+    return f"its connection closed {now - record.closed_since:.1f} s ago and it did not come back"

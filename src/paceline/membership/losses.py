@@ -7,10 +7,10 @@ A dead worker that the job goes on without is first *lost*, then *gone*::
     lost    every live server says that it has taken it out    gone      barriers open, others get its samples
     lost    a server dies                                      -         the job fails
 
-So nobody starts a round that a server still expects the dead worker in. With the news that it is taken out, a server
+So no worker starts a round in which a server still expects the dead one. With the news that it is taken out, a server
 says the last round that it has of the worker. The highest of all servers is the worker's last round: samples of that
 round count as trained on, those of later rounds do not. Where a death cuts a round in two, so that some servers have
-the worker's gradient and others do not, each range's mean is over those who brought one.
+the worker's gradient and others do not, each range's mean is over the workers that brought one.
 
 The job may go on if the setting ``on_worker_death`` says so; where it is empty, if a store was made and none of them is
 in lock step.
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from paceline.membership.actions import describe
+from paceline.membership.membership_actions import describe
 from paceline.wire import messages as m
 
 
@@ -35,11 +35,11 @@ class Losses:
         self._choice = choice
         self._wishes: set[bool] = set()
         self.deaths: list[m.Death] = []
-        """Of the workers that the job goes on without."""
+        """Deaths of the workers that the job goes on without."""
         self.rounds: dict[int, int] = {}
         """Last round that counts, by worker that is gone."""
         self._found: dict[int, dict[int, int]] = {}
-        """By lost worker that is not gone: its last round at each server that has taken it out."""
+        """Last round at each server that has taken it out, by lost worker that is not gone."""
 
     def note_store(self, goes_on: bool) -> None:
         """Note whether the workers of a store can go on without one that dies."""
@@ -78,8 +78,8 @@ class Losses:
         return next(death for death in self.deaths if death.rank == worker)
 
 
-def obituary(death: m.Death, body: m.Body) -> m.Reply:
-    """Return the answer to what a worker asks that counts as dead."""
+def death_reply(death: m.Death, body: m.Body) -> m.Reply:
+    """Return the reply to a request of a worker that counts as dead."""
     if isinstance(body, m.Heartbeat):
         return m.News([death], False)
     return m.Failed("PeerDiedError", f"{describe(death)}; the others went on without it")

@@ -1,14 +1,14 @@
 """The scheduler's machine: requests and the passing of time go in, answers come out.
 
 A member talks to the scheduler over its *lifeline* (the connection whose loss means its death) and over further
-connections, which it claims with its token. What happens to a member::
+connections, which it claims with its token. The states of a member::
 
     state     event                                  becomes   answers
     (none)    Hello                                  joining   none, until the last member has joined
     (none)    Hello that is refused                  (none)    RendezvousError
     joining   Hello of the last member               live      Welcome to all; barriers that all workers entered open
     any       Hello again, on its lifeline           (same)    Welcome, once the last member has joined
-    (none)    start_timeout_s have counted for it    (ends)    JoinTimeoutError to all, with those who are missing
+    (none)    start_timeout_s have counted for it    (ends)    JoinTimeoutError to all, with those that are missing
     live      any request                            live      the request's
     live      its lifeline closes                    closed    none
     closed    Heartbeat on the lifeline              live      News
@@ -18,49 +18,50 @@ connections, which it claims with its token. What happens to a member::
     live      Bye with a reason                      dead      the job fails
     left      it is a server, and ends with 0 early  dead      the job fails
 
-A worker's death is no failure of the job where the others go on: then it is *lost* first (:mod:`.losses`), and what it
-still asks is answered with its own death.
+A worker's death is no failure of the job where the others go on: then it is *lost* first (:mod:`.losses`), and its
+later requests are answered with its own death.
 
-What happens to the job::
+The states of the job::
 
     state      event                                 becomes    answers
     starting   the last member has joined            complete   Welcome to all
     starting   half of start_timeout_s again         starting   News to all members, which then wait as long again
     starting   start_timeout_s have counted for one  ending     JoinTimeoutError to all; exit code 1
-    any        a member dies                         ending     News to all live members, PeerDiedError to all who wait
-                                                                or ask to wait; exit code PEER_FAILED
+    any        a member dies                         ending     News to all live members, PeerDiedError to requests that
+                                                                wait or come; exit code PEER_FAILED
     complete   a worker dies, and the others go on   complete   News to all live members
     complete   the last worker leaves                ending     News with shutdown to the servers; exit code 0, or
                                                                 WORKER_LOST if one has died
     ending     everybody has left, died or closed    over       Finish
-    ending     a server is silent for too long       ending     none: nobody needs it, if the job has succeeded
+    ending     a server is silent for too long       ending     none: the job has succeeded and needs it no more
     ending     LEAVE_TIMEOUT_S later                 over       Finish; FAILED_TIMEOUT_S if a member has died
 
-What proves a death, and which silence is one, is decided by :mod:`paceline.membership.liveness`; what counts of
-``start_timeout_s`` by :mod:`paceline.membership.starting`.
+:mod:`paceline.membership.liveness` decides which proof or silence is a death;
+:mod:`paceline.membership.joining` decides how much time counts against ``start_timeout_s``.
 
 Which timeout must exceed which:
 
 - ``heartbeat_timeout_s`` > several ``heartbeat_interval_s``: a late heartbeat is no silence.
-- ``stall_timeout_s`` > ``heartbeat_timeout_s``, so that the log names who is silent before it is dead; > the longest
-  outage of a network that a job survives, twice: lost packets are sent again after up to as long, at most 1 s with
-  Linux 6.15 and newer; > the time for which a process may hold Python's lock, since its heartbeats stop as long.
+- ``stall_timeout_s`` > ``heartbeat_timeout_s``, so that the log names a silent member before it is dead; > the
+  longest outage of a network that a job survives, twice: lost packets are sent again after up to as long, at most 1 s
+  with Linux 6.15 and newer; > the time for which a process may hold Python's lock, since its heartbeats stop as long.
 - ``stall_timeout_s`` > ``disconnect_grace_s`` > the time to reconnect, from a busy host too.
 - A member's own deadline for joining > half of ``start_timeout_s``, after which it hears from the scheduler again, and
-  > ``start_timeout_s``, so that the scheduler's answer, which names who is missing, comes first. The lifeline adds 5 s.
+  > ``start_timeout_s``, so that the scheduler's answer, which names the missing members, comes first. The lifeline adds
+  5 s.
 - ``timeout_s`` of requests > ``stall_timeout_s``: else a death is reported as a deadline, without the reason.
 - ``LEAVE_TIMEOUT_S`` > the time that a lifeline takes for its Bye, on a busy machine (``BYE_TIMEOUT_S``): a server that
   has not heard the end when the scheduler exits takes it for dead.
 - The scheduler calls :meth:`Membership.tick` every 0.2 s; each limit is kept with that precision.
 
-Invariants (:meth:`Membership.check`): no two members share a lifeline; only members wait at barriers; once somebody has
-died, nobody waits.
+Invariants (:meth:`Membership.check`): no two members share a lifeline; only members wait at barriers; once a
+member has died, no request waits.
 
-What breaks the guarantees:
+The guarantees do not hold with:
 
 - A clock that jumps: ``now`` must be monotonic.
 - A process of another job that has this job's key and id.
-- A proxy that keeps the lifeline of a dead process open, where neither its launcher nor a process of its host tells of
+- A proxy that keeps the lifeline of a dead process open, where neither its launcher nor a process of its host reports
   its end: its death is then noticed by silence only.
 - A process that holds Python's lock for ``stall_timeout_s``: a live member is taken for dead.
 - A process whose connection closed, of which nothing else is known, and that takes longer than ``disconnect_grace_s``
@@ -73,15 +74,14 @@ from collections.abc import Callable, Sequence
 
 from paceline.config import Settings
 from paceline.exitcodes import PEER_FAILED, WORKER_LOST, describe_code
-from paceline.membership.actions import Action, Answer, Finish, MemberKey, Waiting, Warn, describe, refuse
 from paceline.membership.following import Following
+from paceline.membership.joining import Starting
 from paceline.membership.liveness import Liveness, Suspect
-from paceline.membership.losses import Losses, obituary
+from paceline.membership.losses import Losses, death_reply
+from paceline.membership.membership_actions import Action, Answer, Finish, MemberKey, Waiting, Warn, describe, refuse
 from paceline.membership.newcomers import free_rank, objection
+from paceline.membership.roster import MemberRecord, Roster
 from paceline.membership.rounds import TrainedRounds
-from paceline.membership.seat import Seat
-from paceline.membership.seats import Seats
-from paceline.membership.starting import Starting
 from paceline.membership.waits import MAY_WAIT, Waits
 from paceline.wire import messages as m
 
@@ -97,7 +97,7 @@ class Membership:
         now: seconds on the caller's clock.
         new_token: makes the secret by which a member claims its further connections.
         pid: process id of the scheduler; 0: not known.
-        host_id: of the scheduler.
+        host_id: id of the scheduler's host.
 
     Attributes:
         cause: the member that failed first, and how.
@@ -111,13 +111,13 @@ class Membership:
         self._settings, self._pid, self._host_id = settings, pid, host_id
         self._starting = Starting(settings.start_timeout_s, now)
         self._new_token = new_token
-        self._seats = Seats(settings)
+        self._roster = Roster(settings)
         self.losses = Losses(settings.on_worker_death)
-        self._waits = Waits(settings.num_workers, self._seats, self.losses)
+        self._waits = Waits(settings.num_workers, self._roster, self.losses)
         self._liveness, self._following = Liveness(settings, now), Following(settings)
         self._rounds = TrainedRounds()
         self._gone: dict[MemberKey, int] = {}
-        """Exit codes of those who ended before they joined."""
+        """Exit codes of processes that ended before they joined."""
         self.deaths: list[m.Death] = []
         self.cause: m.Death | None = None
         self.is_supervised = False
@@ -133,20 +133,22 @@ class Membership:
             return self._hello(peer, seq, body, now)
         if isinstance(body, m.Claim):
             return self._claim(peer, seq, body)
-        key = self._seats.of(peer)
-        if key is None and isinstance(body, m.AskStatus):  # whoever holds the job's key may know
+        key = self._roster.of(peer)
+        if key is None and isinstance(body, m.AskStatus):  # every holder of the job's key may know
             return [Answer(peer, seq, self.status(now))]
         if key is None:
             return [refuse(peer, seq, "this connection belongs to no member; join the job first")]
-        seat = self._seats[key]
-        if seat.dead and key[1] in self.losses.ranks and key[0] == "worker":
-            return [Answer(peer, seq, obituary(self.losses.death_of(key[1]), body))]
-        return [*self._liveness.note_heard(seat, now), *self._handle(seat, key, peer, seq, body, now)]
+        record = self._roster[key]
+        if record.dead and key[1] in self.losses.ranks and key[0] == "worker":
+            return [Answer(peer, seq, death_reply(self.losses.death_of(key[1]), body))]
+        return [*self._liveness.note_heard(record, now), *self._handle(record, key, peer, seq, body, now)]
 
-    def _handle(self, seat: Seat, key: MemberKey, peer: bytes, seq: int, body: m.Body, now: float) -> list[Action]:
+    def _handle(
+        self, record: MemberRecord, key: MemberKey, peer: bytes, seq: int, body: m.Body, now: float
+    ) -> list[Action]:
         match body:
             case m.Heartbeat():
-                news = self._heartbeat(seat, body, now)
+                news = self._heartbeat(record, body, now)
                 return [*self._follow_speeds(), Answer(peer, seq, news), *self._taken_out(key, body)]
             case m.Bye():
                 return [Answer(peer, seq, m.Done()), *self._bye(key, body, now)]
@@ -155,68 +157,68 @@ class Membership:
             case m.Publish():
                 self._following.note_keys(body)
             case m.Enter():
-                seat.round = max(seat.round, body.round)
+                record.round = max(record.round, body.round)
         if self.deaths and isinstance(body, MAY_WAIT):
             return self._failures_for([Waiting(peer, seq)])
         return self._waits.handle(key, peer, seq, body)
 
-    def _heartbeat(self, seat: Seat, beat: m.Heartbeat, now: float) -> m.News:
-        seat.closed_since = seat.closed_since if seat.code is not None else None
-        seat.beat(beat, now)
+    def _heartbeat(self, record: MemberRecord, beat: m.Heartbeat, now: float) -> m.News:
+        record.closed_since = record.closed_since if record.code is not None else None
+        record.beat(beat, now)
         for one in beat.seen:
-            other = self._seats.get((one.role, one.rank))
-            if other is not None and other.member.host_id == seat.member.host_id:
+            other = self._roster.get((one.role, one.rank))
+            if other is not None and other.member.host_id == record.member.host_id:
                 self._liveness.note_state(other, one.state, now)
-        return self._news(self._liveness.suspects_near(seat, self._seats.values(), now))
+        return self._news(self._liveness.suspects_near(record, self._roster.values(), now))
 
     def _follow_speeds(self) -> list[Action]:
         """Tell all workers when other groups fit their speeds."""
-        workers = self._seats.of_role("worker")
+        workers = self._roster.of_role("worker")
         text = self._following.check(workers) if self.complete else ""
         news = [Answer(one.peer, 0, self._news()) for one in workers if one.live]
         return [Warn(text), *news] if text else []
 
     def is_member(self, peer: bytes) -> bool:
         """Tell whether a connection belongs to a member."""
-        return self._seats.of(peer) is not None
+        return self._roster.of(peer) is not None
 
     def _hello(self, peer: bytes, seq: int, hello: m.Hello, now: float) -> list[Action]:
-        known = self._seats.of(peer)
+        known = self._roster.of(peer)
         if known is not None:
             return self._hello_again(peer, seq, known)
         is_ending = bool(self.deaths) or self._ending is not None
-        reason = objection(hello, self._settings, self._seats, is_ending, self.deaths)
+        reason = objection(hello, self._settings, self._roster, is_ending, self.deaths)
         if reason:
             return [Answer(peer, seq, m.Failed("RendezvousError", reason))]
-        rank = hello.rank if hello.rank >= 0 else free_rank(hello.role, self._settings, self._seats)
+        rank = hello.rank if hello.rank >= 0 else free_rank(hello.role, self._settings, self._roster)
         member = m.Member(
             hello.role, rank, hello.local_rank, hello.host, hello.host_id, hello.pid, hello.address, self._new_token(),
             hello.speed,
         )  # fmt: skip
-        self._seats.add(Seat(member, peer, now, seq))
+        self._roster.add(MemberRecord(member, peer, now, seq))
         if self._gone and self._has_workers():
             return self._miss(now)
-        if self._seats.missing():
+        if self._roster.missing():
             return []
         self.complete = True
-        for seat in self._seats.values():
-            seat.heard = now  # from here on they send heartbeats
-        welcomes = [Answer(seat.peer, seat.seq, self._welcome(key)) for key, seat in self._seats.items()]
+        for record in self._roster.values():
+            record.heard = now  # from here on they send heartbeats
+        welcomes = [Answer(record.peer, record.seq, self._welcome(key)) for key, record in self._roster.items()]
         return [*welcomes, *self._waits.start()]
 
     def _hello_again(self, peer: bytes, seq: int, key: MemberKey) -> list[Action]:
         """Answer a member whose first answer may have got lost."""
-        seat = self._seats[key]
-        if seat.peer != peer:
-            return [refuse(peer, seq, f"this connection is not the lifeline of {seat}")]
-        seat.seq = seq
+        record = self._roster[key]
+        if record.peer != peer:
+            return [refuse(peer, seq, f"this connection is not the lifeline of {record}")]
+        record.seq = seq
         return [Answer(peer, seq, self._welcome(key))] if self.complete else self._failures_for([Waiting(peer, seq)])
 
     def _welcome(self, key: MemberKey) -> m.Welcome:
-        return m.Welcome(key[1], self._seats.known_to(key), self._pid, self._host_id)
+        return m.Welcome(key[1], self._roster.known_to(key), self._pid, self._host_id)
 
     def _claim(self, peer: bytes, seq: int, claim: m.Claim) -> list[Action]:
-        if not self._seats.claim(peer, claim):
+        if not self._roster.claim(peer, claim):
             return [refuse(peer, seq, f"the claim to be {claim.role} {claim.rank} has the wrong token")]
         return [Answer(peer, seq, m.Done())]
 
@@ -224,92 +226,92 @@ class Membership:
 
     def lost(self, peer: bytes, now: float) -> None:
         """Note that a connection closed; the member has a moment to come back."""
-        key = self._seats.of(peer)
-        if key is not None and self._seats[key].peer == peer and self._seats[key].closed_since is None:
-            self._seats[key].closed_since = now
+        key = self._roster.of(peer)
+        if key is not None and self._roster[key].peer == peer and self._roster[key].closed_since is None:
+            self._roster[key].closed_since = now
 
     def lifelines(self) -> list[bytes]:
         """Return the connections whose hosts :meth:`note_host` should tell of before every :meth:`tick`."""
-        return [seat.peer for seat in self._seats.live()]
+        return [record.peer for record in self._roster.live()]
 
     def note_host(self, peer: bytes, silent_s: float | None) -> None:
         """Note for how long the kernel of a member's host was not heard; None: not known. Counts for one tick."""
-        self._seats.of_member(peer).host_silent_s = silent_s
+        self._roster.of_member(peer).host_silent_s = silent_s
 
     def suspects(self, now: float) -> list[Suspect]:
         """Return the members whose processes :meth:`note_state` should tell of."""
-        return self._liveness.suspects(self._seats.values(), now)
+        return self._liveness.suspects(self._roster.values(), now)
 
     def note_state(self, suspect: Suspect, state: str, now: float) -> None:
         """Note the state of a suspect's process, as in /proc."""
-        self._liveness.note_state(self._seats[suspect.role, suspect.rank], state, now)
+        self._liveness.note_state(self._roster[suspect.role, suspect.rank], state, now)
 
     def tick(self, now: float) -> list[Action]:
         """Note that time has passed."""
         actions: list[Action] = []
-        self._starting.forgive(self._liveness.turn(self._seats.values(), now, self.is_supervised))
-        for key, seat in sorted(self._seats.items(), key=lambda one: one[1].closed_since or one[1].heard):
-            reason = self._liveness.why_dead(seat, self.complete, now)
+        self._starting.forgive(self._liveness.turn(self._roster.values(), now, self.is_supervised))
+        for key, record in sorted(self._roster.items(), key=lambda one: one[1].closed_since or one[1].heard):
+            reason = self._liveness.why_dead(record, self.complete, now)
             if reason and self.has_succeeded:
-                seat.dead = True
+                record.dead = True
             elif reason:
                 actions += self._die(key, reason, now)
-            elif seat.live and seat.goodbye_since is not None and self._counts_as_left(seat, now):
-                actions += self._left(seat, now)
+            elif record.live and record.goodbye_since is not None and self._counts_as_left(record, now):
+                actions += self._left(record, now)
         actions += self._warnings(now) if self._ending is None else []
-        for seat in self._seats.values():
-            seat.host_silent_s = None
+        for record in self._roster.values():
+            record.host_silent_s = None
         if not self.complete and not self.deaths:
             actions += self._wait_for_missing(now)
         if self._ending is not None:
-            all_gone = all(seat.closed_since is not None for seat in self._seats.live())
+            all_gone = all(record.closed_since is not None for record in self._roster.live())
             if all_gone or now - self._ending > (LEAVE_TIMEOUT_S if self.has_succeeded else FAILED_TIMEOUT_S):
                 actions.append(Finish(self._code or (WORKER_LOST if self.losses.deaths else 0)))
         return actions
 
     def _warnings(self, now: float) -> list[Action]:
         """Return lines about members that are silent, and about workers without which others train on."""
-        silent = self._liveness.warnings(self._seats.values(), self.complete, now)
+        silent = self._liveness.warnings(self._roster.values(), self.complete, now)
         if self._waits.hands_out or not self.complete:
             return silent
-        return [*silent, *self._rounds.check(self._seats.of_role("worker"), self._waits.at_barriers)]
+        return [*silent, *self._rounds.check(self._roster.of_role("worker"), self._waits.at_barriers)]
 
     @property
     def has_succeeded(self) -> bool:
-        """Whether all workers have left, or died while the others went on, and nothing has failed."""
+        """Whether all workers have left, or died while the others went on, and no other member has died."""
         return self._ending is not None and not self.deaths
 
     def _die(self, key: MemberKey, reason: str, now: float) -> list[Action]:
-        seat = self._seats[key]
-        seat.dead = True
-        death = m.Death(key[0], key[1], seat.member.host, reason)
-        return self._lose(death) if self._goes_on_without(key) else self._mourn(death, now)
+        record = self._roster[key]
+        record.dead = True
+        death = m.Death(key[0], key[1], record.member.host, reason)
+        return self._lose(death) if self._goes_on_without(key) else self._fail_with(death, now)
 
     def _goes_on_without(self, key: MemberKey) -> bool:
-        """Tell whether the others can go on: there are some, and nothing that only this worker can do is to come."""
-        others = any(one.live for one in self._seats.of_role("worker"))
+        """Tell whether the others can go on: there are some, and no task is left that only this worker can do."""
+        others = any(one.live for one in self._roster.of_role("worker"))
         is_well = self.complete and not self.deaths and self._ending is None
         is_needed = key[1] == 0 and self._waits.has_lookups
         return key[0] == "worker" and others and is_well and not is_needed and self.losses.may_go_on
 
     def _lose(self, death: m.Death) -> list[Action]:
         self.losses.add(death)
-        news = [Answer(seat.peer, 0, self._news()) for seat in self._seats.live()]
+        news = [Answer(record.peer, 0, self._news()) for record in self._roster.live()]
         return [Warn(f"{describe(death)}; the others go on"), *news]
 
     def _taken_out(self, key: MemberKey, beat: m.Heartbeat) -> list[Action]:
-        """Go on without the workers that no server waits for any more."""
+        """Go on without the workers that all servers have taken out."""
         if key[0] != "server" or not beat.taken_out:
             return []
         self.losses.taken_out(key[1], beat.taken_out)
-        gone = self.losses.gone([seat.member.rank for seat in self._seats.of_role("server") if seat.live])
+        gone = self.losses.gone([record.member.rank for record in self._roster.of_role("server") if record.live])
         if not gone or self.deaths:
             return []
         for rank in gone:
-            self._seats["worker", rank].gone = True
+            self._roster["worker", rank].gone = True
         return self._waits.go_on_without({rank: self.losses.rounds[rank] for rank in gone})
 
-    def _mourn(self, death: m.Death, now: float) -> list[Action]:
+    def _fail_with(self, death: m.Death, now: float) -> list[Action]:
         self.deaths.append(death)
         self.cause = self.cause or death
         return self._fail(now)
@@ -320,14 +322,14 @@ class Membership:
         An exit code other than 0 is a failure, also of a member that has said goodbye. ``PEER_FAILED`` says that the
         process lost another one, which is the failure if it is known.
         """
-        seat = self._seats.get((role, rank))
-        if seat is None:
+        record = self._roster.get((role, rank))
+        if record is None:
             self._gone[role, rank] = code
             return self._miss(now) if not self.complete and (code != 0 or self._has_workers()) else []
-        seat.code = code
-        if seat.dead or (seat.left and code == 0 and (role == "worker" or self._ending is not None)):
+        record.code = code
+        if record.dead or (record.left and code == 0 and (role == "worker" or self._ending is not None)):
             return []
-        if seat.left and code == 0:
+        if record.left and code == 0:
             return self._die((role, rank), "it left the job with exit code 0, before the workers did", now)
         if code not in (0, PEER_FAILED):
             return self._die((role, rank), f"its process ended: {describe_code(code)}", now)
@@ -335,28 +337,30 @@ class Membership:
             return self._die(
                 (role, rank), f"its process ended because it had lost another one ({describe_code(code)})", now
             )
-        if seat.goodbye_since is None and seat.closed_since is None:
-            seat.closed_since = now
+        if record.goodbye_since is None and record.closed_since is None:
+            record.closed_since = now
         return []
 
     def _has_workers(self) -> bool:
-        return bool(self._seats.of_role("worker"))
+        return bool(self._roster.of_role("worker"))
 
     def _miss(self, now: float) -> list[Action]:
-        """Give the start up: a process has ended before it joined."""
+        """End the start: a process has ended before it joined."""
         if self._ending is not None:
             return []
         (role, rank), code = next(iter(self._gone.items()))
-        return self._mourn(m.Death(role, rank, "", f"its process ended before it joined: {describe_code(code)}"), now)
+        return self._fail_with(
+            m.Death(role, rank, "", f"its process ended before it joined: {describe_code(code)}"), now
+        )
 
     def _fail(self, now: float) -> list[Action]:
-        """Tell all members that the job has failed, and answer all who wait."""
+        """Tell all members that the job has failed, and answer all requests that wait."""
         self._ending = now if self._ending is None else self._ending
         # Members that exit after a failed start do not change the exit code.
         self._code = self._code or PEER_FAILED
-        actions: list[Action] = [Answer(seat.peer, 0, self._news()) for seat in self._seats.live()]
+        actions: list[Action] = [Answer(record.peer, 0, self._news()) for record in self._roster.live()]
         if not self.complete:
-            actions += self._failures_for([Waiting(seat.peer, seat.seq) for seat in self._seats.live()])
+            actions += self._failures_for([Waiting(record.peer, record.seq) for record in self._roster.live()])
         return actions + self._failures_for(self._waits.clear())
 
     def _failures_for(self, waiting: list[Waiting]) -> list[Action]:
@@ -370,14 +374,14 @@ class Membership:
         self._starting.note_cpu((role, rank), cpu_s, now)
 
     def _wait_for_missing(self, now: float) -> list[Action]:
-        missing = self._seats.missing()
+        missing = self._roster.missing()
         late = self._starting.late(missing, now)
         if late:
             return self._nobody_came(late, now)
         if not self._starting.is_word_due(now):
             return []
         text = self._starting.waited_for(missing, now)
-        news = [Answer(seat.peer, 0, self._news()) for seat in self._seats.live()]
+        news = [Answer(record.peer, 0, self._news()) for record in self._roster.live()]
         return [*([Warn(text)] if text else []), *news]
 
     def _nobody_came(self, missing: Sequence[MemberKey], now: float) -> list[Action]:
@@ -388,46 +392,46 @@ class Membership:
         self._ending, self._code = now, 1
         self.deaths.append(m.Death("scheduler", 0, "", text))
         self.cause = self.cause or m.Death(*missing[0], "", text)
-        return [Answer(seat.peer, seat.seq, m.Failed("JoinTimeoutError", text)) for seat in self._seats.values()]
+        return [Answer(record.peer, record.seq, m.Failed("JoinTimeoutError", text)) for record in self._roster.values()]
 
     def _bye(self, key: MemberKey, bye: m.Bye, now: float) -> list[Action]:
-        seat = self._seats[key]
-        if not seat.live:
+        record = self._roster[key]
+        if not record.live:
             return []
         if bye.reason:
             return self._die(key, bye.reason, now)
-        seat.goodbye_since, seat.round = now, max(seat.round, bye.round)
-        return self._left(seat, now) if self._counts_as_left(seat, now) else []
+        record.goodbye_since, record.round = now, max(record.round, bye.round)
+        return self._left(record, now) if self._counts_as_left(record, now) else []
 
-    def _counts_as_left(self, seat: Seat, now: float) -> bool:
-        return seat.counts_as_left(self.is_supervised, self._settings.disconnect_grace_s, now)
+    def _counts_as_left(self, record: MemberRecord, now: float) -> bool:
+        return record.counts_as_left(self.is_supervised, self._settings.disconnect_grace_s, now)
 
-    def _left(self, seat: Seat, now: float) -> list[Action]:
-        seat.left = True
-        rounds = {seat.member.rank: seat.round} if seat.member.role == "worker" else {}
+    def _left(self, record: MemberRecord, now: float) -> list[Action]:
+        record.left = True
+        rounds = {record.member.rank: record.round} if record.member.role == "worker" else {}
         self.losses.rounds.update(rounds)
         answers = self._waits.go_on_without(rounds)
-        workers = self._seats.of_role("worker")
+        workers = self._roster.of_role("worker")
         if self.complete and self._ending is None and not any(one.live for one in workers):
             self._ending = now
             return [*self._tell_servers(), *([] if self._waits.hands_out else self._rounds.summary(workers))]
         return [*self._tell_servers(), *answers] if self.complete else []
 
     def _tell_servers(self) -> list[Action]:
-        return [Answer(one.peer, 0, self._news()) for one in self._seats.of_role("server") if one.live]
+        return [Answer(one.peer, 0, self._news()) for one in self._roster.of_role("server") if one.live]
 
     def _news(self, suspects: Sequence[m.SilentMember] = ()) -> m.News:
-        left = {seat.member.rank for seat in self._seats.of_role("worker") if seat.left}
+        left = {record.member.rank for record in self._roster.of_role("worker") if record.left}
         out = sorted(left | self.losses.ranks)
         ends, groups = self._ending is not None, self._following.groups
         return m.News(self.deaths, ends, out, list(suspects), list(self.losses.deaths), *groups)
 
     def status(self, now: float) -> m.Status:
-        """Return who is there, how far, and since when not heard."""
+        """Return the members, their rounds, and how long each was not heard."""
         deaths = [*self.losses.deaths, *self.deaths]
-        return self._seats.status(self._waits.missing_for, deaths, now, self._following.sentences)
+        return self._roster.status(self._waits.missing_for, deaths, now, self._following.sentences)
 
     def check(self) -> None:
-        """Assert what must always hold."""
-        self._seats.check()
+        """Assert the invariants."""
+        self._roster.check()
         self._waits.check(is_failed=bool(self.deaths))

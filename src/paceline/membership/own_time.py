@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-#: Of a scheduler or a member: twice what a turn takes on a host that is not busy.
+#: Longest turn of a scheduler or a member: twice its usual time on a host that is not busy.
 LONGEST_TURN_S = 0.4
 
 
 class OwnTime:
-    """Notices that this process was stopped or stalled: what others sent meanwhile is still to be read.
+    """Notices that this process was stopped or stalled: messages of others are still to be read.
 
     Args:
         now: seconds on the caller's clock.

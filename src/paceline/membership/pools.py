@@ -5,20 +5,20 @@ request                answer
 =====================  =============================================================================
 ``TakeSamples``        ``Samples``: positions, or that the epoch is over, or that there is a wait
 ``AwaitSamples``       ``Samples`` for the last request of this worker, when there is no wait any more
-``ReturnSamples``      ``Done``: others get what this worker has not trained on
-``AskSamples``         ``SamplesLeft``: what of the epoch nobody has trained on
+``ReturnSamples``      ``Done``: others get the samples that this worker has not trained on
+``AskSamples``         ``SamplesLeft``: the samples of the epoch that no worker has trained on
 =====================  =============================================================================
 
-So a worker learns that it will wait before it does, and can tell the servers that nobody shall wait for its pushes. One
-that comes to a barrier says the last round that it has pushed. So when the barrier opens, it is known what all workers
-have trained on.
+So a worker learns that it will wait before it does, and can tell the servers not to wait for its pushes. A worker
+that comes to a barrier says the last round that it has pushed. So when the barrier opens, the scheduler knows which
+samples all workers have trained on.
 """
 
 from __future__ import annotations
 
-from paceline.hetero.pool import Answer as PoolAnswer
-from paceline.hetero.pool import Given, Pool, PoolOver, Refused, Wait, WalkStart
-from paceline.membership.actions import Action, Answer, Waiting, refuse
+from paceline.hetero.sample_pool import Answer as PoolAnswer
+from paceline.hetero.sample_pool import Given, Pool, PoolOver, Refused, Wait, WalkStart
+from paceline.membership.membership_actions import Action, Answer, Waiting, refuse
 from paceline.wire import messages as m
 
 #: Pools of one job. A job needs one per data set.
@@ -29,7 +29,7 @@ class Pools:
     """The pools of a job, by name. The first request makes a pool.
 
     Args:
-        num_workers: of the job.
+        num_workers: number of workers of the job.
     """
 
     def __init__(self, num_workers: int) -> None:
@@ -94,7 +94,7 @@ class Pools:
         return [Answer(waiting.peer, waiting.seq, m.Done()), *later]
 
     def rest(self, rank: int, waiting: Waiting, body: m.AskSamples) -> list[Action]:
-        """Say what of an epoch is not trained on yet."""
+        """Return the samples of an epoch that are not trained on yet."""
         pool = self._pools.get(body.pool)
         left = m.SamplesLeft(False)
         if pool is not None:
@@ -103,19 +103,19 @@ class Pools:
         return [Answer(waiting.peer, waiting.seq, left)]
 
     def pushed(self, rank: int, round: int) -> list[Action]:
-        """Note that a worker has trained on what it took before its last push."""
+        """Note that a worker has trained on the samples that it took before its last push."""
         answers = [(name, answer) for name, pool in self._pools.items() for answer in pool.pushed(rank, round)]
         return [action for name, answer in answers for action in self._later(name, answer)]
 
     def leave(self, rank: int, round: int) -> list[Action]:
-        """Give what a worker held, who has left or died after a round, to those who wait."""
+        """Give the samples of a worker that has left or died after a round to workers that wait."""
         self._left[rank] = round
         self._waiting = {key: waiting for key, waiting in self._waiting.items() if key[1] != rank}
         answers = [(name, answer) for name, pool in self._pools.items() for answer in pool.leave(rank, round)]
         return [action for name, answer in answers for action in self._later(name, answer)]
 
     def clear(self) -> list[Waiting]:
-        """Forget who waits; returns them."""
+        """Forget the requests that wait; returns them."""
         waiting = list(self._waiting.values())
         self._waiting.clear()
         return waiting

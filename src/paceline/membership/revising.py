@@ -21,16 +21,16 @@ from collections.abc import Iterable
 from paceline.config import Settings
 from paceline.hetero import Choice, Measured, Revision, StepTime, group_by_speed
 from paceline.hetero.files import parse_choice, parse_measured
-from paceline.hetero.noise import Counted
+from paceline.hetero.step_noise import Counted
 from paceline.membership.checks import Checks
-from paceline.membership.seat import Seat
+from paceline.membership.roster import MemberRecord
 
 
 class Revising:
     """The choice that fits the measured speeds.
 
     Args:
-        settings: with the choice, and what was measured for it.
+        settings: have the choice, and the measurements behind it.
 
     Attributes:
         has_started: a ``dist_auto`` store has keys, and its choice follows the speeds, or cannot.
@@ -63,7 +63,7 @@ class Revising:
 
     @property
     def generation(self) -> int:
-        """Of the groups; 0: those of the start."""
+        """Number of the groups; 0: those of the start."""
         return 0 if self._revision is None else self._revision.changes
 
     @property
@@ -75,11 +75,11 @@ class Revising:
 
     @property
     def sentences(self) -> list[str]:
-        """What ``dist_auto`` does since it changed, and what would be better."""
+        """The present choice since it changed, and a better one."""
         advice = "" if self._revision is None else self._revision.advice
         return [text for text in (self._change, advice) if text]
 
-    def check(self, workers: Iterable[Seat]) -> str:
+    def check(self, workers: Iterable[MemberRecord]) -> str:
         """Repeat the choice, if it is time to; returns a sentence if it has changed, if it should, or cannot."""
         if self._problem:
             problem, self._problem = self._problem, ""
@@ -94,8 +94,8 @@ class Revising:
         return f"dist_auto: {text}" if text else ""
 
 
-def _step_time(one: Seat) -> StepTime:
-    """Return what a worker has said of its steps; what cannot be is left out."""
+def _step_time(one: MemberRecord) -> StepTime:
+    """Return a worker's report of its steps, without impossible figures."""
     spread = one.spread
     can_be = spread.spikes <= spread.steps and 1 <= spread.spike_factor < math.inf and 0 <= spread.jitter < math.inf
     counted = Counted(spread.steps, spread.spikes, spread.spike_factor, spread.jitter) if can_be else Counted()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from paceline.membership.actions import Action, Answer, MemberKey, Waiting, refuse
 from paceline.membership.barriers import Barriers
 from paceline.membership.directory import Directory
 from paceline.membership.losses import Losses
+from paceline.membership.membership_actions import Action, Answer, MemberKey, Waiting, refuse
 from paceline.membership.pools import Pools
-from paceline.membership.seats import Seats
+from paceline.membership.roster import Roster
 from paceline.wire import messages as m
 
 #: Requests that may wait. Once a member has died, they are answered with that.
@@ -15,16 +15,16 @@ MAY_WAIT = (m.Enter, m.Gather, m.Lookup, m.TakeSamples, m.AwaitSamples)
 
 
 class Waits:
-    """What members wait for at the scheduler.
+    """The requests of members that wait at the scheduler.
 
     Args:
-        num_workers: of the job.
-        seats: the members.
+        num_workers: number of workers of the job.
+        roster: the members.
         losses: the workers that have left or died.
     """
 
-    def __init__(self, num_workers: int, seats: Seats, losses: Losses) -> None:
-        self._seats, self._losses = seats, losses
+    def __init__(self, num_workers: int, roster: Roster, losses: Losses) -> None:
+        self._roster, self._losses = roster, losses
         self._directory = Directory()
         self._barriers = Barriers(num_workers, self._directory.left)
         self._pools = Pools(num_workers)
@@ -47,10 +47,10 @@ class Waits:
             case m.Leave():
                 self._directory.leave(body.store, key)
                 opened = self._opened()
-                self._directory.forget(self._seats.expected())
+                self._directory.forget(self._roster.expected())
                 return [Answer(peer, seq, m.Done()), *opened]
             case m.AskAbsent():
-                missing = self._barriers.missing(body.barrier, self._seats.expected())
+                missing = self._barriers.missing(body.barrier, self._roster.expected())
                 return [Answer(peer, seq, m.Missing(sorted(rank for _, rank in missing)))]
         return [refuse(peer, seq, f"the scheduler does not take {type(body).__name__}")]
 
@@ -74,7 +74,7 @@ class Waits:
         return self._pools.wait(key[1], waiting, body)
 
     def start(self) -> list[Action]:
-        """Note that everybody has joined; returns the answers of the barriers that are complete."""
+        """Note that all members have joined; returns the answers of the barriers that are complete."""
         self._has_started = True
         return self._opened()
 
@@ -82,18 +82,18 @@ class Waits:
         """Wait no more for workers that have left or died.
 
         Args:
-            rounds: the last round that counts, by rank; their seats say already that they are gone.
+            rounds: the last round that counts, by rank; their roster say already that they are gone.
         """
-        self._directory.forget(self._seats.expected())
+        self._directory.forget(self._roster.expected())
         given = [action for rank, round in rounds.items() for action in self._pools.leave(rank, round)]
         return [*self._opened(), *given]
 
     def _opened(self) -> list[Action]:
-        """Open the barriers that every live worker has entered, once everybody has joined."""
-        return self._barriers.opened(self._seats.expected(), self._losses) if self._has_started else []
+        """Open the barriers that every live worker has entered, once all members have joined."""
+        return self._barriers.opened(self._roster.expected(), self._losses) if self._has_started else []
 
     def clear(self) -> list[Waiting]:
-        """Forget who waits; returns them."""
+        """Forget the requests that wait; returns them."""
         return [*self._barriers.clear(), *self._directory.clear(), *self._pools.clear()]
 
     @property
@@ -114,10 +114,10 @@ class Waits:
     def missing_for(self, key: MemberKey) -> list[int]:
         """Return the ranks of the workers that a member waits for at a barrier."""
         name = self._barriers.where(key)
-        return sorted(rank for _, rank in self._barriers.missing(name, self._seats.expected())) if name else []
+        return sorted(rank for _, rank in self._barriers.missing(name, self._roster.expected())) if name else []
 
     def check(self, is_failed: bool) -> None:
-        """Assert what must always hold."""
+        """Assert the invariants."""
         waiting = self._barriers.members()
-        assert waiting <= set(self._seats), "a process that is no member waits at a barrier"
+        assert waiting <= set(self._roster), "a process that is no member waits at a barrier"
         assert not (is_failed and (waiting or self.has_lookups)), "a request waits for a dead member"

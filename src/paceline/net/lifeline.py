@@ -43,7 +43,7 @@ import psutil
 
 from paceline.config import Settings
 from paceline.errors import JoinTimeoutError, PacelineError, PeerDiedError
-from paceline.membership import GONE, Action, Liveness, OwnTime, Seat, Warn, describe
+from paceline.membership import GONE, Action, Liveness, MemberRecord, OwnTime, Warn, describe
 from paceline.net import Hub
 from paceline.net.base import Frames
 from paceline.net.client import Client
@@ -177,9 +177,9 @@ class Lifeline:
         self.rank, self.members = body.rank, body.members
         self._scheduler = self._seat_of_scheduler(time.monotonic(), body.scheduler_host_id, body.scheduler_pid)
 
-    def _seat_of_scheduler(self, now: float, its_host_id: str = "", pid: int = 0) -> Seat:
+    def _seat_of_scheduler(self, now: float, its_host_id: str = "", pid: int = 0) -> MemberRecord:
         where = self._settings.scheduler.removeprefix("tcp://")
-        return Seat(m.Member("scheduler", 0, 0, where, its_host_id, pid, "", b""), b"", now, 0)
+        return MemberRecord(m.Member("scheduler", 0, 0, where, its_host_id, pid, "", b""), b"", now, 0)
 
     @property
     def me(self) -> m.Member:

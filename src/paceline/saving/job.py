@@ -124,7 +124,7 @@ def load(path: str | os.PathLike[str], model: Stateful, optimizer: Stateful, *, 
     Raises:
         CheckpointNotFoundError: there is no such file.
         CheckpointError: on all workers: a file is missing or damaged, or is of another save, model or optimizer.
-            Nothing is changed.
+            No state is changed.
     """
     store = _store_of(optimizer)
     _synchronize(optimizer)

@@ -27,9 +27,9 @@ from paceline.consistency import Action, Apply, Drop, Merge, Policy, Release, Ru
 from paceline.errors import MissingExtraError
 from paceline.hetero import Measured, Shares, SpeedMeter, WorkerRound, measured_of
 from paceline.hetero.measured import ROUNDS, sizes
-from paceline.sim.cluster import SimulatedCluster
 from paceline.sim.problem import NoData, Nothing, OneQueue, OwnData, Problem
 from paceline.sim.resources import Processor, SharedLink, call_later
+from paceline.sim.simulated_cluster import SimulatedCluster
 
 Vector = NDArray[np.float64]
 ShareKind = Literal["equal", "data", "measured", "pool"]
@@ -64,7 +64,7 @@ class SimulatedTraining:
 
 @dataclass
 class Result:
-    """What a simulated job did."""
+    """The result of a simulated job."""
 
     seconds: float = 0.0
     """Simulated time."""
@@ -97,7 +97,7 @@ class Result:
         return self.samples / self.seconds if self.seconds else 0.0
 
 
-#: Gets every push and what the rule says of it.
+#: Gets every push and the rule's actions.
 Observer: TypeAlias = Callable[[int, Sequence[Action]], None]
 
 
@@ -109,7 +109,7 @@ def simulate(
     Args:
         cluster: the machines.
         plan: how they train, and until when: ``rounds``, ``seconds`` or a ``target``.
-        problem: what they learn; None: only times count.
+        problem: the learning problem; None: only times count.
         observer: called with every push's worker and the rule's actions.
 
     Raises:
@@ -234,7 +234,7 @@ class _Job:
             self._stop()
 
     def _perform(self, actions: Sequence[Any]) -> None:
-        """Carry out what the rule says. Values change at once; answers leave when the update's time has passed."""
+        """Carry out the rule's actions. Values change at once; answers leave when the update's time has passed."""
         for action in actions:
             if isinstance(action, Merge):
                 if self._learns:

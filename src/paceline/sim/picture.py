@@ -13,8 +13,8 @@ def draw(results: Mapping[str, Result], path: str | Path) -> None:
     """Write a picture; its format follows from the name (``.png``, ``.svg``, ``.pdf``).
 
     Args:
-        results: by name.
-        path: of the file.
+        results: results by name.
+        path: path of the file.
 
     Raises:
         MissingExtraError: matplotlib is not installed.

@@ -41,11 +41,11 @@ class Digits:
 
     Args:
         hidden: units of the hidden layer.
-        seed: of the first weights and of the choice of the test samples.
+        seed: seed of the first weights and of the choice of the test samples.
 
     Attributes:
-        images: of the training samples, [1437, 64] float64 in 0 to 1.
-        labels: of the training samples, [1437] int64.
+        images: images of the training samples, [1437, 64] float64 in 0 to 1.
+        labels: labels of the training samples, [1437] int64.
         test_images: [360, 64] float64.
         test_labels: [360] int64.
     """
@@ -82,14 +82,14 @@ class Digits:
 class Teacher:
     """Samples that a random network classifies, some of them wrongly: as many as one wants.
 
-    No sample is seen often, so what counts is how many samples a job trains on, and how well it uses them.
+    No sample is seen often, so the number of samples counts that a job trains on, and how well it uses them.
 
     Args:
         length: training samples.
         inputs: numbers per sample, normally distributed.
         hidden: units of the hidden layer that learns; the teacher has twice as many.
         noise: part of the training labels that is random.
-        seed: of the samples, the teacher and the first weights.
+        seed: seed of the samples, the teacher and the first weights.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Nothing:
         return weights
 
     def accuracy(self, weights: Vector) -> float:
-        """Return 0: nothing is learned."""
+        """Return 0: there is no problem to learn."""
         return 0.0
 
 

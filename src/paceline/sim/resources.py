@@ -1,4 +1,4 @@
-"""What takes time in a simulated job: a link that flows share, and a processor that serves one after the other."""
+"""Resources of a simulated job: a link that flows share, and a processor that serves one after the other."""
 
 from __future__ import annotations
 

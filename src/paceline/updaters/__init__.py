@@ -4,9 +4,10 @@ from paceline.updaters.flat import FlatUpdater, Piece
 from paceline.updaters.keyed import KeyedOptimizer, check_state
 from paceline.updaters.lamb import LAMB, LARS
 from paceline.updaters.mxnet import DCASGD, NAG, SGLD, Add, Ftrl, MXNetSGD, SignSGD, Signum
-from paceline.updaters.registry import is_whole_tensor, known_names
 from paceline.updaters.simple import AssignUpdater
-from paceline.updaters.spec import (
+from paceline.updaters.torch_updater import TorchUpdater, make_updater
+from paceline.updaters.updater_registry import is_whole_tensor, known_names
+from paceline.updaters.updater_spec import (
     KeyOptions,
     Option,
     Options,
@@ -18,7 +19,6 @@ from paceline.updaters.spec import (
     make_spec,
     option_groups,
 )
-from paceline.updaters.torch_updater import TorchUpdater, make_updater
 
 __all__ = [
     "DCASGD",

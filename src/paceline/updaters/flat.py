@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from paceline.ranges import Ranges
-from paceline.updaters.spec import StepOptions
+from paceline.updaters.updater_spec import StepOptions
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,10 @@ class FlatUpdater(abc.ABC):
         """
 
     def update_nothing(self) -> None:  # noqa: B027 - most have nothing to do
-        """Handle a push in which no worker had a gradient of any piece. By default nothing changes."""
+        """Handle a push in which no worker had a gradient of any piece. By default it has no effect."""
 
     def skip(self) -> None:  # noqa: B027 - most have nothing to do
-        """Handle a push that must not be applied. By default nothing changes."""
+        """Handle a push that must not be applied. By default it has no effect."""
 
     def value_was_set(self, start: int, stop: int) -> None:  # noqa: B027 - most keep no copy
         """Handle that ``value[start:stop]`` was set from outside. By default it does nothing."""
@@ -97,7 +97,7 @@ class FlatUpdater(abc.ABC):
     def join(self, right: FlatUpdater, value: torch.Tensor, pieces: Sequence[Piece]) -> FlatUpdater | None:
         """Return one updater with the states of this one and its right neighbour. After that neither must be used.
 
-        It is the reverse of :meth:`split`. Nothing is copied if the states are adjacent in memory, as after a split;
+        It is the reverse of :meth:`split`. No copy is made if the states are adjacent in memory, as after a split;
         else they are copied once.
 
         Args:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from paceline.updaters.formula import Formula, Group, State, buffer, decayed
-from paceline.updaters.noise import normal
+from paceline.updaters.sgld_noise import normal
 
 
 class MXNetSGD(Formula):
@@ -76,7 +76,7 @@ class Ftrl(Formula):
         w = -sign(z) * max(|z| - lamda1, 0) / ((beta + sqrt(n)) / lr + weight_decay)
 
     A weight is a function of its z and n, so a weight that never had a gradient becomes 0 at its first step. With
-    row-sparse gradients only their rows are updated, as in MXNet. With a rate of 0 nothing is updated.
+    row-sparse gradients only their rows are updated, as in MXNet. With a rate of 0 no weight is updated.
 
     Args:
         params: parameters or groups.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from paceline.updaters.flat import Piece
-from paceline.updaters.spec import KeyOptions, Options
+from paceline.updaters.updater_spec import KeyOptions, Options
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def runs_of(
         keys: options of keys that differ from the default.
         whole: the optimizer gets each key separately, in its shape.
         per_key: the optimizer gets each key separately, with its name.
-        apart: positions at which nothing is joined.
+        apart: positions at which pieces are not joined.
     """
     runs: list[Run] = []
     for piece in pieces:

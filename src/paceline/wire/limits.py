@@ -12,7 +12,7 @@ MAX_FRAME_BYTES = 4 * 1024**3
 """One payload frame: a key that may not be split travels in one."""
 
 MAX_GATHER_BYTES = 8 * 1024 * 1024
-"""What all workers together say in one gather: everybody gets all of it in one header."""
+"""Bytes of all workers together in one gather: each worker gets all of them in one header."""
 
 MAX_TEXT = 65_536
 """Any single string."""

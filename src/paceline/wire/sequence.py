@@ -9,17 +9,17 @@ States of a number at the receiver:
 | state | event | next state |
 |---|---|---|
 | new | the request arrives | in progress: it is carried out, once |
-| in progress | the request arrives again | in progress; nothing happens |
+| in progress | the request arrives again | in progress; no effect |
 | in progress | it is carried out | answered: the result is kept and sent |
 | answered | the request or a probe arrives | answered; the result is sent again |
 | new, in progress, answered | a message with ``acked`` of this number or a higher one | forgotten |
-| forgotten | the request arrives again | forgotten; nothing happens |
+| forgotten | the request arrives again | forgotten; no effect |
 
 A probe for a number that is new makes the receiver say so, and the sender sends the request again.
 
-What breaks exactly-once:
+Requests are not carried out exactly once with:
 
-- A receiver that restarts, or a sender that connects under a new identity and repeats what it asked under the old one:
+- A receiver that restarts, or a sender that connects under a new identity and repeats requests of the old one:
   numbers count per connection.
 - A sender that reuses a number, or that says ``acked`` before it has the answer.
 - Frames that change before the answer: a request that is sent again has other values.

@@ -11,7 +11,7 @@ from typing import Protocol
 from paceline.hetero import WorkerRound
 from paceline.hetero.files import steps_line, steps_text
 from paceline.hetero.measured import speed_of
-from paceline.hetero.noise import WINDOW, Counted, count
+from paceline.hetero.step_noise import WINDOW, Counted, count
 from paceline.wire import messages as m
 from paceline.worker.stores import WorkerStores
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from paceline.config import Settings
 from paceline.consistency import Policy
 from paceline.errors import DeadlineError, PacelineError
-from paceline.hetero.noise import Counted
+from paceline.hetero.step_noise import Counted
 from paceline.local_merge import LocalMerge
 from paceline.logs import set_up_worker_logging
 from paceline.net import Hub

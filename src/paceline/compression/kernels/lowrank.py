@@ -10,7 +10,7 @@ from numba import types
 from paceline.compression.kernels.accumulate import ZERO
 from paceline.compression.kernels.jit import F32_IN, MATRIX, MATRIX_IN, kernel
 
-#: What is left of a row, relative to itself, when it depends on the rows before it.
+#: The rest of a row, relative to itself, when it depends on the rows before it.
 _DEPENDENT = 1e-5
 
 

@@ -13,7 +13,7 @@ from paceline.kvstore.agreement import option_facts
 from paceline.mx.gluon.parameter import Parameter
 from paceline.updaters import KeyedOptimizer, KeyOptions, Options, check_options, make_spec, option_groups
 from paceline.updaters.gradient import GRADIENT_OPTIONS
-from paceline.updaters.registry import SIMPLE, find_class
+from paceline.updaters.updater_registry import SIMPLE, find_class
 
 OptimizerLike: TypeAlias = str | type[torch.optim.Optimizer] | torch.optim.Optimizer
 

@@ -121,7 +121,7 @@ Body: TypeAlias = Request | Reply
 
 
 class Envelope(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """What every message travels in.
+    """The envelope of every message.
 
     A request has its sequence number, counted from 1 by the sender; its answer has the same. Sequence number 0 is
     news that was sent unasked.

@@ -14,14 +14,14 @@ class Done(Message, tag=50):
 
 
 class Failed(Message, tag=51):
-    """The request was refused or failed; nothing has changed."""
+    """The request was refused or failed, and has changed no state."""
 
     kind: Name
     text: Text
 
 
 class Probe(Message, tag=52):
-    """Ask what has become of requests that got no answer."""
+    """Ask about requests that got no answer."""
 
     seqs: Annotated[list[Number], Meta(max_length=65_536)]
 

@@ -52,8 +52,8 @@ class Init(Message, tag=21):
     dtype: Name
     buckets: list[BucketSpec]
     answers: Name = ""
-    """What the answer to a push of rows brings: nothing; the ``changed`` rows of the value, as they are after the
-    update; or the ``merged`` rows of the round: then no value is stored, and its bucket has one element."""
+    """Rows in the answer to a push of rows: none; the ``changed`` rows of the value, as they are after the update; or
+    the ``merged`` rows of the round: then no value is stored, and its bucket has one element."""
 
 
 class SetValues(Message, tag=54):
@@ -64,7 +64,7 @@ class SetValues(Message, tag=54):
 
 
 class SetUpdater(Message, tag=22):
-    """Set what a push does, as an encoded UpdaterSpec. ``fresh``: without the state that the same one has."""
+    """Set the updater of a store, as an encoded UpdaterSpec. ``fresh``: without the state that the same one has."""
 
     store: Name
     spec: Blob
@@ -141,9 +141,9 @@ class Push(Message, tag=24):
     gradient. They count as zeros, and are not updated where no worker of the cohort has one. An entry that is absent as
     a whole has an empty frame, and is not read."""
     skip: bool = False
-    """No server may apply this round: there are no frames, and nothing is read."""
+    """No server may apply this round: there are no frames, and no memory is read."""
     note: Note = b""
-    """What the worker tells those whose pushes make one update with this one."""
+    """The worker's note for all workers whose pushes make one update with this one."""
     inputs: Text | None = None
     """None: the number of samples is certain. Else it is 1 on every worker, and these are the shapes of the inputs: if
     they differ between workers, the server says so."""
@@ -246,7 +246,7 @@ class Command(Message, tag=31):
 
 
 class CommandAnswer(Message, tag=32):
-    """What a command returned."""
+    """The result of a command."""
 
     body: Text
 
@@ -275,17 +275,17 @@ class Missing(Message, tag=36):
 
     workers: list[Rank]
     story: Text = ""
-    """To a push: what happened to the first slot that waits for them, for the error; empty where nothing waits."""
+    """To a push: the events of the first slot that waits for them, for the error; empty where none waits."""
 
 
 class Leave(Message, tag=37):
-    """A worker leaves a store; nobody waits for it any more."""
+    """A worker leaves a store; others wait for it no more."""
 
     store: Name
 
 
 class AskNorm(Message, tag=55):
-    """Ask for the norm of the merged gradient over what a worker has pushed here; answered when all of it is merged."""
+    """Ask for the norm of the merged gradient over a worker's pushes here; answered when all of them are merged."""
 
     store: Name
     entries: list[Entry]
@@ -311,7 +311,7 @@ class Commit(Message, tag=57):
 
 
 class Pause(Message, tag=38):
-    """A worker enters a barrier of a store; until all have, nobody waits for its pushes."""
+    """A worker enters a barrier of a store; until all have, others do not wait for its pushes."""
 
     store: Name
 

@@ -1,4 +1,4 @@
-"""Between servers, on behalf of workers, and what workers ask of a server that forwards."""
+"""Messages between servers, on behalf of workers, and requests of workers to a server that forwards."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Share(Message):
 
 
 class PushSum(Message, tag=43):
-    """A server pushes the sum of what workers of its host have pushed; one frame per entry, answered with values."""
+    """A server pushes the sum of pushes of workers of its host; one frame per entry, answered with values."""
 
     store: Name
     entries: list[Entry]
@@ -60,7 +60,7 @@ class PushSum(Message, tag=43):
 
 
 class OnBehalf(Message, tag=44):
-    """A server says to an owner what a worker of its host has said to it, in order with the sums that it pushes."""
+    """A server passes on a message of a worker of its host to an owner, in order with the sums that it pushes."""
 
     worker: Rank
     body: Leave | Pause | AskMissing

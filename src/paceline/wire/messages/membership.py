@@ -65,7 +65,7 @@ class Welcome(Message, tag=2):
 
 
 class SilentMember(Message):
-    """A silent member, of which the receiver on the same host is to say what its process does."""
+    """A silent member; the receiver on the same host is to look at its process."""
 
     role: Role
     rank: Rank
@@ -73,7 +73,7 @@ class SilentMember(Message):
 
 
 class Sighting(Message):
-    """What the kernel says about the process of a suspect."""
+    """The kernel's word on the process of a suspect."""
 
     role: Role
     rank: Rank
@@ -168,7 +168,7 @@ class Enter(Message, tag=7):
     store: Name = ""
     """The store whose barrier it is; empty: the job's."""
     round: Number = 0
-    """Last round that the worker has pushed: what it took from pools before is trained on."""
+    """Last round that the worker has pushed: it has trained on all samples that it took from pools before."""
 
 
 class KeySpec(Message):
@@ -195,7 +195,7 @@ class BlockSpec(Message):
     largest: Count = 0
     """Elements of the largest bucket; 0: the bound."""
     answers: Name = ""
-    """What a push of rows brings back: as in ``Init``."""
+    """Rows in the answer to a push of rows: as in ``Init``."""
 
 
 class Publish(Message, tag=8):
@@ -254,11 +254,11 @@ class Status(Message, tag=12):
     states: list[MemberState]
     deaths: list[Death]
     auto: list[Text] = msgspec.field(default_factory=list)
-    """What ``dist_auto`` does since it changed, and what would be better, each with the reason."""
+    """The choice of ``dist_auto`` since it changed, and a better one, each with the reason."""
 
 
 class AskAbsent(Message, tag=13):
-    """Ask who has not entered a barrier or joined a gather yet; answered with :class:`Missing`."""
+    """Ask for the workers that have not entered a barrier or joined a gather yet; answered with :class:`Missing`."""
 
     barrier: Name
 
@@ -274,7 +274,7 @@ class Gather(Message, tag=14):
 
 
 class Gathered(Message, tag=15):
-    """What every worker sent, by rank; empty for a worker that had left or died before."""
+    """The bytes that every worker sent, by rank; empty for a worker that had left or died before."""
 
     payloads: list[Saying]
     gone: list[tuple[Rank, Number]] = msgspec.field(default_factory=list)
@@ -322,7 +322,7 @@ class ReturnSamples(Message, tag=58):
     """Of the request with which it took them."""
     ranges: list[tuple[Count, Count]]
     round: Number = 0
-    """Last round that the worker has pushed: what it took before is trained on."""
+    """Last round that the worker has pushed: it has trained on all samples that it took before."""
 
 
 class PoolSamples(Message, tag=18):
@@ -334,15 +334,15 @@ class PoolSamples(Message, tag=18):
 
 
 class AskSamples(Message, tag=60):
-    """Ask what of an epoch is not trained on yet; answered with :class:`SamplesLeft`."""
+    """Ask for the samples of an epoch that are not trained on yet; answered with :class:`SamplesLeft`."""
 
     pool: Name
     round: Number = 0
-    """Last round that the worker has pushed: what it took before is trained on."""
+    """Last round that the worker has pushed: it has trained on all samples that it took before."""
 
 
 class SamplesLeft(Message, tag=61):
-    """What of an epoch is not trained on yet."""
+    """The samples of an epoch that are not trained on yet."""
 
     is_known: bool
     """Whether there is such a pool; without one the other fields say nothing."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from paceline.hetero.pool import Given, Pool, PoolOver, Refused, Rest, Wait, WalkStart, positions
+from paceline.hetero.sample_pool import Given, Pool, PoolOver, Refused, Rest, Wait, WalkStart, positions
 from paceline.ranges import Ranges
 
 WORKERS, LENGTH = 4, 23

@@ -1,4 +1,4 @@
-"""What a simulated cluster is like, and the file that says it::
+"""A simulated cluster, and its file::
 
 [[workers]]            # one table per class
 count = 4

@@ -3,7 +3,7 @@
 Where a launcher tells how much CPU time each process has used (and all that it has started), the time that counts is
 that of :mod:`paceline.start_clock`.
 
-A process that nothing is told of was never started, or no launcher sees it: the time that passed counts. When
+A process without a report was never started, or no launcher sees it: the time that passed counts. When
 ``start_timeout_s`` has counted for a process, the job fails and names it. So a process that computes and never joins is
 named after as much CPU time, which on an idle host is as much time.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.config import variable
-from paceline.membership.actions import MemberKey
+from paceline.membership.membership_actions import MemberKey
 from paceline.start_clock import StartClock
 
 
@@ -45,7 +45,7 @@ class Starting:
         return [key for key in missing if self._clock(key).counted_s(now) >= self._limit_s]
 
     def is_word_due(self, now: float) -> bool:
-        """Tell, twice in ``start_timeout_s``, that those who wait should hear that the wait goes on."""
+        """Tell, twice in ``start_timeout_s``, that waiting members should hear that the wait goes on."""
         is_due = now >= self._next_word
         if is_due:
             self._next_word = now + self._limit_s / 2

@@ -1,4 +1,4 @@
-"""What the kernels of codecs with several elements per byte share: decoding by a table, and non-finite elements."""
+"""Common parts of the kernels of codecs with several elements per byte: decoding by a table, non-finite elements."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """How many samples of each global batch a worker computes.
 
-The global batch stays the same, whatever the shares are and whoever leaves: with gradients weighted by samples, a step
+The global batch stays the same with all shares, and when a worker leaves: with gradients weighted by samples, a step
 is the same step. Shares by measured speed with lock step are LB-BSP (Chen et al., SoCC 2020): all workers finish
-at the same time, and nothing is stale.
+at the same time, and no gradient is stale.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 
-from paceline.hetero.speed import Speed
+from paceline.hetero.step_speed import Speed
 
 #: Samples per worker that may be left to give one by one, after the first guess; otherwise a search comes before that.
 _FEW = 4
@@ -53,7 +53,7 @@ def fastest_split(total: int, speeds: Sequence[Speed], max_batch: Sequence[int |
     parts = _parts(_least_seconds(total, speeds), speeds, caps)
     if not 0 <= total - sum(parts) <= _FEW * len(speeds):
         parts = _parts(_most_seconds(total, speeds, caps), speeds, caps)
-    while sum(parts) > total:  # the single samples that nobody goes without
+    while sum(parts) > total:  # the single samples that every worker has
         parts[parts.index(max(parts))] -= 1
     _give_rest(parts, total - sum(parts), speeds, caps)
     return parts
@@ -101,10 +101,10 @@ class Shares:
     """The shares of a job: fixed fractions, or following measured speeds.
 
     ======================  ===========================================================
-    event                   what becomes of the shares
+    event                   new shares
     ======================  ===========================================================
     ``revise(speeds)``      the best ones, if they shorten a step by more than the hysteresis
-    ``leave(worker)``       what it had goes to the others: by speed if that is known, else in proportion
+    ``leave(worker)``       its share goes to the others: by speed if that is known, else in proportion
     ======================  ===========================================================
 
     The sum of all shares is the global batch at all times. Every worker that feeds its own copy the same events has
@@ -151,7 +151,7 @@ class Shares:
         """Give the share of a worker that has left or died to the others; once, if it is said again.
 
         Raises:
-            ValueError: nobody is left.
+            ValueError: no worker is left.
         """
         if worker not in self.samples:
             return
@@ -177,7 +177,7 @@ class Shares:
         return split_evenly(samples, [1.0] * max(1, count))
 
     def check(self) -> None:
-        """Assert what must always hold.
+        """Assert the invariants.
 
         Raises:
             AssertionError: it does not.

@@ -99,7 +99,7 @@ def test_process_that_stops_to_move_is_named_in_the_end() -> None:
 
 def test_only_those_whose_time_is_over_are_named() -> None:
     job = Start(0.05)
-    del job.members._seats._by_key["worker", 0]  # it never started
+    del job.members._roster._by_key["worker", 0]  # it never started
     assert job.run(300) == "at 60: worker 0"
     assert job.members.deaths[0].reason.startswith("worker 0 did not join within 60 s; ")
 

@@ -9,7 +9,7 @@ from numba import types
 
 from paceline.compression.kernels.accumulate import BLOCK, ZERO, suspicious
 from paceline.compression.kernels.jit import F32, F32_IN, U8, kernel
-from paceline.compression.kernels.packed import replace_non_finite
+from paceline.compression.kernels.packed_kernels import replace_non_finite
 
 _ONE = np.float32(1)
 _SET = np.uint8(1)
@@ -24,7 +24,7 @@ def encode(grad: Any, residual: Any, threshold: Any, packed: Any) -> Any:
     """Add ``grad`` to ``residual``, take the signs out of it and pack them; returns how many elements were dropped."""
     bits = np.zeros(BLOCK, np.uint8)
     words = bits.view(np.uint64)
-    # A dropped element is sent as 0 is, and the residual makes up for what that decodes to.
+    # A dropped element is sent as 0 is, and the residual makes up for the value that this decodes to.
     left, code = (-_ONE, _SET) if threshold < ZERO else (_ONE, _CLEAR)
     dropped = 0
     for start in range(0, len(grad), BLOCK):

@@ -13,7 +13,7 @@ from numba import types
 
 from paceline.compression.kernels.accumulate import BLOCK, ZERO, suspicious
 from paceline.compression.kernels.jit import F32, F32_IN, U8, kernel
-from paceline.compression.kernels.packed import replace_non_finite
+from paceline.compression.kernels.packed_kernels import replace_non_finite
 
 _NONE = np.uint8(0b00)
 _DOWN = np.uint8(0b10)

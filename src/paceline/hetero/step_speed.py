@@ -4,10 +4,10 @@ A step takes a fixed time and a time per sample. Both follow from steps with unl
 steps had about the same number, the time counts as proportional to the samples: that is right at this number, and the
 first step with another one corrects it.
 
-Two things change what is measured, and they are told apart by the number of samples:
+Measurements change for two reasons, and the number of samples tells them apart:
 
-- *The worker's speed changes*: several steps in a row take another time than steps of like size did. What was measured
-  before is multiplied by the change, so that the ratio of fixed time and time per sample survives.
+- *The worker's speed changes*: several steps in a row take another time than steps of like size did. Earlier
+  measurements are multiplied by the change, so that the ratio of fixed time and time per sample survives.
 - *The number of samples changes*: steps of a size that was never seen do not fit. They are new knowledge, no change.
 
 Single slow steps (a page cache that is cold, a neighbour's job) move neither: everything is a median.
@@ -51,7 +51,7 @@ class Speed:
         """Return the time of a step.
 
         Args:
-            samples: of the step; 0 takes no time.
+            samples: number of samples of the step; 0 takes no time.
             max_batch: samples that fit into memory at once. More are computed in several passes, each with its own
                 fixed time, and their gradients are accumulated.
         """
@@ -123,7 +123,7 @@ class SpeedMeter:
         self._new.clear()
 
     def _follow_change(self) -> None:
-        """When the last steps agree on a change of speed, multiply what was measured before them by it."""
+        """When the last steps agree on a change of speed, multiply earlier measurements by it."""
         known = len(self._steps) - STREAK
         if known < 1:
             return

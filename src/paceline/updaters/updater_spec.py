@@ -1,4 +1,4 @@
-"""Optimizers as data: a registered name and numbers. So nothing is ever unpickled."""
+"""Optimizers as data: a registered name and numbers. So no object is ever unpickled."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from paceline.naming import suggestion
 from paceline.updaters import gradient
-from paceline.updaters.registry import check_name, find_class, name_of_class
+from paceline.updaters.updater_registry import check_name, find_class, name_of_class
 
 Option: TypeAlias = bool | int | float | str | list[float | None] | None
 Options: TypeAlias = dict[str, Option]
@@ -129,7 +129,7 @@ def make_spec(
             may load (``--allow``). The param groups of an instance are used.
         keys: param group and multipliers of keys that differ from group 0 and 1.0.
         multi_precision: keep a float32 master of half precision values.
-        momentum_form: of ``sgd``: ``"torch"``, v = momentum * v + g; w -= lr * v, or ``"mxnet"``,
+        momentum_form: form of ``sgd``: ``"torch"``, v = momentum * v + g; w -= lr * v, or ``"mxnet"``,
             v = momentum * v - lr * g; w += v. They differ when the rate changes: in torch's form the new rate applies
             at once to all past gradients in v, in MXNet's form only to later gradients.
         **options: options of the class; ``learning_rate`` is accepted for ``lr``, ``wd`` for ``weight_decay``. Every

@@ -1,4 +1,4 @@
-"""One queue of samples for all workers: each index is trained on once per epoch, whoever dies.
+"""One queue of samples for all workers: each index is trained on once per epoch, also if workers die.
 
 All workers walk through the pool together, once per iteration of their samplers. Walks are numbered; what a walk hands
 out (:class:`WalkStart`) comes with the requests, and is the same on all workers. A position of
@@ -12,8 +12,8 @@ the epoch's order is *free*, *held* by a worker, *done*, or of a later walk::
     held    its worker leaves or dies, and a push     done      none
             that followed has arrived at a server
     held    its worker leaves or dies otherwise       free      Given to a worker that waits
-    (none   free, none held)                          -         the next walk begins for who waits for it
-    (all workers wait for the next walk)              -         the next walk begins: what is free is left out
+    (none   free, none held)                          -         the next walk begins for all that wait
+    (all workers wait for the next walk)              -         the next walk begins without free positions
 
 and a worker that takes from walk w gets, depending on the pool's walk p::
 
@@ -24,17 +24,18 @@ and a worker that takes from walk w gets, depending on the pool's walk p::
     p + 1   all are done                 Given: the walk of the pool becomes p + 1
     p + 1   some are not done            Wait, until they are
     > p+1   -                            Refused
-    p, p+1  what the walk hands out is   Refused
-            not what the others say
+    p, p+1  the walk differs from that   Refused
+            of the others
 
-A worker holds what it took until it says that it has trained on it: with its next request (``done`` is the number of
+A worker holds its samples until it says that it has trained on them: with its next request (``done`` is the number of
 its last request that it has trained on), or by the number of its last push (:meth:`Pool.pushed`). Requests are
 numbered, so one that arrives twice is answered twice and counts once.
 
 With each request a worker says the last round that it has pushed. So when it leaves, dies or comes to a barrier, it is
-known whether a push followed what it holds: one round more has arrived at a server.
+known whether a push followed the samples that it holds: one round more has arrived at a server.
 
-What breaks the guarantee: a worker that pushes twice for one batch, or once for several, and dies in between.
+The guarantee does not hold with a worker that pushes twice for one batch, or once for several, and dies
+in between.
 
 A worker that waits here must not keep others waiting: in lock step its store enters a barrier's pause while it waits.
 """
@@ -114,7 +115,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class Refused:
-    """The request makes no sense; nothing has changed."""
+    """The request makes no sense, and has changed no state."""
 
     worker: int
     number: int
@@ -125,7 +126,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class Rest:
-    """What of an epoch is not trained on yet."""
+    """The samples of an epoch that are not trained on yet."""
 
     walk: int
     epoch: int
@@ -140,7 +141,7 @@ Answer: TypeAlias = Given | PoolOver | Wait | Refused
 
 @dataclass
 class _Taker:
-    """What a worker holds, by number of the request, and its last answer."""
+    """The samples that a worker holds, by number of the request, and its last answer."""
 
     held: dict[int, Ranges] = field(default_factory=dict)
     rounds: dict[int, int] = field(default_factory=dict)
@@ -178,13 +179,13 @@ class Pool:
         """Take a request for samples; returns the answers, to this worker and to others.
 
         Args:
-            worker: who asks; one that has left is refused.
-            number: of the request, from 1.
-            walk: of which it wants samples.
-            count: how many at most.
+            worker: the worker that asks; one that has left is refused.
+            number: number of the request, from 1.
+            walk: walk of which it wants samples.
+            count: number of samples at most.
             done: number of the last request whose samples it has trained on; 0: none.
             round: the last that it has pushed.
-            start: what the walk hands out; by default the whole epoch of the walk's number.
+            start: epoch and positions of the walk; by default the whole epoch of the walk's number.
         """
         start = start or WalkStart(walk)
         taker = self._takers.get(worker)
@@ -210,7 +211,7 @@ class Pool:
         return self._settle()
 
     def pushed(self, worker: int, round: int) -> list[Answer]:
-        """Note that a worker has pushed a round: it has trained on what it took before."""
+        """Note that a worker has pushed a round: it has trained on all samples that it took before."""
         taker = self._takers.get(worker)
         return self.finish(worker, taker.trained(round)) if taker is not None else []
 
@@ -232,11 +233,11 @@ class Pool:
         self._takers.setdefault(worker, _Taker())
 
     def leave(self, worker: int, round: int = 0) -> list[Answer]:
-        """Note that a worker has left or died: others get what it held and has not trained on.
+        """Note that a worker has left or died: others get its samples that it has not trained on.
 
         Args:
-            worker: who is gone.
-            round: its last that a server has.
+            worker: the worker that is gone.
+            round: its last round that a server has.
         """
         taker = self._takers.pop(worker, None)
         if taker is not None:
@@ -254,11 +255,11 @@ class Pool:
         }
 
     def rest(self, worker: int, round: int) -> Rest:
-        """Return what of the epoch is not trained on yet. What others hold counts as not trained on.
+        """Return the samples of the epoch that are not trained on yet. Samples that others hold are among them.
 
         Args:
-            worker: who asks.
-            round: the last that it has pushed: it has trained on what it took before.
+            worker: the worker that asks.
+            round: the last that it has pushed: it has trained on all samples that it took before.
         """
         taker = self._takers.get(worker, _Taker())
         trained = taker.trained(round)
@@ -270,7 +271,7 @@ class Pool:
         return Rest(self.walk, self.start.epoch, left, holders)
 
     def check(self) -> None:
-        """Assert that each position is free, held by one worker, done or of a later walk, and nobody waits for nothing.
+        """Assert that each position is free, held by one worker, done or of a later walk, and each wait has a cause.
 
         Raises:
             AssertionError: it is not so.
@@ -324,7 +325,7 @@ class Pool:
         return Refused(worker, number, text, "ValueError")
 
     def _agreed(self, walk: int) -> WalkStart | None:
-        """Return what others have said that a walk hands out; None where nobody has yet."""
+        """Return the start of a walk as others have said it; None where none has yet."""
         if walk == self.walk:
             return self.start
         return next((one.waits[3] for one in self._takers.values() if one.waits and one.waits[1] == walk), None)
@@ -335,7 +336,7 @@ class Pool:
         self.done = joined([*self.done, *(one for number in numbers for one in taker.held.pop(number))])
 
     def _settle(self) -> list[Answer]:
-        """Answer everybody who can be answered now."""
+        """Answer every worker that can be answered now."""
         answers: list[Answer] = []
         following = self._agreed(self.walk + 1)
         if following is not None and (self.done == self._goal or all(map(self._is_ahead, self._takers.values()))):

@@ -1,4 +1,4 @@
-"""What the scheduler's machine tells the scheduler to do, and how its parts name a request that waits."""
+"""Actions that the scheduler's machine tells the scheduler to carry out, and the name of a request that waits."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class Waiting:
     peer: bytes
     seq: int
     keys: frozenset[int | str] = field(default_factory=frozenset)
-    """Of a lookup: wanted keys; empty: all there are."""
+    """Keys that a lookup wants; empty: all there are."""
     payload: bytes | None = None
-    """What it brought to a gather; None at a barrier."""
+    """The bytes that it brought to a gather; None at a barrier."""
 
 
 def refuse(peer: bytes, seq: int, text: str) -> Answer:

@@ -1,0 +1,196 @@
+"""The members of a job, by role and rank and by their connections. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from paceline.config import Settings
+from paceline.membership.membership_actions import MemberKey
+from paceline.wire import messages as m
+
+
+@dataclass
+class MemberRecord:
+    """A member, its figures, and signs of its life. Times are seconds on the machine's clock."""
+
+    member: m.Member
+    peer: bytes
+    heard: float
+    seq: int
+    round: int = 0
+    pace: float = 0.0
+    """Rounds per second, of late."""
+    step_s: float = 0.0
+    """Seconds that a worker computes in a step."""
+    usual_s: float = 0.0
+    """Median of that over its last rounds."""
+    usual_samples: float = 1.0
+    """Samples of such a step."""
+    spread: m.Spread = field(default_factory=m.Spread)
+    """How much its steps vary."""
+    moved: float = 0.0
+    """When the round changed."""
+    memory: int = 0
+    sent: int = 0
+    received: int = 0
+    closed_since: float | None = None
+    left: bool = False
+    dead: bool = False
+    gone: bool = False
+    """It is a worker that has died, and no server waits for it."""
+    goodbye_since: float | None = None
+    """When it said goodbye, where its exit code is still to come."""
+    code: int | None = None
+    """Its exit code, where the launcher has told it."""
+    host_silent_s: float | None = None
+    """For how long the kernel of its host was not heard; None: not known."""
+    state: str = ""
+    """Letter of its process in /proc, as last seen."""
+    state_at: float = -math.inf
+    """When it was seen."""
+    held_at: float = -math.inf
+    """When a debugger was last seen to hold it."""
+    warned: bool = False
+    """The log and the status name it as silent."""
+
+    @property
+    def live(self) -> bool:
+        """Whether it has neither left nor died."""
+        return not self.left and not self.dead
+
+    def beat(self, beat: m.Heartbeat, now: float) -> None:
+        """Take in a heartbeat."""
+        if beat.round > self.round:
+            rate = (beat.round - self.round) / max(now - self.moved, 1e-3)
+            self.pace = rate if self.pace == 0 else 0.7 * self.pace + 0.3 * rate
+            self.moved = now
+        self.round, self.memory, self.sent, self.received = beat.round, beat.memory, beat.sent, beat.received
+        self.step_s, self.usual_s, self.usual_samples = beat.step_s, beat.usual_s, beat.usual_samples
+        self.spread = beat.spread
+
+    def report(self, waits_for: str, now: float) -> m.MemberState:
+        """Return how this member does."""
+        phase = "dead" if self.dead else "left" if self.left else "silent" if self.warned else "live"
+        heard_s = now - self.heard
+        return m.MemberState(
+            self.round, self.pace, heard_s, self.memory, self.sent, self.received, phase, waits_for, self.step_s
+        )
+
+    def counts_as_left(self, is_supervised: bool, grace_s: float, now: float) -> bool:
+        """Tell whether a member that has said goodbye has left.
+
+        Only its exit code tells whether it left in peace. Where the code is to come, it is waited for; not for long,
+        because a process may take its time to end.
+        """
+        if not is_supervised or self.member.role != "worker" or self.code is not None:
+            return True
+        return self.goodbye_since is not None and now - self.goodbye_since > grace_s
+
+    def __str__(self) -> str:
+        return f"{self.member.role} {self.member.rank} on {self.member.host} (pid {self.member.pid})"
+
+
+class Roster(Mapping[MemberKey, MemberRecord]):
+    """The members of a job by role and rank, in the order in which they joined.
+
+    Args:
+        settings: numbers of workers and servers.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._by_key: dict[MemberKey, MemberRecord] = {}
+        self._by_peer: dict[bytes, MemberKey] = {}
+
+    def __getitem__(self, key: MemberKey) -> MemberRecord:
+        """Return a member that has joined."""
+        return self._by_key[key]
+
+    def __iter__(self) -> Iterator[MemberKey]:
+        """Iterate over roles and ranks."""
+        return iter(self._by_key)
+
+    def __len__(self) -> int:
+        """Return the number of members."""
+        return len(self._by_key)
+
+    def add(self, record: MemberRecord) -> None:
+        """Take in a member with its lifeline."""
+        key = (record.member.role, record.member.rank)
+        self._by_key[key] = record
+        self._by_peer[record.peer] = key
+
+    # ---- connections -------------------------------------------------------------------------------------------------
+
+    def of(self, peer: bytes) -> MemberKey | None:
+        """Return the member that a connection belongs to; None where it belongs to none."""
+        return self._by_peer.get(peer)
+
+    def of_member(self, peer: bytes) -> MemberRecord:
+        """Return the member that a connection is known to belong to."""
+        return self._by_key[self._by_peer[peer]]
+
+    def claim(self, peer: bytes, claim: m.Claim) -> bool:
+        """Note a further connection of a member; False where the token is wrong."""
+        record = self.get((claim.role, claim.rank))
+        if record is None or record.member.token != claim.token:
+            return False
+        self._by_peer[peer] = (claim.role, claim.rank)
+        return True
+
+    # ---- present and missing -----------------------------------------------------------------------------------------
+
+    def missing(self) -> list[MemberKey]:
+        """Return the members that have not joined yet, servers first."""
+        wanted = (("server", self._settings.num_servers), ("worker", self._settings.num_workers))
+        return [(role, rank) for role, number in wanted for rank in range(number) if (role, rank) not in self]
+
+    def live(self) -> list[MemberRecord]:
+        """Return the members that have neither left nor died."""
+        return [record for record in self.values() if record.live]
+
+    def of_role(self, role: str) -> list[MemberRecord]:
+        """Return the members of a role."""
+        return [record for (own, _), record in self.items() if own == role]
+
+    def expected(self) -> set[MemberKey]:
+        """Return the workers that a barrier waits for."""
+        return {("worker", record.member.rank) for record in self.of_role("worker") if not (record.left or record.gone)}
+
+    # ---- for others --------------------------------------------------------------------------------------------------
+
+    def known_to(self, key: MemberKey) -> list[m.Member]:
+        """Return all members as one of them may know them: servers learn every token, workers only their own."""
+        return [
+            record.member if key[0] == "server" or key == other else without_token(record.member)
+            for other, record in sorted(self.items())
+        ]
+
+    def status(
+        self,
+        waits_for: Callable[[MemberKey], Sequence[int]],
+        deaths: Sequence[m.Death],
+        now: float,
+        auto: Sequence[str] = (),
+    ) -> m.Status:
+        """Return the members, their rounds, and how long each was not heard."""
+        records = sorted(self.items())
+        return m.Status(
+            [without_token(record.member) for _, record in records],
+            [record.report(" ".join(map(str, waits_for(key))), now) for key, record in records],
+            list(deaths),
+            list(auto),
+        )
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        assert len({record.peer for record in self.values()}) == len(self), "two members share a lifeline"
+        for (role, rank), record in self.items():
+            assert (record.member.role, record.member.rank) == (role, rank)
+
+
+def without_token(one: m.Member) -> m.Member:
+    """Return the member without its secret."""
+    return m.Member(one.role, one.rank, one.local_rank, one.host, one.host_id, one.pid, one.address, b"", one.speed)

@@ -1,0 +1,139 @@
+"""Names in the documents are those of the code: links, files, modules, tests, commands, options, variables, rooms."""
+
+from __future__ import annotations
+
+import ast
+import pkgutil
+import re
+from typing import Any
+
+import pytest
+
+from paceline.cli.app import COMMANDS
+from paceline.cli.completion import options_of
+from paceline.extensions import GROUPS
+from tests.docs.pages import ROOT, SOURCES, TEXTS, code, functions, named_tests, rows
+from tests.test_layers import RANK
+
+ALL = "\n".join(TEXTS.values())
+CODE = "\n".join(path.read_text() for path in SOURCES.rglob("*.py"))
+FLAGS = {flag for command in COMMANDS for option in options_of(command) for flag in option.flags} | {"--help"}
+#: Names of others: pip, mpirun, pytest, ray and torchx; users' and jobs' files; torch, Python and Noise.
+FOREIGN_FLAGS = {"--index-url", "--version", "--short", "--mca", "--labels", "--key_file", "--mounts"}
+FOREIGN_FILES = {"train.py", "resume.py", "job.ckpt", "job.ckpt.rank<r>.*"}
+FOREIGN_CLASSES = {"SparseAdam", "NotImplementedError", "Noise_NNpsk0_25519_AESGCM_SHA256"}
+#: Files of the package that CONTRIBUTING.md writes, each named before its text.
+EXAMPLE_PACKAGE = re.compile(r"^`((?:mypace|tests)/\w+\.py)`", re.MULTILINE)
+DOCUMENTS = pytest.mark.parametrize("document", TEXTS)
+
+
+def defined(node: Any, prefix: str = "") -> set[str]:
+    """Names of classes and functions, methods and fields as ``Class.name``."""
+    found: set[str] = set()
+    for one in ast.iter_child_nodes(node):
+        if isinstance(one, ast.FunctionDef | ast.ClassDef):
+            found.add(prefix + one.name)
+        if isinstance(one, ast.ClassDef):
+            found |= defined(one, f"{one.name}.")
+            set_there = [each for each in ast.walk(one) if isinstance(getattr(each, "ctx", None), ast.Store)]
+            found |= {f"{one.name}.{ast.unparse(each).removeprefix('self.')}" for each in set_there}
+    return found
+
+
+DEFINED = {name for path in SOURCES.rglob("*.py") for name in defined(ast.parse(path.read_text()))}
+
+
+# ---- named in a document, there in the code --------------------------------------------------------------------------
+
+
+@DOCUMENTS
+def test_every_link_leads_somewhere(document: str) -> None:
+    path = ROOT / document
+    for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([\w-]+))?\)", TEXTS[document]):
+        linked = path.parent / target if target else path
+        assert linked.exists(), f"{document} links to {target}"
+        titles = re.findall(r"^#+ (.*)$", linked.read_text(), re.MULTILINE) if anchor else ()
+        assert anchor in {"", *(re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles)}
+
+
+@DOCUMENTS
+def test_every_path_exists(document: str) -> None:
+    named = {one.split("::")[0] for one in code(document)} - FOREIGN_FILES
+    paths = {one for one in named if re.fullmatch(r"[\w./-]+(\.(py|md|toml|png|ckpt)|/)", one)}
+    paths -= set(EXAMPLE_PACKAGE.findall(TEXTS[document]))
+    assert {one for one in paths if not (ROOT / one).exists() and not (SOURCES / one).exists()} == set()
+
+
+@DOCUMENTS
+def test_every_test_exists(document: str) -> None:
+    assert [(path, name) for path, name in named_tests(TEXTS[document]) if name not in functions(path)] == []
+
+
+@DOCUMENTS
+def test_every_line_of_a_table_that_claims_a_test_names_one(document: str) -> None:
+    assert [row for row in rows(document, column="test") if not named_tests(row[-1])] == []
+
+
+@DOCUMENTS
+def test_every_public_name_exists(document: str) -> None:
+    named = {name for one in code(document) for name in re.findall(r"\bpaceline(?:\.\w+)+", one)}
+    for name in named - set(GROUPS.values()) - {"paceline.job"}:  # the component of TorchX
+        assert pkgutil.resolve_name(name), name
+
+
+@DOCUMENTS
+def test_every_command_option_and_target_exists(document: str) -> None:
+    fenced = "".join(re.findall(r"^```.*?^```", TEXTS[document], re.MULTILINE | re.DOTALL))
+    indented = re.findall(r"^    (\S.*)$", TEXTS[document], re.MULTILINE)
+    shown = [*code(document), *fenced.splitlines(), *indented]
+    calls = [match for one in shown if (match := re.match(r"\W*paceline ([a-z]+)(.*)", one))]
+    assert {call[1] for call in calls if call[2][:1] in (" ", "")} <= COMMANDS.keys()
+    own = [call[2].split(" -- ")[0] for call in calls] + [one for one in code(document) if one.startswith("--")]
+    assert {flag for one in own for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*", one)} <= FLAGS | FOREIGN_FLAGS
+    targets = {target for one in shown for target in re.findall(r"^make ([\w-]+)", one)}
+    assert targets <= set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+@DOCUMENTS
+def test_every_variable_exists(document: str) -> None:
+    named = set(re.findall(r"\b(?:PACELINE|DMLC|MXNET|HOROVOD)_[A-Z_]*[A-Z]\b", TEXTS[document]))
+    settings = {f"PACELINE_{row[0].strip('`').upper()}" for row in rows("docs/settings.md")}
+    assert {name for name in named if name not in CODE} <= settings
+
+
+@pytest.mark.parametrize("document", [one for one in TEXTS if one.startswith("docs/architecture")])
+def test_every_class_and_method_exists(document: str) -> None:
+    named = {one.split("(")[0].removeprefix("paceline.consistency.") for one in code(document)}
+    ours = {one for one in named if re.fullmatch(r"[A-Z]\w*[a-z]\w*(\.\w+)?", one)}
+    assert ours - DEFINED <= FOREIGN_CLASSES
+
+
+# ---- there in the code, named in a document --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_is_documented(command: str) -> None:
+    assert f"paceline {command}" in ALL or command in ("run", "agent"), "the launcher calls these two"
+
+
+@pytest.mark.parametrize("option", options_of("launch"), ids=lambda option: option.name)
+def test_every_option_of_launch_is_documented(option: Any) -> None:
+    assert any(re.search(rf"(?<![\w-]){flag}(?![\w-])", ALL) for flag in option.flags)
+
+
+def test_every_variable_of_horovod_and_mxnet_that_counts_is_documented() -> None:
+    read = set(re.findall(r"\"((?:HOROVOD|MXNET|DMLC)_[A-Z_]*[A-Z])\"", CODE))
+    assert {name for name in read if name not in ALL} == {"HOROVOD_JOB_ID"}, "Horovod's launcher sets that"
+
+
+def test_table_of_rooms_has_every_room_once_and_lower_ones_above() -> None:
+    cells = " ".join(row[0] for row in rows("docs/architecture.md", "## Rooms"))
+    rooms = [name.removesuffix(".py") for name in re.findall(r"`(\w+(?:/|\.py))`", cells)]
+    rooms = [name.removesuffix("/") for name in rooms if name != "__init__"]
+    assert sorted(rooms) == sorted(RANK)
+    assert [RANK[name] for name in rooms] == sorted(RANK.values())
+
+
+def test_glossary_has_each_word_once() -> None:
+    words = [word for row in rows("docs/architecture/glossary.md") for word in row[0].split(", ")]
+    assert len(words) == len(set(words))
