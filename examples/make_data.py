@@ -4,11 +4,15 @@ python examples/make_data.py cifar10 FOLDER        # data_batch_1.bin ... data_b
 python examples/make_data.py cifar100 FOLDER       # train.bin, test.bin
 python examples/make_data.py mnist FOLDER          # train-images-idx3-ubyte, ...
 python examples/make_data.py imagenet FOLDER       # train/0/1.png, ..., val/0/2.png, ...
+    python examples/make_data.py imagenet-rec FOLDER   # the same images as RecordIO: train.rec, train.idx, ...
+    python examples/make_data.py imagenet-rec FOLDER   # the same images as RecordIO: train.rec, train.idx, ...
 """
 
 from __future__ import annotations
 
 import argparse
+import io
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +20,7 @@ import numpy.typing as npt
 from torch.nn import functional as F
 
 import paceline
+from paceline.data.records import ImageHeader, pack
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -61,27 +66,42 @@ def _write_idx(path: Path, array: Bytes) -> None:
     path.write_bytes(header.tobytes() + array.tobytes())
 
 
-def make_imagenet(folder: Path) -> None:
+def encoded(train: bool) -> Iterator[tuple[int, bytes]]:
+    """Yield label and PNG file of each image."""
     from PIL import Image
 
-    for train in (True, False):
-        grey, labels = digits(train, 64)
-        for number, (image, label) in enumerate(zip(coloured(grey, labels), labels, strict=True)):
-            path = folder / ("train" if train else "val") / str(label) / f"{number}.png"
+    grey, labels = digits(train, 64)
+    for image, label in zip(coloured(grey, labels), labels, strict=True):
+        file = io.BytesIO()
+        Image.fromarray(image.transpose(1, 2, 0)).save(file, "PNG")
+        yield int(label), file.getvalue()
+
+
+def make_imagenet(folder: Path) -> None:
+    for part in ("train", "val"):
+        for number, (label, image) in enumerate(encoded(part == "train")):
+            path = folder / part / str(label) / f"{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(image.transpose(1, 2, 0)).save(path)
+            path.write_bytes(image)
+
+
+def make_records(folder: Path) -> None:
+    for part in ("train", "val"):
+        with paceline.data.RecordWriter(folder / f"{part}.rec") as file:
+            for number, (label, image) in enumerate(encoded(part == "train")):
+                file.write(pack(ImageHeader((float(label),), number), image))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("format", choices=["mnist", "cifar10", "cifar100", "imagenet"])
+    parser.add_argument("format", choices=["mnist", "cifar10", "cifar100", "imagenet", "imagenet-rec"])
     parser.add_argument("folder", type=Path)
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     if args.format.startswith("cifar"):
         make_cifar(args.folder, fine=args.format == "cifar100")
     else:
-        {"mnist": make_mnist, "imagenet": make_imagenet}[args.format](args.folder)
+        {"mnist": make_mnist, "imagenet": make_imagenet, "imagenet-rec": make_records}[args.format](args.folder)
     print(f"wrote {args.format} to {args.folder}")
 
 

@@ -18,7 +18,7 @@ import time
 
 import torch
 from common import fit, flags
-from common.folders import Folders
+from common.imagenet import ImageNet
 from models import build
 from rich.console import Console
 from rich.table import Table
@@ -46,7 +46,7 @@ def main() -> None:
         args.num_classes = args.num_classes or 1000
         measure(args, build(args.network, **flags.network_options(args, size)), size, store)
         return
-    data = Folders(args, store, size)
+    data = ImageNet(args, store, size)
     args.num_classes = args.num_classes or data.num_classes
     fit.fit(args, build(args.network, **flags.network_options(args, size)), data, store)
 

@@ -7,6 +7,7 @@ from paceline.data.digits import digits
 from paceline.data.loader import Batches, batches
 from paceline.data.mnist import MNIST
 from paceline.data.pool import PooledBatchSampler
+from paceline.data.records import Records, RecordWriter
 from paceline.data.sampler import ShardedSampler
 from paceline.data.shares import SharedBatchSampler
 from paceline.data.spans import read_spans
@@ -18,6 +19,8 @@ __all__ = [
     "ArrayDataset",
     "Batches",
     "PooledBatchSampler",
+    "RecordWriter",
+    "Records",
     "ShardedSampler",
     "SharedBatchSampler",
     "batch_sampler",
