@@ -1,6 +1,7 @@
 """The scripts with MXNet's flags train, go on from checkpoints, and say what is missing."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,9 +18,10 @@ SMALL = ("--network", "3conv", "--batch-size", "16", "--num-examples", "640", "-
 
 def run(*words: str, workers: int = 0, check: bool = True) -> "subprocess.CompletedProcess[str]":
     launch = ["-m", "paceline", "launch", "-n", str(workers), "-s", "1", "--", sys.executable] if workers else []
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [sys.executable, *launch, *words], check=check, capture_output=True, text=True, timeout=150
-    )  # fmt: skip
+        [sys.executable, *launch, *words], check=check, capture_output=True, text=True, timeout=170, env=env
+    )
 
 
 @pytest.fixture(scope="module")

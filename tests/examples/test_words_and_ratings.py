@@ -1,6 +1,7 @@
 """The scripts for text and for ratings learn."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,11 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def run(script: str, *words: str, workers: int = 0) -> None:
     launch = ["-m", "paceline", "launch", "-n", str(workers), "-s", "1", "--", sys.executable] if workers else []
     subprocess.run(
-        [sys.executable, *launch, str(EXAMPLES / script), *words], check=True, capture_output=True, timeout=150
+        [sys.executable, *launch, str(EXAMPLES / script), *words],
+        check=True,
+        capture_output=True,
+        timeout=170,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
 
 
