@@ -23,7 +23,7 @@ from rich.table import Table
 from torch.nn import functional as F
 
 import paceline
-from examples.networks import NETWORKS
+from examples.models import NETWORKS
 from paceline import gluon
 
 Step = Callable[[], None]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 
 import torch
-from networks import lenet
+from models import lenet
 from readers import MNIST
 from torch.nn import functional as F
 from torch.utils.data import DataLoader

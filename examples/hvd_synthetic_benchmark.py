@@ -9,7 +9,7 @@ import argparse
 import timeit
 
 import torch
-from networks import NETWORKS
+from models import NETWORKS
 from torch.nn import functional as F
 
 import paceline.hvd as hvd

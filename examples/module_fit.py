@@ -13,7 +13,7 @@ import argparse
 import logging
 
 import torch
-from networks import NETWORKS
+from models import NETWORKS
 
 import paceline
 from paceline.mx.callback import Speedometer, TensorBoard, do_checkpoint

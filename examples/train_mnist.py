@@ -20,7 +20,7 @@ from typing import Any
 
 import devices
 import torch
-from networks import NETWORKS
+from models import NETWORKS
 from readers import MNIST
 from reporting import accuracy, report
 from rich.console import Console

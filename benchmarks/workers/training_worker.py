@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import paceline
 import paceline.hvd as hvd
-from examples.networks import NETWORKS
+from examples.models import NETWORKS
 
 SHAPES = {"mlp": (1, 28, 28), "lenet": (1, 28, 28), "resnet18": (3, 32, 32)}
 

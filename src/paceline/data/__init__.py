@@ -5,6 +5,7 @@ from paceline.data.dataset import ArrayDataset, Batches, batches
 from paceline.data.digits import digits
 from paceline.data.partition import read_spans
 from paceline.data.pool import PooledBatchSampler
+from paceline.data.records import Records, RecordWriter
 from paceline.data.sampler import ShardedSampler
 from paceline.data.shares import SharedBatchSampler
 
@@ -12,6 +13,8 @@ __all__ = [
     "ArrayDataset",
     "Batches",
     "PooledBatchSampler",
+    "RecordWriter",
+    "Records",
     "ShardedSampler",
     "SharedBatchSampler",
     "batch_sampler",

@@ -1,12 +1,12 @@
-"""The networks of the examples and benchmarks, in plain PyTorch. ``torch.manual_seed`` decides their first weights."""
+"""Networks for small images: digits and CIFAR."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+from .blocks import conv_bn, conv_bn_relu
 
 
 def mlp(num_classes: int = 10) -> nn.Sequential:
@@ -25,33 +25,38 @@ def lenet(num_classes: int = 10) -> nn.Sequential:
     )  # fmt: skip
 
 
+def three_conv(num_classes: int = 10, image_size: int = 28) -> nn.Sequential:
+    """MXNet-G's network of three convolutions for images [N, 3, 28, 28] or of another size."""
+    side = image_size
+    for _ in range(3):
+        side = (side - 3) // 2 + 1
+    return nn.Sequential(
+        conv_bn_relu(3, 32, 5, bias=True), nn.MaxPool2d(3, 2),
+        conv_bn_relu(32, 32, 5, bias=True), nn.AvgPool2d(3, 2),
+        conv_bn_relu(32, 64, 5, bias=True), nn.AvgPool2d(3, 2),
+        nn.Flatten(), nn.Linear(64 * side * side, 64), nn.ReLU(), nn.Linear(64, num_classes),
+    )  # fmt: skip
+
+
 class Residual(nn.Module):
     """The basic block of He et al. 2015; a 1x1 convolution replaces the identity where shapes change."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(_conv(inputs, outputs, 3, stride), nn.ReLU(), _conv(outputs, outputs, 3, 1))
+        self.body = nn.Sequential(conv_bn(inputs, outputs, 3, stride), nn.ReLU(), conv_bn(outputs, outputs, 3))
         same = inputs == outputs and stride == 1
-        self.shortcut = nn.Identity() if same else _conv(inputs, outputs, 1, stride)
+        self.shortcut = nn.Identity() if same else conv_bn(inputs, outputs, 1, stride)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return F.relu(self.body(images) + self.shortcut(images))
 
 
-def _conv(inputs: int, outputs: int, size: int, stride: int) -> nn.Sequential:
-    convolution = nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
-    return nn.Sequential(convolution, nn.BatchNorm2d(outputs))
-
-
-def resnet18(num_classes: int = 10, width: int = 64) -> nn.Sequential:
+def cifar_resnet18(num_classes: int = 10, width: int = 64) -> nn.Sequential:
     """ResNet-18 (He et al. 2015) for images [N, 3, 32, 32]: a 3x3 stem without pooling; 11,173,962 parameters."""
-    layers: list[nn.Module] = [_conv(3, width, 3, 1), nn.ReLU()]
+    layers: list[nn.Module] = [conv_bn(3, width, 3), nn.ReLU()]
     channels = width
     for stage in range(4):
         outputs = width * 2**stage
         layers += [Residual(channels, outputs, stride=1 if stage == 0 else 2), Residual(outputs, outputs, stride=1)]
         channels = outputs
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, num_classes))
-
-
-NETWORKS: dict[str, Callable[[], nn.Sequential]] = {"mlp": mlp, "lenet": lenet, "resnet18": resnet18}

@@ -1,0 +1,160 @@
+"""ImageNet, as it is usually stored: images in a folder per class, in ``train/`` and ``val/``, or RecordIO files."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+import paceline
+from common.fit import Batch
+from paceline.data.records import unpack
+from paceline.kvstore import KVStoreBase
+
+#: Mean and standard deviation of ImageNet's channels.
+MEAN, DEVIATION = torch.tensor((0.485, 0.456, 0.406)), torch.tensor((0.229, 0.224, 0.225))
+
+_SUFFIXES = {".jpg", ".jpeg", ".png", ".webp"}
+
+
+class Images(Dataset[tuple[torch.Tensor, int]]):
+    """Images that are decoded when they are asked for: [3, size, size] float32 with mean 0, and a class.
+
+    Args:
+        source: what opens an image by its position: a file or its bytes, and its class.
+        size: height and width in pixels.
+        augment: crop at random (8 to 100 % of the area, Szegedy et al. 2014) and mirror; otherwise the middle is taken.
+    """
+
+    def __init__(self, source: FolderSource | RecordSource, size: int, augment: bool) -> None:
+        self.source, self.size, self.augment = source, size, augment
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        from PIL import Image
+
+        where, label = self.source.open(index)
+        with Image.open(where) as file:
+            image = file.convert("RGB")
+        box = random_box(image.size) if self.augment else middle_box(image.size)
+        pixels = np.array(image.resize((self.size, self.size), Image.Resampling.BILINEAR, box))
+        if self.augment and torch.rand(()) < 0.5:
+            pixels = pixels[:, ::-1]
+        scaled = torch.from_numpy(np.ascontiguousarray(pixels)).float().div_(255)
+        return ((scaled - MEAN) / DEVIATION).permute(2, 0, 1).contiguous(), label
+
+
+class FolderSource:
+    """The images of a folder that holds a folder per class."""
+
+    def __init__(self, folder: Path) -> None:
+        classes = sorted(path.name for path in folder.iterdir() if path.is_dir())
+        self.num_classes = len(classes)
+        self._samples = [
+            (path, number)
+            for number, name in enumerate(classes)
+            for path in sorted((folder / name).iterdir())
+            if path.suffix.lower() in _SUFFIXES
+        ]
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def open(self, index: int) -> tuple[Path, int]:
+        return self._samples[index]
+
+
+class RecordSource:
+    """The images of a RecordIO file, as MXNet's ``im2rec`` writes it."""
+
+    def __init__(self, path: Path) -> None:
+        self._records = paceline.data.Records(path)
+        self.num_classes = 1 + max(self.open(index)[1] for index in range(len(self._records)))
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def open(self, index: int) -> tuple[io.BytesIO, int]:
+        header, image = unpack(self._records[index])
+        return io.BytesIO(image), int(header.labels[0])
+
+
+def source(data_dir: str, part: str) -> FolderSource | RecordSource:
+    """Return the images of ``train`` or ``val``: those of a record file if there is one, else those of folders."""
+    folder = Path(data_dir)
+    if (records := folder / f"{part}.rec").exists():
+        return RecordSource(records)
+    found = FolderSource(folder / part) if (folder / part).is_dir() else ()
+    if not found:
+        raise SystemExit(
+            f"{folder} holds no {part}.rec and no folders with images in {part}/: extract ImageNet there, one folder "
+            f"per class, or make a small data set: python examples/make_data.py imagenet {folder}"
+        )
+    return found
+
+
+def random_box(size: tuple[int, int]) -> tuple[float, float, float, float]:
+    """Return a part of an image of (width, height): left, top, right, bottom."""
+    width, height = size
+    for _ in range(10):
+        area = width * height * float(torch.empty(()).uniform_(0.08, 1.0))
+        ratio = float(torch.empty(()).uniform_(math.log(3 / 4), math.log(4 / 3)).exp())
+        w, h = (area * ratio) ** 0.5, (area / ratio) ** 0.5
+        if w <= width and h <= height:
+            left, top = float(torch.rand(())) * (width - w), float(torch.rand(())) * (height - h)
+            return left, top, left + w, top + h
+    return middle_box(size)
+
+
+def middle_box(size: tuple[int, int]) -> tuple[float, float, float, float]:
+    """Return the middle of an image, 224 of 256 pixels."""
+    side = min(size) * 0.875
+    left, top = (size[0] - side) / 2, (size[1] - side) / 2
+    return left, top, left + side, top + side
+
+
+class ImageNet:
+    """Training and test batches of one worker, decoded in processes of their own."""
+
+    def __init__(self, args: argparse.Namespace, store: KVStoreBase, size: int) -> None:
+        if not args.data_dir:
+            raise SystemExit(
+                "--data-dir: a folder with train/ and val/, or train.rec; examples/make_data.py makes small ones"
+            )
+        found = source(args.data_dir, "train")
+        self.num_classes = found.num_classes
+        train = Images(found, size, augment=True)
+        count = min(args.num_examples or len(train), len(train))
+        self._sampler = self._part(args, count, store)
+        options: dict[str, Any] = {"num_workers": args.data_nthreads, "persistent_workers": args.data_nthreads > 0}
+        size_here = self._sampler.batch_size or args.batch_size
+        self._train = DataLoader(train, size_here, sampler=self._sampler, drop_last=True, **options)
+        test = Images(source(args.data_dir, "val"), size, augment=False)
+        self._test = DataLoader(test, 100, num_workers=args.data_nthreads)
+
+    @staticmethod
+    def _part(args: argparse.Namespace, count: int, store: KVStoreBase) -> paceline.data.ShardedSampler:
+        if not args.data_allocator:
+            return paceline.data.ShardedSampler(count, store.num_workers, store.rank, seed=args.seed)
+        span = paceline.data.read_spans("data_sharding", store.num_workers)[store.rank]
+        together = args.batch_size * store.num_workers
+        return paceline.data.ShardedSampler(count, span=span, global_batch_size=together, seed=args.seed)
+
+    def __len__(self) -> int:
+        return len(self._train)
+
+    def train(self, epoch: int) -> Iterable[Batch]:
+        self._sampler.set_epoch(epoch)
+        return self._train
+
+    def test(self) -> Iterable[Batch]:
+        return self._test

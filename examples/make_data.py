@@ -1,0 +1,109 @@
+"""Make a small real data set in the format of a large one, from the 1,797 handwritten digits that come with paceline.
+
+python examples/make_data.py cifar10 FOLDER        # data_batch_1.bin ... data_batch_5.bin, test_batch.bin
+python examples/make_data.py cifar100 FOLDER       # train.bin, test.bin
+python examples/make_data.py mnist FOLDER          # train-images-idx3-ubyte, ...
+python examples/make_data.py imagenet FOLDER       # train/0/1.png, ..., val/0/2.png, ...
+    python examples/make_data.py imagenet-rec FOLDER   # the same images as RecordIO: train.rec, train.idx, ...
+    python examples/make_data.py imagenet-rec FOLDER   # the same images as RecordIO: train.rec, train.idx, ...
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from torch.nn import functional as F
+
+import paceline
+from paceline.data.records import ImageHeader, pack
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def digits(train: bool, size: int) -> tuple[Bytes, Bytes]:
+    """Return grey images [N, size, size] and labels [N]."""
+    images, labels = paceline.data.digits(train=train).tensors
+    scaled = F.interpolate(images, (size, size), mode="bilinear")
+    return (scaled[:, 0] * 255).round().byte().numpy(), labels.byte().numpy()
+
+
+def coloured(grey: Bytes, labels: Bytes) -> Bytes:
+    """Return images [N, 3, H, W] on a background whose colour has nothing to do with the class."""
+    chance = np.random.default_rng(0)
+    background = chance.integers(0, 128, (len(labels), 3, 1, 1))
+    return np.maximum(grey[:, None], background).astype(np.uint8)
+
+
+def make_cifar(folder: Path, fine: bool) -> None:
+    for train in (True, False):
+        grey, labels = digits(train, 32)
+        columns = [labels[:, None], coloured(grey, labels).reshape(len(labels), -1)]
+        records = np.concatenate([labels[:, None], *columns] if fine else columns, 1)
+        if fine:
+            records.tofile(folder / ("train.bin" if train else "test.bin"))
+            continue
+        parts = np.array_split(records, 5) if train else [records]
+        names = [f"data_batch_{number}.bin" for number in range(1, 6)] if train else ["test_batch.bin"]
+        for name, part in zip(names, parts, strict=True):
+            part.tofile(folder / name)
+
+
+def make_mnist(folder: Path) -> None:
+    for train in (True, False):
+        grey, labels = digits(train, 28)
+        stem = "train" if train else "t10k"
+        _write_idx(folder / f"{stem}-images-idx3-ubyte", grey)
+        _write_idx(folder / f"{stem}-labels-idx1-ubyte", labels)
+
+
+def _write_idx(path: Path, array: Bytes) -> None:
+    header = np.array([0x0800 + array.ndim, *array.shape], ">i4")
+    path.write_bytes(header.tobytes() + array.tobytes())
+
+
+def encoded(train: bool) -> Iterator[tuple[int, bytes]]:
+    """Yield label and PNG file of each image."""
+    from PIL import Image
+
+    grey, labels = digits(train, 64)
+    for image, label in zip(coloured(grey, labels), labels, strict=True):
+        file = io.BytesIO()
+        Image.fromarray(image.transpose(1, 2, 0)).save(file, "PNG")
+        yield int(label), file.getvalue()
+
+
+def make_imagenet(folder: Path) -> None:
+    for part in ("train", "val"):
+        for number, (label, image) in enumerate(encoded(part == "train")):
+            path = folder / part / str(label) / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(image)
+
+
+def make_records(folder: Path) -> None:
+    for part in ("train", "val"):
+        with paceline.data.RecordWriter(folder / f"{part}.rec") as file:
+            for number, (label, image) in enumerate(encoded(part == "train")):
+                file.write(pack(ImageHeader((float(label),), number), image))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("format", choices=["mnist", "cifar10", "cifar100", "imagenet", "imagenet-rec"])
+    parser.add_argument("folder", type=Path)
+    args = parser.parse_args()
+    args.folder.mkdir(parents=True, exist_ok=True)
+    if args.format.startswith("cifar"):
+        make_cifar(args.folder, fine=args.format == "cifar100")
+    else:
+        {"mnist": make_mnist, "imagenet": make_imagenet, "imagenet-rec": make_records}[args.format](args.folder)
+    print(f"wrote {args.format} to {args.folder}")
+
+
+if __name__ == "__main__":
+    main()

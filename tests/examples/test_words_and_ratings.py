@@ -1,0 +1,47 @@
+"""The scripts for text and for ratings learn."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(script: str, *words: str, workers: int = 0) -> None:
+    launch = ["-m", "paceline", "launch", "-n", str(workers), "-s", "1", "--", sys.executable] if workers else []
+    command, env = [sys.executable, *launch, str(EXAMPLES / script), *words], os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run(command, check=True, capture_output=True, timeout=170, env=env)
+
+
+def test_the_language_model_learns_pythons_documentation(tmp_path: Path) -> None:
+    small = ("--tied", "--emsize", "32", "--nhid", "32", "--nlayers", "1", "--batch_size", "64", "--vocabulary", "500")
+    run("word_language_model.py", *small, "--epochs", "1", "--log-interval", "0", "--result", str(tmp_path / "result"))
+    (epoch,) = json.loads((tmp_path / "result").read_text())["epochs"]
+    assert epoch["valid_perplexity"] < 150  # 500 words: by chance 500
+
+
+@pytest.fixture(scope="module")
+def ratings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return 4,000 ratings that 4 hidden factors explain."""
+    chance = torch.Generator().manual_seed(0)
+    users, films = torch.randn(100, 4, generator=chance), torch.randn(60, 4, generator=chance)
+    lines = []
+    for _ in range(4000):
+        user, film = (int(torch.randint(high, (), generator=chance)) for high in (100, 60))
+        rating = round(max(1.0, min(5.0, 3 + 0.7 * float(users[user] @ films[film]))))
+        lines.append(f"{user + 1}\t{film + 1}\t{rating}\t0\n")
+    path = tmp_path_factory.mktemp("ratings") / "u.data"
+    path.write_text("".join(lines))
+    return path
+
+
+def test_matrix_factorisation_learns_with_two_workers_and_sparse_gradients(ratings: Path, tmp_path: Path) -> None:
+    words = ("--data", str(ratings), "--factor-size", "16", "--lr", "0.02", "--result", str(tmp_path / "result"))
+    run("matrix_factorization.py", *words, "--kv-store", "dist_sync", workers=2)
+    errors = [epoch["rmse"] for epoch in json.loads((tmp_path / "result").read_text())["epochs"]]
+    assert errors[2] < 0.8 * errors[0]
