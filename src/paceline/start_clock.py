@@ -5,7 +5,8 @@ A process that starts on a busy host is slow, not lost. Where its CPU time is kn
 | since the last report it | counts |
 |---|---|
 | used CPU time, at least :data:`MOVING_SHARE` of the time that passed | the CPU time, at most the time that passed |
-| used less: it sleeps, waits for somebody, or is stopped | the time that passed |
+| used less, and is ready to run: the host has no processor for it | the CPU time |
+| used less otherwise: it sleeps, waits for somebody, or is stopped | the time that passed |
 """
 
 from __future__ import annotations
@@ -26,10 +27,17 @@ class StartClock:
         self._counted, self._since = 0.0, now
         self._is_told = False
 
-    def note(self, cpu_s: float, now: float) -> None:
-        """Note how much CPU time the process has used since it started."""
+    def note(self, cpu_s: float, now: float, is_ready: bool = False) -> None:
+        """Note how much CPU time the process has used since it started.
+
+        Args:
+            cpu_s: its CPU time, in seconds.
+            now: seconds on the caller's clock.
+            is_ready: it runs now, or waits for a processor or a disk.
+        """
         passed, used = now - self._since, cpu_s - self.cpu_s
-        self._counted += passed if used < MOVING_SHARE * passed else min(used, passed)
+        sleeps = used < MOVING_SHARE * passed and not is_ready
+        self._counted += passed if sleeps else min(used, passed)
         self.cpu_s, self._since, self._is_told = cpu_s, now, True
 
     def forgive(self, lost_s: float) -> None:

@@ -197,5 +197,6 @@ def _problem(trial: Trial, code: int | None, text: str, left: list[str]) -> str:
     if code == 0:
         # All workers were done already: then the launcher only warns.
         warned = re.search(rf"but (?:.*, )?{culprit}(?:, .*)? did not leave within", text)
+        warned = warned or re.search(rf"{culprit} is terminated: stopped", text)
         return "" if warned else "the job ended with exit code 0"
     return "" if named(text) == culprit else f"named {named(text)!r} instead of {culprit!r}"

@@ -59,7 +59,7 @@ def kinds(folder: Path, with_ssh: bool) -> list[Kind]:
     script.write_text(first)
     python = sys.executable
     demo = ("--network", "lenet", "--kv-store", "dist_sync", "--lr", "0.05")
-    small = ("--network", "mlp", "--num-epochs", "1")
+    small = ("--network", "mlp", "--num-epochs", "1", "--kv-store", "dist_sync")
     found = [
         Kind("README's script", ("-n", "2", "-s", "1", "--", python, str(script))),
         Kind("demo", ("-n", "2", "-s", "2", "--", python, _MNIST, *demo)),

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 from paceline.launch import processes
 
@@ -64,9 +65,19 @@ def test_cpu_time_of_a_session_counts_its_processes_and_their_ended_children() -
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
-        found = processes.cpu_s({process.pid})
+        found = processes.usage({process.pid})
         assert list(found) == [process.pid]
-        assert found[process.pid] >= 0.19
+        assert found[process.pid].cpu_s >= 0.19
+        assert not found[process.pid].is_ready  # it waits for input
+
+
+def test_a_process_that_computes_is_ready() -> None:
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True) as process:
+        until = time.monotonic() + 30
+        while not processes.usage({process.pid})[process.pid].is_ready:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        process.kill()
 
 
 def test_birth_tells_processes_of_one_id_apart() -> None:

@@ -19,12 +19,13 @@ class Start:
 
     Args:
         share: of the time that passes, which worker 1 gets as CPU time; None: no launcher tells.
+        is_ready: it would use more if the host gave it more.
     """
 
-    def __init__(self, share: float | None) -> None:
+    def __init__(self, share: float | None, is_ready: bool = False) -> None:
         self.members = Membership(JOB, 0.0, lambda: b"token")
         self.members.is_supervised = share is not None
-        self.share, self.cpu_s = share, 0.0
+        self.share, self.cpu_s, self.is_ready = share, 0.0, is_ready
         self.now = 0.0
         self.actions: list[Action] = []
         for role, rank in (("worker", 0), ("server", 0)):
@@ -40,7 +41,7 @@ class Start:
             self.now = round(self.now + TICK_S, 6)
             if self.share is not None and round(self.now / TICK_S) % round(REPORT_S / TICK_S) == 0:
                 self.cpu_s += self.share * REPORT_S
-                self.members.note_cpu("worker", 1, self.cpu_s, self.now)
+                self.members.note_cpu(("worker", 1), self.cpu_s, self.now, self.is_ready)
             self.actions += self.members.tick(self.now)
             if self.members.cause is not None:
                 return f"at {self.now:.0f}: {self.members.cause.role} {self.members.cause.rank}"
@@ -110,3 +111,10 @@ def test_time_in_which_the_scheduler_did_not_run_does_not_count() -> None:
     job.now += 500
     assert job.run(45) == ""
     assert job.run(20).endswith("worker 1")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001])
+def test_process_that_waits_for_a_processor_is_waited_for_however_little_it_gets(share: float) -> None:
+    start = Start(share, is_ready=True)
+    assert start.run(3000) == ""
+    assert "still starts on a busy host" in start.lines[0]

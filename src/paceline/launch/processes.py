@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import psutil
 
@@ -21,6 +22,7 @@ from paceline.errors import LaunchError
 
 _STOPPED = frozenset({psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP})
 _DEAD = frozenset({psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD})
+_READY = frozenset({psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP})
 _TRIES, _PAUSE_S = 100, 0.05
 
 
@@ -40,16 +42,24 @@ def living(sessions: Collection[int]) -> set[int]:
     return {session for session, _ in _of(sessions)}
 
 
-def cpu_s(sessions: Collection[int]) -> dict[int, float]:
-    """Return how much CPU time the processes of each of the given sessions have used; nothing for one that is over.
+class Usage(NamedTuple):
+    """How much CPU time processes have used, and whether one of them runs now, or waits for a processor or a disk."""
+
+    cpu_s: float = 0.0
+    is_ready: bool = False
+
+
+def usage(sessions: Collection[int]) -> dict[int, Usage]:
+    """Return what the processes of each of the given sessions use; nothing for a session that is over.
 
     The time of children that have ended counts.
     """
-    found: dict[int, float] = defaultdict(float)
+    found: dict[int, Usage] = defaultdict(Usage)
     for session, process in _of(sessions):
         with contextlib.suppress(psutil.NoSuchProcess):
-            times = process.cpu_times()
-            found[session] += times.user + times.system + times.children_user + times.children_system
+            times, before = process.cpu_times(), found[session]
+            cpu_s = times.user + times.system + times.children_user + times.children_system
+            found[session] = Usage(before.cpu_s + cpu_s, before.is_ready or process.status() in _READY)
     return found
 
 

@@ -31,9 +31,9 @@ class Starting:
         self._clocks: dict[MemberKey, StartClock] = {}
         self._next_word = now + limit_s / 2
 
-    def note_cpu(self, key: MemberKey, cpu_s: float, now: float) -> None:
-        """Note how much CPU time a process has used since it started."""
-        self._clocks.setdefault(key, StartClock(self._began)).note(cpu_s, now)
+    def note_cpu(self, key: MemberKey, cpu_s: float, now: float, is_ready: bool) -> None:
+        """Note how much CPU time a process has used since it started, and whether it is ready to run."""
+        self._clocks.setdefault(key, StartClock(self._began)).note(cpu_s, now, is_ready)
 
     def forgive(self, lost_s: float) -> None:
         """Do not count time in which the judge did not run."""

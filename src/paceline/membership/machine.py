@@ -369,9 +369,9 @@ class Membership:
         text = "; ".join(describe(death) for death in self.deaths)
         return [Answer(one.peer, one.seq, m.Failed("PeerDiedError", text)) for one in waiting]
 
-    def note_cpu(self, role: str, rank: int, cpu_s: float, now: float) -> None:
+    def note_cpu(self, key: MemberKey, cpu_s: float, now: float, is_ready: bool = False) -> None:
         """Note that a process runs, and how much CPU time it has used since it started, as its launcher says."""
-        self._starting.note_cpu((role, rank), cpu_s, now)
+        self._starting.note_cpu(key, cpu_s, now, is_ready)
 
     def _wait_for_missing(self, now: float) -> list[Action]:
         missing = self._roster.missing()

@@ -31,11 +31,12 @@ class Ended(NamedTuple):
 
 
 class StartProgress(NamedTuple):
-    """A process of the job that runs, and the CPU time that it has used."""
+    """A process of the job that runs, the CPU time that it has used, and whether it runs or waits for a processor."""
 
     role: str
     rank: int
     cpu_s: float
+    is_ready: bool = False
 
 
 class Launcher:
@@ -98,5 +99,7 @@ class Launcher:
         return [_parsed(*json.loads(line)) for line in lines]
 
 
-def _parsed(role: str, rank: int, code: int | None, cpu_s: float = 0.0) -> Ended | StartProgress:
-    return StartProgress(role, rank, cpu_s) if code is None else Ended(role, rank, code)
+def _parsed(
+    role: str, rank: int, code: int | None, cpu_s: float = 0.0, is_ready: bool = False
+) -> Ended | StartProgress:
+    return StartProgress(role, rank, cpu_s, is_ready) if code is None else Ended(role, rank, code)

@@ -63,7 +63,7 @@ class Scheduler:
         for one in self._launcher.news():
             now = time.monotonic()
             if isinstance(one, StartProgress):
-                self._membership.note_cpu(*one, now)
+                self._membership.note_cpu((one.role, one.rank), one.cpu_s, now, one.is_ready)
             else:
                 self._perform(self._membership.ended(*one, now))
         self._membership.is_supervised = self._launcher.reports_ends

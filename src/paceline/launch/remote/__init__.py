@@ -11,7 +11,7 @@ and talks with it over that command's stdin and stdout, in lines of JSON (``prot
 | ``["look", [member, ...]]`` | answered by ``runs`` for each; a member is ``[role, rank]`` |
 | ``["signal", number, [member, ...]]`` | to processes and all that they started |
 | ``["exited", member, code]`` | for the scheduler: how a process of another host ended |
-| ``["runs", member, CPU seconds]`` | for the scheduler: a process of another host runs |
+| ``["runs", member, CPU seconds, ready]`` | for the scheduler: a process of another host runs |
 | ``["facts", interface, witness]``, ``["reach", [[host, address, port], ...]]`` | for ``paceline doctor`` |
 | ``["ping"]`` | answered by ``pong`` |
 

@@ -149,8 +149,8 @@ class Agent:
                 self._crew.look(members(given))
             case ["signal", int() as signum, list() as given]:
                 self._crew.send(signum, members(given))
-            case ["runs", [str() as role, int() as rank], float() as cpu_s]:
-                self._crew.tell(ProcessName(role, rank), None, cpu_s)
+            case ["runs", [str() as role, int() as rank], float() as cpu_s, bool() as is_ready]:
+                self._crew.tell(ProcessName(role, rank), None, cpu_s, is_ready)
             case ["exited", [str() as role, int() as rank], int() as code]:
                 self._crew.tell(ProcessName(role, rank), code)
             case _:

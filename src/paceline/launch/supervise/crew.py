@@ -154,18 +154,18 @@ class LocalCrew:
         for member in ended:
             self._take(Exited(member, self._children[member].code or 0))
 
-    def tell(self, member: ProcessName, code: int | None, *cpu_s: float) -> None:
-        """Tell the scheduler, if it runs here, how a process ended; without a code, how much CPU time it has used."""
+    def tell(self, member: ProcessName, code: int | None, *usage: float) -> None:
+        """Tell the scheduler, if it runs here, how a process ended; without a code, its ``processes.Usage``."""
         if self._ended is not None and member.role != "scheduler":
-            self._ended.tell(member, code, *cpu_s)
+            self._ended.tell(member, code, *usage)
 
     def look(self, members: Collection[ProcessName]) -> None:
         """Tell how much CPU time some processes have used, with everything they started."""
-        found = processes.cpu_s({self._children[member].pid for member in members})
+        found = processes.usage({self._children[member].pid for member in members})
         for member in members:
-            cpu_s = found.get(self._children[member].pid, 0.0)
-            self.tell(member, None, cpu_s)
-            self._take(Runs(member, cpu_s))
+            usage = found.get(self._children[member].pid, processes.Usage())
+            self.tell(member, None, *usage)
+            self._take(Runs(member, *usage))
 
     def send(self, signum: int, members: Collection[ProcessName]) -> None:
         """Signal some processes and everything they started."""

@@ -73,10 +73,15 @@ class Over:
 
 @dataclass(frozen=True)
 class Runs:
-    """A process runs, and has used so much CPU time, in seconds, with all that it has started."""
+    """A process runs, and has used so much CPU time, in seconds, with all that it has started.
+
+    Attributes:
+        is_ready: it runs now, or waits for a processor or a disk.
+    """
 
     member: ProcessName
     cpu_s: float
+    is_ready: bool = False
 
 
 @dataclass(frozen=True)

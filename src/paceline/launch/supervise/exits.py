@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from paceline.launch.plan import ProcessName
 from paceline.launch.spec import Graces
+from paceline.launch.supervise.events import Runs
 
 #: Interval at which processes that are to exit are looked at, and named.
 LOOK_S, SAY_S = 2.0, 30.0
@@ -53,14 +54,14 @@ class Exits:
         self._began = self._said = now
         self._seen: dict[ProcessName, _Seen] = {}
 
-    def note(self, member: ProcessName, cpu_s: float, is_stopped: bool, now: float) -> None:
-        """Take in how much CPU time a process has used until now, and whether it is stopped."""
-        one = self._seen.setdefault(member, _Seen(now, cpu_s))
+    def note(self, runs: Runs, is_stopped: bool, now: float) -> None:
+        """Take in what a process has used until now, and whether it is stopped."""
+        one = self._seen.setdefault(runs.member, _Seen(now, runs.cpu_s))
         passed_s, one.at = min(now - one.at, 2 * LOOK_S), now
         one.stopped_s = one.stopped_s + passed_s if is_stopped else 0.0
         one.idle_s += passed_s
-        if abs(cpu_s - one.cpu_s) >= MOVED_S:
-            one.cpu_s, one.idle_s = cpu_s, 0.0
+        if runs.is_ready or abs(runs.cpu_s - one.cpu_s) >= MOVED_S:
+            one.cpu_s, one.idle_s = runs.cpu_s, 0.0
 
     def why_overdue(self, member: ProcessName) -> str:
         """Return why a process is waited for no more, or an empty string."""

@@ -195,8 +195,8 @@ class JobLifecycle:
             case Over():
                 self._wait_for_exits(now)
                 return []
-            case Runs(member, cpu_s):
-                return self._runs(member, cpu_s, now)
+            case Runs():
+                return self._runs(event, now)
             case Interrupted(signum):
                 return self._interrupted(signum, now)
             case Tick():
@@ -323,17 +323,17 @@ class JobLifecycle:
             self._exits = Exits(self.graces, now)
             self.phase, self.deadline = Phase.LEAVING, now
 
-    def _runs(self, member: ProcessName, cpu_s: float, now: float) -> list[Action]:
+    def _runs(self, one: Runs, now: float) -> list[Action]:
         """Wait on for a scheduler that starts on a busy host, and judge what has not exited.
 
         Workers are judged first, since servers and scheduler matter to nobody then.
         """
-        if self.phase is Phase.STARTING and member == _SCHEDULER:
-            self._start_clock.note(cpu_s, now)
+        if self.phase is Phase.STARTING and one.member == _SCHEDULER:
+            self._start_clock.note(one.cpu_s, now, one.is_ready)
             self.deadline = now + max(0.0, self.graces.start_s - self._start_clock.counted_s(now))
         if self._exits is None or self.phase is not Phase.LEAVING:
             return []
-        self._exits.note(member, cpu_s, member in self._stopped, now)
+        self._exits.note(one, one.member in self._stopped, now)
         workers = self._workers()
         why = {member: self._exits.why_overdue(member) for member in workers or self.alive}
         if not all(why.values()) or (self._unfinished and not workers):  # a worker whose host is slow to say so
@@ -400,8 +400,8 @@ class JobLifecycle:
                 warning = (
                     f"all workers are done but {self._names()} did not leave within {self.graces.leave_s:g} s"
                     if self._is_complete
-                    else f"all workers have ended without joining the job; ending {self._names()}. A command that "
-                    "needs no servers is started with -s 0"
+                    else f"all workers have ended without joining the job; ending {self._names()}. If they should have "
+                    "trained together, their store needs a type such as dist_sync; a command without one, -s 0"
                 )
                 return [ShowLine(warning), *self._terminate(now)]
             case Phase.FAILING | Phase.INTERRUPTED:

@@ -92,13 +92,13 @@ class EndedPipe:
         os.close(self._fd)
         self._fd = -1
 
-    def tell(self, member: ProcessName, code: int | None, *cpu_s: float) -> None:
-        """Say how a process ended; without a code, that it runs and how much CPU time it has used.
+    def tell(self, member: ProcessName, code: int | None, *usage: float) -> None:
+        """Say how a process ended; without a code, that it runs, its CPU time, and whether it is ready to run.
 
         What the scheduler cannot read any more is lost.
         """
         with contextlib.suppress(OSError):
-            os.write(self._fd, json.dumps([*member, code, *cpu_s]).encode() + b"\n")
+            os.write(self._fd, json.dumps([*member, code, *usage]).encode() + b"\n")
 
     def close_read(self) -> None:
         """Close the scheduler's end in this process, after the scheduler has it."""
