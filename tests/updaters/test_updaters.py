@@ -561,3 +561,31 @@ def test_users_class_runs_only_where_it_is_allowed() -> None:
     ):
         with pytest.raises(ValueError, match=why):
             find_class(wrong, [wrong])
+
+
+@pytest.mark.parametrize("late", ["conv", "bias", 7])
+@pytest.mark.parametrize(("dampening", "restored"), [(0.5, False), (0.0, True)])
+def test_a_key_whose_first_gradient_comes_later_gets_torchs_first_step_then(
+    late: str | int, dampening: float, restored: bool
+) -> None:
+    """Torch's fused SGD cannot mix parameters with and without momentum; a first step has no dampening."""
+    options = {"lr": 0.1, "momentum": 0.9, "dampening": dampening}
+    weights = torch.arange(NUMEL, dtype=torch.float32)
+    updater = make_updater(make_spec("sgd", **options), value := weights.clone(), pieces())
+    params = {piece.key: torch.nn.Parameter(weights[piece.start : piece.start + piece.length]) for piece in pieces()}
+    expected = {key: torch.optim.SGD([param], **options, fused=True) for key, param in params.items()}
+    for step in range(3):
+        grad = torch.sin(torch.arange(NUMEL, dtype=torch.float32) + step)
+        absent = [(one.start, one.start + one.length) for one in pieces() if one.key == late and step == 0]
+        updater.update(grad.clone(), 1.0, None, tuple(absent))
+        if restored and step == 0:
+            states = [updater.state(piece) for piece in pieces()]
+            updater = make_updater(make_spec("sgd", **options), value, pieces())
+            for piece, state in zip(pieces(), states, strict=True):
+                updater.load_state(piece, state)
+            updater.update(torch.zeros(NUMEL), 1.0, None, ((0, NUMEL),))
+        for piece in pieces():
+            if not (piece.key == late and step == 0):
+                params[piece.key].grad = grad[piece.start : piece.start + piece.length].clone()
+                expected[piece.key].step()
+    torch.testing.assert_close(value, torch.cat([params[piece.key].detach() for piece in pieces()]))

@@ -16,6 +16,7 @@ from paceline.updaters.updater_spec import KeyOptions, Options, UpdaterSpec, def
 
 #: Steps of torch that have a fused kernel. A subclass with a step of its own has none.
 _FUSED = {inspect.unwrap(cls.step) for cls in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)}
+_SGD = inspect.unwrap(torch.optim.SGD.step)
 _FUSED_ON_CPU = inspect.unwrap(torch.optim.Adagrad.step)
 #: Torch's fused SGD is wrong for half types on CPUs (2.13).
 _FUSED_DTYPES = (torch.float32, torch.float64)
@@ -44,6 +45,7 @@ class KeyedOptimizer:
         self._params: dict[Key, torch.nn.Parameter] = {}
         self._places: dict[Key, tuple[Key, int]] = {}
         self._masters: set[Key] = set()
+        self._without_momentum: set[Key] = set()
         self._chosen: dict[KeyOptions, Options] = {}
         self._factor: float | None = None
         self._divides = False
@@ -103,6 +105,8 @@ class KeyedOptimizer:
                 before, current = self._chosen[group["key_options"]], chosen[group["key_options"]]
                 group.update({name: self._optimizer.defaults.get(name) for name in before.keys() - current.keys()})
                 group.update(tuples(current))
+                if before.get("momentum") != current.get("momentum"):
+                    self._note_momentum()
         self._groups, self._keys = groups, dict(keys)
         self._note(chosen)
 
@@ -145,10 +149,19 @@ class KeyedOptimizer:
             else:
                 dense[key] = (grad.to_dense() if grad.is_sparse else grad).to(self._params[key].dtype)
         with torch.no_grad():
-            if dense:
-                self._step(optimizer, dense, scale, ours)
+            for part in self._apart(dense):
+                self._step(optimizer, part, scale, ours)
             for key in self._masters and self._masters & merged.keys():
                 self._values[key].copy_(self._params[key])
+
+    def _apart(self, dense: dict[Key, torch.Tensor]) -> list[dict[Key, torch.Tensor]]:
+        """Return the gradients of one step, or of two: torch's fused SGD cannot mix keys with and without momentum."""
+        first = self._without_momentum & dense.keys()
+        self._without_momentum -= first
+        first = {key for key in first if self._built.state[self._params[key]].get("momentum_buffer") is None}
+        if not first or len(first) == len(dense):
+            return [dense] if dense else []
+        return [{key: dense[key] for key in dense if (key in first) is new} for new in (True, False)]
 
     def _step(
         self, optimizer: torch.optim.Optimizer, dense: Mapping[Key, torch.Tensor], scale: float, ours: bool
@@ -186,7 +199,14 @@ class KeyedOptimizer:
             before, self._optimizer = self._optimizer, self._build()
             self._optimizer.state.update(before.state if before is not None else {})
             self._is_stale = False
+            self._note_momentum()
         return self._optimizer
+
+    def _note_momentum(self) -> None:
+        if self._bare_step is _SGD and self._optimizer is not None:
+            state = self._optimizer.state
+            fresh = {key for key, param in self._params.items() if state[param].get("momentum_buffer") is None}
+            self._without_momentum = fresh
 
     def _build(self) -> torch.optim.Optimizer:
         """Build a new optimizer: some, like Adagrad, create their state only in the constructor."""
@@ -255,6 +275,7 @@ class KeyedOptimizer:
         if "master" in state and key in self._masters:
             param.copy_(state["master"])
             self._values[key].copy_(param)
+        self._note_momentum()
 
     def check_state(self, key: Key, state: State) -> None:
         """Raise if a state does not fit the value of its key, as :func:`check_state` does."""

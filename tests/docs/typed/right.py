@@ -95,6 +95,9 @@ def samplers(store: paceline.kvstore.KVStore) -> None:
     for one in (shared, pooled, paceline.data.batch_sampler(data, store, batch_size=32)):
         torch.utils.data.DataLoader(data, batch_sampler=one)
     paceline.data.read_spans("spans", num_workers=2)
+    with paceline.data.RecordWriter("train.rec") as file:
+        file.write(b"record", key=7)
+    assert_type(paceline.data.Records("train.rec", index="train.idx")[0], bytes)
 
 
 def loop(net: torch.nn.Module, store: paceline.kvstore.KVStore) -> None:
