@@ -232,8 +232,8 @@ class RemoteCrew:
         """Tell the scheduler of a process on another host; it knows those on its own."""
         scheduler = self._host_of.get(_SCHEDULER)
         if scheduler is not None and scheduler != self._host_of[event.member]:
-            word, member, number, *_ = words_of(event)
-            self._links[scheduler].send(word, member, number)
+            words = words_of(event)
+            self._links[scheduler].send(*(words if isinstance(event, Runs) else words[:3]))  # no detail of an exit
 
     def _lose(self, link: AgentLink) -> None:
         """Count the processes of a host as failed."""
