@@ -15,7 +15,7 @@ import pytest
 
 from paceline.net import Security, connection, handshake, new_job_key, sockets
 from paceline.net.endpoints import end, listen
-from paceline.net.records import RecordReader, RecordWriter
+from paceline.net.records import RecordReceiver, RecordSender
 from paceline.net.sockets import SocketHub, SocketListener
 from tests.soak.census import census, grown
 
@@ -139,16 +139,16 @@ def test_a_reader_that_fails_ends_its_connection_only(
     hub: SocketHub, listener: SocketListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exchange(hub, listener, [b"before"])
-    message = RecordReader.message
+    message = RecordReceiver.message
     failures = iter([MemoryError("no memory for a frame")])
 
-    def fail_once(self: RecordReader) -> list[object]:
+    def fail_once(self: RecordReceiver) -> list[object]:
         found = message(self)
         for error in failures:
             raise error
         return found
 
-    monkeypatch.setattr(RecordReader, "message", fail_once)
+    monkeypatch.setattr(RecordReceiver, "message", fail_once)
     exchange(hub, listener, [b"the readers wait in the method as it was"])
     hub.send(0, [b"lost"])
     until(hub.reopened, hub)
@@ -168,15 +168,15 @@ def test_a_sender_that_fails_ends_its_connection_only(
         pytest.skip("only the main thread is interrupted, and it does not send what is large")
     exchange(hub, listener, [b"before"])
     until(lambda: not hub._channels[0]._busy)  # else its thread sends the next message, which nobody interrupts
-    pieces = RecordWriter.pieces
+    pieces = RecordSender.pieces
     failures = iter([error("in the middle")])
 
-    def fail_once(self: RecordWriter, frames: object) -> Iterator[object]:
+    def fail_once(self: RecordSender, frames: object) -> Iterator[object]:
         for one in failures:
             raise one
         yield from pieces(self, frames)
 
-    monkeypatch.setattr(connection.RecordWriter, "pieces", fail_once)
+    monkeypatch.setattr(connection.RecordSender, "pieces", fail_once)
     try:
         hub.send(0, [memoryview(bytes(size))])
     except error:
@@ -236,13 +236,13 @@ def test_a_message_of_moderate_size_is_sent_by_the_thread_that_brings_it(
     hub: SocketHub, listener: SocketListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exchange(hub, listener, [b"before"])
-    pieces, threads = RecordWriter.pieces, set[str]()
+    pieces, threads = RecordSender.pieces, set[str]()
 
-    def noted(self: RecordWriter, frames: object) -> Iterator[object]:
+    def noted(self: RecordSender, frames: object) -> Iterator[object]:
         threads.add(threading.current_thread().name)
         return pieces(self, frames)
 
-    monkeypatch.setattr(connection.RecordWriter, "pieces", noted)
+    monkeypatch.setattr(connection.RecordSender, "pieces", noted)
     exchange(hub, listener, [b"body", bytes(connection.AT_ONCE_BYTES // 2)])
     assert threads == {threading.current_thread().name}
 

@@ -19,8 +19,8 @@ from paceline.net.records import (
     CHUNK_BYTES,
     ClosedError,
     Intake,
-    RecordReader,
-    RecordWriter,
+    RecordReceiver,
+    RecordSender,
     StalledError,
     in_head,
 )
@@ -31,7 +31,7 @@ SIZES = st.lists(st.sampled_from([0, 1, 100, 16_383, 16_384, 70_000, CHUNK_BYTES
 
 def wire(messages: Sequence[Sequence[bytes]], cipher: Cipher, encrypts: bool) -> list[bytes]:
     """Return what a connection carries, as the pieces in which it is sent."""
-    writer = RecordWriter(cipher, encrypts)
+    writer = RecordSender(cipher, encrypts)
     return [bytes(piece) for message in messages for piece in writer.pieces(message)]
 
 
@@ -46,7 +46,7 @@ def read(stream: bytes, count: int, cipher: Cipher, encrypts: bool) -> list[list
     thread = threading.Thread(target=feed)
     thread.start()
     try:
-        reader = RecordReader(cipher, encrypts, Intake(ours))
+        reader = RecordReceiver(cipher, encrypts, Intake(ours))
         return [[bytes(frame) for frame in reader.message()] for _ in range(count)]
     finally:
         while ours.recv(1 << 20):
@@ -178,7 +178,7 @@ def feed_slowly(monkeypatch: pytest.MonkeyPatch, pieces: Sequence[bytes], pause_
     thread = threading.Thread(target=feed)
     thread.start()
     try:
-        return RecordReader(NoCipher(), False, Intake(ours)).message()
+        return RecordReceiver(NoCipher(), False, Intake(ours)).message()
     finally:
         done.set()
         thread.join()

@@ -29,7 +29,7 @@ from paceline.errors import ProtocolError
 from paceline.net.base import Frames
 from paceline.net.endpoints import end
 from paceline.net.handshake import Agreed
-from paceline.net.records import SMALL_BYTES, ClosedError, Intake, RecordReader, RecordWriter, size_of
+from paceline.net.records import SMALL_BYTES, ClosedError, Intake, RecordReceiver, RecordSender, size_of
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ Item = TypeVar("Item")
 Source = TypeVar("Source")
 
 
-class Traffic:
+class WireTraffic:
     """Bytes that this process has exchanged over the network, for its status."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Traffic:
             self.received += received
 
 
-traffic = Traffic()
+traffic = WireTraffic()
 
 
 class Outgoing(Generic[Item]):
@@ -202,7 +202,7 @@ class Connection(Generic[Source]):
         self._work, self._idle = threading.Condition(self._lock), threading.Condition(self._lock)
         """Notified when the thread that sends has something to do, and when nothing is being sent."""
         self._waiting: Outgoing[Frames] = Outgoing()
-        self._writer: RecordWriter | None = None
+        self._writer: RecordSender | None = None
         """None: not connected."""
         self._rest: Iterator[Any] | None = None
         """The part of a message under way that the kernel did not take."""
@@ -227,12 +227,12 @@ class Connection(Generic[Source]):
         with self._lock:
             if not self._idle.wait_for(lambda: not self._busy, LAST_SEND_S):
                 raise ConnectionError(f"a message to {self.name} is still being sent over an earlier connection")
-            self.socket, self._writer, self._room = sock, RecordWriter(agreed.sending, agreed.encrypts), _Room()
+            self.socket, self._writer, self._room = sock, RecordSender(agreed.sending, agreed.encrypts), _Room()
             self._go_on()
 
     def read(self, sock: socket.socket, agreed: Agreed, whom: str) -> None:
         """Read messages until the connection ends; then nothing is sent over it any more, and it may be closed."""
-        reader = RecordReader(agreed.receiving, agreed.encrypts, Intake(sock))
+        reader = RecordReceiver(agreed.receiving, agreed.encrypts, Intake(sock))
         is_network, room = sock.family != socket.AF_UNIX, self._room
         try:
             while True:

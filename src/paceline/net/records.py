@@ -77,7 +77,7 @@ def in_head(sizes: Iterable[int]) -> list[bool]:
     return found
 
 
-class RecordWriter:
+class RecordSender:
     """The sending side of a connection.
 
     Args:
@@ -182,7 +182,7 @@ class Intake:
                 raise StalledError(f"a large frame did not go on for {STALL_S} s; bytes were left out on the way")
 
 
-class RecordReader:
+class RecordReceiver:
     """The receiving side of a connection.
 
     Args:

@@ -19,7 +19,7 @@ from paceline.errors import ProtocolError
 from paceline.extensions import register
 from paceline.net.base import Frames
 from paceline.server.bucket import Slot, StoredBucket
-from paceline.server.hosted import Host, HostedStores, Result
+from paceline.server.hosted import HostedStores, Result, ServerState
 from paceline.server.members import Asker
 from paceline.server.own import OwnStore
 from paceline.tensors import state_dtype_name, state_from_frame, to_frame
@@ -49,13 +49,13 @@ def _set_log_level(context: CommandContext, body: str) -> str:
     return body.upper()
 
 
-def command(host: Host, asker: Asker, body: m.Command, frames: Frames) -> m.Reply:
+def command(host: ServerState, asker: Asker, body: m.Command, frames: Frames) -> m.Reply:
     """Run a registered command."""
     run: CommandFn = extensions.find("command", body.head)
     return m.CommandAnswer(run(host, body.body))
 
 
-def ask_stats(host: Host, asker: Asker, body: m.AskStats, frames: Frames) -> m.Reply:
+def ask_stats(host: ServerState, asker: Asker, body: m.AskStats, frames: Frames) -> m.Reply:
     """Answer with the counters of a store."""
     return m.StatsAre(json.dumps(host.stores[body.store].own.report()))
 
@@ -63,7 +63,7 @@ def ask_stats(host: Host, asker: Asker, body: m.AskStats, frames: Frames) -> m.R
 # ---- state -----------------------------------------------------------------------------------------------------------
 
 
-def get_state(host: Host, asker: Asker, body: m.GetState, frames: Frames) -> Result:
+def get_state(host: ServerState, asker: Asker, body: m.GetState, frames: Frames) -> Result:
     """Answer with the state of ranges, each of one key, as one worker saves it."""
     own, worker = host.stores[body.store].own, asker.rank
     items: list[m.StateItem] = []
@@ -87,7 +87,7 @@ def _unsent(own: OwnStore, worker: int, bucket: StoredBucket, part: slice) -> di
     return {UNSENT: bucket.values[part].double() - known[part].double()}
 
 
-def set_state(host: Host, asker: Asker, body: m.SetState, frames: Frames) -> m.Reply:
+def set_state(host: ServerState, asker: Asker, body: m.SetState, frames: Frames) -> m.Reply:
     """Set the state of ranges, as one worker has loaded it.
 
     Raises:

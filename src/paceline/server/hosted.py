@@ -103,8 +103,8 @@ class HostedStores(dict[str, HostedStore]):
 
 
 @dataclass
-class Host:
-    """What requests use of their server."""
+class ServerState:
+    """The state of a server that its requests share."""
 
     settings: Settings
     ask: AskFn
@@ -117,5 +117,5 @@ class Host:
 
 Result: TypeAlias = m.Reply | tuple[m.Reply, Frames] | None
 """What a handler answers at once; None: it answers by itself, perhaps later."""
-Handler: TypeAlias = Callable[[Host, Asker, Any, Frames], Result]
+Handler: TypeAlias = Callable[[ServerState, Asker, Any, Frames], Result]
 Handlers: TypeAlias = Mapping[type[m.Message], Handler]

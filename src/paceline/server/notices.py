@@ -25,12 +25,12 @@ from functools import partial
 
 from paceline.errors import ProtocolError
 from paceline.net.base import Frames
-from paceline.server.hosted import Host, HostedStore
+from paceline.server.hosted import HostedStore, ServerState
 from paceline.server.members import Asker
 from paceline.wire import messages as m
 
 
-def notice(host: Host, asker: Asker, body: m.Pause | m.Leave, frames: Frames) -> None:
+def notice(host: ServerState, asker: Asker, body: m.Pause | m.Leave, frames: Frames) -> None:
     """Let a worker pause or leave; answered when the owners to which this server forwards know it too."""
     hosted = host.stores[body.store]
     _apply_here(hosted, asker.rank, body, direct=True)
@@ -38,7 +38,7 @@ def notice(host: Host, asker: Asker, body: m.Pause | m.Leave, frames: Frames) ->
     host.stores.drop_if_left(body.store)
 
 
-def regroup(host: Host, asker: Asker, body: m.Regroup, frames: Frames) -> m.Reply:
+def regroup(host: ServerState, asker: Asker, body: m.Regroup, frames: Frames) -> m.Reply:
     """Let a worker step with another group."""
     hosted = host.stores[body.store]
     if hosted.opened.local_merge or hosted.opened.clip_norm:
@@ -47,7 +47,7 @@ def regroup(host: Host, asker: Asker, body: m.Regroup, frames: Frames) -> m.Repl
     return m.Done()
 
 
-def take_out(host: Host, workers: Iterable[int]) -> None:
+def take_out(host: ServerState, workers: Iterable[int]) -> None:
     """Let workers that have left the job leave every store, as if they had said so."""
     for name, hosted in list(host.stores.items()):
         for worker in sorted(workers):
@@ -58,12 +58,12 @@ def take_out(host: Host, workers: Iterable[int]) -> None:
         host.stores.drop_if_left(name)
 
 
-def _confirm(host: Host, worker: int, reply: m.Reply) -> None:
+def _confirm(host: ServerState, worker: int, reply: m.Reply) -> None:
     host.unconfirmed[worker] -= 1
 
 
 def _forward(
-    host: Host, hosted: HostedStore, worker: int, body: m.Pause | m.Leave, reply: Callable[[m.Reply], None]
+    host: ServerState, hosted: HostedStore, worker: int, body: m.Pause | m.Leave, reply: Callable[[m.Reply], None]
 ) -> None:
     """Send a notice to the servers to which this one forwards the worker's pushes, after those; then answer."""
     forward = hosted.forward
@@ -86,7 +86,7 @@ def _forward(
         host.ask(owner, m.OnBehalf(worker, body), (), take)
 
 
-def ask_missing(host: Host, asker: Asker, body: m.AskMissing, frames: Frames) -> m.Reply | None:
+def ask_missing(host: ServerState, asker: Asker, body: m.AskMissing, frames: Frames) -> m.Reply | None:
     """Answer whose pushes a worker waits for, or let the owner answer."""
     hosted, worker = host.stores[body.store], asker.rank
     forward = hosted.forwards(body.entry)
@@ -98,7 +98,7 @@ def ask_missing(host: Host, asker: Asker, body: m.AskMissing, frames: Frames) ->
     return None
 
 
-def on_behalf(host: Host, asker: Asker, body: m.OnBehalf, frames: Frames) -> m.Reply:
+def on_behalf(host: ServerState, asker: Asker, body: m.OnBehalf, frames: Frames) -> m.Reply:
     """Take a notice of a worker that a server of its host brings."""
     hosted, notice = host.stores[body.body.store], body.body
     hosted.check_forwarder(asker.rank, body.worker)

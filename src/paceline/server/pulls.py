@@ -19,7 +19,7 @@ from typing import Any
 from paceline.errors import ProtocolError
 from paceline.net.base import Frames
 from paceline.server import rows
-from paceline.server.hosted import Host, Result
+from paceline.server.hosted import Result, ServerState
 from paceline.server.members import Asker
 from paceline.server.merge import Notes
 from paceline.server.push_request import Known
@@ -28,7 +28,7 @@ from paceline.tensors import from_frame, to_frame
 from paceline.wire import messages as m
 
 
-def pull(host: Host, asker: Asker, body: m.Pull, frames: Frames) -> None:
+def pull(host: ServerState, asker: Asker, body: m.Pull, frames: Frames) -> None:
     """Answer with the values of ranges."""
     own, worker = host.stores[body.store].own, asker.rank
     store = own.store
@@ -49,7 +49,7 @@ def pull(host: Host, asker: Asker, body: m.Pull, frames: Frames) -> None:
     send_known(asker, store, versions, known)
 
 
-def pull_rows(host: Host, asker: Asker, body: m.PullRows, frames: Frames) -> Result:
+def pull_rows(host: ServerState, asker: Asker, body: m.PullRows, frames: Frames) -> Result:
     """Answer with the rows that the frame names or, without a frame, with those that the worker lacks."""
     store, worker, entry = host.stores[body.store].own.store, asker.rank, body.entry
     bucket = store.buckets.get(entry.block, entry.bucket)
@@ -64,7 +64,7 @@ def pull_rows(host: Host, asker: Asker, body: m.PullRows, frames: Frames) -> Res
     return m.Values([version]), [to_frame(values.view(rows.shape_of(bucket, entry))[chosen])]
 
 
-def set_values(host: Host, asker: Asker, body: m.SetValues, frames: Frames) -> m.Reply:
+def set_values(host: ServerState, asker: Asker, body: m.SetValues, frames: Frames) -> m.Reply:
     """Set the values of ranges for all workers."""
     store = host.stores[body.store].own.store
     if len(frames) != len(body.entries):

@@ -17,7 +17,7 @@ from paceline.server.bucket import StoredBucket
 from paceline.server.checks import check_push, check_sum, is_absent, pushes_of
 from paceline.server.clip import ClipSink, Located
 from paceline.server.forward import ForwardStore
-from paceline.server.hosted import Host, HostedStore
+from paceline.server.hosted import HostedStore, ServerState
 from paceline.server.members import Asker
 from paceline.server.merge import Contribution, Encoded
 from paceline.server.pulls import send_known, send_rows, send_values
@@ -89,7 +89,7 @@ class SumPush(PushRequest):
         send_values(self.asker, self._store, self.worker, self._push.entries, self.absent, self.notes or ())
 
 
-def push(host: Host, asker: Asker, body: m.Push, frames: Frames) -> None:
+def push(host: ServerState, asker: Asker, body: m.Push, frames: Frames) -> None:
     """Take a push; it was checked as a whole before any of it counts."""
     hosted, worker = host.stores[body.store], asker.rank
     part = hosted.own if hosted.forward is None else hosted.holder(body)
@@ -111,7 +111,7 @@ def push(host: Host, asker: Asker, body: m.Push, frames: Frames) -> None:
         store.received_bytes += asker.network_bytes(frames)
 
 
-def push_sum(host: Host, asker: Asker, body: m.PushSum, frames: Frames) -> None:
+def push_sum(host: ServerState, asker: Asker, body: m.PushSum, frames: Frames) -> None:
     """Take a sum that another server has made of pushes of workers on its host."""
     hosted = host.stores[body.store]
     for share in body.shares:
@@ -170,20 +170,20 @@ def _values_of(
 # ---- clipping --------------------------------------------------------------------------------------------------------
 
 
-def ask_norm(host: Host, asker: Asker, body: m.AskNorm, frames: Frames) -> None:
+def ask_norm(host: ServerState, asker: Asker, body: m.AskNorm, frames: Frames) -> None:
     """Answer with the norm of merged gradients, when all of them are merged."""
     clip, located = _located(host, body)
     clip.ask(asker, located)
 
 
-def commit(host: Host, asker: Asker, body: m.Commit, frames: Frames) -> m.Reply:
+def commit(host: ServerState, asker: Asker, body: m.Commit, frames: Frames) -> m.Reply:
     """Apply held gradients with their factor."""
     clip, located = _located(host, body)
     clip.commit(asker.rank, located, body.factor, body.skip)
     return m.Done()
 
 
-def _located(host: Host, body: m.AskNorm | m.Commit) -> tuple[ClipSink, Sequence[Located]]:
+def _located(host: ServerState, body: m.AskNorm | m.Commit) -> tuple[ClipSink, Sequence[Located]]:
     """Return the sink that holds cohorts, and the ranges that a request is about, with their buckets.
 
     Raises:

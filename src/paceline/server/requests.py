@@ -17,7 +17,7 @@ from paceline.errors import PacelineError, ProtocolError
 from paceline.net.base import Frames, check_memory
 from paceline.server import commands, notices, pulls, push, setup
 from paceline.server.forward import AskFn
-from paceline.server.hosted import Handlers, Host
+from paceline.server.hosted import Handlers, ServerState
 from paceline.server.members import AnswerFn, Asker
 from paceline.wire import messages as m
 
@@ -29,7 +29,7 @@ def no_connection(owner: int, body: m.Request, frames: Frames, on_answer: Callab
     raise ProtocolError(f"this server has no connection to server {owner}")
 
 
-def claim(host: Host, asker: Asker, body: m.Claim, frames: Frames) -> m.Reply:
+def claim(host: ServerState, asker: Asker, body: m.Claim, frames: Frames) -> m.Reply:
     """Note which member a connection belongs to."""
     host.members.claim(asker.peer, body)
     return m.Done()
@@ -75,7 +75,7 @@ class RequestHandler:
     """
 
     def __init__(self, settings: Settings, answer: AnswerFn, ask: AskFn = no_connection) -> None:
-        self._host = Host(settings, ask)
+        self._host = ServerState(settings, ask)
         self._members, self._answer = self._host.members, answer
         self.stores = self._host.stores
         self._taken_out: tuple[frozenset[int], int] = frozenset(), 0

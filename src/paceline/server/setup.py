@@ -11,7 +11,7 @@ from paceline.errors import ProtocolError
 from paceline.extensions import split
 from paceline.net.base import Frames
 from paceline.server.forward import ForwardStore
-from paceline.server.hosted import Host, HostedStore
+from paceline.server.hosted import HostedStore, ServerState
 from paceline.server.members import Asker
 from paceline.server.own import OwnStore
 from paceline.tensors import dtype_of, from_frame
@@ -21,7 +21,7 @@ from paceline.wire import messages as m
 _spec_decoder = msgspec.msgpack.Decoder(UpdaterSpec)
 
 
-def open_store(host: Host, asker: Asker, body: m.OpenStore, frames: Frames) -> m.Reply:
+def open_store(host: ServerState, asker: Asker, body: m.OpenStore, frames: Frames) -> m.Reply:
     """Open a store; opening it again in the same way changes nothing."""
     known = host.stores.get(body.store)
     if known is None:
@@ -34,7 +34,7 @@ def open_store(host: Host, asker: Asker, body: m.OpenStore, frames: Frames) -> m
     return m.Done()
 
 
-def _new_store(host: Host, body: m.OpenStore) -> HostedStore:
+def _new_store(host: ServerState, body: m.OpenStore) -> HostedStore:
     num_workers, members = host.settings.num_workers, host.members
     policy = _policy(body)
     policy.check(num_workers)
@@ -50,7 +50,7 @@ def _new_store(host: Host, body: m.OpenStore) -> HostedStore:
     return HostedStore(body, members.rank, own, forward, merge)
 
 
-def init(host: Host, asker: Asker, body: m.Init, frames: Frames) -> m.Reply:
+def init(host: ServerState, asker: Asker, body: m.Init, frames: Frames) -> m.Reply:
     """Initialise buckets of a block."""
     if len(frames) != len(body.buckets):
         raise ProtocolError(f"{len(body.buckets)} buckets with {len(frames)} frames of values")
@@ -61,7 +61,7 @@ def init(host: Host, asker: Asker, body: m.Init, frames: Frames) -> m.Reply:
     return m.Done()
 
 
-def set_updater(host: Host, asker: Asker, body: m.SetUpdater, frames: Frames) -> m.Reply:
+def set_updater(host: ServerState, asker: Asker, body: m.SetUpdater, frames: Frames) -> m.Reply:
     """Set what a push does."""
     hosted, spec = host.stores[body.store], _spec_decoder.decode(body.spec)
     hosted.own.set_updater(spec, body.fresh)
@@ -70,7 +70,7 @@ def set_updater(host: Host, asker: Asker, body: m.SetUpdater, frames: Frames) ->
     return m.Done()
 
 
-def set_compression(host: Host, asker: Asker, body: m.SetCompression, frames: Frames) -> m.Reply:
+def set_compression(host: ServerState, asker: Asker, body: m.SetCompression, frames: Frames) -> m.Reply:
     """Set the codec of a leg."""
     params = msgspec.msgpack.decode(body.params, type=dict[str, bool | int | float | str])
     host.stores[body.store].own.set_compression(params, body.leg)
@@ -80,7 +80,7 @@ def set_compression(host: Host, asker: Asker, body: m.SetCompression, frames: Fr
 # ---- memory ----------------------------------------------------------------------------------------------------------
 
 
-def map_arena(host: Host, asker: Asker, body: m.MapArena, frames: Frames) -> m.Reply:
+def map_arena(host: ServerState, asker: Asker, body: m.MapArena, frames: Frames) -> m.Reply:
     """Map a worker's shared memory for a block."""
     host.members.check_memory(asker.rank, body.pid)
     hosted = host.stores[body.store]
@@ -90,13 +90,13 @@ def map_arena(host: Host, asker: Asker, body: m.MapArena, frames: Frames) -> m.R
     return m.Done()
 
 
-def ask_values(host: Host, asker: Asker, body: m.AskValues, frames: Frames) -> m.Reply:
+def ask_values(host: ServerState, asker: Asker, body: m.AskValues, frames: Frames) -> m.Reply:
     """Answer where in shared memory the values of a block are."""
     fd, starts = host.stores[body.store].own.store.buckets.values_at(body.block) or (0, [])
     return m.ValuesAt(os.getpid(), fd, starts)
 
 
-def forward_buckets(host: Host, asker: Asker, body: m.ForwardBuckets, frames: Frames) -> m.Reply:
+def forward_buckets(host: ServerState, asker: Asker, body: m.ForwardBuckets, frames: Frames) -> m.Reply:
     """Take buckets of other servers, to which pushes are forwarded from here."""
     forward = host.stores[body.store].forward
     if forward is None:

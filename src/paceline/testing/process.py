@@ -17,7 +17,7 @@ from paceline.launch.supervise.guardian import Guardian
 from paceline.testing.channel import READ_VARIABLE, WRITE_VARIABLE, JsonLines, say
 
 
-class Started(Protocol):
+class StartedProcess(Protocol):
     """A running process: the part of ``subprocess.Popen`` that is used."""
 
     @property
@@ -43,7 +43,7 @@ class Start(Protocol):
 
     def __call__(
         self, argv: Sequence[str], env: Mapping[str, str], output: int, guardian: Guardian, pass_fds: Sequence[int]
-    ) -> Started:
+    ) -> StartedProcess:
         """Start a command, with its whole environment, and a file descriptor for its stdout and stderr."""
 
 
