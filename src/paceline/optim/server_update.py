@@ -38,6 +38,7 @@ from paceline.optim.strategy import (
 )
 from paceline.updaters import KeyOptions, Options, UpdaterSpec, make_spec, option_groups
 from paceline.worker.key_states import States
+from paceline.worker.traffic import Carried
 
 
 class ServerUpdate(ExchangingStrategy):
@@ -111,6 +112,16 @@ class ServerUpdate(ExchangingStrategy):
             groups = [group | {"clip_gradient": self.choices.clip_value} for group in groups]
         return groups
 
+    def _carried(self) -> Carried:
+        """Return what the pushes of this round carry. Its first push is in the group that fits by then.
+
+        So a worker that waits for samples after a round is in its old group, whose others do not wait for it. Only
+        a round in which groups change waits for the servers here, which may be in a hook.
+        """
+        if self._open is None:
+            self.store.lifecycle.follow_groups()
+        return super()._carried()
+
     # ---- step ------------------------------------------------------------------------------------------------------
 
     def step(
@@ -128,8 +139,6 @@ class ServerUpdate(ExchangingStrategy):
             skip = self._must_skip(scale, found_inf)
             if not self._merged and self.choices.clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_([param for _, param, _ in self.named], self.choices.clip_norm)
-            if not self._overlap:
-                self.store.lifecycle.follow_groups()
             self._exchange.push_rest(replace(self._carried(), skip=skip))
             self._arrived, self._open = {}, None
             if self._merged and self.choices.clip_norm is not None:
@@ -181,8 +190,6 @@ class ServerUpdate(ExchangingStrategy):
                 self._exchange.settle()  # before any weight changes, so that a failure leaves those of the last round
                 self._exchange.take()
             self.weights.ended()
-            if self._overlap:
-                self.store.lifecycle.follow_groups()  # the next round is opened in a hook, which waits for no server
 
     # ---- weights and state -----------------------------------------------------------------------------------------
 
