@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import paceline
@@ -302,6 +303,10 @@ def test_directory_is_copied_where_it_is_missing(launch: Make, copies: str, tmp_
     here.mkdir()
     (here / "train.py").write_text("import paceline, socket, os\nprint(socket.gethostname(), paceline.__file__)\n")
     shutil.copytree(PACKAGE, here / "paceline", ignore=shutil.ignore_patterns("__pycache__"))
+    # The agent needs no more than this of what paceline depends on, and h3 has none of it.
+    shutil.copytree(
+        Path(psutil.__file__).parent, here / "psutil", ignore=shutil.ignore_patterns("__pycache__", "tests")
+    )
     there = f"{copies}/a/train here"
     words = ["-n", "2", "-s", "0", "--sync-dst-dir", there, "--", "python", "train.py"]
     job = launch(*words, hosts=("h1", "h3"), cwd=here, env={"RSYNC_RSH": "false"})
