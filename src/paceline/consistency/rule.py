@@ -193,6 +193,16 @@ class Rule:
             self._activity.change()
         return self._resume_all() + self._settle()
 
+    def resume(self, worker: int) -> None:
+        """Note that a worker goes on before its barrier opens: others wait for its pushes again.
+
+        It says so to all slots before it pushes to any. Otherwise two workers that go on at the same time may each find
+        the other one absent in one slot, and present in another: there each waits for a push that the other has made.
+        """
+        if worker in self.paused:
+            self._activity.resume(worker)
+            self._events.append(("resume", worker))
+
     def _resume_all(self) -> list[Action]:
         """Open the barrier if all live workers have come to it: all of them are active again."""
         if not self.live <= self.paused:

@@ -80,6 +80,7 @@ _SENTENCES: dict[str, Callable[..., str]] = {
     "release": _release,
     "pull": lambda worker, version: f"worker {worker} pulled version {version}",
     "pause": lambda worker: f"worker {worker} came to a barrier",
+    "resume": lambda worker: f"worker {worker} goes on before its barrier opens",
     "open": lambda: "all live workers are at the barrier: it opens",
     "regroup": lambda worker, generation: f"worker {worker} moved to the groups of generation {generation}",
     "leave": lambda worker: f"worker {worker} left",

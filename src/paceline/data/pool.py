@@ -311,6 +311,8 @@ class Walker:
         if samples.waits:
             self._session.stores.pause()
             samples = self._call(m.AwaitSamples(self._name))
+            if not samples.over:
+                self._session.stores.resume()
         self.held = tuple(samples.ranges)
         return None if samples.over else self.held
 

@@ -33,6 +33,10 @@ from paceline.wire import messages as m
 def notice(host: ServerState, asker: Asker, body: m.Pause | m.Leave, frames: Frames) -> None:
     """Let a worker pause or leave; answered when the owners to which this server forwards know it too."""
     hosted = host.stores[body.store]
+    if isinstance(body, m.Pause) and body.over:
+        hosted.own.store.resume(asker.rank)
+        asker.reply(m.Done())
+        return
     _apply_here(hosted, asker.rank, body, direct=True)
     _forward(host, hosted, asker.rank, body, asker.reply)
     host.stores.drop_if_left(body.store)

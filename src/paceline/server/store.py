@@ -211,6 +211,14 @@ class BucketStore:
             for slot in bucket.slots:
                 self._perform(bucket, slot, slot.rule.pause(worker), None)
 
+    def resume(self, worker: int) -> None:
+        """Note that a worker goes on before its barrier opens."""
+        self.at_barrier.discard(worker)
+        self.unpushed.resume(worker)
+        for bucket in self.buckets:
+            for slot in bucket.slots:
+                slot.rule.resume(worker)
+
     def regroup(self, worker: int, generation: int, groups: Groups) -> None:
         """Let a worker step with another group from its next round on.
 

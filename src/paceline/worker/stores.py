@@ -16,6 +16,9 @@ class Store(Protocol):
     def pause(self) -> None:
         """Tell the servers that nobody shall wait for this worker's pushes until it pushes again."""
 
+    def resume(self) -> None:
+        """Tell the servers that others wait for this worker's pushes again."""
+
     def finish(self) -> None:
         """Wait for this worker's own requests."""
 
@@ -65,6 +68,11 @@ class WorkerStores:
         """Pause all open stores."""
         for store in list(self._open):
             store.pause()
+
+    def resume(self) -> None:
+        """Let all open stores go on."""
+        for store in list(self._open):
+            store.resume()
 
     def finish(self) -> None:
         """Finish all open stores."""

@@ -119,6 +119,11 @@ class StoreLifecycle:
         if self.is_open and not self._is_closed:
             self.ask_all_servers(m.Pause(self.name), "entering a barrier")
 
+    def resume(self) -> None:
+        """Tell all servers that the others wait for this worker's pushes again, before it pushes to any of them."""
+        if self.is_open and not self._is_closed:
+            self.ask_all_servers(m.Pause(self.name, over=True), "going on before a barrier opens")
+
     def follow_groups(self) -> None:
         """Step with the group that fits this worker's speed, between two rounds: none of its pushes is in flight.
 

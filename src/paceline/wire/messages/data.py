@@ -314,6 +314,8 @@ class Pause(Message, tag=38):
     """A worker enters a barrier of a store; until all have, others do not wait for its pushes."""
 
     store: Name
+    over: bool = False
+    """It goes on before the others have come: they wait for its pushes again. All servers know it before it pushes."""
 
 
 class Regroup(Message, tag=59):
