@@ -88,7 +88,11 @@ AREAS = (
         "consistency/activity.py",
         ("consistency/test_rule.py", "consistency/test_age.py"),
         (
-            ("self.workers = self._live - self._paused", "self.workers = set(self._live)"),
+            ("self.workers = self._live - self._paused - self._away", "self.workers = self._live - self._away"),
+            ("self.workers = self._live - self._paused - self._away", "self.workers = self._live - self._paused"),
+            ("if self.phase[worker] <= phase}", "if self.phase[worker] == phase}"),
+            ("here -= {worker for worker in self._away if self.phase[worker] == phase}", "here -= self._away"),
+            ("self.phase[worker] = phase", "pass"),
             ("self._at_low -= 1", "self._at_low -= 0"),
             ("self.level = list(self._finished)", "self.level = list(self.level)"),
             ("self._low = self._at_low = 0", "pass"),

@@ -1,4 +1,4 @@
-"""Groups that change while workers train: at several slots, with messages in any order."""
+"""Groups that change, and workers that go away and come back, while all train: at several slots, messages in any order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ def partitions(draw: st.DrawFn) -> Groups:
 
 
 class Job(RuleBasedStateMachine):
-    """Workers that push, learn of new groups at different times, and leave; each slot gets its messages at any time."""
+    """Workers that push, change groups, go away, come back and leave; each slot gets its messages at any time.
+
+    Workers that are away may push; who else is in the cohorts of these pushes differs between slots.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,6 +36,10 @@ class Job(RuleBasedStateMachine):
         self.round = [0] * WORKERS
         self.unanswered: list[set[int]] = [set() for _ in range(WORKERS)]
         self.left: set[int] = set()
+        self.away: set[int] = set()
+        self.phases = 0
+        self.phase = [0] * WORKERS
+        self.guests: set[tuple[int, int]] = set()
         self.ways: dict[tuple[int, int], deque[tuple[str, int]]] = {
             (worker, slot): deque() for worker in range(WORKERS) for slot in range(SLOTS)
         }
@@ -52,6 +59,8 @@ class Job(RuleBasedStateMachine):
             self.round[worker] += 1
             self.unanswered[worker] = set(range(SLOTS))
             self.send(worker, "push", self.round[worker])
+            if worker in self.away:
+                self.guests.add((worker, self.round[worker]))
 
     @precondition(lambda self: len(self.groups) < 4)
     @rule(groups=partitions())
@@ -65,6 +74,25 @@ class Job(RuleBasedStateMachine):
         if self.is_idle(worker) and known > self.generation[worker]:
             self.generation[worker] = known
             self.send(worker, "regroup", known)
+
+    @rule(worker=st.integers(0, WORKERS - 1))
+    def go_away(self, worker: int) -> None:
+        if self.is_idle(worker):
+            self.away.add(worker)
+            self.send(worker, "go away")
+
+    @rule()
+    def begin_phase(self) -> None:
+        self.phases += 1
+
+    @rule(worker=st.integers(0, WORKERS - 1), newest=st.booleans())
+    def come_back(self, worker: int, newest: bool) -> None:
+        """Come to a phase between two rounds, perhaps without having heard of the newest one."""
+        known = self.phases if newest else min(self.phase[worker] + 1, self.phases)
+        if self.is_idle(worker) and known > self.phase[worker]:
+            self.phase[worker] = known
+            self.away.discard(worker)
+            self.send(worker, "come back", known)
 
     @rule(worker=st.integers(0, WORKERS - 1))
     def leave(self, worker: int) -> None:
@@ -86,6 +114,10 @@ class Job(RuleBasedStateMachine):
             actions = one.push(worker, number)
         elif kind == "regroup":
             actions = one.regroup(worker, number, self.groups[number])
+        elif kind == "go away":
+            actions = one.go_away(worker)
+        elif kind == "come back":
+            actions = one.come_back(worker, number)
         else:
             actions = one.leave(worker)
         for action in actions:
@@ -107,6 +139,7 @@ class Job(RuleBasedStateMachine):
         for _ in range(20 * ROUNDS * WORKERS):
             for worker in range(WORKERS):
                 self.learn(worker, True)
+                self.come_back(worker, True)
                 if self.round[worker] < goal[worker]:
                     self.push(worker)
                 else:
@@ -117,13 +150,21 @@ class Job(RuleBasedStateMachine):
         waiting = {worker: slots for worker, slots in enumerate(self.unanswered) if slots}
         assert not waiting, "\n".join(one.story("a slot") for one in self.rules)
         assert self.round == goal
-        assert self.cohorts[0] == self.cohorts[1] == self.cohorts[2]
-        counted = Counter(part for cohort in self.cohorts[0].elements() for part in cohort)
-        assert counted == Counter((w, r) for w in range(WORKERS) for r in range(1, self.round[w] + 1))
+        first, second, third = map(self.without_guests, self.cohorts)
+        assert first == second == third
+        for cohorts in self.cohorts:
+            counted = Counter(part for cohort in cohorts.elements() for part in cohort)
+            assert counted == Counter((w, r) for w in range(WORKERS) for r in range(1, self.round[w] + 1))
+
+    def without_guests(self, cohorts: Counter[frozenset[tuple[int, int]]]) -> Counter[frozenset[tuple[int, int]]]:
+        """Return the cohorts without the pushes of workers that were away."""
+        found = Counter(cohort - self.guests for cohort in cohorts.elements())
+        del found[frozenset()]
+        return found
 
 
 TestJob = Job.TestCase
-TestJob.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestJob.settings = settings(max_examples=100, stateful_step_count=80, deadline=None)
 
 
 def gsync(*groups: tuple[int, ...], **options: object) -> Rule:
@@ -154,6 +195,53 @@ def test_worker_that_dies_before_it_moves_is_not_waited_for() -> None:
     one.regroup(0, 1, ((0, 1), (2,)))
     assert updates([*one.push(0, 1)]) == []
     assert updates([*one.leave(1)]) == [(0,)]
+
+
+def test_no_cohort_waits_for_a_worker_that_is_away_and_it_may_push_along() -> None:
+    one = gsync((0, 1, 2), (3,))
+    one.push(0, 1)
+    one.push(1, 1)
+    assert updates([*one.go_away(2)]) == [(0, 1)]
+    assert one.push(2, 1)
+    assert one.missing_for(2) == [0, 1]
+    one.push(0, 2)
+    assert updates([*one.push(1, 2)]) == [(0, 1, 2)]
+    one.go_away(0)
+    one.go_away(1)
+    assert updates([*one.push(2, 2)]) == [(2,)], "nobody is there for whom it could wait"
+    assert "away: workers 0 to 2" in one.story("the slot")
+    assert one.leave(2) == one.come_back(2, 1) == one.go_away(2) == []
+
+
+def test_worker_that_comes_back_waits_for_those_of_its_phase_and_those_to_come() -> None:
+    one = gsync((0, 1, 2))
+    one.go_away(0)
+    one.push(1, 1)
+    assert one.come_back(0, 1) == []
+    assert one.come_back(0, 1) == [], "it says so twice"
+    assert updates([*one.push(0, 1)]) == []
+    assert sorted(one.missing_for(0)) == [2], "worker 1 waits for it too"
+    assert updates([*one.push(2, 1)]) == [(1, 2)], "of the phase before"
+    assert one.missing_for(0) == [1, 2]
+    assert updates([*one.go_away(1)]) == [], "it is still to come to this phase"
+    one.come_back(2, 1)
+    assert updates([*one.push(2, 2)]) == []
+    one.come_back(1, 1)
+    assert updates([*one.push(1, 2)]) == [(0, 1, 2)]
+    assert "worker 2 came back in phase 1" in one.story("the slot")
+
+
+def test_a_barrier_does_not_open_before_those_come_that_are_away() -> None:
+    """They wait for something else, and would wait there for pushes of those at the barrier."""
+    one = gsync((0, 1))
+    one.go_away(0)
+    one.pause(1)
+    assert one.paused == {1}
+    assert updates([*one.push(0, 1)]) == [(0,)]
+    one.pause(0)
+    assert one.paused == one.away == set()
+    one.push(0, 2)
+    assert one.missing_for(0) == [1]
 
 
 def test_move_that_is_repeated_changes_nothing() -> None:

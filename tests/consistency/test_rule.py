@@ -725,22 +725,3 @@ def test_worker_that_is_alone_in_its_unit_may_push_while_it_is_at_a_barrier() ->
     rule.push(0, 2)
     assert rule.missing_for(0) == [1], "it is active again, and the bound holds"
     rule.check()
-
-
-def test_workers_that_go_on_before_their_barrier_opens_wait_for_each_other_in_all_slots() -> None:
-    """Each says so to all slots before it pushes to any; a push alone would end the pause of one slot only."""
-    slots = [CheckedRule(Policy("all"), 3) for _ in range(2)]
-    for slot in slots:
-        slot.pause(0)
-        slot.pause(1)
-    for worker in (0, 1):
-        for slot in slots:
-            slot.resume(worker)
-    slots[0].resume(1)  # says it twice
-    for slot, order in zip(slots, ((0, 1), (1, 0)), strict=True):
-        slot.push(2, 1)
-        assert slot.missing_for(2) == [0, 1]
-        for worker in order:
-            found = slot.push(worker, 1)
-        assert [one.workers for one in releases(found)] == [(0, 1, 2)]
-    assert "worker 1 goes on before its barrier opens" in slots[0].story("weight")

@@ -45,14 +45,14 @@ def test_samples_of_the_last_round_are_done_and_later_ones_are_given_to_others()
         body = m.TakeSamples("p", 8, number, 0, 2, done, round)
         return answers(members.handle(b"worker-%d" % worker, 3 + number, body, 0.5))[0][2]
 
-    assert take(1, 1, 0, 0) == m.PoolSamples([(0, 2)], False, False)
-    assert take(1, 2, 1, 1) == m.PoolSamples([(2, 4)], False, False)
-    assert take(0, 1, 0, 0) == m.PoolSamples([(4, 6)], False, False)
+    assert take(1, 1, 0, 0) == m.PoolSamples([(0, 2)], False, False, 0)
+    assert take(1, 2, 1, 1) == m.PoolSamples([(2, 4)], False, False, 0)
+    assert take(0, 1, 0, 0) == m.PoolSamples([(4, 6)], False, False, 0)
     dead(members)
     confirm(members, 0, 1)
     assert confirm(members, 1, 1) == []
-    assert take(0, 2, 1, 1) == m.PoolSamples([(2, 4)], False, False)
-    assert take(2, 1, 0, 0) == m.PoolSamples([(6, 8)], False, False)
+    assert take(0, 2, 1, 1) == m.PoolSamples([(2, 4)], False, False, 0)
+    assert take(2, 1, 0, 0) == m.PoolSamples([(6, 8)], False, False, 0)
 
 
 def test_worker_that_comes_back_hears_that_it_is_dead() -> None:

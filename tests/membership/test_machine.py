@@ -254,9 +254,9 @@ def test_samples_of_a_pool_are_for_workers() -> None:
     members = joined()
     take = m.TakeSamples("p", 4, 1, 0, 4, 0)
     assert "samples are for workers, not for a server" in refusal(members.handle(b"server-0", 2, take, 1.0))
-    given = m.PoolSamples([(0, 4)], False, False)
+    given = m.PoolSamples([(0, 4)], False, False, 0)
     assert answers(members.handle(b"worker-0", 2, take, 1.0)) == [(b"worker-0", 2, given)]
-    assert answers(members.handle(b"worker-1", 2, take, 1.0)) == [(b"worker-1", 2, m.PoolSamples([], False, True))]
+    assert answers(members.handle(b"worker-1", 2, take, 1.0)) == [(b"worker-1", 2, m.PoolSamples([], False, True, 0))]
     assert members.handle(b"worker-1", 3, m.AwaitSamples("p"), 1.0) == []
     failed = answers(members.handle(b"server-0", 3, m.Bye("it raised"), 1.0))
     assert (b"worker-1", 3) in [(peer, seq) for peer, seq, body in failed if isinstance(body, m.Failed)]

@@ -16,11 +16,11 @@ def take(number: int, epoch: int = 0, count: int = 2, done: int = 0, length: int
 
 def test_worker_is_told_to_wait_and_answered_when_another_leaves() -> None:
     pools = Pools(2)
-    assert pools.take(0, Waiting(b"0", 1), take(1)) == [Answer(b"0", 1, m.PoolSamples([(0, 2)], False, False))]
-    assert pools.take(1, Waiting(b"1", 1), take(1)) == [Answer(b"1", 1, m.PoolSamples([(2, 4)], False, False))]
-    assert pools.take(1, Waiting(b"1", 2), take(2, done=1)) == [Answer(b"1", 2, m.PoolSamples([], False, True))]
+    assert pools.take(0, Waiting(b"0", 1), take(1)) == [Answer(b"0", 1, m.PoolSamples([(0, 2)], False, False, 0))]
+    assert pools.take(1, Waiting(b"1", 1), take(1)) == [Answer(b"1", 1, m.PoolSamples([(2, 4)], False, False, 0))]
+    assert pools.take(1, Waiting(b"1", 2), take(2, done=1)) == [Answer(b"1", 2, m.PoolSamples([], False, True, 0))]
     assert pools.wait(1, Waiting(b"1", 3), m.AwaitSamples("p")) == []
-    given = m.PoolSamples([(0, 2)], False, False)
+    given = m.PoolSamples([(0, 2)], False, False, 0)
     assert pools.leave(0, 0) == [Answer(b"1", 3, given)]
     assert pools.wait(1, Waiting(b"1", 4), m.AwaitSamples("p")) == [Answer(b"1", 4, given)], "a repeat counts once"
 
@@ -29,7 +29,7 @@ def test_answer_that_comes_before_the_worker_waits_is_kept() -> None:
     pools = Pools(2)
     pools.take(0, Waiting(b"0", 1), take(1, count=4))
     pools.take(1, Waiting(b"1", 1), take(1))
-    over = m.PoolSamples([], True, False)
+    over = m.PoolSamples([], True, False, 0)
     assert pools.take(0, Waiting(b"0", 2), take(2, done=1)) == [Answer(b"0", 2, over)]
     assert pools.wait(1, Waiting(b"1", 2), m.AwaitSamples("p")) == [Answer(b"1", 2, over)]
 
@@ -77,11 +77,11 @@ def test_samples_that_are_given_back_go_to_who_waits() -> None:
         body = m.TakeSamples("p", 4, 1, 0, 4, 0, 0)
         return answers(members.handle(b"worker-%d" % worker, 3, body, 0.5))
 
-    assert take(0) == [(b"worker-0", 3, m.PoolSamples([(0, 4)], False, False))]
-    assert take(1) == [(b"worker-1", 3, m.PoolSamples([], False, True))]
+    assert take(0) == [(b"worker-0", 3, m.PoolSamples([(0, 4)], False, False, 0))]
+    assert take(1) == [(b"worker-1", 3, m.PoolSamples([], False, True, 0))]
     assert answers(members.handle(b"worker-1", 4, m.AwaitSamples("p"), 0.6)) == []
     found = answers(members.handle(b"worker-0", 4, m.ReturnSamples("p", 1, [(2, 4)]), 0.7))
-    assert found == [(b"worker-0", 4, m.Done()), (b"worker-1", 4, m.PoolSamples([(2, 4)], False, False))]
+    assert found == [(b"worker-0", 4, m.Done()), (b"worker-1", 4, m.PoolSamples([(2, 4)], False, False, 0))]
 
 
 def test_samples_of_no_pool_cannot_be_given_back() -> None:
@@ -105,9 +105,9 @@ def test_barrier_says_what_a_worker_has_trained_on() -> None:
     take(0, 1, 0, 4)
     take(1, 1, 0, 6)
     assert left(0, 5) == m.SamplesLeft(True, 0, 0, [(3, 6)], [1])
-    assert take(1, 2, 1, 7) == m.PoolSamples([], False, True)
+    assert take(1, 2, 1, 7) == m.PoolSamples([], False, True, 0)
     assert answers(members.handle(b"worker-1", 5, m.AwaitSamples("p"), 0.5)) == []
-    over = m.PoolSamples([], True, False)
+    over = m.PoolSamples([], True, False, 0)
     assert answers(members.handle(b"worker-0", 6, m.Enter("b", round=5), 0.6)) == [(b"worker-1", 5, over)]
     assert left(1, 7) == m.SamplesLeft(True, 0, 1, [], [])
 
@@ -126,6 +126,6 @@ def test_pool_goes_on_with_what_is_left_and_refuses_who_has_another_state() -> N
     body = m.TakeSamples("p", 4, 1, 0, 9, 0, 0, 3, [(1, 2), (3, 4)])
     wrong = m.TakeSamples("p", 4, 1, 0, 9, 0, 0, 3, [(1, 9)])
     assert "not ascending ranges" in refusal(pools.take(0, Waiting(b"0", 1), wrong))
-    assert pools.take(0, Waiting(b"0", 1), body) == [Answer(b"0", 1, m.PoolSamples([(1, 2), (3, 4)], False, False))]
+    assert pools.take(0, Waiting(b"0", 1), body) == [Answer(b"0", 1, m.PoolSamples([(1, 2), (3, 4)], False, False, 0))]
     other = m.TakeSamples("p", 4, 1, 0, 9, 0, 0, 3, [(1, 4)])
     assert "all workers load the same state" in refusal(pools.take(1, Waiting(b"1", 1), other))

@@ -17,6 +17,12 @@ class Counting:
     def pause(self) -> None:
         self.calls.append("pause")
 
+    def go_away(self) -> None:
+        self.calls.append("go away")
+
+    def come_back(self, phase: int) -> None:
+        self.calls.append(f"come back in phase {phase}")
+
     def finish(self) -> None:
         self.calls.append("finish")
 

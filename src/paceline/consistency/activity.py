@@ -13,21 +13,24 @@ class Activity:
     Args:
         live: workers that have not left.
         paused: those of them that wait at a barrier.
+        away: those of them that wait for something else, or have waited and are not back yet.
         units: the units that workers belong to.
         finished: rounds that count for the bound, per worker.
     """
 
-    def __init__(self, live: set[int], paused: set[int], units: Units, finished: list[int]) -> None:
-        self._live, self._paused, self._units, self._finished = live, paused, units, finished
+    def __init__(self, live: set[int], paused: set[int], away: set[int], units: Units, finished: list[int]) -> None:
+        self._live, self._paused, self._away, self._units, self._finished = live, paused, away, units, finished
         self.level = [0] * len(finished)
         """Finished rounds from which the bound counts, per worker: those of the last barrier, or see :meth:`resume`."""
+        self.phase = [0] * len(finished)
+        """Per worker, the phase that it has come back in last."""
         self.change()
 
     def change(self) -> None:
         """Note that workers have become active, or are no longer."""
-        self.workers = self._live - self._paused
+        self.workers = self._live - self._paused - self._away
         """The workers that others wait for."""
-        self._by_unit: dict[int, set[int]] = {}
+        self._by_unit: dict[tuple[int, int], set[int]] = {}
         self._low = self._at_low = 0
 
     def open(self) -> None:
@@ -36,15 +39,22 @@ class Activity:
         self.change()
 
     def resume(self, worker: int) -> None:
-        """Note that a worker goes on before its barrier opens: it counts as far ahead as the workers of its unit.
+        """Note that others wait for a worker again: it counts as far ahead as the workers of its unit.
 
         Those may have finished rounds without it. If it were behind them, they would wait for it by the bound, and it
         for them by the cohort, for ever.
         """
-        others = self.of_unit(self._units.of[worker])
-        if others:
+        others = self.of_unit(self._units.of[worker], self.phase[worker]) & self.workers
+        if others and worker not in self.workers:
             self.level[worker] = self._finished[worker] - min(map(self.ahead, others))
         self._paused.discard(worker)
+        self._away.discard(worker)
+        self.change()
+
+    def come_back(self, worker: int, phase: int) -> None:
+        """Note that others wait for a worker again from its next round on, where they have come to the phase too."""
+        self.resume(worker)
+        self.phase[worker] = phase
         self.change()
 
     def finish(self, worker: int, round: int) -> None:
@@ -53,11 +63,20 @@ class Activity:
             self._at_low -= 1
         self._finished[worker] = round
 
-    def of_unit(self, unit: int) -> set[int]:
-        """Return the active workers of a unit, those included that are to move there; -1: all."""
-        if unit not in self._by_unit:
-            self._by_unit[unit] = {worker for worker in self.workers if unit == -1 or self._units.has(unit, worker)}
-        return self._by_unit[unit]
+    def of_unit(self, unit: int, phase: int) -> set[int]:
+        """Return the workers whose pushes a cohort needs: those in its phase, and those that are still to come there.
+
+        Args:
+            unit: of the cohort: those that are to move there are included; -1: all.
+            phase: of the cohort: who is away in an earlier one is to come.
+        """
+        found = self._by_unit.get((unit, phase))
+        if found is None:
+            here = {worker for worker in self._live - self._paused if self.phase[worker] <= phase}
+            here -= {worker for worker in self._away if self.phase[worker] == phase}
+            found = {worker for worker in here if unit == -1 or self._units.has(unit, worker)}
+            self._by_unit[unit, phase] = found
+        return found
 
     def ahead(self, worker: int) -> int:
         """Return the rounds that a worker has finished since the last barrier."""

@@ -42,6 +42,18 @@ class CheckedRule(Rule):
         self._check()
         return actions
 
+    def go_away(self, worker: int) -> list[Action]:
+        """Note that others do not wait for a worker, and check."""
+        actions = super().go_away(worker)
+        self._check()
+        return actions
+
+    def come_back(self, worker: int, phase: int) -> list[Action]:
+        """Note that others wait for a worker again, and check."""
+        actions = super().come_back(worker, phase)
+        self._check()
+        return actions
+
     def pull(self, worker: int) -> int:
         """Note that a worker reads, and check."""
         version = super().pull(worker)
@@ -65,7 +77,8 @@ class CheckedRule(Rule):
             assert self.finished[worker] <= last, f"worker {worker}: finished a round that it has not pushed"
             assert 0 <= self.read[worker] <= self.version, f"worker {worker}: read a version that does not exist"
             assert self._activity.level[worker] <= self.finished[worker], f"worker {worker}: counts from a later round"
-        assert self.paused <= self.live, "a worker that has left is paused"
+        assert self.paused | self.away <= self.live, "a worker that has left is paused or away"
+        assert not self.paused & self.away, "a worker at a barrier is away"
         kept = [worker for worker in self.waiting() if self._may_go_on(worker)]
         assert not kept, f"{workers_text(kept)} may go on but got no answer"
         for cohort in self._open:

@@ -12,6 +12,8 @@ class Cohort:
     number: int
     unit: int
     """The unit that fills it; -1 where any worker may."""
+    phase: int
+    """Phase of the unit's workers that fill it."""
     oldest: int
     """Oldest version that its contributors had read when they pushed."""
     workers: list[int] = field(default_factory=list)

@@ -1,17 +1,20 @@
 """The rule of one slot: a machine that takes pushes, and returns the actions merge, apply and answer.
 
 Effects of events of a worker. It is *idle* (all its pushes are answered) or *waiting* (its last one is not), and may be
-*paused* (it waits at a barrier) or *gone* (it has left). *Active* workers are neither paused nor gone; others wait
-only for them. ``k`` is the last round that the worker has pushed::
+*paused* (it waits at a barrier), *away* (it waits for something else) or *gone* (it has left). *Active* workers are
+none of these; others wait only for them. ``k`` is the last round that the worker has pushed::
 
     event           worker is    becomes            actions
     push of k + 1   idle         waiting, active    Merge or Drop, then settle
+    push of k + 1   idle, away   waiting, away      the same: it waits for others, they do not wait for it
     push of k + 1   waiting      (unchanged)        Refuse
     push up to k    idle         (unchanged)        Repeat
     push up to k    waiting      (unchanged)        none: its answer is still to come
     any other push  any          (unchanged)        Refuse
     any push        gone         (unchanged)        Refuse
     pause           not gone     paused             settle; the barrier opens when all that are left are paused
+    go away         not gone     away               settle
+    come back       not gone     active             settle; its later pushes join cohorts of a later phase
     leave           any          gone               settle; the barrier may open
     regroup         idle         (unchanged)        settle; its later pushes join cohorts of its new group
     regroup         waiting      (unchanged)        Refuse
@@ -36,6 +39,11 @@ Groups may change while workers train (:mod:`paceline.consistency.units`). With 
 
 A paused worker that pushes goes on before its barrier opens. For the bound it is then as far ahead as the active
 workers of its unit, with whom it steps from here on.
+
+Others wait for a worker that was away from its next *phase* on. A phase begins for each worker between two of its
+rounds, the same two at every slot, with :meth:`Rule.come_back`. A cohort has one phase. It waits for the workers of its
+unit that are in that phase and not away, and for those that are still to come to it. So it has the same rounds of these
+workers at all slots, in whatever order messages arrive, and no two of them wait for each other at two slots.
 
 Invariants (:meth:`Rule.check`): a worker has at most one unanswered push; no worker that may go on is left unanswered;
 no complete cohort is left open; no worker has read a version that does not exist; an open cohort counts no worker twice
@@ -91,6 +99,8 @@ class Rule:
         self.live = set(range(num_workers))
         self.paused: set[int] = set()
         """Live workers that wait at a barrier; others do not wait for them."""
+        self.away: set[int] = set()
+        """Live workers that wait for something else, or are not back yet; others do not wait for them."""
         self.units = Units(policy.unit_of(num_workers))
         self.pushed = [0] * num_workers
         """Last round that arrived, per worker."""
@@ -102,7 +112,7 @@ class Rule:
         """Version that the worker got last."""
         self._weight = find_weighting(policy.weighting)
         self._samples = Samples(num_workers) if policy.lr_scale == "sample" else None
-        self._activity = Activity(self.live, self.paused, self.units, self.finished)
+        self._activity = Activity(self.live, self.paused, self.away, self.units, self.finished)
         self._seen_low = 0
         """Rounds of the slowest active worker when all waiting workers were last looked at."""
         self._open: list[Cohort] = []
@@ -160,6 +170,7 @@ class Rule:
         self._events.append(("leave", worker))
         self.live.discard(worker)
         self.paused.discard(worker)
+        self.away.discard(worker)
         self._activity.change()
         return self._resume_all() + self._settle()
 
@@ -190,18 +201,32 @@ class Rule:
         self._events.append(("pause", worker))
         if worker in self.live:
             self.paused.add(worker)
+            self.away.discard(worker)
             self._activity.change()
         return self._resume_all() + self._settle()
 
-    def resume(self, worker: int) -> None:
-        """Note that a worker goes on before its barrier opens: others wait for its pushes again.
+    def go_away(self, worker: int) -> list[Action]:
+        """Note that others do not wait for a worker's pushes until it comes back, or a barrier has opened."""
+        self._events.append(("go away", worker))
+        if worker in self.live:
+            self.away.add(worker)
+            self._activity.change()
+        return self._settle()
 
-        It says so to all slots before it pushes to any. Otherwise two workers that go on at the same time may each find
-        the other one absent in one slot, and present in another: there each waits for a push that the other has made.
+    def come_back(self, worker: int, phase: int) -> list[Action]:
+        """Note that a worker steps with those of its unit that are in a phase, from its next round on.
+
+        All slots must get this before that round, and after the answers to earlier ones.
+
+        Args:
+            worker: the worker; it need not have been away.
+            phase: one that the worker has reached already has no effect.
         """
-        if worker in self.paused:
-            self._activity.resume(worker)
-            self._events.append(("resume", worker))
+        if worker not in self.live or phase <= self._activity.phase[worker]:
+            return []
+        self._activity.come_back(worker, phase)
+        self._events.append(("come back", worker, phase))
+        return self._settle()
 
     def _resume_all(self) -> list[Action]:
         """Open the barrier if all live workers have come to it: all of them are active again."""
@@ -279,7 +304,7 @@ class Rule:
         for cohort in self._open:
             has = workers_text(cohort.workers)
             texts.append(f"cohort {cohort.number} has pushes of {has} and {self._wants(cohort)}")
-        others = (("unanswered", self.waiting()), ("at a barrier", self.paused))
+        others = (("unanswered", self.waiting()), ("at a barrier", self.paused), ("away", self.away))
         texts += [f"{what}: {workers_text(workers)}" for what, workers in others if workers]
         gone = set(range(len(self.pushed))) - self.live
         return "; ".join([*texts, f"gone: {workers_text(gone)}"] if gone else texts)
@@ -312,6 +337,8 @@ class Rule:
             self.version,
             self.live,
             self.paused,
+            self.away,
+            self._activity.phase,
             self.pushed,
             self.finished,
             self.answered,
@@ -324,17 +351,19 @@ class Rule:
     # ---- cohorts ---------------------------------------------------------------------------------------------------
 
     def _cohort_for(self, workers: Sequence[int]) -> Cohort:
-        unit = self.unit[workers[0]] if self.policy.merge in ("all", "groups") else -1
+        first = workers[0]
+        unit, phase = (self.unit[first], self._activity.phase[first]) if self.policy.merges_rounds else (-1, 0)
         for cohort in self._open:
-            if cohort.unit == unit and (self.policy.age is not None or cohort.samples.keys().isdisjoint(workers)):
+            is_theirs = cohort.unit == unit and cohort.phase == phase
+            if is_theirs and (self.policy.age is not None or cohort.samples.keys().isdisjoint(workers)):
                 return cohort
-        cohort = Cohort(self._next_cohort, unit, oldest=self.version)
+        cohort = Cohort(self._next_cohort, unit, phase, oldest=self.version)
         self._next_cohort += 1
         self._open.append(cohort)
         return cohort
 
     def _required(self, cohort: Cohort) -> set[int]:
-        return self._activity.of_unit(cohort.unit)
+        return self._activity.of_unit(cohort.unit, cohort.phase)
 
     def _is_complete(self, cohort: Cohort) -> bool:
         if self.policy.merge == "each":

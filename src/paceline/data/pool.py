@@ -39,7 +39,7 @@ class PooledBatchSampler(Sampler[list[int]]):
         loader = torch.utils.data.DataLoader(data, batch_sampler=sampler)
 
     A batch counts as trained on when the loop asks for the next one, or has ended. A worker that finds only samples
-    that others hold waits until they have trained on them; servers do not wait for it meanwhile.
+    that others hold waits until they have trained on them; servers do not wait for it until the next epoch begins.
 
     Each iteration is the next epoch; :meth:`set_epoch` chooses one. All workers iterate equally often. A worker that
     leaves its loop early gives back a batch that it has not pushed for; the others finish the epoch, and if all leave
@@ -309,10 +309,9 @@ class Walker:
             raise
         self._number += 1
         if samples.waits:
-            self._session.stores.pause()
+            self._session.stores.go_away()
             samples = self._call(m.AwaitSamples(self._name))
-            if not samples.over:
-                self._session.stores.resume()
+        self._session.stores.come_back(samples.phase)
         self.held = tuple(samples.ranges)
         return None if samples.over else self.held
 

@@ -37,7 +37,7 @@ known whether a push followed the samples that it holds: one round more has arri
 The guarantee does not hold with a worker that pushes twice for one batch, or once for several, and dies
 in between.
 
-A worker that waits here must not keep others waiting: in lock step its store enters a barrier's pause while it waits.
+A worker that waits here must not keep others waiting: its stores are away until the next walk begins.
 """
 
 from __future__ import annotations

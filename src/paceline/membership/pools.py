@@ -9,9 +9,10 @@ request                answer
 ``AskSamples``         ``SamplesLeft``: the samples of the epoch that no worker has trained on
 =====================  =============================================================================
 
-So a worker learns that it will wait before it does, and can tell the servers not to wait for its pushes. A worker
-that comes to a barrier says the last round that it has pushed. So when the barrier opens, the scheduler knows which
-samples all workers have trained on.
+So a worker learns that it will wait before it does, and can tell the servers not to wait for its pushes. Each answer
+says how many walks are over: with the first answer of another walk, it tells the servers to wait for it again. A
+worker that comes to a barrier says the last round that it has pushed. So when the barrier opens, the scheduler knows
+which samples all workers have trained on.
 """
 
 from __future__ import annotations
@@ -42,6 +43,11 @@ class Pools:
         """Workers that have left or died, and their last rounds."""
 
     @property
+    def _phase(self) -> int:
+        """Number of walks that are over, of all pools."""
+        return sum(pool.walk for pool in self._pools.values())
+
+    @property
     def exist(self) -> bool:
         """Whether there is a pool."""
         return bool(self._pools)
@@ -69,7 +75,7 @@ class Pools:
         actions: list[Action] = []
         for answer in pool.take(rank, body.number, body.walk, body.count, body.done, body.round, start):
             if answer.worker == rank:
-                actions.append(_answer_to(waiting, answer))
+                actions.append(self._answer_to(waiting, answer))
             else:
                 actions += self._later(body.pool, answer)
         return actions
@@ -123,17 +129,15 @@ class Pools:
     def _later(self, name: str, answer: PoolAnswer) -> list[Action]:
         """Answer a worker that was told to wait before."""
         key = name, answer.worker
-        self._ready[key] = _samples(answer)
+        self._ready[key] = self._samples(answer)
         waiting = self._waiting.pop(key, None)
         return [] if waiting is None else [Answer(waiting.peer, waiting.seq, self._ready[key])]
 
+    def _answer_to(self, waiting: Waiting, answer: PoolAnswer) -> Answer:
+        if isinstance(answer, Refused):
+            return Answer(waiting.peer, waiting.seq, m.Failed(answer.error, answer.reason))
+        return Answer(waiting.peer, waiting.seq, self._samples(answer))
 
-def _answer_to(waiting: Waiting, answer: PoolAnswer) -> Answer:
-    if isinstance(answer, Refused):
-        return Answer(waiting.peer, waiting.seq, m.Failed(answer.error, answer.reason))
-    return Answer(waiting.peer, waiting.seq, _samples(answer))
-
-
-def _samples(answer: PoolAnswer) -> m.PoolSamples:
-    ranges = list(answer.ranges) if isinstance(answer, Given) else []
-    return m.PoolSamples(ranges, isinstance(answer, PoolOver), isinstance(answer, Wait))
+    def _samples(self, answer: PoolAnswer) -> m.PoolSamples:
+        ranges = list(answer.ranges) if isinstance(answer, Given) else []
+        return m.PoolSamples(ranges, isinstance(answer, PoolOver), isinstance(answer, Wait), self._phase)

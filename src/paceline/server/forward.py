@@ -216,17 +216,7 @@ class ForwardStore(Sink):
             one.bucket.keep_first_version(sorted(self._units))
         return one.bucket.visible(self._local_merge.units[one.shares[0][0]])
 
-    # ---- notices ---------------------------------------------------------------------------------------------------
-
-    def pause(self, worker: int) -> None:
-        """Note that a worker enters a barrier, and send what that completes."""
-        self.store.pause(worker)
-        self.flush()
-
-    def leave(self, worker: int) -> None:
-        """Take a worker out, and send what that completes."""
-        self.store.leave(worker)
-        self.flush()
+    # ---- questions -------------------------------------------------------------------------------------------------
 
     def owner_of(self, entry: m.Entry) -> int:
         """Return the server that keeps a bucket."""

@@ -1,13 +1,14 @@
-"""Notices of workers about themselves: they enter a barrier, leave, change their group, or ask who is missing.
+"""Notices of workers about themselves: that they enter a barrier, go away, come back, leave or change their group.
 
-A worker may reach a server in two ways: directly, and through a server of its host that forwards its pushes. It enters
-a barrier, or leaves, on both ways:
+They also ask who is missing. A worker may reach a server in two ways: directly, and through a server of its host that
+forwards its pushes. It enters a barrier, goes away, or leaves, on both ways:
 
 | notice | from | effect |
 |---|---|---|
-| `Pause`, `Leave` | a worker that pushes here directly only | applied here |
-| `Pause`, `Leave` | a worker that pushes here in two ways | applied here when both have brought it |
-| `Pause`, `Leave` | a worker whose pushes are forwarded here | sent to the owners after its sums, then answered |
+| `Pause`, `Away`, `Leave` | a worker that pushes here directly only | applied here |
+| `Pause`, `Away`, `Leave` | a worker that pushes here in two ways | applied here when both have brought it |
+| `Pause`, `Away`, `Leave` | a worker whose pushes are forwarded here | sent to the owners after its sums |
+| `Back` | a worker, which has no push on its way | applied here, to what is forwarded too |
 | `Regroup` | a worker that pushes here directly only | applied here; refused if pushes are forwarded |
 | `OnBehalf` | a server that forwards for the worker | as if the worker had said it, on the second way |
 | `AskMissing` | a worker | answered here, or by the owner when all that is missing is the owner's answer |
@@ -22,24 +23,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import TypeAlias
 
 from paceline.errors import ProtocolError
 from paceline.net.base import Frames
 from paceline.server.hosted import HostedStore, ServerState
 from paceline.server.members import Asker
+from paceline.server.store import BucketStore
 from paceline.wire import messages as m
 
+#: What a worker says on all its ways.
+Notice: TypeAlias = m.Pause | m.Away | m.Leave
 
-def notice(host: ServerState, asker: Asker, body: m.Pause | m.Leave, frames: Frames) -> None:
-    """Let a worker pause or leave; answered when the owners to which this server forwards know it too."""
+
+def notice(host: ServerState, asker: Asker, body: Notice, frames: Frames) -> None:
+    """Let a worker pause, go away or leave; answered when the owners to which this server forwards know it too."""
     hosted = host.stores[body.store]
-    if isinstance(body, m.Pause) and body.over:
-        hosted.own.store.resume(asker.rank)
-        asker.reply(m.Done())
-        return
     _apply_here(hosted, asker.rank, body, direct=True)
     _forward(host, hosted, asker.rank, body, asker.reply)
     host.stores.drop_if_left(body.store)
+
+
+def back(host: ServerState, asker: Asker, body: m.Back, frames: Frames) -> m.Reply:
+    """Let others wait for a worker's pushes again."""
+    hosted = host.stores[body.store]
+    for part in hosted.parts:
+        part.store.come_back(asker.rank, body.phase)
+    if hosted.forward is not None:
+        hosted.forward.flush()
+    return m.Done()
 
 
 def regroup(host: ServerState, asker: Asker, body: m.Regroup, frames: Frames) -> m.Reply:
@@ -67,7 +79,7 @@ def _confirm(host: ServerState, worker: int, reply: m.Reply) -> None:
 
 
 def _forward(
-    host: ServerState, hosted: HostedStore, worker: int, body: m.Pause | m.Leave, reply: Callable[[m.Reply], None]
+    host: ServerState, hosted: HostedStore, worker: int, body: Notice, reply: Callable[[m.Reply], None]
 ) -> None:
     """Send a notice to the servers to which this one forwards the worker's pushes, after those; then answer."""
     forward = hosted.forward
@@ -75,10 +87,8 @@ def _forward(
     if forward is None or not owners:
         reply(m.Done())
         return
-    if isinstance(body, m.Pause):
-        forward.pause(worker)
-    else:
-        forward.leave(worker)
+    _apply(forward.store, worker, body)
+    forward.flush()
     answers: list[m.Body] = []
 
     def take(answer: m.Body, frames: Frames) -> None:
@@ -113,8 +123,8 @@ def on_behalf(host: ServerState, asker: Asker, body: m.OnBehalf, frames: Frames)
     return m.Done()
 
 
-def _apply_here(hosted: HostedStore, worker: int, body: m.Pause | m.Leave, direct: bool) -> None:
-    """Let a worker pause or leave in this server's own buckets, once it has said so on all its ways.
+def _apply_here(hosted: HostedStore, worker: int, body: Notice, direct: bool) -> None:
+    """Carry out a worker's notice in this server's own buckets, once it has said so on all its ways.
 
     Args:
         hosted: the store.
@@ -126,10 +136,17 @@ def _apply_here(hosted: HostedStore, worker: int, body: m.Pause | m.Leave, direc
     two_ways = hosted.local_merge.via(worker, hosted.server) != hosted.server
     if two_ways and hosted.notices[type(body), worker, not direct] < hosted.notices[type(body), worker, direct]:
         return
-    if isinstance(body, m.Pause):
-        hosted.own.store.pause(worker)
-    else:
-        hosted.own.store.leave(worker)
+    _apply(hosted.own.store, worker, body)
+
+
+def _apply(store: BucketStore, worker: int, body: Notice) -> None:
+    match body:
+        case m.Pause():
+            store.pause(worker)
+        case m.Away():
+            store.go_away(worker)
+        case m.Leave():
+            store.leave(worker)
 
 
 def _pass_back(asker: Asker, answer: m.Body, frames: Frames) -> None:

@@ -54,6 +54,8 @@ OF_WORKERS: Handlers = {
     m.AskStats: commands.ask_stats,
     m.Command: commands.command,
     m.Pause: notices.notice,
+    m.Away: notices.notice,
+    m.Back: notices.back,
     m.Leave: notices.notice,
     m.Regroup: notices.regroup,
     m.AskMissing: notices.ask_missing,

@@ -211,13 +211,19 @@ class BucketStore:
             for slot in bucket.slots:
                 self._perform(bucket, slot, slot.rule.pause(worker), None)
 
-    def resume(self, worker: int) -> None:
-        """Note that a worker goes on before its barrier opens."""
-        self.at_barrier.discard(worker)
-        self.unpushed.resume(worker)
+    def go_away(self, worker: int) -> None:
+        """Note that nobody waits for a worker's pushes until it comes back, or a barrier has opened."""
+        self.unpushed.go_away(worker)
         for bucket in self.buckets:
             for slot in bucket.slots:
-                slot.rule.resume(worker)
+                self._perform(bucket, slot, slot.rule.go_away(worker), None)
+
+    def come_back(self, worker: int, phase: int) -> None:
+        """Note that a worker steps with those in a phase from its next round on."""
+        self.unpushed.come_back(worker, phase)
+        for bucket in self.buckets:
+            for slot in bucket.slots:
+                self._perform(bucket, slot, slot.rule.come_back(worker, phase), None)
 
     def regroup(self, worker: int, generation: int, groups: Groups) -> None:
         """Let a worker step with another group from its next round on.

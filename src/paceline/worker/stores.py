@@ -14,10 +14,13 @@ class Store(Protocol):
         """What the servers call it."""
 
     def pause(self) -> None:
-        """Tell the servers that nobody shall wait for this worker's pushes until it pushes again."""
+        """Tell the servers that nobody shall wait for this worker's pushes until all workers have paused."""
 
-    def resume(self) -> None:
-        """Tell the servers that others wait for this worker's pushes again."""
+    def go_away(self) -> None:
+        """Tell the servers that nobody shall wait for this worker's pushes until it comes back."""
+
+    def come_back(self, phase: int) -> None:
+        """Tell the servers that others in a phase wait for this worker's pushes again."""
 
     def finish(self) -> None:
         """Wait for this worker's own requests."""
@@ -28,9 +31,14 @@ class Store(Protocol):
 
 
 class WorkerStores:
-    """The stores of one worker, by the names that the servers know."""
+    """The stores of one worker, by the names that the servers know.
+
+    Attributes:
+        phase: that this worker has come back in last; a store that opens later begins with it.
+    """
 
     def __init__(self) -> None:
+        self.phase = 0
         self._open: list[Store] = []
         self.closed: WeakValueDictionary[str, Store] = WeakValueDictionary()
         """Closed stores, by name, that somebody still holds: nobody else can send requests on them."""
@@ -69,10 +77,17 @@ class WorkerStores:
         for store in list(self._open):
             store.pause()
 
-    def resume(self) -> None:
-        """Let all open stores go on."""
+    def go_away(self) -> None:
+        """Tell the servers of all open stores that nobody shall wait for this worker."""
         for store in list(self._open):
-            store.resume()
+            store.go_away()
+
+    def come_back(self, phase: int) -> None:
+        """Step with the workers of a phase from the next round on, in all open stores. Idempotent."""
+        if phase > self.phase:
+            self.phase = phase
+            for store in list(self._open):
+                store.come_back(phase)
 
     def finish(self) -> None:
         """Finish all open stores."""

@@ -5,6 +5,7 @@
 | new    | first use       | ``OpenStore``   | open       |
 | new    | ``close()``     | ``OpenStore``, ``Leave`` (the scheduler, too) | closed |
 | open   | ``barrier()``   | ``Pause``       | open       |
+| open   | ``go_away()``, ``come_back()`` | ``Away``, ``Back`` | open |
 | open   | ``follow_groups()`` and other groups fit | ``Regroup`` | open |
 | open   | ``close()``     | ``Leave`` (the scheduler, too) | closed |
 | any    | ``close()`` after the job has failed | nothing | closed |
@@ -75,6 +76,8 @@ class StoreLifecycle:
             self._session.settings.merges_locally(policy.merge), self.clip_norm, age, policy.lr_scale,
         )  # fmt: skip
         self.ask_all_servers(body, f"opening store {self.name!r}")
+        if self._session.stores.phase:
+            self.come_back(self._session.stores.phase)
 
     def _claim_groups(self) -> None:
         """Refuse a second store with groups that change: workers that move between rounds of both may wait in a circle.
@@ -115,14 +118,20 @@ class StoreLifecycle:
             block.fresh = [False] * len(block.fresh)
 
     def pause(self) -> None:
-        """Tell the servers that nobody shall wait for this worker's pushes, until it pushes again or a barrier opens."""
+        """Tell the servers that nobody shall wait for this worker's pushes until all workers have told them this."""
         if self.is_open and not self._is_closed:
             self.ask_all_servers(m.Pause(self.name), "entering a barrier")
 
-    def resume(self) -> None:
-        """Tell all servers that the others wait for this worker's pushes again, before it pushes to any of them."""
+    def go_away(self) -> None:
+        """Tell the servers that nobody shall wait for this worker's pushes until it comes back, or a barrier opens."""
         if self.is_open and not self._is_closed:
-            self.ask_all_servers(m.Pause(self.name, over=True), "going on before a barrier opens")
+            self.ask_all_servers(m.Away(self.name), "going away")
+
+    def come_back(self, phase: int) -> None:
+        """Tell the servers that others in a phase wait for this worker's pushes, from its next round on."""
+        if self.is_open and not self._is_closed:
+            self.wait_for_own_requests()
+            self.ask_all_servers(m.Back(self.name, phase), "coming back")
 
     def follow_groups(self) -> None:
         """Step with the group that fits this worker's speed, between two rounds: none of its pushes is in flight.

@@ -18,6 +18,8 @@ from paceline.wire.messages.data import (
     AskNorm,
     AskStats,
     AskValues,
+    Away,
+    Back,
     BucketSpec,
     Command,
     CommandAnswer,
@@ -93,7 +95,7 @@ Request: TypeAlias = (
     Hello | Heartbeat | Bye | Claim | Enter | Gather | Publish | Lookup | AskStatus | AskAbsent
     | TakeSamples | AwaitSamples | ReturnSamples | AskSamples
     | OpenStore | Init | SetUpdater | SetCompression | Push | Pull | MapArena | GetState | SetState
-    | Command | AskStats | AskMissing | Leave | Pause | PullRows | AskValues | ForwardBuckets
+    | Command | AskStats | AskMissing | Leave | Pause | Away | Back | PullRows | AskValues | ForwardBuckets
     | PushSum | OnBehalf | Regroup | SetValues | AskNorm | Commit | Probe
 )  # fmt: skip
 
@@ -144,6 +146,8 @@ __all__ = [
     "AskStatus",
     "AskValues",
     "AwaitSamples",
+    "Away",
+    "Back",
     "BlockSpec",
     "Body",
     "BucketSpec",

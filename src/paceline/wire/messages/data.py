@@ -314,8 +314,20 @@ class Pause(Message, tag=38):
     """A worker enters a barrier of a store; until all have, others do not wait for its pushes."""
 
     store: Name
-    over: bool = False
-    """It goes on before the others have come: they wait for its pushes again. All servers know it before it pushes."""
+
+
+class Away(Message, tag=70):
+    """Others do not wait for a worker's pushes to a store until it says :class:`Back`, or a barrier has opened."""
+
+    store: Name
+
+
+class Back(Message, tag=71):
+    """Others wait for a worker's pushes to a store again, from its next round on; answered with :class:`Done`."""
+
+    store: Name
+    phase: Number
+    """The round joins cohorts of this phase; of those that the worker has reached already it has no effect."""
 
 
 class Regroup(Message, tag=59):

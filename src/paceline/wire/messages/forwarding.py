@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from paceline.wire.messages.data import AskMissing, Entry, Leave, Pause, Span
+from paceline.wire.messages.data import AskMissing, Away, Entry, Leave, Pause, Span
 from paceline.wire.messages.fields import Blob, Count, Message, Name, Note, Number, Rank, Text
 
 
@@ -63,4 +63,4 @@ class OnBehalf(Message, tag=44):
     """A server passes on a message of a worker of its host to an owner, in order with the sums that it pushes."""
 
     worker: Rank
-    body: Leave | Pause | AskMissing
+    body: Leave | Pause | Away | AskMissing

@@ -331,6 +331,8 @@ class PoolSamples(Message, tag=18):
     ranges: list[tuple[Count, Count]]
     over: bool
     waits: bool
+    phase: Number
+    """Number of walks that are over, of all pools: a worker that was away is back for its next round."""
 
 
 class AskSamples(Message, tag=60):
