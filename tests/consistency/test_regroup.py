@@ -1,4 +1,4 @@
-"""Groups that change, and workers that go away and come back, while all train: at several slots, messages in any order."""
+"""Groups that change, and workers that go away and come back while all train: several slots, messages in any order."""
 
 from __future__ import annotations
 
