@@ -133,6 +133,19 @@ def test_worker_that_hangs_in_its_exit_is_named_and_ended(agents: bool, make_job
     assert job.left() == []
 
 
+def test_lost_host_fails_the_job_and_is_the_reason_also_if_the_scheduler_repeats_the_exit_code(
+    make_job: MakeJob,
+) -> None:
+    scheduler = """trap '' TERM; echo tcp://127.0.0.1:1 >/dev/fd/$PACELINE_READY_FD
+        while read -r line; do case $line in *255]) break;; esac; done </dev/fd/$PACELINE_ENDED_FD
+        reason='its process ended: exit code 255'
+        echo '["lost", "worker", 0, "'$reason'", false]' >/dev/fd/$PACELINE_READY_FD; exec sleep 1000"""
+    job = make_job(terminate_s=0.1).start("kill -9 $PPID; exec sleep 1000", scheduler=scheduler, agents=True)
+    assert job.wait() == 255
+    assert failure(job)[0].startswith("worker 0 on h1 failed: exit code 255: the agent of h1 ended, ")
+    assert job.left() == []
+
+
 def test_scheduler_that_dies_before_it_is_ready_shows_its_last_words(make_job: MakeJob) -> None:
     job = make_job().start("echo never", scheduler="echo address in use >&2; exit 5")
     assert job.wait() == 5
