@@ -141,7 +141,7 @@ class LocalCrew:
         """Notice stopped and ended children.
 
         Of several that ended at once workers come first: they are the likelier cause, and servers exit because of them.
-        Processes whose exit code says that they lost another one come last. The words of a scheduler come before its end.
+        Processes whose exit code says that they lost another one come last. News of the scheduler come before its end.
         """
         found = processes.stopped({self._children[one].pid for one in self._running})
         self._take(Stopped(frozenset(one for one in self._running if self._children[one].pid in found)))
