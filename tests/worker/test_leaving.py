@@ -62,14 +62,18 @@ def test_who_ends_because_of_another_says_so_by_its_exit_code(script: str) -> No
     assert "Error" in err
 
 
-def test_ctrl_c_shows_the_script_but_not_what_it_waited_in() -> None:
+@pytest.mark.parametrize(
+    "body", ["raise KeyboardInterrupt", "\n try: 1 / 0\n except ZeroDivisionError: raise KeyboardInterrupt"]
+)
+def test_ctrl_c_shows_the_script_but_not_the_code_that_it_waited_in(body: str) -> None:
     wait = "import paceline.worker.leaving as inner\n"
-    wait += "exec(compile('def wait(): raise KeyboardInterrupt', inner.__file__, 'exec'))\n"
+    wait += f"exec(compile({'def wait(): ' + body!r}, inner.__file__, 'exec'))\n"
     code, out, err = run(wait + "def train():\n    wait()\ntrain()")
     assert code == -2
     assert out[0].startswith("closed 'it raised KeyboardInterrupt")
     assert "in train" in err
     assert "in wait" not in err
+    assert "ZeroDivisionError" not in err
 
 
 def test_nothing_is_said_where_nobody_joined() -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import atexit
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -65,6 +66,8 @@ class Exit:
         if isinstance(error, KeyboardInterrupt):
             trace = _of_script(trace)
             error = error.with_traceback(trace)
+            if error.__context__ is not None and _is_ours(error.__context__.__traceback__):
+                error.__suppress_context__ = True
         self._has_no_guard = guard.ended_a_child()
         if self._has_no_guard:
             print(f"{kind.__name__}: {error}: {guard.SENTENCE}", file=sys.stderr)
@@ -97,6 +100,11 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         seen.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
+
+
+def _is_ours(trace: TracebackType | None) -> bool:
+    """Return whether a traceback leads through paceline's own code."""
+    return any(frame.f_code.co_filename.startswith(_PACKAGE) for frame, _ in traceback.walk_tb(trace))
 
 
 def _of_script(trace: TracebackType | None) -> TracebackType | None:
