@@ -224,7 +224,7 @@ AREAS = (
         ),
     ),
     Area(
-        "updaters/torch_updater.py",
+        "updaters/torch_optim.py",
         ("updaters/test_updaters.py",),
         (
             ("        if self._whole or not state_parts.fit(", "        if not state_parts.fit("),
