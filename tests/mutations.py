@@ -223,7 +223,7 @@ AREAS = (
         ),
     ),
     Area(
-        "updaters/torch_updater.py",
+        "updaters/torch_optim.py",
         ("updaters/test_updaters.py",),
         (
             ("        if self._whole or not state_parts.fit(", "        if not state_parts.fit("),
@@ -303,12 +303,12 @@ AREAS = (
         ),
     ),
     Area(
-        "worker/versions.py",
+        "worker/block.py",
         ("worker/test_versions.py",),
         (
             ("touched(start, start + length)", "touched(start, start + length + 1)"),
             ("self._versions.set(start, stop, version)", "self._versions.set(start, stop, 1)"),
-            ("IntervalMap(length, 0)", "IntervalMap(length, 1)"),
+            ("self._versions = IntervalMap(length, 0)", "self._versions = IntervalMap(length, 1)"),
         ),
     ),
     Area(
@@ -349,7 +349,7 @@ AREAS = (
         "start_clock.py",
         ("membership/test_joining.py",),
         (
-            ("passed if used < MOVING_SHARE * passed else min(used, passed)", "min(used, passed)"),
+            ("passed if sleeps else min(used, passed)", "min(used, passed)"),
             ("min(used, passed)", "passed"),
             ("min(used, passed)", "used"),
             ("return self._counted if self._is_told else", "return"),

@@ -13,7 +13,7 @@ from paceline.compression import make
 from paceline.consistency.weighting import find_weighting
 from paceline.launch import backend, names
 from paceline.updaters import is_whole_tensor, known_names, make_spec
-from paceline.updaters.updater_registry import find_class, name_of_class
+from paceline.updaters.classes import find_class, name_of_class
 
 _MODULE = """
 import torch

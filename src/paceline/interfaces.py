@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from paceline.errors import ConfigError
 
-_RTM_NEWADDR, _RTM_GETADDR, _NLMSG_DONE = 20, 22, 3
+_RTM_NEWADDR, _RTM_GETADDR = 20, 22
 _NLM_F_REQUEST_DUMP = 0x301
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _HEADER, _ADDRESS, _ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=BBBBI"), struct.Struct("=HH")

@@ -16,8 +16,8 @@ from mypy import api
 import paceline
 from paceline.kvstore import KVStore, create, factory, store_types
 from paceline.updaters import make_spec
+from paceline.updaters.classes import known_names
 from paceline.updaters.option_names import OptimizerOptions
-from paceline.updaters.updater_registry import known_names
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(900)  # mypy reads all of torch's types: 12 s of processor time

@@ -9,7 +9,7 @@ import torch
 
 from paceline import kvstore
 from paceline.testing import LocalJob
-from paceline.updaters.updater_registry import ELEMENTWISE, WHOLE_TENSOR
+from paceline.updaters.classes import ELEMENTWISE, WHOLE_TENSOR
 
 WORKERS, STEPS = 2, 8
 #: The first lies on both servers, unless whole tensors are needed.

@@ -18,6 +18,7 @@ from paceline.errors import DeadlineError, JoinTimeoutError, KeyMismatchError, P
 from paceline.net import new_job_key
 from paceline.testing import LocalJob, listen, tell
 from paceline.wire import messages
+from tests.integration.one_key import new_store, one_round, train_until_failure
 
 NOTICED_WITHIN_S = 5.0
 #: Of a key of 4 bytes each, that a server has not enough memory for.
@@ -26,32 +27,6 @@ SOURCES = str(Path(paceline.__file__).parents[1])
 
 
 # ---- what runs in the workers --------------------------------------------------------------------------------------
-
-
-def new_store(namespace="train"):
-    store = kvstore.create("dist_sync", namespace=namespace)
-    store.set_updater("add")
-    store.init("w", torch.zeros(1000))
-    return store
-
-
-def one_round(store):
-    value = torch.ones(1000)
-    store.pushpull("w", value)
-    return value[0].item()
-
-
-def train_until_failure():
-    """Train for ever; return [error type, text, when, dead members] of what ends it."""
-    store = new_store()
-    one_round(store)
-    assert store.num_dead_nodes() == 0
-    tell("training")
-    try:
-        while True:
-            one_round(store)
-    except PacelineError as error:
-        return [type(error).__name__, str(error), time.monotonic(), store.num_dead_nodes()]
 
 
 def raise_in_round_two():
@@ -237,8 +212,8 @@ def test_survivors_of_kill_9_name_the_dead_within_seconds(victim):
 
 LAUNCHED = """
 import sys
-sys.path.insert(0, {folder!r})
-import test_failures
+sys.path.insert(0, {root!r})
+from tests.integration import test_failures
 test_failures.train_until_failure_of_a_launched_job()
 """
 
@@ -267,7 +242,7 @@ def processes_of(marker):
 def test_launch_ends_with_an_error_and_leaves_nothing_running(victim, tmp_path):
     marker = f"PACELINE_TEST_MARKER={victim}-{os.getpid()}-{tmp_path.name}"
     script = tmp_path / "train.py"
-    script.write_text(LAUNCHED.format(folder=str(Path(__file__).parent)))
+    script.write_text(LAUNCHED.format(root=str(Path(__file__).parents[2])))
     env = os.environ | dict([marker.split("=")]) | {"PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1"}
     argv = [sys.executable, "-m", "paceline", "launch", "-n", "2", "-s", "2", "--", sys.executable, str(script)]
     with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as launcher:

@@ -19,6 +19,7 @@ import paceline
 from paceline import DistributedOptimizer, kvstore
 from paceline.errors import PacelineError
 from paceline.testing import LocalJob, tell
+from tests.integration.one_key import new_store, one_round
 
 NOTICED_WITHIN_S = 5.0
 ENDS_WITHIN_S = 20.0
@@ -28,19 +29,6 @@ WAYS = {"shared": {}, "sockets": {"shared_memory": False}, "tcp": {"shared_memor
 
 
 # ---- what runs in the workers --------------------------------------------------------------------------------------
-
-
-def new_store(namespace="train"):
-    store = kvstore.create("dist_sync", namespace=namespace)
-    store.set_updater("add")
-    store.init("w", torch.zeros(1000))
-    return store
-
-
-def one_round(store):
-    value = torch.ones(1000)
-    store.pushpull("w", value)
-    return value[0].item()
 
 
 def forked(run: Callable[[], None]) -> int:

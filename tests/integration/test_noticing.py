@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline import DistributedOptimizer, kvstore
+from paceline import DistributedOptimizer
 from paceline.errors import PacelineError, PeerDiedError
 from paceline.testing import LocalJob, tell
 from tests.busy.load import busy
+from tests.integration.one_key import new_store, one_round, train_until_failure
 
 NOTICED_WITHIN_S = 5.0
 #: Longer than ``heartbeat_timeout_s``, shorter than ``stall_timeout_s``.
@@ -30,31 +31,6 @@ PTRACE_ATTACH, PTRACE_DETACH = 16, 17
 
 
 # ---- what runs in the workers --------------------------------------------------------------------------------------
-
-
-def new_store():
-    store = kvstore.create("dist_sync", namespace="train")
-    store.set_updater("add")
-    store.init("w", torch.zeros(1000))
-    return store
-
-
-def one_round(store):
-    value = torch.ones(1000)
-    store.pushpull("w", value)
-    return value[0].item()
-
-
-def train_until_failure():
-    """Train for ever; return [error type, text, when] of what ends it."""
-    store = new_store()
-    one_round(store)
-    tell("training")
-    try:
-        while True:
-            one_round(store)
-    except PacelineError as error:
-        return [type(error).__name__, str(error), time.monotonic()]
 
 
 def train_for(seconds):
@@ -110,7 +86,7 @@ def test_stopped_process_is_named_within_five_seconds(victim):
         stopped.kill(signal.SIGSTOP)
         when_stopped = time.monotonic()
         survivors = [worker for worker in workers if worker is not stopped]
-        for kind, text, when in [worker.result(30) for worker in survivors]:
+        for kind, text, when, _ in [worker.result(30) for worker in survivors]:
             assert kind == PeerDiedError.__name__
             assert f"{victim} on 127.0.0.1" in text
             assert "died: it was not heard for 4." in text

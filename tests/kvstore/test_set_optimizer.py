@@ -10,7 +10,7 @@ import torch
 from paceline.kvstore.inprocess import DeviceStore, LocalStore
 from paceline.kvstore.options import Schedule, schedule_of
 from paceline.updaters import SGLD, Piece, make_spec, make_updater
-from paceline.updaters.updater_registry import ELEMENTWISE, WHOLE_TENSOR
+from paceline.updaters.classes import ELEMENTWISE, WHOLE_TENSOR
 
 SHAPES: dict[str, tuple[int, ...]] = {"w": (4, 3), "b": (2, 5)}
 NAMES: dict[str, dict[str, Any]] = {name: {"lr": 0.05} for name in [*ELEMENTWISE, *WHOLE_TENSOR]}

@@ -53,6 +53,18 @@ def test_fit_equals_a_plain_loop(data, kvstore, work_load_list):
         assert torch.allclose(mine, theirs, atol=1e-4), name
 
 
+def test_loop_of_the_user_equals_fit(data):
+    ours, fitted = Module(classifier(), TWO), Module(classifier(), TWO)
+    fitted.fit(loader(data), **SGD)
+    ours.init_optimizer(**SGD)
+    for points, labels in loader(data):
+        outputs = ours.forward_backward(points, labels)
+        assert [len(one) for one in outputs] == [10, 10]
+        ours.update(len(points))
+    for (name, mine), theirs in zip(ours.net.state_dict().items(), fitted.net.state_dict().values(), strict=True):
+        assert torch.equal(mine, theirs), name
+
+
 def test_fit_learns_and_reports(data):
     module = Module(classifier(), TWO)
     history = module.fit(loader(data), loader(data), ["acc", "loss"], num_epoch=12, **SGD)

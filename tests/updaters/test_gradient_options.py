@@ -17,8 +17,8 @@ from paceline.updaters import (
     make_spec,
     make_updater,
 )
+from paceline.updaters.classes import ELEMENTWISE, WHOLE_TENSOR
 from paceline.updaters.rows import LAZY
-from paceline.updaters.updater_registry import ELEMENTWISE, WHOLE_TENSOR
 
 SHAPES: dict[str | int, tuple[int, ...]] = {"conv": (4, 3), "mat": (5, 2), 7: (2, 4)}
 NUMEL = 30

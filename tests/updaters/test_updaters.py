@@ -22,7 +22,7 @@ from paceline.updaters import (
     make_updater,
     option_groups,
 )
-from paceline.updaters.updater_registry import ELEMENTWISE, WHOLE_TENSOR, check_name, find_class, name_of_class
+from paceline.updaters.classes import ELEMENTWISE, WHOLE_TENSOR, check_name, find_class, name_of_class
 
 SHAPES: dict[str | int, tuple[int, ...]] = {"conv": (4, 3), "bias": (5,), 7: (2, 2, 3)}
 NUMEL = 29

@@ -23,11 +23,11 @@ UNSENT = "unsent"
 
 
 class CodecState:
-    """What a sender keeps about one bucket from round to round. One thread uses it at a time.
+    """The state of a sender for one bucket, from round to round. One thread uses it at a time.
 
     Attributes:
         numel: elements of the bucket.
-        residual: flat float32, what was not sent yet (error feedback, Seide et al. 2014), or None.
+        residual: flat float32, the rest that was not sent yet (error feedback, Seide et al. 2014), or None.
         extra: further tensors of the codec, by name.
         dropped: how many non-finite elements were left out so far.
     """

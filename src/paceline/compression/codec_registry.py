@@ -1,4 +1,4 @@
-"""Codecs by name, and the way that each works on: what workers push, what they pull, or both."""
+"""Codecs by name, and the way that each works on: pushes, pulls, or both."""
 
 from __future__ import annotations
 

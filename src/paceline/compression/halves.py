@@ -30,12 +30,12 @@ class _Half(Codec):
         return 2 * numel
 
     def _encode(self, grad: torch.Tensor, state: CodecState, payload: Bytes, round: int, seed: int) -> int:
-        from paceline.compression.kernels import halves_kernels
+        from paceline.compression.kernels import magnitude
 
         out = torch.from_numpy(payload.view(np.int16))
         for part, patterns in zip(torch.split(grad, _CHUNK), torch.split(out, _CHUNK), strict=True):
             patterns.view(self.dtype).copy_(part)
-            if halves_kernels.largest_pattern(patterns.numpy()) >= self.infinity:
+            if magnitude.largest_pattern(patterns.numpy()) >= self.infinity:
                 patterns.view(self.dtype).copy_(self._saturated(part))
         return 0
 

@@ -45,7 +45,7 @@ class Int8(Codec):
         return floats(payload[:end_of_scales]), payload[end_of_scales:].view(np.int8)
 
     def _encode(self, grad: torch.Tensor, state: CodecState, payload: Bytes, round: int, seed: int) -> int:
-        from paceline.compression.kernels import int8_kernels
+        from paceline.compression.kernels import chunks
 
         residual = state.residual_array()
         scales, levels = self._split(payload, grad.numel())
@@ -54,7 +54,7 @@ class Int8(Codec):
             here = slice(start, start + len(part))
             first = start // self.chunk
             of_part = scales[first : first + self._chunks(len(part))]
-            dropped += int8_kernels.encode(part, residual[here], self.chunk, of_part, levels[here])
+            dropped += chunks.encode(part, residual[here], self.chunk, of_part, levels[here])
         return dropped
 
     def _check_content(self, payload: Bytes, numel: int) -> None:
@@ -67,13 +67,13 @@ class Int8(Codec):
             raise self._refuse("it has level -128, which is never sent", numel)
 
     def _decode(self, payload: Bytes, out: torch.Tensor) -> None:
-        from paceline.compression.kernels import int8_kernels
+        from paceline.compression.kernels import chunks
 
         scales, levels = self._split(payload, out.numel())
-        int8_kernels.decode(scales, levels, self.chunk, out.numpy())
+        chunks.decode(scales, levels, self.chunk, out.numpy())
 
     def _decode_add(self, payload: Bytes, out: torch.Tensor, alpha: float) -> None:
-        from paceline.compression.kernels import int8_kernels
+        from paceline.compression.kernels import chunks
 
         scales, levels = self._split(payload, out.numel())
-        int8_kernels.decode_add(scales, levels, self.chunk, np.float32(alpha), out.numpy())
+        chunks.decode_add(scales, levels, self.chunk, np.float32(alpha), out.numpy())

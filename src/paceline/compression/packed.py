@@ -52,14 +52,14 @@ class PackedCodec(Codec):
             raise self._refuse("the bits after the last element are not 0", numel)
 
     def _decode(self, payload: Bytes, out: torch.Tensor) -> None:
-        from paceline.compression.kernels import packed_kernels
+        from paceline.compression.kernels import bits
 
-        packed_kernels.decode(payload, self._table(1.0), out.numpy())
+        bits.decode(payload, self._table(1.0), out.numpy())
 
     def _decode_add(self, payload: Bytes, out: torch.Tensor, alpha: float) -> None:
-        from paceline.compression.kernels import packed_kernels
+        from paceline.compression.kernels import bits
 
-        packed_kernels.decode_add(payload, self._table(alpha), out.numpy())
+        bits.decode_add(payload, self._table(alpha), out.numpy())
 
 
 @register("codec")
@@ -85,9 +85,9 @@ class TwoBit(PackedCodec):
         check_number(self.name, "threshold", self.threshold, float(info.tiny), float(info.max))
 
     def _kernel(self) -> Callable[..., Any]:
-        from paceline.compression.kernels import twobit_kernels
+        from paceline.compression.kernels import bits
 
-        return twobit_kernels.encode
+        return bits.encode_two
 
     def _table(self, alpha: float) -> Floats:
         sent = float(np.float32(alpha) * np.float32(self.threshold))
@@ -117,9 +117,9 @@ class OneBit(PackedCodec):
         check_number(self.name, "threshold", self.threshold, -largest, largest)
 
     def _kernel(self) -> Callable[..., Any]:
-        from paceline.compression.kernels import onebit_kernels
+        from paceline.compression.kernels import bits
 
-        return onebit_kernels.encode
+        return bits.encode_one
 
     def _table(self, alpha: float) -> Floats:
         return byte_table((-alpha, alpha), bits=1)

@@ -46,10 +46,10 @@ class SparseCodec(Codec):
         self._decode_add(payload, out, 1.0)
 
     def _decode_add(self, payload: Bytes, out: torch.Tensor, alpha: float) -> None:
-        from paceline.compression.kernels import sparse_kernels
+        from paceline.compression.kernels import selection
 
         indices, values = self._parts(payload, out.numel())
-        sparse_kernels.scatter_add(indices, values, np.float32(alpha), out.numpy())
+        selection.scatter_add(indices, values, np.float32(alpha), out.numpy())
 
 
 @register("codec")
@@ -100,27 +100,27 @@ class TopK(SparseCodec):
         return indices, floats(payload[half:])
 
     def _encode(self, grad: torch.Tensor, state: CodecState, payload: Bytes, round: int, seed: int) -> int:
-        from paceline.compression.kernels import sparse_kernels
+        from paceline.compression.kernels import selection
 
         residual = state.residual_array()
         indices, values = self._parts(payload, grad.numel())
-        high_counts = np.zeros(sparse_kernels.HIGH_BINS, np.int64)
+        high_counts = np.zeros(selection.HIGH_BINS, np.int64)
         dropped: int = sum(
-            sparse_kernels.accumulate_and_count(part, residual[start : start + len(part)], high_counts)
+            selection.accumulate_and_count(part, residual[start : start + len(part)], high_counts)
             for start, part in float32_parts(grad)
         )
-        high, wanted = sparse_kernels.last_bin(high_counts, len(indices))
-        low_counts = np.zeros(sparse_kernels.LOW_BINS, np.int64)
-        sparse_kernels.count_low(residual, high, low_counts)
-        low, ties = sparse_kernels.last_bin(low_counts, wanted)
-        sparse_kernels.take_largest(residual, high << 16 | low, ties, indices, values)
+        high, wanted = selection.last_bin(high_counts, len(indices))
+        low_counts = np.zeros(selection.LOW_BINS, np.int64)
+        selection.count_low(residual, high, low_counts)
+        low, ties = selection.last_bin(low_counts, wanted)
+        selection.take_largest(residual, high << 16 | low, ties, indices, values)
         return dropped
 
     def _check_content(self, payload: Bytes, numel: int) -> None:
-        from paceline.compression.kernels import sparse_kernels
+        from paceline.compression.kernels import selection
 
         indices, values = self._parts(payload, numel)
-        if not sparse_kernels.ascending_below(indices, numel):
+        if not selection.ascending_below(indices, numel):
             raise self._refuse("its indices are out of range or not in ascending order", numel)
         self._check_values(values, numel)
 
@@ -133,7 +133,7 @@ class RandomK(SparseCodec):
     Both sides derive the indices from (seed, round, numel), one from each of k equal strata, so that only values
     travel. Workers that give the same ``seed`` and ``round`` send the same elements: the float32 values after the
     header may then be summed as they are, by an all-reduce for example. Values are not scaled up: the residual makes
-    up for what is not sent. Layout: seed and round as uint64, then k float32 values.
+    up for the elements that are not sent. Layout: seed and round as uint64, then k float32 values.
 
     Attributes:
         ratio: fraction of the elements that is sent, rounded up.
@@ -156,21 +156,19 @@ class RandomK(SparseCodec):
 
     def indices(self, numel: int, *, round: int, seed: int) -> NDArray[np.uint32]:
         """Return which elements of a bucket travel in a round, ascending: uint32 of shape (k,)."""
-        from paceline.compression.kernels import sparse_kernels
+        from paceline.compression.kernels import selection
 
         chosen = np.empty(_kept(self.ratio, numel), np.uint32)
         if numel:
-            sparse_kernels.draw(np.uint64(seed), np.uint64(round), numel, chosen)
+            selection.draw(np.uint64(seed), np.uint64(round), numel, chosen)
         return chosen
 
     def _encode(self, grad: torch.Tensor, state: CodecState, payload: Bytes, round: int, seed: int) -> int:
-        from paceline.compression.kernels import sparse_kernels
+        from paceline.compression.kernels import selection
 
         dropped, residual = state.accumulate(grad), state.residual_array()
         payload[:_HEADER_BYTES].view(np.uint64)[:] = seed, round
-        sparse_kernels.take(
-            residual, self.indices(len(residual), round=round, seed=seed), floats(payload[_HEADER_BYTES:])
-        )
+        selection.take(residual, self.indices(len(residual), round=round, seed=seed), floats(payload[_HEADER_BYTES:]))
         return dropped
 
     def _check_content(self, payload: Bytes, numel: int) -> None:

@@ -21,7 +21,7 @@ class Compressor:
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Return the compressed tensor, and what is needed to decompress it."""
+        """Return the compressed tensor, and the context that decompressing needs."""
         raise NotImplementedError
 
     @staticmethod
@@ -95,7 +95,7 @@ class CodecCompression:
         """Refuse.
 
         Raises:
-            ValueError: always: codecs remember what they left out of each gradient.
+            ValueError: always: codecs remember the rest of each gradient that they have not sent.
         """
         raise ValueError(f"the codec {self.codec.name!r} works in DistributedOptimizer only")
 

@@ -1,4 +1,4 @@
-"""The coordinator: a thread in rank 0 that feeds the negotiation machine with what the ranks send.
+"""The coordinator: a thread in rank 0 that feeds the negotiation machine with the messages of the ranks.
 
 It has a listener of its own with the job's key, instead of being a service of the scheduler: so it is there under
 torchrun and mpirun too, where no scheduler runs, and one of the ranks reaches it without a message. It outlives
@@ -64,7 +64,7 @@ class Coordinator:
     """Answers all ranks, and is rank 0's link to itself. Its machine is used under a lock, by its thread and by rank 0.
 
     Args:
-        place: of this process, which is rank 0.
+        place: the place of this process, which is rank 0.
         addresses: where to listen; none in a job of one rank.
         security: the key of the connections.
         settings: rank 0's.
@@ -226,7 +226,7 @@ class Coordinator:
                 self._end(rank, f"rank {rank} sent what is no message: {error}", True)
 
     def close(self, linger_s: float = 1.0) -> None:
-        """Stop; what is under way has ``linger_s`` to be sent."""
+        """Stop; messages under way have ``linger_s`` to be sent."""
         self._closed = True
         self._listener.wake()
         self._thread.join(2 * TICK_S)

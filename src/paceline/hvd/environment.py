@@ -1,4 +1,4 @@
-"""What the environment says: the settings, and which rank of how many this process is.
+"""The settings that the environment names, and which rank of how many this process is.
 
 Variables of Horovod's autotuner, and of its launcher's own rendezvous, change nothing here.
 """

@@ -30,7 +30,7 @@ class Operation:
     """A pending or finished operation.
 
     Attributes:
-        request: what is negotiated.
+        request: the operation that is negotiated.
         tensors: this rank's tensors.
         outputs: where results go; None: new tensors.
         given: tensors of the caller that are the result of an operation in place; None: ``outputs`` are.
@@ -115,14 +115,14 @@ def fuse(responses: Sequence[Response], threshold: int) -> list[list[Response]]:
 
 @dataclass(frozen=True, slots=True)
 class FusedOperations:
-    """Operations that run as one, with what follows from their requests: worked out once where they are cached.
+    """Operations that run as one, with facts from their requests: worked out once where they are cached.
 
     Attributes:
-        responses: what was negotiated; several only for allreduce.
+        responses: the negotiated operations; several only for allreduce.
         members: ranks of the process set.
-        keys: of the responses.
+        keys: the keys of the responses.
         whole: numbers of the tensors that are reduced by themselves (allreduce).
-        packs: of each dtype, the numbers of the tensors that are reduced as one (allreduce).
+        packs: for each dtype, the numbers of the tensors that are reduced as one (allreduce).
     """
 
     responses: tuple[Response, ...]
@@ -156,7 +156,7 @@ def group_of(responses: Sequence[Response], members: tuple[int, ...]) -> FusedOp
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """What a batch of cached operations is: the keys of all of them, and the groups of those that this rank is in."""
+    """A batch of cached operations: the keys of all of them, and the groups of those that this rank is in."""
 
     keys: Sequence[Key]
     groups: Sequence[FusedOperations]
@@ -167,7 +167,7 @@ class BatchPlan:
 
 @dataclass(slots=True)
 class Task:
-    """A single operation to run: what was negotiated, this rank's part (None if it has joined), the process set."""
+    """A single operation to run: its response, this rank's part (None if it has joined), the process set."""
 
     response: Response
     own: Operation | None

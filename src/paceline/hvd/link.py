@@ -31,7 +31,7 @@ class RankConnection:
     """The connection of another rank than 0 to the coordinator. Used by one thread at a time, except :meth:`wake`.
 
     Attributes:
-        security: of the connections of all ranks.
+        security: the keys and rules of the connections of all ranks.
 
     Raises:
         AuthenticationError: rank 0 has another key.
@@ -83,7 +83,7 @@ class RankConnection:
         self._hub.wake()
 
     def close(self) -> None:
-        """Close the connection, when what was sent has left."""
+        """Close the connection, once all messages have left."""
         self._hub.close(linger_s=1.0)
 
 

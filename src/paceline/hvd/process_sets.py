@@ -50,7 +50,7 @@ class ProcessSet:
         return None if place is None else place >= 0
 
     def __reduce__(self) -> Any:
-        """Copies, and what was pickled, are the set of these ranks in the job that loads them."""
+        """Copies and pickles are the set of these ranks in the job that loads them."""
         return _same_set, (None if self is global_process_set else self.ranks,)
 
     def __str__(self) -> str:

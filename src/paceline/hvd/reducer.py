@@ -259,7 +259,7 @@ class Reducer:
     # ---- waiting ---------------------------------------------------------------------------------------------------
 
     def synchronize(self) -> None:
-        """Send what is missing, wait for everything, and begin anew."""
+        """Send the missing gradients, wait for everything, and begin anew."""
         if self.is_active:
             required = {id(param) for param in self.required}
             for _, param in self.named:

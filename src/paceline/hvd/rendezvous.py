@@ -110,7 +110,7 @@ def candidates(place: ProcessPlace, settings: Settings) -> Iterator[CoordinatorA
 
     Raises:
         JoinTimeoutError: rank 0 did not publish an address within ``start_timeout_s``.
-        AuthenticationError: who published it does not hold the job's key.
+        AuthenticationError: its publisher does not hold the job's key.
     """
     if settings.scheduler and place.is_whole:
         addresses = current_session().gather(f"hvd {place.job}", b"")

@@ -49,7 +49,7 @@ def run(
     executable: str | None = None,
     **others: Any,
 ) -> list[Any]:
-    """Return what a function returns on each rank, in their order.
+    """Return the results of a function on all ranks, in their order.
 
     The function, its arguments and its result are pickled, through a folder that only this user can read. Each process
     runs under ``paceline launch``.
@@ -61,7 +61,7 @@ def run(
         num_proc: number of ranks, all on this host.
         np: Horovod's older name of ``num_proc``.
         env: variables of the processes; by default those of this process.
-        verbose: print what the processes print.
+        verbose: print the output of the processes.
         hosts: ``host:slots`` with commas between; only this host.
         hostfile: a file with lines ``host slots=n``; only this host.
         use_gloo: data go by Gloo and shared memory, always.

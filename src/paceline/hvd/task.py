@@ -1,4 +1,4 @@
-"""The program of a process of :func:`paceline.hvd.run`: runs one function, and keeps what it returns.
+"""The program of a process of :func:`paceline.hvd.run`: runs one function, and keeps its result.
 
 ``python -m paceline.hvd.task FOLDER``. The folder is private; the caller has put the function into it.
 """

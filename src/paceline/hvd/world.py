@@ -32,9 +32,9 @@ class Base:
     """What stays when a job is shut down: the link to the coordinator, and the planes.
 
     Args:
-        place: of this process.
-        settings: of this process.
-        hvd: of this process.
+        place: the place of this process.
+        settings: the settings of this process.
+        hvd: the settings of Horovod's interface in this process.
     """
 
     def __init__(self, place: ProcessPlace, settings: config.Settings, hvd: HvdSettings) -> None:

@@ -1,6 +1,6 @@
 """Checks at the start that all workers train the same model in the same way.
 
-Collective. Workers that agree exchange 32 bytes; only when they do not, they exchange what they have, so that each of
+Collective. Workers that agree exchange 32 bytes; only when they do not, they exchange their facts, so that each of
 them can raise the same error.
 """
 

@@ -100,7 +100,7 @@ class KVStoreBase:
 
     @property
     def keeps_residuals(self) -> bool:
-        """Whether the codec of pushes keeps residuals: it adds what it did not send to the next push."""
+        """Whether the codec of pushes keeps residuals: it adds the rest that it did not send to the next push."""
         return False
 
     def codec_states(self) -> dict[Key, dict[str, torch.Tensor]]:

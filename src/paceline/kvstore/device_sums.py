@@ -57,7 +57,7 @@ class DeviceSums:
 
     @property
     def keeps_residuals(self) -> bool:
-        """Whether the codec keeps residuals: it adds what it did not send to the next push."""
+        """Whether the codec keeps residuals: it adds the rest that it did not send to the next push."""
         return self._codec is not None and self._codec.uses_residual
 
     def codec_states(self) -> dict[Key, dict[str, torch.Tensor]]:

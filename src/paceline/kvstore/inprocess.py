@@ -221,7 +221,7 @@ class InProcessStore(KVStore):
         """See :meth:`KVStore.for_optimizer`. With one worker mean and sum are the same.
 
         Raises:
-            ValueError: a largest norm: whoever pushes clips.
+            ValueError: a largest norm: gradients are clipped before the push.
         """
         if clip_norm:
             raise ValueError(f"a {self._type} store has no merged gradient to clip; clip in the worker")

@@ -11,7 +11,7 @@ import torch
 from paceline.keys import Key, Keys, checked_table
 from paceline.kvstore.base import OptimizerLike
 from paceline.updaters import Options, UpdaterSpec, defaults_of
-from paceline.updaters.updater_registry import SIMPLE, find_class
+from paceline.updaters.classes import SIMPLE, find_class
 
 
 def plain_keys(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def no_optimizer(store: str, verb: str) -> ValueError:
 
     Args:
         store: its type.
-        verb: what was to be done with the optimizer's state or options.
+        verb: the refused use of the optimizer's state or options.
     """
     return ValueError(
         f"the {store} store has no optimizer, so it has no state or options to {verb}; call set_optimizer. If a "

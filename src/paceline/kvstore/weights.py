@@ -62,7 +62,7 @@ class Weights:
         """Watch a block of code that gives all weights new values, and may fail in the middle.
 
         Args:
-            tensors: by name, the tensors of each weight: one per device.
+            tensors: the tensors of each weight by its name: one per device.
             rounds: rounds that end with the block.
         """
         before = _versions(tensors)
@@ -87,8 +87,8 @@ class Weights:
         """Let somebody read the weights.
 
         Args:
-            bring: gets what is newer, such as the model's buffers. It may fail when the job has failed.
-            else_note: what the warning says where it has failed.
+            bring: gets newer values, such as the model's buffers. It may fail when the job has failed.
+            else_note: the end of the warning where it has failed.
 
         Raises:
             PacelineError: the weights are torn; or ``bring`` failed while the job goes on.

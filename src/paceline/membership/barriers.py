@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from paceline.membership.actions import Action, Answer, MemberKey, Waiting
 from paceline.membership.losses import Losses
-from paceline.membership.membership_actions import Action, Answer, MemberKey, Waiting
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_GATHER_BYTES
 

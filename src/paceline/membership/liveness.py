@@ -28,7 +28,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from paceline.config import Settings, variable
-from paceline.membership.membership_actions import Action, Warn
+from paceline.membership.actions import Action, Warn
 from paceline.membership.own_time import OwnTime
 from paceline.membership.roster import MemberRecord
 from paceline.wire import messages as m

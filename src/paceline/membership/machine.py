@@ -74,11 +74,11 @@ from collections.abc import Callable, Sequence
 
 from paceline.config import Settings
 from paceline.exitcodes import PEER_FAILED, WORKER_LOST, describe_code, why_ended
+from paceline.membership.actions import Action, Answer, Finish, MemberKey, Waiting, Warn, describe, refuse
 from paceline.membership.following import Following
 from paceline.membership.joining import Starting
 from paceline.membership.liveness import Liveness, Suspect
 from paceline.membership.losses import Losses, death_reply
-from paceline.membership.membership_actions import Action, Answer, Finish, MemberKey, Waiting, Warn, describe, refuse
 from paceline.membership.newcomers import free_rank, objection
 from paceline.membership.roster import MemberRecord, Roster
 from paceline.membership.rounds import TrainedRounds

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from paceline.config import Settings
-from paceline.membership.membership_actions import MemberKey
+from paceline.membership.actions import MemberKey
 from paceline.wire import messages as m
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 
-from paceline.membership.membership_actions import Action, MemberKey, Warn
+from paceline.membership.actions import Action, MemberKey, Warn
 from paceline.membership.roster import MemberRecord
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from paceline.membership.actions import Action, Answer, MemberKey, Waiting, refuse
 from paceline.membership.barriers import Barriers
 from paceline.membership.directory import Directory
 from paceline.membership.losses import Losses
-from paceline.membership.membership_actions import Action, Answer, MemberKey, Waiting, refuse
 from paceline.membership.pools import Pools
 from paceline.membership.roster import Roster
 from paceline.wire import messages as m

@@ -24,7 +24,7 @@ from paceline.optim.buffers import Buffers
 from paceline.optim.exchange import Exchange
 from paceline.optim.strategy import ExchangingStrategy, Named, StrategySetup
 from paceline.updaters import Options
-from paceline.updaters.updater_spec import plain
+from paceline.updaters.spec import plain
 
 
 class MergedUpdate(ExchangingStrategy):

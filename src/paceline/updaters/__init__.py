@@ -1,13 +1,12 @@
 """Updaters: apply merged pushes to stored values. They are optimizers or simple updaters, by name and numbers."""
 
+from paceline.updaters.classes import is_whole_tensor, known_names
 from paceline.updaters.flat import FlatUpdater, Piece
 from paceline.updaters.keyed import KeyedOptimizer, check_state
 from paceline.updaters.lamb import LAMB, LARS
 from paceline.updaters.mxnet import DCASGD, NAG, SGLD, Add, Ftrl, MXNetSGD, SignSGD, Signum
 from paceline.updaters.simple import AssignUpdater
-from paceline.updaters.torch_updater import TorchUpdater, make_updater
-from paceline.updaters.updater_registry import is_whole_tensor, known_names
-from paceline.updaters.updater_spec import (
+from paceline.updaters.spec import (
     KeyOptions,
     Option,
     Options,
@@ -19,6 +18,7 @@ from paceline.updaters.updater_spec import (
     make_spec,
     option_groups,
 )
+from paceline.updaters.torch_optim import TorchUpdater, make_updater
 
 __all__ = [
     "DCASGD",

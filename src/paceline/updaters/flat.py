@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from paceline.ranges import Ranges
-from paceline.updaters.updater_spec import StepOptions
+from paceline.updaters.spec import StepOptions
 
 
 @dataclass(frozen=True)

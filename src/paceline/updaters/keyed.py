@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 import torch
 
 from paceline.updaters import gradient
+from paceline.updaters.classes import is_whole_tensor
 from paceline.updaters.rows import LAZY, step_rows
 from paceline.updaters.runs import completed, group_of
-from paceline.updaters.updater_registry import is_whole_tensor
-from paceline.updaters.updater_spec import KeyOptions, Options, UpdaterSpec, defaults_of, tuples
+from paceline.updaters.spec import KeyOptions, Options, UpdaterSpec, defaults_of, tuples
 
 #: Steps of torch that have a fused kernel. A subclass with a step of its own has none.
 _FUSED = {inspect.unwrap(cls.step) for cls in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypedDict
 
-from paceline.updaters.updater_spec import KeyOptions
+from paceline.updaters.spec import KeyOptions
 
 
 class OptimizerOptions(TypedDict, total=False):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from paceline.updaters.flat import Piece
-from paceline.updaters.updater_spec import KeyOptions, Options
+from paceline.updaters.spec import KeyOptions, Options
 
 
 @dataclass(frozen=True)

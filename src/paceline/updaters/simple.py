@@ -10,7 +10,7 @@ from paceline.ranges import Ranges
 from paceline.updaters import gradient
 from paceline.updaters.flat import FlatUpdater, Piece
 from paceline.updaters.runs import completed, group_of, runs_of
-from paceline.updaters.updater_spec import StepOptions, UpdaterSpec
+from paceline.updaters.spec import StepOptions, UpdaterSpec
 
 
 class AssignUpdater(FlatUpdater):

@@ -1,8 +1,4 @@
-"""Adding a gradient to a residual, and keeping non-finite numbers out of it.
-
-Kernels of other files call these, and numba's cache looks at the file of a kernel only: remove
-``__pycache__`` after a change of this file.
-"""
+"""Adding a gradient to a residual, and keeping non-finite numbers out of it."""
 
 from __future__ import annotations
 

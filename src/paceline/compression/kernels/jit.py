@@ -2,6 +2,9 @@
 
 All loops run on the calling thread: the process decides how many buckets it works on at once. Sender and receiver must
 round alike, so ``fastmath`` is off but for sums at the sender whose order does not matter.
+
+numba's cache looks at the file of a kernel only: remove ``__pycache__`` after a change of a kernel that kernels of
+other files call.
 """
 
 from __future__ import annotations

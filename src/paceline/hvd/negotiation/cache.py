@@ -147,7 +147,7 @@ class CoordinatorCache:
         return entry
 
     def bury(self, seen: int) -> None:
-        """Drop what was forgotten in batches that all ranks have seen."""
+        """Drop entries that were forgotten in batches that all ranks have seen."""
         for index in [index for index, (batch, _) in self.graves.items() if batch <= seen]:
             del self.graves[index]
             self._lowest_free = min(self._lowest_free, index)

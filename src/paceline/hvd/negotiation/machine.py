@@ -124,7 +124,7 @@ class Negotiation:
     # ---- events ----------------------------------------------------------------------------------------------------
 
     def submit(self, rank: int, submission: Submission, now: float) -> list[Action]:
-        """Take what a rank has become ready for."""
+        """Take the operations for which a rank has become ready."""
         if self._is_down:
             return []
         self._seen[rank] = max(self._seen[rank], submission.seen)
@@ -140,7 +140,7 @@ class Negotiation:
         return self._batch(self._complete(touched))
 
     def keys_of(self, submission: Submission) -> list[Key]:
-        """Return what a submission is about, as far as it is known now."""
+        """Return the keys of a submission, as far as they are known now."""
         known = [self._cache.entries.get(index) for index in indices(from_bytes(submission.bits))]
         return [entry.key for entry in known if entry is not None] + [one.key for one in submission.requests]
 

@@ -99,7 +99,7 @@ class Response(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 class Submission(msgspec.Struct, frozen=True, array_like=True, tag="submit", forbid_unknown_fields=True):
-    """What a rank has become ready for.
+    """The operations for which a rank has become ready.
 
     Attributes:
         seen: number of the last batch that the rank has handled.
@@ -113,7 +113,7 @@ class Submission(msgspec.Struct, frozen=True, array_like=True, tag="submit", for
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch", forbid_unknown_fields=True):
-    """What all ranks do next, in this order: run the responses, run what the bits stand for, forget.
+    """The next work of all ranks, in this order: run the responses, run the operations of the bits, forget.
 
     Attributes:
         number: batches are counted from 1.
@@ -187,7 +187,7 @@ class RankEntered(msgspec.Struct, frozen=True, array_like=True, tag="enter", for
     """A rank has called ``init``.
 
     Attributes:
-        version: of this protocol.
+        version: the version of this protocol.
         host: name of the host.
         host_id: the same for processes that can share memory.
         pid: process id.

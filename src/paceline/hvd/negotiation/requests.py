@@ -1,4 +1,4 @@
-"""What the requests of one operation come to: a response, an error where they differ, a warning where some are missing.
+"""The result of the requests of an operation: a response, an error where they differ, a warning if some are missing.
 
 Texts of errors begin as Horovod's and then name the ranks.
 """
@@ -36,7 +36,7 @@ def answer(requests: Mapping[int, Request], members: Sequence[int], index: int) 
     """Return the response to checked requests.
 
     Args:
-        requests: by rank; members that are missing have joined and bring nothing.
+        requests: the requests by rank; members that are missing have joined and bring nothing.
         members: ranks of the process set.
         index: index in the cache; -1: none.
     """
@@ -69,7 +69,7 @@ def mismatch(requests: Mapping[int, Request], members: Sequence[int], joined: It
     """Return why requests of one name cannot run together; an empty string if they can.
 
     Args:
-        requests: by rank.
+        requests: the requests by rank.
         members: ranks of the process set.
         joined: members that have joined and sent no request.
     """

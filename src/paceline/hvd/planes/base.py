@@ -23,7 +23,7 @@ class Reduction:
 
     Attributes:
         op: number of the operation, without Adasum.
-        dtype: of the tensors.
+        dtype: the dtype of the tensors.
         size: number of ranks, for the mean.
         prescale: factor before.
         postscale: factor after.

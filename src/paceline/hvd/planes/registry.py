@@ -33,8 +33,8 @@ class Planes:
     Args:
         rank: this rank.
         nodes: the host of each rank; ranks of one host can share memory.
-        settings: of this process.
-        hvd: of this process.
+        settings: the settings of this process.
+        hvd: the settings of Horovod's interface in this process.
         folder: private folder for files of this host.
         exchange: brings bytes of each rank to all.
     """

@@ -31,13 +31,13 @@ from paceline.hvd.errors import HorovodInternalError
 from paceline.hvd.planes.base import Reduction
 from paceline.net.memory import SharedTensor, map_foreign
 
-#: Bytes of an area: half of a core's own cache, so that what was written is read from there.
+#: Bytes of an area: half of a core's own cache, so that written bytes are read from there.
 AREA_BYTES = 512 * 1024
 _AREAS = 4
 
 
 class Offer:
-    """What a rank makes for the others: its segment, and a pipe from each of them.
+    """The parts that a rank makes for the others: its segment, and a pipe from each of them.
 
     Args:
         others: ranks on this host but this one.
@@ -51,7 +51,7 @@ class Offer:
             self.readers[rank], self.writers[rank] = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def describe(self) -> list[object]:
-        """Return what the others need to use it."""
+        """Return the ids of its process, segment and pipes, with which the others open it."""
         return [os.getpid(), self.segment.fd, list(self.writers.items())]
 
     def close_writers(self) -> None:

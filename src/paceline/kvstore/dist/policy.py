@@ -59,7 +59,7 @@ def resolve_policy(store_type: str, session: Session, options: Mapping[str, Any]
 
 
 def chosen(settings: Settings) -> Choice | None:
-    """Return what was chosen for ``dist_auto``; None while the job only measures, in lock step.
+    """Return the choice for ``dist_auto``; None while the job only measures, in lock step.
 
     Raises:
         ConfigError: nothing was measured, or the choice does not fit this job.

@@ -174,7 +174,7 @@ class DistStore(KVStore):
         self.traffic.push(*dense, carried)
 
     def carried(self) -> Carried:
-        """Return what the next push carries: the weight and the options that were set."""
+        """Return the arguments of the next push: the weight and the options that were set."""
         return Carried(self.samples, options=self._optimizer.encoded)
 
     def pull(self, key: Keys, out: Values, priority: int = 0, ignore_sparse: bool = True) -> None:
@@ -336,7 +336,7 @@ class DistStore(KVStore):
 
     @property
     def keeps_residuals(self) -> bool:
-        """Whether the codec of pushes keeps residuals: it adds what it did not send to the next push."""
+        """Whether the codec of pushes keeps residuals: it adds the rest that it did not send to the next push."""
         codec = self.traffic.codecs.get("push")
         return codec is not None and codec.uses_residual
 

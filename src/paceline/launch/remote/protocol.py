@@ -50,11 +50,6 @@ class AgentLines:
         self.noise = b""
         """What came before the magic bytes: the last of it."""
 
-    @property
-    def waits(self) -> bool:
-        """Whether the magic bytes have not come yet."""
-        return bool(self._magic)
-
     def feed(self, more: bytes) -> list[list[Any]]:
         """Take in bytes and return the lines they complete.
 

@@ -12,8 +12,8 @@ from paceline.keys import Key
 from paceline.kvstore.agreement import option_facts
 from paceline.mx.gluon.parameter import Parameter
 from paceline.updaters import KeyedOptimizer, KeyOptions, Options, check_options, make_spec, option_groups
+from paceline.updaters.classes import SIMPLE, find_class
 from paceline.updaters.gradient import GRADIENT_OPTIONS
-from paceline.updaters.updater_registry import SIMPLE, find_class
 
 OptimizerLike: TypeAlias = str | type[torch.optim.Optimizer] | torch.optim.Optimizer
 

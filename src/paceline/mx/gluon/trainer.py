@@ -365,7 +365,7 @@ class _ForScaler:
     """Shows a ``GradScaler`` all replicas as one optimizer.
 
     Args:
-        params: of all replicas.
+        params: the parameters of all replicas.
         step: updates them.
     """
 

@@ -13,7 +13,7 @@ import torch
 
 from paceline.naming import suggestion
 from paceline.updaters import gradient
-from paceline.updaters.updater_registry import check_name, find_class, name_of_class
+from paceline.updaters.classes import check_name, find_class, name_of_class
 
 Option: TypeAlias = bool | int | float | str | list[float | None] | None
 Options: TypeAlias = dict[str, Option]

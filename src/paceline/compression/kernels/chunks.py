@@ -9,8 +9,8 @@ from numba import types
 
 from paceline.compression.kernels.accumulate import LARGEST, ZERO, accumulate
 from paceline.compression.kernels.jit import F32, F32_IN, I8, I8_IN, kernel
+from paceline.compression.kernels.magnitude import largest_magnitude
 
-_MAGNITUDE = np.int32(0x7FFFFFFF)
 _LEVELS = np.float32(127)
 #: 127 times a larger scale may be infinite.
 _LARGEST = np.nextafter(LARGEST / _LEVELS, ZERO)
@@ -18,16 +18,6 @@ _LARGEST = np.nextafter(LARGEST / _LEVELS, ZERO)
 _SMALLEST = np.float32(1) / LARGEST * np.float32(2)
 #: Adding and subtracting 1.5 * 2**23 rounds to the nearest integer, ties to even, and vectorises.
 _ROUND = np.float32(12582912)
-
-
-@kernel(types.int32(F32_IN))
-def largest_magnitude(chunk: Any) -> Any:
-    """Return the bit pattern of the largest absolute value: unlike floats, patterns compare in vector registers."""
-    bits = chunk.view(np.int32)
-    top = np.int32(0)
-    for i in range(len(bits)):
-        top = max(top, np.int32(bits[i] & _MAGNITUDE))
-    return top
 
 
 @kernel(types.int64(F32_IN, F32, types.int64, F32, I8))

@@ -9,12 +9,12 @@ import torch
 
 from paceline.ranges import Ranges, common
 from paceline.updaters import state_parts
+from paceline.updaters.classes import check_name, find_class, is_whole_tensor
 from paceline.updaters.flat import FlatUpdater, Piece, State
 from paceline.updaters.keyed import KeyedOptimizer, fits, master_of
 from paceline.updaters.runs import Run, runs_of
 from paceline.updaters.simple import AssignUpdater
-from paceline.updaters.updater_registry import check_name, find_class, is_whole_tensor
-from paceline.updaters.updater_spec import KeyOptions, Options, StepOptions, UpdaterSpec, check_numbers, check_options
+from paceline.updaters.spec import KeyOptions, Options, StepOptions, UpdaterSpec, check_numbers, check_options
 
 
 class TorchUpdater(FlatUpdater):
