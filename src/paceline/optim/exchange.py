@@ -175,10 +175,12 @@ class ServerExchange(Exchange):
         """Whether a bucket of this round was pushed."""
         return self._unpushed < len(self._buckets)
 
-    @property
-    def filled(self) -> list[Bound]:
-        """The parameters whose gradients are in the arena in this round, whether pushed or not."""
-        return [one for one in self.bound.values() if one.filled]
+    def changed(self) -> Bound | None:
+        """Return a parameter whose gradient was changed in this round after it was copied into the arena."""
+        for one in self.bound.values():
+            if one.filled and one.grad_changed():
+                return one
+        return None
 
     def fill(self, param: torch.nn.Parameter) -> bool:
         """Copy a complete gradient into the arena; returns whether a bucket is complete.
