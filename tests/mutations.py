@@ -141,14 +141,6 @@ AREAS = (
         (("accumulator.result(action.weight * factor)", "accumulator.result(factor)"),),
     ),
     Area(
-        "server/push_request.py",
-        BUCKETS,
-        (
-            ("self._unreleased += releases", "self._unreleased += 0"),
-            ("        if self._unreleased == 0 and not", "        if self._unreleased <= 1 and not"),
-        ),
-    ),
-    Area(
         "server/forward.py",
         FORWARDING,
         (
@@ -166,6 +158,8 @@ AREAS = (
         "server/bucket.py",
         (*BUCKETS, *JOINS),
         (
+            ("self._unreleased += releases", "self._unreleased += 0"),
+            ("        if self._unreleased == 0 and not", "        if self._unreleased <= 1 and not"),
             (
                 "return self.slots if span.length == self._slots.length else self._slots",
                 "return self.cut(span) if span else self._slots",
