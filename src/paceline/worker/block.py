@@ -38,7 +38,7 @@ class Rounds:
     def next(self, start: int, length: int) -> list[tuple[int, int, int]]:
         """Count a push of a range; returns its parts as (start, length, round), as few as possible."""
         rounds, stop = self._rounds, start + length
-        if len(rounds) == 1 and length == rounds.length:
+        if len(rounds.values) == 1 and length == rounds.length:
             rounds.values[0] += 1
             return [(0, length, rounds.values[0])]
         pushed = [(first, last, round + 1) for first, last, round in rounds.over(start, stop)]

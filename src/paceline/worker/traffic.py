@@ -220,7 +220,7 @@ class Traffic:
         return norm
 
     def _payload(
-        self, blocks: dict[int, WorkerBlock], entries: Iterable[m.Entry], shared: bool, gone: Sequence[m.AbsentRange]
+        self, blocks: dict[int, WorkerBlock], entries: Iterable[m.Entry], shared: bool, gone: Sequence[m.Span]
     ) -> Frames:
         codec = self.codecs.get("push")
         frames: list[Any] = []
