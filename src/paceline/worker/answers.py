@@ -11,7 +11,7 @@ import torch
 from paceline.compression import Codec
 from paceline.errors import ConfigError, ProtocolError
 from paceline.net.base import Frames
-from paceline.ranges import Ranges, is_all, joined, within, without
+from paceline.ranges import Ranges, is_all, joined, within
 from paceline.tensors import from_frame
 from paceline.wire import messages as m
 from paceline.worker.block import BucketRange, WorkerBlock
@@ -156,16 +156,3 @@ def held_back(residual: torch.Tensor | None, ranges: Ranges) -> Iterator[None]:
     finally:
         for part, before in zip(parts, kept, strict=True):
             part.copy_(before)
-
-
-def note_absent(blocks: Blocks, entries: Sequence[m.Entry], absent: Sequence[m.Span]) -> None:
-    """Record the ranges of a push for which no worker had a gradient; this replaces the record of the last push."""
-    for entry in entries:
-        missing, stop = blocks[entry.block].missing, entry.start + entry.length
-        if not absent and not missing:
-            continue
-        others = without(missing.get(entry.bucket, ()), entry.start, stop)
-        new = [(entry.start + start, entry.start + end) for start, end in gaps(absent, entry)]
-        missing[entry.bucket] = joined([*others, *new])
-        if not missing[entry.bucket]:
-            del missing[entry.bucket]

@@ -15,7 +15,7 @@ from paceline.local_merge import Route
 from paceline.net.call import Call
 from paceline.net.memory import Patchwork, SharedTensor, open_foreign, pin, unpin
 from paceline.placement import KeySize, Layout, place
-from paceline.ranges import Ranges, is_all, within
+from paceline.ranges import Ranges, is_all, joined, within, without
 from paceline.tensors import dtype_of
 from paceline.wire import messages as m
 
@@ -191,6 +191,18 @@ class WorkerBlock:
             is_all(within(self.missing.get(one.bucket, ()), one.start, one.start + one.length), one.length)
             for one in self._ranges[key]
         )
+
+    def note_absent(self, entry: m.Entry, absent: Sequence[m.Span]) -> None:
+        """Record for which ranges of a push no worker had a gradient, in place of the record of the last push."""
+        if not absent and not self.missing:
+            return
+        mine = [
+            one for one in absent if one.place == entry.place and entry.start <= one.start <= one.stop <= entry.stop
+        ]
+        others = without(self.missing.pop(entry.bucket, ()), entry.start, entry.stop)
+        found = joined([*others, *((one.start, one.stop) for one in mine)])
+        if found:
+            self.missing[entry.bucket] = found
 
     def buckets_of(self, key: int) -> set[int]:
         """Return the buckets that hold elements of a key."""
