@@ -75,7 +75,7 @@ AREAS = (
             ),
             ("min(self.policy.first, len(self._activity.workers))", "self.policy.first"),
             ("if first.round <= self.pushed[first.worker]:", "if first.round < self.pushed[first.worker]:"),
-            ("self.paused and not one.before_barrier:", "self.paused and one.before_barrier:"),
+            ("and worker not in self.paused):", "):"),
             ("                self.read[worker] = self.version", "                pass"),
             ("slowest(worker) <= self.policy.bound", "slowest(worker) <= self.policy.bound + 1"),
             ("slowest(worker) <= self.policy.bound", "slowest(worker) < self.policy.bound"),
@@ -144,7 +144,6 @@ AREAS = (
         "server/forward.py",
         FORWARDING,
         (
-            ("one in at_barrier) for one", "False) for one"),
             ("values.to(dtype), unit, shares", "values.to(dtype), 1.0, shares"),
             ("outgoing, self._outgoing = self._outgoing, []", "outgoing = self._outgoing"),
         ),

@@ -64,8 +64,8 @@ class Sum:
     """Flat [length of the span]."""
     unit: float
     """Values times this are the sum of gradients times their samples, where the store merges to the mean."""
-    shares: tuple[tuple[int, float, bool], ...]
-    """(worker, samples, whether before the barrier at which it may be waiting)."""
+    shares: tuple[tuple[int, float], ...]
+    """(worker, samples)."""
     rounds: tuple[int, ...]
     """Of the workers, in the order of shares."""
 
@@ -127,6 +127,17 @@ class ForwardStore(Sink):
         """Return the servers to which this one forwards what a worker pushes."""
         return self._local_merge.forwarded_by(self._server, worker)
 
+    def check_kind(self, push: m.Push) -> None:
+        """Refuse a push of a kind that only its owner takes.
+
+        Raises:
+            ProtocolError: rows, or encoded values.
+        """
+        if push.rows:
+            raise ProtocolError("rows go to their server directly")
+        if push.coded:
+            raise ProtocolError(f"a compressed push, but store {self.store.name!r} has no compression here")
+
     # ---- setting up ------------------------------------------------------------------------------------------------
 
     def add_buckets(self, worker: int, request: m.ForwardBuckets) -> None:
@@ -173,9 +184,9 @@ class ForwardStore(Sink):
 
     def complete(self, bucket: StoredBucket, slot: Slot, accumulator: Accumulator, action: Apply) -> None:
         """Put the sum of a complete cohort with those that leave next."""
-        dtype, at_barrier = slot.updater.value.dtype, self.store.at_barrier
+        dtype = slot.updater.value.dtype
         values, unit = accumulator.sum() or (torch.zeros_like(slot.updater.value), 1.0)
-        shares = tuple((one, accumulator.shares[one], one in at_barrier) for one in action.workers)
+        shares = tuple((one, accumulator.shares[one]) for one in action.workers)
         rounds = tuple(slot.rule.pushed[one] for one in action.workers)
         owner = self._described[bucket.place].owner
         self._outgoing.append(Sum(owner, bucket, slot.span, accumulator, values.to(dtype), unit, shares, rounds))
@@ -271,5 +282,5 @@ def _checked(sums: Sequence[Sum], body: m.Body, frames: Frames) -> tuple[m.Value
 def _take_waiting(one: Sum) -> list[tuple[Slot, PushRequest]]:
     """Take out the requests that wait for a sum; its slot may have been cut since."""
     slots = one.bucket.slots_over(one.span)
-    found = [(slot, slot.pending.pop(worker, None)) for slot in slots for worker, _, _ in one.shares]
+    found = [(slot, slot.pending.pop(worker, None)) for slot in slots for worker, _ in one.shares]
     return [(slot, request) for slot, request in found if request is not None]
