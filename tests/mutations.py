@@ -297,20 +297,20 @@ AREAS = (
         ),
     ),
     Area(
-        "worker/versions.py",
+        "worker/block.py",
         ("worker/test_versions.py",),
         (
             ("touched(start, start + length)", "touched(start, start + length + 1)"),
             ("self._versions.set(start, stop, version)", "self._versions.set(start, stop, 1)"),
-            ("IntervalMap(length, 0)", "IntervalMap(length, 1)"),
+            ("self._versions = IntervalMap(length, 0)", "self._versions = IntervalMap(length, 1)"),
         ),
     ),
     Area(
         "worker/block.py",
         ("worker/test_rounds.py",),
         (
-            ("        if len(rounds) == 1 and length == rounds.length:", "        if len(rounds) == 1:"),
-            ("        if len(rounds) == 1 and length == rounds.length:", "        if length == rounds.length:"),
+            ("        if len(rounds.values) == 1 and length == rounds.length:", "        if len(rounds.values) == 1:"),
+            ("        if len(rounds.values) == 1 and length == rounds.length:", "        if length == rounds.length:"),
             ("rounds.join(start - 1, stop + 1, same)", "pass"),
             ("for first, last, round in rounds.over(start, stop)]", "for first, last, round in rounds.over(0, stop)]"),
         ),

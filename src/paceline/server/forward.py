@@ -127,17 +127,6 @@ class ForwardStore(Sink):
         """Return the servers to which this one forwards what a worker pushes."""
         return self._local_merge.forwarded_by(self._server, worker)
 
-    def check_kind(self, push: m.Push) -> None:
-        """Refuse a push of a kind that only its owner takes.
-
-        Raises:
-            ProtocolError: rows, or encoded values.
-        """
-        if push.rows:
-            raise ProtocolError("rows go to their server directly")
-        if push.coded:
-            raise ProtocolError(f"a compressed push, but store {self.store.name!r} has no compression here")
-
     # ---- setting up ------------------------------------------------------------------------------------------------
 
     def add_buckets(self, worker: int, request: m.ForwardBuckets) -> None:

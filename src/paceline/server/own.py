@@ -9,7 +9,7 @@ import torch
 
 from paceline.compression import make
 from paceline.consistency import Policy
-from paceline.errors import ConfigError, KeyMismatchError, ProtocolError
+from paceline.errors import KeyMismatchError, ProtocolError
 from paceline.server import rows
 from paceline.server.bucket import StoredBucket
 from paceline.server.clip import ClipSink
@@ -58,36 +58,6 @@ class OwnStore:
         # With other merges a worker's values stand still while the server's move on.
         shared = share and policy.merge == "all"
         self.store = BucketStore(name, policy, mean, num_workers, self.clip or self._apply, hosts, shared)
-
-    # ---- refusals --------------------------------------------------------------------------------------------------
-
-    def check_updater(self) -> None:
-        """Refuse pushes before it is known what they do.
-
-        Raises:
-            ConfigError: the store needs an optimizer.
-        """
-        if not self.has_updater:
-            raise ConfigError(
-                f"store {self.store.name!r} merges pushes as {self.store.policy.merge!r} and needs an optimizer where "
-                "the values are: call set_optimizer before the first push"
-            )
-
-    def check_kind(self, push: m.Push) -> None:
-        """Refuse a push of a kind that this store does not take.
-
-        Raises:
-            ConfigError: the store needs an optimizer.
-            ProtocolError: rows in another form than they travel in, or values that nobody can decode.
-        """
-        self.check_updater()
-        if push.rows:
-            if push.coded or push.shared:
-                raise ProtocolError("rows travel as they are")
-            if push.want and len(push.entries) != 1:
-                raise ProtocolError(f"an answer brings rows of one key, not of {len(push.entries)}")
-        if push.coded and "push" not in self.codecs:
-            raise ProtocolError(f"a compressed push, but store {self.store.name!r} has no compression")
 
     # ---- setting up ------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import torch
 
 from paceline.consistency import Pushed
 from paceline.consistency.objections import objection, objection_to_sum
-from paceline.errors import ProtocolError
+from paceline.errors import ConfigError, ProtocolError
 from paceline.net.base import Frames
 from paceline.ranges import is_all, within
 from paceline.server import rows
@@ -148,7 +148,7 @@ def _check_push(part: StorePart, worker: int, push: m.Push) -> list[StoredBucket
             memory that is not mapped.
         RemoteError: an earlier update failed.
     """
-    part.check_kind(push)
+    _check_kind(part, push)
     buckets = _check_entries(part, push)
     for entry, bucket in zip(push.entries, buckets, strict=True):
         if push.rows or bucket.answers is not None:
@@ -158,6 +158,33 @@ def _check_push(part: StorePart, worker: int, push: m.Push) -> list[StoredBucket
         for slot in bucket.slots_over(entry):
             slot.check_round(worker, entry.round, objection(slot.rule, worker, entry.round, push.samples))
     return buckets
+
+
+def _check_kind(part: StorePart, push: m.Push) -> None:
+    """Refuse a push to a store that takes none of its kind."""
+    name = part.store.name
+    if isinstance(part, ForwardStore):
+        if push.rows:
+            raise ProtocolError("rows go to their server directly")
+        if push.coded:
+            raise ProtocolError(f"a compressed push, but store {name!r} has no compression here")
+        return
+    if not part.has_updater:
+        raise _no_updater(part)
+    if push.rows:
+        if push.coded or push.shared:
+            raise ProtocolError("rows travel as they are")
+        if push.want and len(push.entries) != 1:
+            raise ProtocolError(f"an answer brings rows of one key, not of {len(push.entries)}")
+    if push.coded and "push" not in part.codecs:
+        raise ProtocolError(f"a compressed push, but store {name!r} has no compression")
+
+
+def _no_updater(own: OwnStore) -> ConfigError:
+    return ConfigError(
+        f"store {own.store.name!r} merges pushes as {own.store.policy.merge!r} and needs an optimizer where the values "
+        "are: call set_optimizer before the first push"
+    )
 
 
 def _check_rows(push: m.Push, entry: m.Entry, bucket: StoredBucket) -> None:
@@ -179,7 +206,8 @@ def _check_sum(own: OwnStore, push: m.PushSum) -> list[StoredBucket]:
         ProtocolError: numbers, entries or rounds that make no sense.
         RemoteError: an earlier update failed.
     """
-    own.check_updater()
+    if not own.has_updater:
+        raise _no_updater(own)
     if not push.shares or any(len(share.rounds) != len(push.entries) for share in push.shares):
         raise ProtocolError(f"a sum of {len(push.entries)} entries without one round per entry and worker")
     if not 0 < push.unit < float("inf"):
