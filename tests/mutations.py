@@ -58,7 +58,7 @@ JOINS = (
 AREAS = (
     Area(
         "consistency/rule.py",
-        ("consistency/test_rule.py", "consistency/test_age.py"),
+        ("consistency/test_rule.py", "consistency/test_age.py", "consistency/test_regroup.py"),
         (
             (
                 "self.version - self.read[worker] > self.policy.age",
@@ -86,7 +86,7 @@ AREAS = (
     ),
     Area(
         "consistency/activity.py",
-        ("consistency/test_rule.py", "consistency/test_age.py"),
+        ("consistency/test_rule.py", "consistency/test_age.py", "consistency/test_regroup.py"),
         (
             ("self.workers = self._live - self._paused - self._away", "self.workers = self._live - self._away"),
             ("self.workers = self._live - self._paused - self._away", "self.workers = self._live - self._paused"),

@@ -733,3 +733,30 @@ def test_worker_that_is_alone_in_its_unit_may_push_while_it_is_at_a_barrier() ->
     rule.push(0, 2)
     assert rule.missing_for(0) == [1], "the bound holds for its own pushes"
     rule.check()
+
+
+def test_worker_that_comes_back_before_its_barrier_opens_is_waited_for() -> None:
+    rule = CheckedRule(Policy("all"), 2)
+    rule.pause(0)
+    assert rule.come_back(0, 0) == []
+    rule.push(1, 1)
+    assert rule.missing_for(1) == [0]
+    assert rule.come_back(0, 0) == [], "it says so twice"
+
+
+def test_worker_that_is_away_holds_up_nobody_by_the_bound_and_counts_again_when_it_is_back() -> None:
+    rule = CheckedRule(Policy("each", bound=0), 2)
+    rule.go_away(1)
+    for round in (1, 2):
+        assert releases(rule.push(0, round)) == [Release((0,), round)]
+    rule.come_back(1, 1)
+    rule.push(0, 3)
+    assert rule.missing_for(0) == [1]
+
+
+def test_no_cohort_of_the_first_pushes_counts_on_a_worker_that_is_away() -> None:
+    rule = CheckedRule(Policy("first", first=2), 2)
+    rule.go_away(1)
+    assert updates(rule.push(0, 1)) == [Apply(0, (0,), 1.0, 1, 1.0, 1)]
+    rule.come_back(1, 1)
+    assert not updates(rule.push(0, 2))
