@@ -141,14 +141,6 @@ AREAS = (
         (("accumulator.result(action.weight * factor)", "accumulator.result(factor)"),),
     ),
     Area(
-        "server/push_request.py",
-        BUCKETS,
-        (
-            ("self._unreleased += releases", "self._unreleased += 0"),
-            ("        if self._unreleased == 0 and not", "        if self._unreleased <= 1 and not"),
-        ),
-    ),
-    Area(
         "server/forward.py",
         FORWARDING,
         (
@@ -165,6 +157,8 @@ AREAS = (
         "server/bucket.py",
         (*BUCKETS, *JOINS),
         (
+            ("self._unreleased += releases", "self._unreleased += 0"),
+            ("        if self._unreleased == 0 and not", "        if self._unreleased <= 1 and not"),
             (
                 "return self.slots if span.length == self._slots.length else self._slots",
                 "return self.cut(span) if span else self._slots",
@@ -315,8 +309,8 @@ AREAS = (
         "worker/block.py",
         ("worker/test_rounds.py",),
         (
-            ("        if len(rounds) == 1 and length == rounds.length:", "        if len(rounds) == 1:"),
-            ("        if len(rounds) == 1 and length == rounds.length:", "        if length == rounds.length:"),
+            ("        if len(rounds.values) == 1 and length == rounds.length:", "        if len(rounds.values) == 1:"),
+            ("        if len(rounds.values) == 1 and length == rounds.length:", "        if length == rounds.length:"),
             ("rounds.join(start - 1, stop + 1, same)", "pass"),
             ("for first, last, round in rounds.over(start, stop)]", "for first, last, round in rounds.over(0, stop)]"),
         ),

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import itertools
 import json
 import mmap
 import os
@@ -24,6 +25,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
@@ -107,8 +109,8 @@ class _Job(LocalJob):
         """Return none: a forked server would run without its recorder."""
 
 
-def walk(update: str, shared: bool) -> dict[str, Any]:
-    """Return the figures of one kind of step."""
+def walk(update: str, shared: bool) -> list[tuple[str, list[list[Any]]]]:
+    """Train in one kind of job, and return what each process has recorded."""
     with tempfile.TemporaryDirectory() as directory:
         control = Path(directory, "control")
         control.write_bytes(b"\0")
@@ -117,8 +119,7 @@ def walk(update: str, shared: bool) -> dict[str, Any]:
         with _Job(1, 1, environment=environment, check_rules=False, **settings) as job:
             job.run(train, update)
             job.servers[0].wait(30.0)
-        records = [json.loads(path.read_text()) for path in Path(directory).glob("*.json")]
-    return figures(records)
+        return sorted((json.loads(path.read_text()) for path in Path(directory).glob("*.json")), reverse=True)
 
 
 def figures(records: Sequence[tuple[str, Sequence[Sequence[Any]]]]) -> dict[str, Any]:
@@ -132,6 +133,15 @@ def figures(records: Sequence[tuple[str, Sequence[Sequence[Any]]]]) -> dict[str,
         **{f"{role} files": len({file for file, _ in names}) for role, names in entered.items()},
         "hand-offs": min(hand_offs(records, step) for step in range(1, RECORDED + 1)),
     }
+
+
+def listed(records: Sequence[tuple[str, Sequence[Sequence[Any]]]]) -> list[str]:
+    """List the functions in the order in which each process first enters them, with its calls per step."""
+    lines = []
+    for role, calls in records:
+        counts = Counter((file, name) for _, _, _, file, name in calls)
+        lines += [f"  {role:7} {count / RECORDED:6.1f}  {file} {name}" for (file, name), count in counts.items()]
+    return lines
 
 
 def hand_offs(records: Sequence[tuple[str, Sequence[Sequence[Any]]]], step: int) -> int:
@@ -158,7 +168,7 @@ def hand_offs(records: Sequence[tuple[str, Sequence[Sequence[Any]]]], step: int)
 def main() -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--list", action="store_true", help="also list the functions")
+    parser.add_argument("--list", action="store_true", help="also list the functions, in the order of their first call")
     parser.add_argument("--member", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.member:
@@ -166,11 +176,13 @@ def main() -> int:
         sys.argv = ["paceline", arguments.member]
         runpy.run_module("paceline", run_name="__main__", alter_sys=True)
         return 0
-    rows = {
-        f'{"shared memory" if shared else "TCP"}, update="{update}"': walk(update, shared)
-        for shared in (True, False)
-        for update in ("worker", "server")
-    }
+    rows = {}
+    for shared, update in itertools.product((True, False), ("worker", "server")):
+        records = walk(update, shared)
+        kind = f'{"shared memory" if shared else "TCP"}, update="{update}"'
+        rows[kind] = figures(records)
+        if arguments.list:
+            print(f"{kind}: calls per step, and the function", *listed(records), sep="\n")
     columns = list(next(iter(rows.values())))
     table = Table("one step of one bucket", *columns)
     for name, row in rows.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,14 @@ def dtype_name(dtype: torch.dtype) -> str:
 def real_view(tensor: torch.Tensor) -> torch.Tensor:
     """Return a complex tensor as pairs of real numbers, in the same memory; any other tensor as it is."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def sum_into(target: torch.Tensor, values: Sequence[torch.Tensor]) -> None:
+    """Copy the sum of values, which may lie on several devices, into a tensor."""
+    overlaps = target.is_cuda  # the host would read memory that is not written yet
+    target.copy_(values[0], non_blocking=overlaps)
+    for one in values[1:]:
+        target.add_(one.to(target.device, non_blocking=overlaps))
 
 
 def check_initialised(named: Iterable[tuple[object, torch.Tensor]]) -> None:

@@ -15,7 +15,7 @@ def put(inbox: ReceivedQueue[int], source: int, size: int) -> None:
 
 
 def take_all(inbox: ReceivedQueue[int], timeout_s: float = 0.0) -> list[int]:
-    return [source for source, _ in inbox.take(timeout_s)]
+    return [source for source, _ in inbox.receive(timeout_s)]
 
 
 def test_a_watcher_is_woken_again_for_large_messages_that_were_left() -> None:

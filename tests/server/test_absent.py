@@ -229,7 +229,7 @@ def test_an_answer_given_again_says_the_same() -> None:
         job.send(peer, 0, asked, [], lambda body, frames: answers.append(body))
     job.deliver_all()
     block, _ = stores[0].table.locate(["b"])[0]
-    listed = [m.AbsentRange(0, 0, start, stop - start) for start, stop in block.missing[0]]
+    listed = [m.Span(0, 0, start, stop - start) for start, stop in block.missing[0]]
     assert [body.absent for body in answers if isinstance(body, m.Values)] == [listed, listed]
 
 
@@ -248,7 +248,7 @@ def test_absent_parts_that_are_no_keys_of_the_push_are_refused(place: tuple[int,
     [store] = new_stores(job)
     block, _ = store.table.locate(["a"])[0]
     body = m.Push("s", [m.Entry(0, 0, 0, block.layout.buckets[0].length, 1)], 1.0, b"", False, True, True)
-    body.absent = [m.AbsentRange(*place)]
+    body.absent = [m.Span(*place)]
     found: list[m.Body] = []
     job.send("worker 0", 0, body, [], lambda body, frames: found.append(body))
     job.deliver_all()

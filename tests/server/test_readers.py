@@ -105,7 +105,7 @@ class Job:
         return self.blocks[rank].values[:NUMEL].tolist()
 
     def visible(self, rank: int) -> list[float]:
-        return self.service.stores["s"].own.store.visible(self.bucket, rank).tolist()
+        return self.bucket.visible(self.service.stores["s"].own.store.units[rank]).tolist()
 
     def told(self, rank: int, seq: int) -> list[m.KnownRange]:
         body = self.answers[rank, seq][0]

@@ -80,7 +80,7 @@ class OneServer:
     def push(self, rank: int, round: int, grad: torch.Tensor | None, samples: float = 1.0, skip: bool = False) -> int:
         """Push rows, nothing, or a dense gradient; returns the number of the request."""
         by_rows = grad is None or grad.is_sparse
-        entries, absent = [m.Entry(0, 0, 0, self.numel, round)], [m.AbsentRange(0, 0, 0, self.numel)] * (grad is None)
+        entries, absent = [m.Entry(0, 0, 0, self.numel, round)], [m.Span(0, 0, 0, self.numel)] * (grad is None)
         push = m.Push("s", entries, samples, b"", False, by_rows, False, by_rows, absent, skip)
         parts = (
             [torch.empty(0)] * 2 if grad is None else [grad.indices()[0], grad.values()] if grad.is_sparse else [grad]

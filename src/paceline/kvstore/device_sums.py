@@ -10,6 +10,7 @@ import torch
 from torch.cuda import comm
 
 from paceline.keys import Key
+from paceline.tensors import sum_into
 from paceline.updaters.rows import sum_rows
 
 if TYPE_CHECKING:
@@ -113,9 +114,7 @@ class DeviceSums:
             self._buffers[key] = comm.reduce_add(list(values), destination=device.index)  # type: ignore[no-untyped-call]
             return self._buffers[key]
         buffer = self._buffer(key, values[0], device)
-        buffer.copy_(values[0], non_blocking=True)
-        for one in values[1:]:
-            buffer.add_(one.to(device, non_blocking=True))
+        sum_into(buffer, values)
         return buffer
 
     def _buffer(self, key: Key, like: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -102,7 +102,8 @@ class Call:
     def complete(self, body: m.Body, frames: Frames) -> None:
         """Use the answer."""
         try:
-            check_memory(frames, f"the answer of {self.whom} to {self.what}")
+            if frames:
+                check_memory(frames, f"the answer of {self.whom} to {self.what}")
         except RemoteError as error:
             self.fail(error)
             return

@@ -115,7 +115,10 @@ class _Arrived(NamedTuple):
 
 
 class ReceivedQueue(Generic[Source]):
-    """Messages that have arrived over many connections: one thread takes them, and any thread can wake it."""
+    """Messages that have arrived over many connections: one thread takes them, and any thread can wake it.
+
+    Base of hubs and listeners, whose connections put messages into it.
+    """
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[_Arrived | None] = queue.SimpleQueue()
@@ -132,10 +135,10 @@ class ReceivedQueue(Generic[Source]):
         self._watchers.append(other)
 
     def wake(self) -> None:
-        """Make :meth:`take` return now."""
+        """Make :meth:`receive` return now. Any thread may call it."""
         self._queue.put(None)
 
-    def take(self, timeout_s: float) -> list[tuple[Source, Frames]]:
+    def receive(self, timeout_s: float) -> list[tuple[Source, Frames]]:
         """Return the messages that have arrived, after waiting at most ``timeout_s`` for the first."""
         taken: list[tuple[Source, Frames]] = []
         size = 0

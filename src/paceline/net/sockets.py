@@ -25,7 +25,6 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
-from typing import Any
 
 from paceline.net.admission import HANDSHAKE_S, Gate
 from paceline.net.allocator import keep_freed_frames
@@ -166,7 +165,7 @@ class Channel(Connection[int]):
         return agreed
 
 
-class SocketHub:
+class SocketHub(ReceivedQueue[int]):
     """Connections to several listeners, one per channel.
 
     Args:
@@ -174,10 +173,10 @@ class SocketHub:
     """
 
     def __init__(self, security: Security) -> None:
+        super().__init__()
         self._security = security
         self._pid = os.getpid()
         self._channels: list[Channel] = []
-        self._arrived: ReceivedQueue[int] = ReceivedQueue()
         self._closed = False
         self._lock = threading.Lock()
         _open.add(self)
@@ -186,23 +185,15 @@ class SocketHub:
         """Open a channel to a listener of this role and rank; returns its index."""
         with self._lock:  # a hub that is closed meanwhile closes this channel, too
             index = len(self._channels)
-            channel = Channel(index, address, identity, listener, self._security, bulk, self._arrived)
+            channel = Channel(index, address, identity, listener, self._security, bulk, self)
             self._channels.append(channel)
             if not self._closed:
                 channel.start()
         return index
 
-    def add_watcher(self, other: ReceivedQueue[Any]) -> None:
-        """Wake another queue of the same thread for messages of all channels."""
-        self._arrived.add_watcher(other)
-
     def send(self, channel: int, frames: Frames) -> None:
         """Send on a channel; waits there until it is connected."""
         self._channels[channel].send(frames)
-
-    def receive(self, timeout_s: float) -> list[tuple[int, Frames]]:
-        """Return the messages that have arrived as (channel, frames)."""
-        return self._arrived.take(timeout_s)
 
     def is_open(self, channel: int) -> bool:
         """Tell whether the channel is connected now."""
@@ -229,10 +220,6 @@ class SocketHub:
         one = self._channels[channel]
         return one.reason if one.failures >= REFUSALS else ""
 
-    def wake(self) -> None:
-        """Make ``receive`` return now."""
-        self._arrived.wake()
-
     def close(self, linger_s: float = 0.0) -> None:
         """Close all channels. Does nothing in a forked child."""
         if self._closed or os.getpid() != self._pid:
@@ -250,7 +237,7 @@ class _Peer(Connection[bytes]):
         self.identity, self.host = identity, HostWatch(sock)
 
 
-class SocketListener:
+class SocketListener(ReceivedQueue[bytes]):
     """Many peers' connections.
 
     Args:
@@ -274,11 +261,11 @@ class SocketListener:
         bulk: bool = False,
         watch: bool = False,
     ) -> None:
+        super().__init__()
         if bulk:
             keep_freed_frames()
         self._security, self._watch, self._bulk = security, watch, bulk
         self._pid = os.getpid()
-        self._arrived: ReceivedQueue[bytes] = ReceivedQueue()
         self._peers: dict[bytes, _Peer] = {}
         self._lost: list[bytes] = []
         self._lock = threading.Lock()
@@ -308,7 +295,7 @@ class SocketListener:
 
     def _admit(self, sock: socket.socket, agreed: Agreed) -> None:
         tune(sock, self._bulk)
-        peer = _Peer(agreed.identity, sock, self._arrived)
+        peer = _Peer(agreed.identity, sock, self)
         peer.open(sock, agreed)
         with self._lock:
             before = self._peers.get(agreed.identity)
@@ -329,11 +316,7 @@ class SocketListener:
             if is_last and self._watch:
                 self._lost.append(peer.identity)
         if self._watch:
-            self._arrived.wake()
-
-    def receive(self, timeout_s: float) -> list[tuple[bytes, Frames]]:
-        """Return the messages that have arrived as (peer, frames)."""
-        return self._arrived.take(timeout_s)
+            self.wake()
 
     def send(self, peer: bytes, frames: Frames, urgency: int | None = None) -> None:
         """Send to a peer; dropped when it is gone."""
@@ -356,11 +339,7 @@ class SocketListener:
 
     def watch_hub(self, hub: SocketHub) -> None:
         """Make ``receive`` return also when something arrives at a hub that the same thread uses."""
-        hub.add_watcher(self._arrived)
-
-    def wake(self) -> None:
-        """Make ``receive`` return now."""
-        self._arrived.wake()
+        hub.add_watcher(self)
 
     def close(self, linger_s: float = 0.0) -> None:
         """Stop listening and close all connections. Does nothing in a forked child."""

@@ -22,11 +22,11 @@ def buffers_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {f"buffer {name}": real_view(one) for name, one in model.named_buffers() if one.numel()}
 
 
-def untrained(model: torch.nn.Module, trained: Sequence[torch.nn.Parameter]) -> dict[str, torch.Tensor]:
-    """Return the parameters of a model that have elements and that no optimizer has."""
+def shared_of(model: torch.nn.Module, trained: Sequence[torch.nn.Parameter]) -> dict[str, torch.Tensor]:
+    """Return the tensors of a model that all workers have from rank 0: buffers, and parameters that are not trained."""
     known = {id(param) for param in trained}
     rest = {name: one.data for name, one in model.named_parameters() if one.numel() and id(one) not in known}
-    return {name: real_view(one) for name, one in rest.items()}
+    return {name: real_view(one) for name, one in rest.items()} | buffers_of(model)
 
 
 class Buffers:
@@ -36,28 +36,26 @@ class Buffers:
 
     Args:
         store: a store of the job; the buffers get a store of their own beside it.
-        model: the network.
+        model: the network; :func:`shared_of` is not empty.
         trained: parameters that an optimizer has; they are not shared here.
     """
 
     def __init__(self, store: DistStore, model: torch.nn.Module, trained: Sequence[torch.nn.Parameter]) -> None:
-        self._buffers = buffers_of(model)
-        rest = untrained(model, trained) | self._buffers
-        self._model, self._rank = model, store.rank
-        self._store = store.sibling("rest") if rest else None
+        shared = shared_of(model, trained)
+        self._model, self._rank, self._names = model, store.rank, buffers_of(model).keys()
+        self._store = store.sibling("rest")
         self._stale = False
         self._published: dict[str, torch.Tensor] = {}
-        if self._store is not None:
-            values = [_travelling(one) for one in rest.values()]
-            self._store.broadcast(list(rest), values, values)
-            for one, value in zip(rest.values(), values, strict=True):
-                one.copy_(value)
+        values = [_travelling(one) for one in shared.values()]
+        self._store.broadcast(list(shared), values, values)
+        for one, value in zip(shared.values(), values, strict=True):
+            one.copy_(value)
         if self._rank == 0 and store.num_workers > 1:
             self._published = {name: one.detach().clone() for name, one in self._current().items()}
 
     def _current(self) -> dict[str, torch.Tensor]:
         """Return the current buffers: a module may have replaced a tensor."""
-        return {name: one for name, one in buffers_of(self._model).items() if name in self._buffers}
+        return {name: one for name, one in buffers_of(self._model).items() if name in self._names}
 
     def publish(self, wait: bool = False) -> Sequence[Call]:
         """Send rank 0's changed buffers to the servers; other workers note that theirs are old.
@@ -72,7 +70,6 @@ class Buffers:
         calls: Sequence[Call] = ()
         if not self._published:
             return calls
-        assert self._store is not None
         changed = {name: one for name, one in self._current().items() if not same_bits(one, self._published[name])}
         if changed:
             calls = self._store.send_values(list(changed), [_travelling(one) for one in changed.values()])
@@ -86,7 +83,6 @@ class Buffers:
         """Pull rank 0's buffers of its last step, unless this worker has them."""
         if not self.are_old:
             return
-        assert self._store is not None
         current = self._current()
         values = [_travelling(one) for one in current.values()]
         if current:
@@ -97,13 +93,12 @@ class Buffers:
 
     def close(self) -> None:
         """Leave the buffers' store."""
-        if self._store is not None:
-            self._store.close()
+        self._store.close()
 
     @property
     def are_old(self) -> bool:
         """Whether this worker may not have rank 0's buffers of its last step."""
-        return self._stale and self._rank != 0 and self._store is not None
+        return self._stale and self._rank != 0
 
     @property
     def are_read(self) -> bool:

@@ -21,7 +21,7 @@ from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
 from paceline.kvstore.dist.free import able_to_regroup
 from paceline.net.allocator import give_back_freed_memory
-from paceline.optim.buffers import Buffers
+from paceline.optim.buffers import Buffers, shared_of
 from paceline.optim.exchange import ServerExchange
 from paceline.optim.merged_update import MergedUpdate
 from paceline.optim.reduce import ReduceExchange
@@ -109,14 +109,15 @@ def _weighs(store: DistStore) -> bool:
 
 
 def _prepare(setup: StrategySetup, store: DistStore, update: Update) -> Buffers | None:
-    """Compare the workers, set codecs and share the model's buffers; returns the buffers."""
+    """Compare the workers, set codecs and share the model's buffers; returns them, None if it has none to share."""
     _agree(setup, store, update)
     store.set_gradient_compression(setup.compression or ())
     if setup.model is None:
         return None
     if store.num_workers > 1:
         refuse_renormalising(setup.model)
-    return Buffers(store, setup.model, [param for _, param, _ in setup.named])
+    trained = [param for _, param, _ in setup.named]
+    return Buffers(store, setup.model, trained) if shared_of(setup.model, trained) else None
 
 
 def _agree(setup: StrategySetup, store: DistStore, update: Update) -> None:

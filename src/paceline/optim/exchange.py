@@ -34,6 +34,7 @@ import torch
 
 from paceline.errors import NonFiniteError, PacelineError
 from paceline.kvstore.dist import DistStore
+from paceline.local_merge import Route
 from paceline.net.call import Call
 from paceline.optim.binding import WAY_OUT, Bound, bind_keys, is_finite, listed, sums_up, take_all
 from paceline.optim.device import Pusher
@@ -94,7 +95,8 @@ class _Bucket:
     """One bucket in the current round."""
 
     block: WorkerBlock
-    index: int
+    whole: BucketRange
+    route: Route
     members: list[Bound] = dataclasses.field(default_factory=list)
     unfilled: int = 0
     """Members whose gradients are not in the arena yet."""
@@ -153,7 +155,10 @@ class ServerExchange(Exchange):
                 self._blocks.append(one.block)
             for part in one.ranges:
                 key = one.block.spec.block, part.bucket
-                bucket = self._buckets.setdefault(key, _Bucket(one.block, part.bucket))
+                if key not in self._buckets:
+                    whole = BucketRange(part.bucket, 0, one.block.layout.buckets[part.bucket].length)
+                    self._buckets[key] = _Bucket(one.block, whole, one.block.routes[part.bucket])
+                bucket = self._buckets[key]
                 bucket.members.append(one)
                 self._buckets_of[one].append(bucket)
         self._new_round()
@@ -175,10 +180,12 @@ class ServerExchange(Exchange):
         """Whether a bucket of this round was pushed."""
         return self._unpushed < len(self._buckets)
 
-    @property
-    def filled(self) -> list[Bound]:
-        """The parameters whose gradients are in the arena in this round, whether pushed or not."""
-        return [one for one in self.bound.values() if one.filled]
+    def changed(self) -> Bound | None:
+        """Return a parameter whose gradient was changed in this round after it was copied into the arena."""
+        for one in self.bound.values():
+            if one.filled and one.grad_changed():
+                return one
+        return None
 
     def fill(self, param: torch.nn.Parameter) -> bool:
         """Copy a complete gradient into the arena; returns whether a bucket is complete.
@@ -261,15 +268,14 @@ class ServerExchange(Exchange):
         absent = []
         for one in bucket.members:
             if one.absent or carried.samples == 0:  # gradients of no samples count nothing, and may be NaN
-                absent += [(bucket.block, part) for part in one.ranges if part.bucket == bucket.index]
+                absent += [(bucket.block, part) for part in one.ranges if part.bucket == bucket.whole.bucket]
             elif carried.nan != "pass" and not carried.skip and not sums_up(one.grad):
                 if carried.nan == "skip":
                     carried = dataclasses.replace(carried, skip=True)
                 elif not is_finite(one.grad):
                     raise self._not_finite(one.name, carried)
-        whole = BucketRange(bucket.index, 0, bucket.block.layout.buckets[bucket.index].length)
-        route = bucket.block.routes[bucket.index]
-        bucket.call = self._store.traffic.push_ranges(route, [(bucket.block, whole)], carried, absent=absent)
+        located = [(bucket.block, bucket.whole)]
+        bucket.call = self._store.traffic.push_ranges(bucket.route, located, carried, absent=absent)
 
     def _not_finite(self, name: str, carried: Carried) -> NonFiniteError:
         where = f"worker {self._store.rank}: the gradient of {name!r}"
@@ -303,8 +309,9 @@ class ServerExchange(Exchange):
 
     def encoded(self, groups: Sequence[Options]) -> bytes:
         """Return the options of all param groups as pushes carry them; the servers compare them between workers."""
-        self._store.set_options(groups)
-        return self._store.carried().options
+        optimizer = self._store.optimizer
+        optimizer.set_options(groups)
+        return optimizer.encoded
 
     def suspicious(self) -> bool:
         """Return whether merged gradients of the last round may hold NaN or Inf. False is certain, True is not."""

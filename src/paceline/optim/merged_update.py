@@ -141,21 +141,17 @@ class MergedUpdate(ExchangingStrategy):
         return loss.detach().clone().fill_(value) if isinstance(loss, torch.Tensor) else value
 
     def _current_options(self) -> list[Options]:
-        return plain_groups(self.inner)
+        """Return the options of all param groups that are plain data: numbers, strings, tuples of numbers."""
+        found = []
+        for group in self.inner.param_groups:
+            options: Options = {}
+            for name, value in group.items():
+                with contextlib.suppress(TypeError, ValueError):
+                    if name != "params":
+                        options[name] = plain(name, value)
+            found.append(options)
+        return found
 
     def close(self) -> None:
         """Stop watching backward passes."""
         self._watch.close()
-
-
-def plain_groups(optimizer: torch.optim.Optimizer) -> list[Options]:
-    """Return the options of every param group that are plain data: numbers, strings, tuples of numbers."""
-    found = []
-    for group in optimizer.param_groups:
-        options: Options = {}
-        for name, value in group.items():
-            with contextlib.suppress(TypeError, ValueError):
-                if name != "params":
-                    options[name] = plain(name, value)
-        found.append(options)
-    return found

@@ -13,7 +13,7 @@ from paceline.counting import ALIKE, difference_of, mixture_of
 from paceline.errors import ConfigError
 from paceline.kvstore.base import KVStoreBase
 from paceline.optim.binding import sums_up
-from paceline.optim.buffers import buffers_of, untrained
+from paceline.optim.buffers import buffers_of, shared_of
 from paceline.optim.exchange import Exchange
 from paceline.optim.names import NamedParameter
 from paceline.optim.watch import refuse_renormalising
@@ -61,7 +61,7 @@ class ReduceExchange(Exchange):
         self._has_said = False
         if model is not None and not self._alone:
             refuse_renormalising(model)
-            self._broadcast(untrained(model, trained) | buffers_of(model))
+            self._broadcast(shared_of(model, trained))
 
     def add(self, named: Sequence[NamedParameter]) -> None:
         """Take in parameters, with rank 0's weights. Every worker calls it."""

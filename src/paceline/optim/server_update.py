@@ -153,22 +153,23 @@ class ServerUpdate(ExchangingStrategy):
         if not self._exchange.started:
             return
         ways_out = f"use overlap=False (it pushes the gradients at step){self._or_worker}"
-        rank = self.store.rank
         if scaled:
             raise PacelineError(
-                f"worker {rank}: gradients were pushed during backward, before GradScaler could unscale them; "
-                f"{ways_out}"
+                f"worker {self.store.rank}: gradients were pushed during backward, before GradScaler could unscale "
+                f"them; {ways_out}"
             )
-        changed = next((one for one in self._exchange.filled if one.grad_changed()), None)
+        changed = self._exchange.changed()
         if changed is not None:
             raise PacelineError(
-                f"worker {rank}: the gradient of {changed.name!r} was changed after its push, between backward and "
-                f"step, which the servers do not see; {ways_out}. To clip, give clip_grad_norm= or clip_grad_value="
+                f"worker {self.store.rank}: the gradient of {changed.name!r} was changed after its push, between "
+                f"backward and step, which the servers do not see; {ways_out}. To clip, give clip_grad_norm= or "
+                "clip_grad_value="
             )
         if self._current_options() != self._options:
             raise PacelineError(
-                f"worker {rank}: options of the optimizer (a learning rate, for example) were changed between backward "
-                f"and step, but the gradients were pushed with the old ones; change them before backward, or {ways_out}"
+                f"worker {self.store.rank}: options of the optimizer (a learning rate, for example) were changed "
+                "between backward and step, but the gradients were pushed with the old ones; change them before "
+                f"backward, or {ways_out}"
             )
 
     def _must_skip(self, scale: torch.Tensor | None, found_inf: torch.Tensor | None) -> bool:
@@ -274,11 +275,10 @@ class ServerUpdate(ExchangingStrategy):
 
     def _check_state(self) -> None:
         """Raise if the state was changed here: the servers would not see it."""
-        shown, self._shown = self._shown, None
-        now = self._own_versions()
-        if shown is not None and (
-            shown.keys() != now.keys() or any(_differ(one, now[key]) for key, one in shown.items())
-        ):
+        if self._shown is None:
+            return
+        shown, self._shown, now = self._shown, None, self._own_versions()
+        if shown.keys() != now.keys() or any(_differ(one, now[key]) for key, one in shown.items()):
             raise PacelineError(
                 f"worker {self.store.rank}: optimizer.state was changed in this process, where the servers do not see "
                 "it; they hold the state. To change theirs, set all of it on every worker (optimizer.state = ...) or "

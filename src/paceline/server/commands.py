@@ -117,7 +117,7 @@ def _set_unsent(own: OwnStore, worker: int, bucket: StoredBucket, start: int, un
     if "pull" in own.codecs:
         bucket.keep_first_version(bucket.slots[0].rule.unit, is_coded=True)
     part = slice(start, start + unsent.numel())
-    bucket.values[part].copy_(own.store.visible(bucket, worker)[part].double() + unsent)
+    bucket.values[part].copy_(bucket.visible(own.store.units[worker])[part].double() + unsent)
 
 
 def _located(own: OwnStore, span: m.Span) -> list[tuple[Slot, Piece, int]]:

@@ -37,9 +37,8 @@ from paceline.local_merge import LocalMerge
 from paceline.net.base import Frames
 from paceline.net.call import rebuild
 from paceline.ranges import is_all, within
-from paceline.server.bucket import Slot, StoredBucket
+from paceline.server.bucket import PushRequest, Slot, StoredBucket
 from paceline.server.merge import Accumulator
-from paceline.server.push_request import PushRequest
 from paceline.server.sinks import Sink
 from paceline.server.store import BucketStore, absent_in
 from paceline.tensors import dtype_of, from_frame, to_frame

@@ -109,7 +109,7 @@ class ServerState:
     settings: Settings
     ask: AskFn
     """Sends a request to another server."""
-    members: Members = field(default_factory=Members)
+    members: Members
     stores: HostedStores = field(default_factory=HostedStores)
     unconfirmed: Counter[int] = field(default_factory=Counter)
     """By worker that was taken out: owners that have not confirmed it."""

@@ -68,6 +68,10 @@ class Members:
         for peer in [peer for peer, rank in self.workers.items() if rank == worker]:
             del self.workers[peer]
 
+    def knows(self, peer: bytes) -> bool:
+        """Tell whether a connection belongs to a member."""
+        return peer in self.workers or peer in self.servers
+
     @property
     def has_neighbours(self) -> bool:
         """Whether workers live on this host."""

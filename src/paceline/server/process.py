@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
 import torch
@@ -24,6 +24,7 @@ from paceline.net.base import Frames
 from paceline.net.hosts import server_addresses
 from paceline.net.lifeline import Lifeline
 from paceline.net.sockets import SocketHub, SocketListener
+from paceline.server.members import Members
 from paceline.server.owners import OwnerClient
 from paceline.server.requests import RequestHandler
 from paceline.wire import messages as m
@@ -57,13 +58,11 @@ class Server:
         self._listener, self._lifeline = listener, lifeline
         listener.watch_hub(hub)
         self._owners = OwnerClient(hub, lifeline.me, [one for one in lifeline.members if one.role == "server"])
-        self._requests = RequestHandler(settings, self._answer, self._owners.ask)
-        self._requests.admit(lifeline.members, lifeline.me.host_id, lifeline.rank)
-        self._answerer = Answerer(listener, self._requests.is_member)
+        members = Members()
+        members.admit(lifeline.members, lifeline.me.host_id, lifeline.rank)
+        self._answerer = Answerer(listener, members.knows)
+        self._requests = RequestHandler(settings, self._answerer.answer, self._owners.ask, members)
         self._has_new_keys = False
-
-    def _answer(self, peer: bytes, seq: int, body: m.Reply, frames: Callable[[], Frames], urgency: int | None) -> None:
-        self._answerer.answer(peer, seq, body, frames, urgency)
 
     def _handle(self, arrived: Iterable[tuple[bytes, Frames]]) -> None:
         for peer, seq, body, frames in first_layers_first(self._taken(arrived)):

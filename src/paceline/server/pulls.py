@@ -19,10 +19,10 @@ from typing import Any
 from paceline.errors import ProtocolError
 from paceline.net.base import Frames
 from paceline.server import rows
+from paceline.server.bucket import Known
 from paceline.server.hosted import Result, ServerState
 from paceline.server.members import Asker
 from paceline.server.merge import Notes
-from paceline.server.push_request import Known
 from paceline.server.store import BucketStore
 from paceline.tensors import from_frame, to_frame
 from paceline.wire import messages as m
@@ -91,10 +91,12 @@ def send_values(
     """Answer with values, as they are at the moment of sending, also when the answer is given again."""
 
     def read() -> tuple[list[int], list[Any]]:
-        found = [store.read(worker, entry) for entry in entries]
-        still = [store.stands_still(worker, entry) for entry in entries]
-        copied = [values if is_still else values.clone() for (_, values), is_still in zip(found, still, strict=True)]
-        return [version for version, _ in found], [to_frame(values) for values in copied]
+        versions, frames = list[int](), list[Any]()
+        for entry in entries:
+            version, values = store.read(worker, entry)
+            versions.append(version)
+            frames.append(to_frame(values if store.stands_still(worker, entry) else values.clone()))
+        return versions, frames
 
     versions, frames = read()
     store.sent_bytes += asker.network_bytes(frames)

@@ -18,7 +18,7 @@ from paceline.net.base import Frames, check_memory
 from paceline.server import commands, notices, pulls, push, setup
 from paceline.server.forward import AskFn
 from paceline.server.hosted import Handlers, ServerState
-from paceline.server.members import AnswerFn, Asker
+from paceline.server.members import AnswerFn, Asker, Members
 from paceline.wire import messages as m
 
 logger = logging.getLogger(__name__)
@@ -71,13 +71,16 @@ class RequestHandler:
         settings: of the server.
         answer: sends an answer.
         ask: sends a request to another server.
+        members: of the job, who may be admitted later.
 
     Attributes:
         stores: that are open here.
     """
 
-    def __init__(self, settings: Settings, answer: AnswerFn, ask: AskFn = no_connection) -> None:
-        self._host = ServerState(settings, ask)
+    def __init__(
+        self, settings: Settings, answer: AnswerFn, ask: AskFn = no_connection, members: Members | None = None
+    ) -> None:
+        self._host = ServerState(settings, ask, members or Members())
         self._members, self._answer = self._host.members, answer
         self.stores = self._host.stores
         self._taken_out: tuple[frozenset[int], int] = frozenset(), 0
@@ -102,10 +105,6 @@ class RequestHandler:
         self._members.bury(worker)
         self.take_out(self._taken_out[0] | {worker})
         return None if self._host.unconfirmed[worker] else self.stores.last_round(worker)
-
-    def is_member(self, peer: bytes) -> bool:
-        """Tell whether a connection belongs to a member."""
-        return peer in self._members.workers or peer in self._members.servers
 
     def handle(self, peer: bytes, seq: int, body: m.Request, frames: Frames) -> None:
         """Carry out one request. An error is answered to the peer, and changes nothing here."""

@@ -26,9 +26,8 @@ from paceline.consistency import Apply, Policy, Release
 from paceline.counting import ALIKE, difference_of, mixture_of
 from paceline.errors import ConfigError, RemoteError
 from paceline.ranges import is_all
-from paceline.server.bucket import Slot, StoredBucket
+from paceline.server.bucket import PushRequest, Slot, StoredBucket
 from paceline.server.merge import Accumulator
-from paceline.server.push_request import PushRequest
 from paceline.updaters import UpdaterSpec
 from paceline.updaters.runs import completed
 from paceline.wire import messages as m

@@ -4,12 +4,12 @@ The life of a push at its server:
 
 | state | what happens | where | next |
 |---|---|---|---|
-| arrived | its bytes are checked, its entries and rounds too | `checks.py`, `push.py` | refused, or checked |
+| arrived | its bytes are checked, its entries and rounds too | `push.py` | refused, or checked |
 | checked | each slot gives it to its rule: :meth:`BucketStore.take` | here | in a cohort, or dropped as too old |
 | in a cohort | its values are summed as they come | `merge.py` | complete, when the rule says `Apply` |
 | complete | the sink gets the sum | `sinks.py`, `clip.py`, `forward.py` | applied, held or forwarded |
 | applied | the rule says `Release`, now or later (bound), or the owner answers | the sink | released by this slot |
-| released | by all its slots: see `push_request.py` | | answered |
+| released | by all its slots: see `PushRequest` | `bucket.py` | answered |
 
 What else happens to it:
 
@@ -48,10 +48,9 @@ from paceline.consistency import (
 from paceline.consistency.objections import objection_to_regrouping
 from paceline.errors import ProtocolError
 from paceline.ranges import Ranges, joined, within
-from paceline.server.bucket import Slot, StoredBucket
+from paceline.server.bucket import PushRequest, Slot, StoredBucket
 from paceline.server.buckets import Buckets
 from paceline.server.merge import Accumulator, Contribution, Encoded, Scratch
-from paceline.server.push_request import PushRequest
 from paceline.server.sinks import Sink
 from paceline.wire import messages as m
 
@@ -268,16 +267,12 @@ class BucketStore:
 
     # ---- reads -----------------------------------------------------------------------------------------------------
 
-    def visible(self, bucket: StoredBucket, worker: int) -> torch.Tensor:
-        """Return a bucket's values, flat [elements of the bucket], as a worker sees them."""
-        return bucket.visible(self.units[worker])
-
     def read(self, worker: int, span: m.Span) -> tuple[int, torch.Tensor]:
         """Note that a worker reads a range now; returns (version, values), the values not to be changed."""
         bucket = self.buckets.get(span.block, span.bucket)
         self.sink.before_read(bucket, worker, span)
         version = bucket.read(worker, span)
-        return version, self.visible(bucket, worker)[span.start : span.stop]
+        return version, bucket.visible(self.units[worker])[span.start : span.stop]
 
     def stands_still(self, worker: int, span: m.Span) -> bool:
         """Tell whether values that a worker is sent cannot change before it pushes again."""

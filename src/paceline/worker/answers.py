@@ -11,7 +11,7 @@ import torch
 from paceline.compression import Codec
 from paceline.errors import ConfigError, ProtocolError
 from paceline.net.base import Frames
-from paceline.ranges import Ranges, is_all, joined, within, without
+from paceline.ranges import Ranges, is_all, joined, within
 from paceline.tensors import from_frame
 from paceline.wire import messages as m
 from paceline.worker.block import BucketRange, WorkerBlock
@@ -110,20 +110,20 @@ def _store(block: WorkerBlock, one: m.KnownRange, codec: Codec | None, frame: An
 Absent: TypeAlias = Sequence[tuple[WorkerBlock, BucketRange]]
 
 
-def cut(entries: Sequence[m.Entry], absent: Absent) -> list[m.AbsentRange]:
+def cut(entries: Sequence[m.Entry], absent: Absent) -> list[m.Span]:
     """Return the absent ranges of the entries of a push, entry by entry."""
     ranges: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for block, one in absent:
         ranges.setdefault((block.spec.block, one.bucket), []).append((one.start, one.start + one.length))
     whole = {place: joined(found) for place, found in ranges.items()}
     return [
-        m.AbsentRange(entry.block, entry.bucket, entry.start + start, stop - start)
+        m.Span(entry.block, entry.bucket, entry.start + start, stop - start)
         for entry in entries
         for start, stop in within(whole.get((entry.block, entry.bucket), ()), entry.start, entry.start + entry.length)
     ]
 
 
-def gaps(absent: Sequence[m.AbsentRange], entry: m.Entry) -> Ranges:
+def gaps(absent: Sequence[m.Span], entry: m.Entry) -> Ranges:
     """Return the absent ranges of an entry, as positions in the entry."""
     stop = entry.start + entry.length
     found = [one for one in absent if (one.block, one.bucket) == (entry.block, entry.bucket)]
@@ -156,16 +156,3 @@ def held_back(residual: torch.Tensor | None, ranges: Ranges) -> Iterator[None]:
     finally:
         for part, before in zip(parts, kept, strict=True):
             part.copy_(before)
-
-
-def note_absent(blocks: Blocks, entries: Sequence[m.Entry], absent: Sequence[m.AbsentRange]) -> None:
-    """Record the ranges of a push for which no worker had a gradient; this replaces the record of the last push."""
-    for entry in entries:
-        missing, stop = blocks[entry.block].missing, entry.start + entry.length
-        if not absent and not missing:
-            continue
-        others = without(missing.get(entry.bucket, ()), entry.start, stop)
-        new = [(entry.start + start, entry.start + end) for start, end in gaps(absent, entry)]
-        missing[entry.bucket] = joined([*others, *new])
-        if not missing[entry.bucket]:
-            del missing[entry.bucket]

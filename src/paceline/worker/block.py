@@ -15,7 +15,7 @@ from paceline.local_merge import Route
 from paceline.net.call import Call
 from paceline.net.memory import Patchwork, SharedTensor, open_foreign, pin, unpin
 from paceline.placement import KeySize, Layout, place
-from paceline.ranges import Ranges, is_all, within
+from paceline.ranges import Ranges, is_all, joined, within, without
 from paceline.tensors import dtype_of
 from paceline.wire import messages as m
 
@@ -38,7 +38,7 @@ class Rounds:
     def next(self, start: int, length: int) -> list[tuple[int, int, int]]:
         """Count a push of a range; returns its parts as (start, length, round), as few as possible."""
         rounds, stop = self._rounds, start + length
-        if len(rounds) == 1 and length == rounds.length:
+        if len(rounds.values) == 1 and length == rounds.length:
             rounds.values[0] += 1
             return [(0, length, rounds.values[0])]
         pushed = [(first, last, round + 1) for first, last, round in rounds.over(start, stop)]
@@ -191,6 +191,18 @@ class WorkerBlock:
             is_all(within(self.missing.get(one.bucket, ()), one.start, one.start + one.length), one.length)
             for one in self._ranges[key]
         )
+
+    def note_absent(self, entry: m.Entry, absent: Sequence[m.Span]) -> None:
+        """Record for which ranges of a push no worker had a gradient, in place of the record of the last push."""
+        if not absent and not self.missing:
+            return
+        mine = [
+            one for one in absent if one.place == entry.place and entry.start <= one.start <= one.stop <= entry.stop
+        ]
+        others = without(self.missing.pop(entry.bucket, ()), entry.start, entry.stop)
+        found = joined([*others, *((one.start, one.stop) for one in mine)])
+        if found:
+            self.missing[entry.bucket] = found
 
     def buckets_of(self, key: int) -> set[int]:
         """Return the buckets that hold elements of a key."""

@@ -124,7 +124,7 @@ class RowTraffic:
         [(start, length, round)] = block.buckets[one.bucket].rounds.next(one.start, one.length)
         entry = m.Entry(block.spec.block, one.bucket, start, length, round)
         want, skip = keep is not None, carried.skip
-        absent = [m.AbsentRange(block.spec.block, one.bucket, start, length)] if total is None and not skip else []
+        absent = [m.Span(block.spec.block, one.bucket, start, length)] if total is None and not skip else []
         body = m.Push(
             self._store, [entry], carried.samples, carried.options, False, want, False, rows=True, absent=absent,
             skip=skip, inputs=carried.inputs,

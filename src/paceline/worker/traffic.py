@@ -15,7 +15,7 @@ from paceline.compression import Codec, Leg
 from paceline.local_merge import Route
 from paceline.net.base import Frames
 from paceline.net.call import Call
-from paceline.tensors import to_frame
+from paceline.tensors import sum_into, to_frame
 from paceline.wire import messages as m
 from paceline.worker import answers
 from paceline.worker.block import BucketRange, WorkerBlock
@@ -220,7 +220,7 @@ class Traffic:
         return norm
 
     def _payload(
-        self, blocks: dict[int, WorkerBlock], entries: Iterable[m.Entry], shared: bool, gone: Sequence[m.AbsentRange]
+        self, blocks: dict[int, WorkerBlock], entries: Iterable[m.Entry], shared: bool, gone: Sequence[m.Span]
     ) -> Frames:
         codec = self.codecs.get("push")
         frames: list[Any] = []
@@ -263,7 +263,8 @@ class Traffic:
     ) -> None:
         """Use the answer to a push."""
         assert isinstance(body, m.Values)
-        answers.note_absent(blocks, entries, body.absent)
+        for entry in entries:
+            blocks[entry.block].note_absent(entry, body.absent)
         self._heard = body.notes or self._heard
         if want:
             self._store_values(blocks, entries, shared, body, frames)
@@ -285,9 +286,7 @@ def _fill(targets: list[torch.Tensor], values: list[Any]) -> None:
         torch._foreach_copy_(targets, values)
         return
     for target, devices in zip(targets, values, strict=True):
-        target.copy_(devices[0])
-        for value in devices[1:]:
-            target.add_(value.to(target.device))
+        sum_into(target, devices)
 
 
 @torch.no_grad()

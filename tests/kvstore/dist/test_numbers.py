@@ -10,7 +10,7 @@ import torch
 
 from paceline.kvstore import create
 from paceline.testing.one_process import OneProcess
-from paceline.updaters import KeyOptions, StepOptions
+from paceline.updaters import KeyOptions, Options, StepOptions
 from paceline.worker.traffic import Carried
 
 NAN = float("nan")
@@ -47,3 +47,18 @@ def test_servers_refuse_them_too() -> None:
     out = torch.empty(2)
     store.pull("w", out)
     assert out.tolist() == [0.0, 0.0]
+
+
+def test_a_rate_that_is_changed_in_the_given_list_is_pushed() -> None:
+    [store] = OneProcess("a").stores()
+    store.set_optimizer("sgd", lr=1.0)
+    store.init("w", torch.zeros(1))
+    groups: list[Options] = [{"lr": 1.0}]
+    out = torch.empty(1)
+    seen = []
+    for rate in (1.0, 1.0, 0.5):
+        groups[0]["lr"] = rate
+        store.set_options(groups)
+        store.pushpull("w", torch.ones(1), out)
+        seen.append(out.item())
+    assert seen == [-1.0, -2.0, -2.5]

@@ -93,8 +93,10 @@ class ServerOptimizer:
 
     def set_options(self, groups: Sequence[Options] = (), keys: Mapping[Key, KeyOptions] | None = None) -> None:
         """Set options of param groups and keys; they are sent with every push from now on."""
+        if groups and keys is None and groups == self._groups:
+            return  # as in most steps
         check_numbers(groups, keys)
-        self._groups = list(groups) or self._groups
+        self._groups = [dict(one) for one in groups] or self._groups
         self._keys = self._keys if keys is None else checked_table(keys)
         table = None if self._keys in (None, self.spec.keys) else dict(self._keys or {})
         self.encoded = msgspec.msgpack.encode(StepOptions(list(self._groups), table))

@@ -56,7 +56,7 @@ class DistStore(KVStore):
         self.rows = RowTraffic(session, name, self.traffic)
         self.lifecycle = StoreLifecycle(session, name, policy, self.table, self.traffic)
         self._set_merging(mean, clip_norm)
-        self._optimizer = ServerOptimizer(session, name, self.lifecycle, self.table)
+        self.optimizer = ServerOptimizer(session, name, self.lifecycle, self.table)
         self.samples = 1.0
         """Samples behind the next pushes: their weight in a store that merges to the mean, and in the counters."""
         self._ignored: set[Key] = set()
@@ -100,7 +100,7 @@ class DistStore(KVStore):
         """
         ours = self.lifecycle
         wanted = ours.mean if mean is None else mean, clip_norm
-        is_unused = not (self._is_claimed or self.table.keys) and self._optimizer.replaces
+        is_unused = not (self._is_claimed or self.table.keys) and self.optimizer.replaces
         if is_unused and not ours.is_open:
             self._set_merging(*wanted)
         if is_unused and wanted == (ours.mean, ours.clip_norm):
@@ -167,7 +167,7 @@ class DistStore(KVStore):
     def push(self, key: Keys, value: Values, priority: int = 0) -> None:
         """See :meth:`KVStore.push`. ``priority`` is ignored: pushes are sent at once."""
         dense, by_rows = plan_push(self.table, key, value)
-        self._optimizer.before_push(key)
+        self.optimizer.before_push(key)
         carried = self.carried()
         for place, devices in zip(self.table.locate(list(by_rows)), by_rows.values(), strict=True):
             self.rows.push(place, devices, carried)
@@ -175,7 +175,7 @@ class DistStore(KVStore):
 
     def carried(self) -> Carried:
         """Return the arguments of the next push: the weight and the options that were set."""
-        return Carried(self.samples, options=self._optimizer.encoded)
+        return Carried(self.samples, options=self.optimizer.encoded)
 
     def pull(self, key: Keys, out: Values, priority: int = 0, ignore_sparse: bool = True) -> None:
         """See :meth:`KVStore.pull`."""
@@ -257,7 +257,7 @@ class DistStore(KVStore):
         Setting the same optimizer again changes nothing. An ``lr_scheduler`` stays in the worker, and its rates are sent
         with the pushes.
         """
-        self._optimizer.set(optimizer, options)
+        self.optimizer.set(optimizer, options)
 
     def set_updater(self, updater: str | Updater, **options: Any) -> None:
         """Set the updater by registered name (``assign``, ``add``). Every worker calls it; rank 0's updater is used.
@@ -280,19 +280,19 @@ class DistStore(KVStore):
         """
         if spec.name == "assign" and self.policy.merge != "all":
             raise ValueError(f"a {self.type} store needs an optimizer; replacing values only makes sense in dist_sync")
-        self._optimizer.set_spec(spec, fresh)
+        self.optimizer.set_spec(spec, fresh)
 
     def set_options(self, groups: Sequence[Options] = (), keys: Mapping[Key, KeyOptions] | None = None) -> None:
         """See :meth:`KVStore.set_options`. The options are sent with every push from now on."""
-        self._optimizer.set_options(groups, keys)
+        self.optimizer.set_options(groups, keys)
 
     def options(self) -> list[Options]:
         """See :meth:`KVStore.options`."""
         self._need_optimizer("read")
-        return self._optimizer.options()
+        return self.optimizer.options()
 
     def _need_optimizer(self, verb: str) -> None:
-        if self._optimizer.replaces:
+        if self.optimizer.replaces:
             raise no_optimizer(self.type, verb)
 
     def set_gradient_compression(self, compression_params: Compression) -> None:
@@ -315,7 +315,7 @@ class DistStore(KVStore):
     @property
     def spec(self) -> UpdaterSpec:
         """The updater that a push runs."""
-        return self._optimizer.spec
+        return self.optimizer.spec
 
     # ---- state -----------------------------------------------------------------------------------------------------
 

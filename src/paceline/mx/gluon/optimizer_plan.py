@@ -10,9 +10,10 @@ import torch
 from paceline.agreement import Fact
 from paceline.keys import Key
 from paceline.kvstore.agreement import option_facts
+from paceline.kvstore.options import own_class
 from paceline.mx.gluon.parameter import Parameter
 from paceline.updaters import KeyedOptimizer, KeyOptions, Options, check_options, make_spec, option_groups
-from paceline.updaters.classes import SIMPLE, find_class
+from paceline.updaters.classes import SIMPLE
 from paceline.updaters.gradient import GRADIENT_OPTIONS
 
 OptimizerLike: TypeAlias = str | type[torch.optim.Optimizer] | torch.optim.Optimizer
@@ -49,13 +50,7 @@ class OptimizerPlan:
     @property
     def cls(self) -> type[torch.optim.Optimizer]:
         """The optimizer's class."""
-        if ":" not in self.spec.name:
-            return find_class(self.spec.name)
-        if self._instance is not None:
-            return type(self._instance)
-        if isinstance(self.optimizer, type):
-            return self.optimizer
-        return find_class(self.spec.name, allowed=[self.spec.name])
+        return own_class(self.spec, self.optimizer)
 
     @property
     def learning_rate(self) -> float:

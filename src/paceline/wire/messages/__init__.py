@@ -13,7 +13,6 @@ from paceline.wire.messages.common import (
     Unknown,
 )
 from paceline.wire.messages.data import (
-    AbsentRange,
     AskMissing,
     AskNorm,
     AskStats,
@@ -137,7 +136,6 @@ class Envelope(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 __all__ = [
     "PROTOCOL",
-    "AbsentRange",
     "AskAbsent",
     "AskMissing",
     "AskNorm",

@@ -107,10 +107,6 @@ class Span(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=T
         return self.start < other.start + other.length and other.start < self.start + self.length
 
 
-#: The name of a span without a gradient at the workers.
-AbsentRange = Span
-
-
 class Entry(Span, frozen=True):
     """A range of a bucket, and the round of the push (0 for a pull)."""
 
