@@ -48,5 +48,5 @@ def test_silence_of_a_process_elsewhere_counts(monkeypatch: pytest.MonkeyPatch) 
 def test_silence_begins_anew_when_something_came(monkeypatch: pytest.MonkeyPatch) -> None:
     host, one = Host(monkeypatch, "S", 0.0), Silence(7)
     host.wait(one, 50)
-    one.end()
+    one.note(1.0, is_over=True)
     assert host.wait(one, 3) == 3.0

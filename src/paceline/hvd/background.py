@@ -93,8 +93,7 @@ class Background:
         self._urgent = False
         self._due = 0.0
         self._held_bytes, self._held_since = -1, 0.0
-        self._silence = Silence(0)
-        """Of rank 0."""
+        self._silence = Silence(0)  # of rank 0
         self._leaving: RankLeft | None = None
         self._early: list[ToRank] = []
         self._cache = RankCache()
@@ -126,9 +125,8 @@ class Background:
                 if isinstance(message.body, Down):
                     raise HorovodInternalError(message.body.text)
                 assert isinstance(message.body, Entered)
-                self._fusion_bytes = message.body.fusion_bytes
                 self.sets = ProcessSets(size, enter.sets)
-                self._early = waiting
+                self._early, self._fusion_bytes = waiting, message.body.fusion_bytes
                 first = message.body.members[0]
                 self._silence = Silence(first.pid if rank and first.host_id == enter.host_id else 0)
                 self._thread.start()
@@ -304,11 +302,7 @@ class Background:
         messages, self._early = self._early, []
         began, patience_s = time.monotonic(), self._patience_s()
         messages += self._link.receive(patience_s)
-        waited_s = min(patience_s, time.monotonic() - began)
-        if messages or not self._operations:
-            self._silence.end()
-        else:
-            self._silence.note(waited_s)
+        self._silence.note(min(patience_s, time.monotonic() - began), bool(messages) or not self._operations)
         if self._silence.counted_s > max(self._hvd.timeout_s, _SILENT_S):
             raise HorovodInternalError(
                 f"rank 0, where the coordinator runs, has sent nothing for {self._silence.counted_s:.0f} s: it or its "

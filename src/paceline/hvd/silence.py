@@ -24,15 +24,14 @@ class Silence:
         self._cpu_s: float | None = None
         self.counted_s = 0.0
 
-    def note(self, waited_s: float) -> None:
-        """Note that nothing came from the process for some more time."""
+    def note(self, waited_s: float, is_over: bool = False) -> None:
+        """Note that nothing came from the process for some more time, or that the silence is over."""
+        if is_over:
+            self.counted_s, self._cpu_s = 0.0, None
+            return
         is_new = self.counted_s < LOOK_AFTER_S or not self._pid
         now = ProcessState("") if is_new else process_state(self._pid)
         if now.letter == READY and self._cpu_s is not None:
             waited_s = min(waited_s, max(0.0, now.cpu_s - self._cpu_s))
         self.counted_s += waited_s
         self._cpu_s = None if is_new else now.cpu_s
-
-    def end(self) -> None:
-        """Note that something came."""
-        self.counted_s, self._cpu_s = 0.0, None
