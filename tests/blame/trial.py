@@ -15,6 +15,8 @@ import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import psutil
+
 import paceline
 from paceline.config import Settings
 
@@ -153,13 +155,28 @@ def _wait_for_phase(trial: Trial, folder: Path, launcher: subprocess.Popen[bytes
 
 
 def _signal(trial: Trial, mark: str) -> bool:
-    """Send the signal; return whether the process was there."""
+    """Send the signal; return whether it reached the process before its end."""
     wanted = {f"PACELINE_ROLE={trial.role}", f"PACELINE_RANK={trial.rank}"}
     found = [pid for pid, variables in _environments(mark) if wanted <= variables]
-    for pid in found:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, SIGNALS[trial.fault])
-            return True
+    return any(hit(pid, SIGNALS[trial.fault]) for pid in found[:1])
+
+
+def hit(pid: int, signum: int) -> bool:
+    """Send a signal; return whether it reached the process before its end.
+
+    A process that exits, and one that its parent has not removed yet, can be sent a signal, and nothing comes of it. So
+    it is stopped first, which the kernel shows.
+    """
+    with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+        os.kill(pid, signal.SIGSTOP)
+        while (state := psutil.Process(pid).status()) != psutil.STATUS_STOPPED:
+            if state in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+                return False
+            time.sleep(0.001)
+        if signum != signal.SIGSTOP:
+            os.kill(pid, signum)
+            os.kill(pid, signal.SIGCONT)
+        return True
     return False
 
 

@@ -31,6 +31,15 @@ def test_file_is_removed_unless_another_job_has_written_it(tmp_path: Path, monke
     assert list(path.parent.iterdir()) == []
 
 
+def test_rank_0_that_did_not_answer_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    place = ProcessPlace(0, 2, 2, "a job")
+    meeting = rendezvous.CoordinatorAddress("ipc://@busy", Security(new_job_key()))
+    rendezvous.publish(place, Settings(), meeting)
+    found = rendezvous.candidates(place, Settings(start_timeout_s=60))
+    assert [next(found).address, next(found).address] == [meeting.address] * 2
+
+
 def test_an_address_in_a_store_counts_if_a_holder_of_the_key_has_put_it_there_for_this_job() -> None:
     place, other_job = ProcessPlace(1, 2, 1, "a job"), ProcessPlace(1, 2, 1, "another job")
     security = Security(new_job_key())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from paceline import kvstore
 from paceline.errors import PacelineError, PeerDiedError
 from paceline.testing import LocalJob, listen, tell
 from paceline.worker.current import current_session
-from tests.blame.trial import START_TIMEOUT_S, Outcome, Trial, named, run
+from tests.blame.trial import START_TIMEOUT_S, Outcome, Trial, hit, named, run
 
 #: role, rank, fault, phase, slow, catch.
 FAULTS = [
@@ -81,6 +82,22 @@ def test_launcher_ends_with_the_exit_code_of_the_first_failure(
     fault: tuple[object, ...], outcomes: dict[tuple[object, ...], Outcome]
 ) -> None:
     assert outcomes[fault].code == CODES[fault], outcomes[fault].output
+
+
+def test_signal_that_came_after_the_end_is_no_fault() -> None:
+    ended = subprocess.Popen([sys.executable, "-c", "pass"])
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+    assert not hit(ended.pid, signal.SIGSTOP), "its parent has not removed it yet"
+    ended.wait()
+    assert not hit(ended.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_signal_before_the_end_is_one(signum: int) -> None:
+    lives = subprocess.Popen(["sleep", "60"])
+    assert hit(lives.pid, signal.SIGSTOP)
+    assert hit(lives.pid, signum)
+    assert lives.wait() == -signum
 
 
 # ---- leaving, without a launcher -------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ class Job:
     Attributes:
         hosts: for each silent member, since when its host is silent; None: not known.
         states: for each silent or lost member, the letter of its process, as the scheduler sees it.
+        cpu_share: of the time that passes, what the process of each of these uses.
     """
 
     def __init__(self, silent: set[tuple[str, int]], joined: int = 3) -> None:
@@ -30,6 +31,7 @@ class Job:
         self.silent = silent
         self.hosts: dict[tuple[str, int], float | None] = {}
         self.states: dict[tuple[str, int], str] = {}
+        self.cpu_share = 0.0
         self.lines: list[str] = []
         self.seq = 1
         for role, rank in SEATS[:joined]:
@@ -61,7 +63,8 @@ class Job:
                 self.members.note_host(peer, None if since is None else self.now - since)
             for suspect in self.members.suspects(self.now):
                 if (suspect.role, suspect.rank) in self.states:
-                    self.members.note_state(suspect, self.states[suspect.role, suspect.rank], self.now)
+                    state = self.states[suspect.role, suspect.rank]
+                    self.members.note_state(suspect, state, self.cpu_share * self.now, self.now)
             self._note(self.members.tick(self.now))
             self.members.check()
             if self.members.deaths:
@@ -153,6 +156,40 @@ def test_process_in_a_debugger_is_never_dead() -> None:
     assert job.run(60).startswith("at 330.2: worker 1: it was not heard for 330.2 s")
 
 
+def test_process_that_is_ready_to_run_is_judged_by_the_time_in_which_its_host_ran_it() -> None:
+    job = Job({("worker", 1)})
+    job.states["worker", 1], job.cpu_share = "R", 0.05
+    assert job.run(10 * STALL_S) == ""
+    (line,) = job.lines
+    assert "its process waits for a processor, or computes in a call that holds Python's lock" in line
+    assert line.endswith("after 30 s (PACELINE_STALL_TIMEOUT_S), less the time in which it waits for a processor")
+    job.states["worker", 1] = "S"
+    found = job.run(60)
+    assert found.startswith("at 313.0: worker 1: "), "its CPU time and the first 2 s count"
+
+
+def test_process_that_computes_and_is_not_heard_is_dead_in_the_end() -> None:
+    job = Job({("worker", 1)})
+    job.states["worker", 1], job.cpu_share = "R", 1.0
+    assert job.run(60).startswith("at 30.2: worker 1: it was not heard for 30.2 s although its host answers: ")
+
+
+def test_process_that_waited_for_a_processor_is_judged_anew_when_it_was_heard() -> None:
+    job = Job({("worker", 1)})
+    job.states["worker", 1] = "R"
+    assert job.run(STALL_S) == ""
+    job.beat("worker", 1)
+    job.states["worker", 1] = "S"
+    assert job.run(60).startswith("at 60.2: worker 1: ")
+
+
+def test_members_of_its_host_tell_that_it_waits_for_a_processor() -> None:
+    job = Job({("worker", 1)})
+    while job.now < 2 * STALL_S:
+        assert job.run(TICK_S) == ""
+        job.beat("worker", 0, m.Sighting("worker", 1, "R", 0.01 * job.now))
+
+
 def test_members_of_its_host_are_asked_for_the_state_of_a_silent_one() -> None:
     job = Job({("worker", 1)})
     job.run(2.4)
@@ -219,7 +256,7 @@ def test_closed_connection_of_a_process_that_has_ended_is_a_death_at_once(state:
 
 
 def test_closed_connection_of_a_process_that_runs_is_waited_for_as_any_silence() -> None:
-    job = lost(state="R")
+    job = lost(state="S")
     found = job.run(60)
     assert found.startswith("at 32.2: worker 1: its connection closed 30.2 s ago and it did not come back; if that is ")
     assert job.lines[0].endswith("it did not come back; it counts as dead after 30 s (PACELINE_STALL_TIMEOUT_S)")

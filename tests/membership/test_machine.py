@@ -454,7 +454,7 @@ def test_who_waits_for_others_to_join_may_be_silent_until_they_have() -> None:
     assert not answers(members.tick(70.0))
     members.handle(b"worker-1", 2, m.Heartbeat(0), 70.0)
     for suspect in members.suspects(70.1):
-        members.note_state(suspect, "T", 70.1)
+        members.note_state(suspect, "T", 0.0, 70.1)
     members.tick(70.1)
     assert [(one.role, one.rank) for one in members.deaths] == [("worker", 0), ("server", 0)]
 
@@ -626,14 +626,15 @@ class Job(RuleBasedStateMachine):
         beating=st.booleans(),
         host_silent_s=st.sampled_from([None, 0.0, 100.0]),
         state=st.sampled_from(["", "R", "T", "t"]),
+        cpu_s=st.sampled_from([0.0, 1.0, 50.0]),
     )
-    def wait(self, seconds: float, beating: bool, host_silent_s: float | None, state: str) -> None:
+    def wait(self, seconds: float, beating: bool, host_silent_s: float | None, state: str, cpu_s: float) -> None:
         self.now += seconds
         for record in sorted(self.live) if beating else []:
-            self.ask(record, m.Heartbeat(1, [m.Sighting("worker", 0, state)]))
+            self.ask(record, m.Heartbeat(1, [m.Sighting("worker", 0, state, cpu_s)]))
         for suspect in self.members.suspects(self.now):
             assert (suspect.role, suspect.rank) in self.live
-            self.members.note_state(suspect, state, self.now)
+            self.members.note_state(suspect, state, cpu_s, self.now)
         for peer in self.members.lifelines():
             self.members.note_host(peer, host_silent_s)
         self.take(self.members.tick(self.now))

@@ -170,7 +170,9 @@ def test_gate_goes_on_when_the_process_has_no_descriptor_left(
             raise error
         return real(self)
 
-    wait_until(lambda: descriptors() > 0)
+    gate = listener._gate
+    assert gate is not None
+    wait_until(lambda: len(gate._strangers) == 1)
     monkeypatch.setattr(socket.socket, "accept", accept)
     join(listener)
     wait_until(lambda: is_closed(held))

@@ -14,7 +14,7 @@ are collected, because it would take the interpreter's lock and a processor from
 
 | timeout | must exceed |
 |---|---|
-| ``timeout_s`` of a silent rank 0, and of a plane's wait | the longest pause of a process (a stopped one) |
+| ``timeout_s`` of a silent rank 0, and of a plane's wait | the longest pause of a process (:mod:`.silence`) |
 
 The wait until all ranks are ready has no limit but ``HOROVOD_STALL_SHUTDOWN_TIME_SECONDS``; meanwhile rank 0 tells
 every half second that it is there.
@@ -53,6 +53,7 @@ from paceline.hvd.negotiation.messages import (
     ToRank,
 )
 from paceline.hvd.planes.base import Plane
+from paceline.hvd.silence import Silence
 from paceline.hvd.timeline import Timeline
 
 logger = logging.getLogger(__name__)
@@ -92,7 +93,7 @@ class Background:
         self._urgent = False
         self._due = 0.0
         self._held_bytes, self._held_since = -1, 0.0
-        self._silent_s = 0.0
+        self._silence = Silence(0)  # of rank 0
         self._leaving: RankLeft | None = None
         self._early: list[ToRank] = []
         self._cache = RankCache()
@@ -124,9 +125,10 @@ class Background:
                 if isinstance(message.body, Down):
                     raise HorovodInternalError(message.body.text)
                 assert isinstance(message.body, Entered)
-                self._fusion_bytes = message.body.fusion_bytes
                 self.sets = ProcessSets(size, enter.sets)
-                self._early = waiting
+                self._early, self._fusion_bytes = waiting, message.body.fusion_bytes
+                first = message.body.members[0]
+                self._silence = Silence(first.pid if rank and first.host_id == enter.host_id else 0)
                 self._thread.start()
                 return message.body.members
             if time.monotonic() >= deadline:
@@ -300,12 +302,11 @@ class Background:
         messages, self._early = self._early, []
         began, patience_s = time.monotonic(), self._patience_s()
         messages += self._link.receive(patience_s)
-        waited_s = min(patience_s, time.monotonic() - began)
-        self._silent_s = 0.0 if messages or not self._operations else self._silent_s + waited_s
-        if self._silent_s > max(self._hvd.timeout_s, _SILENT_S):
+        self._silence.note(min(patience_s, time.monotonic() - began), bool(messages) or not self._operations)
+        if self._silence.counted_s > max(self._hvd.timeout_s, _SILENT_S):
             raise HorovodInternalError(
-                f"rank 0, where the coordinator runs, has sent nothing for {self._silent_s:.0f} s: it or its host hangs"
-                ". A rank may pause for HOROVOD_GLOO_TIMEOUT_SECONDS"
+                f"rank 0, where the coordinator runs, has sent nothing for {self._silence.counted_s:.0f} s: it or its "
+                "host hangs. A rank may pause for HOROVOD_GLOO_TIMEOUT_SECONDS"
             )
         return messages
 

@@ -106,7 +106,7 @@ def withdraw(place: ProcessPlace, meeting: CoordinatorAddress) -> None:
 
 
 def candidates(place: ProcessPlace, settings: Settings) -> Iterator[CoordinatorAddress]:
-    """Yield where the coordinator may be, again whenever that has changed. All ranks but 0 call this.
+    """Yield where the coordinator may be, on one host as often as asked: that may change. All ranks but 0 call this.
 
     Raises:
         JoinTimeoutError: rank 0 did not publish an address within ``start_timeout_s``.
@@ -129,14 +129,9 @@ def candidates(place: ProcessPlace, settings: Settings) -> Iterator[CoordinatorA
 def _from_file(place: ProcessPlace, settings: Settings) -> Iterator[CoordinatorAddress]:
     path = meeting_file(place)
     deadline = time.monotonic() + settings.start_timeout_s
-    last = ""
     while time.monotonic() < deadline:
-        try:
-            text = path.read_text()
-        except FileNotFoundError:
-            text = ""
-        if text and text != last:
-            last, content = text, json.loads(text)
+        with contextlib.suppress(FileNotFoundError):
+            content = json.loads(path.read_text())
             yield CoordinatorAddress(content["address"], Security(content["key"], settings.encrypt))
         time.sleep(_POLL_S)
 

@@ -19,7 +19,9 @@ The kernel of a host tells whether the host is silent, where the transport asks 
 (:mod:`paceline.net.endpoints`). The scheduler itself looks at /proc, or a member that says so with its heartbeat.
 Before all members have joined, they send no heartbeats: then a member is as silent as its host.
 
-The time in which the judge itself did not run is no silence of others (:mod:`.own_time`).
+The time in which the judge itself did not run is no silence of others (:mod:`.own_time`). Nor is the time in which a
+process of its host sees a member ready to run and its kernel does not run it: between two such sightings only the CPU
+time that the member has used counts.
 """
 
 from __future__ import annotations
@@ -45,10 +47,14 @@ LAST_WORDS_S = 1.5
 #: States of a process that does not exist any more: no entry in /proc, or one that its parent has not removed.
 GONE = ("X", "Z")
 
+#: State of a process that runs, or waits for a processor.
+READY = "R"
+
 _STATES = {
     "T": "its process is stopped",
     "t": "a debugger holds its process",
     "D": "its process waits in the kernel, for instance for a disk",
+    READY: "its process waits for a processor, or computes in a call that holds Python's lock",
 }
 _STALLED = "its process is stalled, for instance in a call that holds Python's lock"
 
@@ -108,15 +114,18 @@ class Liveness:
         found = [one for one in self.suspects(records, now) if one.host_id == near.member.host_id]
         return [m.SilentMember(one.role, one.rank, one.pid) for one in found]
 
-    def note_state(self, record: MemberRecord, state: str, now: float) -> None:
-        """Note the state in which a member's process was seen."""
-        record.state, record.state_at = state, now
+    def note_state(self, record: MemberRecord, state: str, cpu_s: float, now: float) -> None:
+        """Note the state in which a member's process was seen, and the CPU time that it has used since it began."""
+        used_s = max(0.0, cpu_s - record.cpu_s)
+        if state == READY and record.state_at > record.heard:
+            record.starved_s += max(0.0, now - record.state_at - used_s)
+        record.state, record.state_at, record.cpu_s = state, now, record.cpu_s + used_s
         record.held_at = now if state == "t" else record.held_at
 
     def note_heard(self, record: MemberRecord, now: float) -> list[Action]:
         """Note that a member was heard; returns a line for the log if it was silent for long."""
         silent_s, was_silent = now - record.heard, record.warned
-        record.heard, record.warned = now, False
+        record.heard, record.starved_s, record.warned = now, 0.0, False
         return [Warn(f"{record} was heard again after {silent_s:.1f} s")] if was_silent else []
 
     def _is_suspect(self, record: MemberRecord, now: float) -> bool:
@@ -153,7 +162,7 @@ class Liveness:
         if closed is not None and self._is_unknown(record, now) and now - closed > self._settings.disconnect_grace_s:
             return _closed(record, now)
         silent_s = self._silent_s(record, is_complete, now)
-        if min(silent_s, now - record.held_at) <= self._settings.stall_timeout_s:
+        if min(silent_s - record.starved_s, now - record.held_at) <= self._settings.stall_timeout_s:
             return ""
         why = self._why_silent(record, silent_s, now)
         return f"{why}; if that is normal here, raise {variable('stall_timeout_s')}"
@@ -187,7 +196,9 @@ class Liveness:
         is_given_up_soon = record.closed_since is not None and self._is_unknown(record, now)
         name = "disconnect_grace_s" if is_given_up_soon else "stall_timeout_s"
         limit = f"{getattr(self._settings, name):g} s ({variable(name)})"
-        until = "" if self._state(record, now) == "t" else f"; it counts as dead after {limit}"
+        state = self._state(record, now)
+        until = "" if state == "t" else f"; it counts as dead after {limit}"
+        until += ", less the time in which it waits for a processor" if state == READY else ""
         return f"{record}: {self._why_silent(record, self._silent_s(record, is_complete, now), now)}{until}"
 
 

@@ -168,7 +168,7 @@ class Membership:
         for one in beat.seen:
             other = self._roster.get((one.role, one.rank))
             if other is not None and other.member.host_id == record.member.host_id:
-                self._liveness.note_state(other, one.state, now)
+                self._liveness.note_state(other, one.state, one.cpu_s, now)
         return self._news(self._liveness.suspects_near(record, self._roster.values(), now))
 
     def _follow_speeds(self) -> list[Action]:
@@ -242,9 +242,9 @@ class Membership:
         """Return the members whose processes :meth:`note_state` should tell of."""
         return self._liveness.suspects(self._roster.values(), now)
 
-    def note_state(self, suspect: Suspect, state: str, now: float) -> None:
-        """Note the state of a suspect's process, as in /proc."""
-        self._liveness.note_state(self._roster[suspect.role, suspect.rank], state, now)
+    def note_state(self, suspect: Suspect, state: str, cpu_s: float, now: float) -> None:
+        """Note the state of a suspect's process, as in /proc, and the CPU time that it has used."""
+        self._liveness.note_state(self._roster[suspect.role, suspect.rank], state, cpu_s, now)
 
     def tick(self, now: float) -> list[Action]:
         """Note that time has passed."""

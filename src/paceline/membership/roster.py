@@ -50,6 +50,10 @@ class MemberRecord:
     """Letter of its process in /proc, as last seen."""
     state_at: float = -math.inf
     """When it was seen."""
+    cpu_s: float = 0.0
+    """CPU time that it had used then, in seconds."""
+    starved_s: float = 0.0
+    """Time of its present silence in which it was ready to run, and its host did not run it."""
     held_at: float = -math.inf
     """When a debugger was last seen to hold it."""
     warned: bool = False

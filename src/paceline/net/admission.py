@@ -33,15 +33,16 @@ logger = logging.getLogger(__name__)
 #: Connections that are strangers, and those that are proved, at the same time.
 MAX_HALF_OPEN = 256
 
-#: How long a handshake may take. Longer than a few lost packets; a member tries again.
-HANDSHAKE_S = 5.0
+#: How long a handshake may take: two processes must run in turn, on busy machines too. The number of connections is
+#: what limits strangers.
+HANDSHAKE_S = 30.0
 
 #: Pause where a connection cannot be accepted and no half-open one can be dropped for it. The listening socket stays
 #: readable meanwhile, so without a pause this thread would use a whole core.
 _NO_DESCRIPTOR_PAUSE_S = 0.05
 
-#: How long closing waits for the thread, which never waits for a connection.
-_CLOSE_S = 5.0
+#: How long closing waits for the thread, which never waits for a connection; for a processor it may.
+_CLOSE_S = 30.0
 
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 

@@ -49,8 +49,9 @@ UNREAD_S = 600.0
 #: How long the last message over a connection may take that is shut down: it fails at once.
 LAST_SEND_S = 1.0
 
-#: How long closing waits for all threads together; each of them has little to do by then.
-_JOIN_S = 1.0
+#: How long closing waits for all threads together. Each of them has little to do by then, but on a busy machine they
+#: wait for a processor. Those that are only about to connect are waited for as long as ``_DIALS_S``.
+_JOIN_S, _DIALS_S = 30.0, 1.0
 
 #: Messages and bytes (of the last message more) taken in one go: no peer can starve the rest of a loop.
 BURST, BURST_BYTES = 256, 16 * 1024 * 1024
@@ -374,8 +375,10 @@ class Connection(Generic[Source]):
             end(self.socket)
         self._room.end()
 
-    def join(self, until: float) -> None:
-        """Wait for the threads, until a time."""
+    def join(self, began: float) -> None:
+        """Wait for the threads, for a time that began at ``began``."""
+        is_connected = self.socket is not None and self.socket.fileno() >= 0
+        until = began + (_JOIN_S if is_connected else _DIALS_S)
         for thread in (self._reading, self._sending):
             if thread is not None:
                 thread.join(max(0.0, until - time.monotonic()))
@@ -396,6 +399,6 @@ def close_connections(connections: Sequence[Connection[Any]], linger_s: float) -
     for one in connections:
         one.end()
     # A thread that is in the cipher while the interpreter ends would abort the process.
-    until = time.monotonic() + _JOIN_S
+    began = time.monotonic()
     for one in connections:
-        one.join(until)
+        one.join(began)

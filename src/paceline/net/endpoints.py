@@ -27,10 +27,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from paceline import forks
-from paceline.net.admission import HANDSHAKE_S
 
 #: Connections that the kernel holds until the gate accepts them.
 _BACKLOG = 4096
+
+#: How long the kernels of two hosts may take to connect. It exceeds two lost packets; then another try begins.
+CONNECT_S = 5.0
 
 #: Seconds without a packet from the other host, after which the kernel asks for one; again after as long.
 KEEPALIVE_S = 1
@@ -105,7 +107,7 @@ def dial(address: str) -> socket.socket:
 def _connected(family: int, target: Any) -> socket.socket:
     sock = _socket(family)
     try:
-        sock.settimeout(HANDSHAKE_S)
+        sock.settimeout(CONNECT_S)
         sock.connect(target)
     except BaseException:
         sock.close()

@@ -7,6 +7,7 @@ import hashlib
 import os
 import secrets
 import socket
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import psutil
@@ -16,7 +17,7 @@ from paceline.errors import ConfigError
 from paceline.interfaces import address_of
 from paceline.wire import messages as m
 
-#: Letters of states that mean something here; every other one is that of a process that runs or waits.
+#: Letters of states that mean something here; every other one is that of a process that waits.
 _STATES = {
     psutil.STATUS_STOPPED: "T",
     psutil.STATUS_TRACING_STOP: "t",
@@ -103,13 +104,33 @@ def host_id() -> str:
     return hashlib.sha256("|".join(parts).encode()).hexdigest()[:32]
 
 
-def process_state(pid: int) -> str:
-    """Return the letter for the state of a process of this host, as in /proc: X if there is none, "" if not known."""
+class ProcessState(NamedTuple):
+    """The kernel's word on a process."""
+
+    letter: str
+    """As in /proc: R if any thread runs or waits for a processor, X if there is no process, "" if not known."""
+    cpu_s: float = 0.0
+    """CPU time that it has used, in seconds."""
+
+
+def process_state(pid: int) -> ProcessState:
+    """Return the state of a process of this host."""
     try:
-        return _STATES.get(psutil.Process(pid).status(), "S")
+        process = psutil.Process(pid)
+        letter, times = _STATES.get(process.status(), "S"), process.cpu_times()
+        is_ready = letter == "S" and any(_is_ready(thread.id) for thread in process.threads())
+        return ProcessState("R" if is_ready else letter, times.user + times.system)
     except psutil.NoSuchProcess:
         with contextlib.suppress(OSError):  # this system has no /proc
-            return "" if psutil.pid_exists(pid) else "X"
+            return ProcessState("" if psutil.pid_exists(pid) else "X")
     except (psutil.Error, OSError):
         pass
-    return ""
+    return ProcessState("")
+
+
+def _is_ready(thread: int) -> bool:
+    """Tell whether a thread runs, or waits for a processor."""
+    try:
+        return psutil.Process(thread).status() == psutil.STATUS_RUNNING
+    except psutil.NoSuchProcess:
+        return False

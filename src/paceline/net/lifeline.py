@@ -203,7 +203,7 @@ class Lifeline:
 
     def _send_heartbeat(self) -> None:
         if len(self._client) < _MAX_HEARTBEATS:
-            seen = [m.Sighting(one.role, one.rank, process_state(one.pid)) for one in self._suspects]
+            seen = [m.Sighting(one.role, one.rank, *process_state(one.pid)) for one in self._suspects]
             sent, received = traffic.sent, traffic.received
             pace = self._pace()
             beat = m.Heartbeat(
@@ -246,9 +246,9 @@ class Lifeline:
         seat.host_silent_s = self._hub.host_silent_s(self._channel)
         for suspect in liveness.suspects([seat], now):
             if suspect.host_id == self._hello.host_id:
-                liveness.note_state(seat, process_state(suspect.pid), now)
+                liveness.note_state(seat, *process_state(suspect.pid), now)
         if self._hub.is_deserted(self._channel):
-            liveness.note_state(seat, GONE[0], now)
+            liveness.note_state(seat, GONE[0], 0.0, now)
         reason = liveness.why_dead(seat, True, now)
         if reason:
             self._fail(describe(m.Death("scheduler", 0, seat.member.host, reason)))

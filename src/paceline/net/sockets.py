@@ -11,9 +11,10 @@ A hub dials listeners, one :class:`Channel` each; a listener accepts the connect
 
 | timeout | must exceed |
 |---|---|
-| handshake (:data:`~paceline.net.admission.HANDSHAKE_S`) | a round trip and two lost packets |
+| connecting (:data:`~paceline.net.endpoints.CONNECT_S`) | a round trip and two lost packets |
+| handshake (:data:`~paceline.net.admission.HANDSHAKE_S`) | the pauses of both processes on busy machines |
 | retry of a connection, 0.05 s to 1 s | – |
-| a member's ``disconnect_grace_s`` | a retry and a handshake |
+| a member's ``disconnect_grace_s`` | a retry, and a handshake on machines that are not busy |
 """
 
 from __future__ import annotations

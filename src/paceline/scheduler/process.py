@@ -72,7 +72,7 @@ class Scheduler:
             self._membership.note_host(peer, self._listener.host_silent_s(peer))
         for suspect in self._membership.suspects(now):
             if suspect.host_id == self._host_id:
-                self._membership.note_state(suspect, process_state(suspect.pid), now)
+                self._membership.note_state(suspect, *process_state(suspect.pid), now)
 
     def _report(self) -> None:
         """Tell the launcher how the job goes."""

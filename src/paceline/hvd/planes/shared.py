@@ -29,11 +29,15 @@ import torch
 
 from paceline.hvd.errors import HorovodInternalError
 from paceline.hvd.planes.base import Reduction
+from paceline.hvd.silence import Silence
 from paceline.net.memory import SharedTensor, map_foreign
 
 #: Bytes of an area: half of a core's own cache, so that written bytes are read from there.
 AREA_BYTES = 512 * 1024
 _AREAS = 4
+
+#: Interval at which a rank that is waited for is looked at.
+_LOOK_S = 1.0
 
 
 class Offer:
@@ -87,11 +91,13 @@ class Neighbours:
         self._offer = offer
         self.areas: dict[int, torch.Tensor] = {rank: offer.segment.tensor}
         self._writers: dict[int, int] = {}
+        self._pids: dict[int, int] = {}
         with contextlib.ExitStack() as on_error:
             on_error.callback(self.close)
             for other, (pid, fd, writers) in described.items():
                 assert isinstance(pid, int)
                 assert isinstance(fd, int)
+                self._pids[other] = pid
                 self.areas[other] = map_foreign(pid, fd, _AREAS * AREA_BYTES, torch.uint8)
                 writer = dict(writers)[rank]  # type: ignore[call-overload]
                 self._writers[other] = os.open(f"/proc/{pid}/fd/{writer}", os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -109,20 +115,19 @@ class Neighbours:
                 os.write(self._writers[rank], b".")
             except OSError as error:
                 raise HorovodInternalError(f"rank {rank} ended during an operation: {error}") from error
-        deadline = time.monotonic() + self.timeout_s
         for rank in others:
-            self._wait(rank, deadline)
+            self._wait(rank)
 
-    def _wait(self, rank: int, deadline: float) -> None:
-        reader = self._offer.readers[rank]
+    def _wait(self, rank: int) -> None:
+        reader, silence = self._offer.readers[rank], Silence(self._pids[rank])
         while True:
             try:
                 if not os.read(reader, 1):
                     raise HorovodInternalError(f"rank {rank} ended during an operation")
                 return
             except BlockingIOError:
-                left = deadline - time.monotonic()
-                if left <= 0:
+                left_s = self.timeout_s - silence.counted_s
+                if left_s <= 0:
                     raise HorovodInternalError(
                         f"rank {rank} did not go on with an operation within {self.timeout_s:g} s"
                     ) from None
@@ -130,7 +135,9 @@ class Neighbours:
                 if poll is None:
                     poll = self._polls[rank] = select.poll()
                     poll.register(reader, select.POLLIN)
-                poll.poll(1000 * left)
+                began, slice_s = time.monotonic(), min(left_s, _LOOK_S)
+                poll.poll(1000 * slice_s)
+                silence.note(min(slice_s, time.monotonic() - began))
 
     def close(self) -> None:
         """Close everything."""

@@ -19,6 +19,10 @@ from paceline.launch.supervise.supervisor import Surroundings
 
 #: How long agents may take to end what they started, after the job.
 _FINISH_S = 5.0
+
+#: Pause before a host is reached again: as long as the tries have taken, within these limits.
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 10.0
+
 #: Exit code of processes whose host was lost.
 LOST_CODE = 255
 
@@ -57,13 +61,14 @@ class RemoteCrew:
         environ: Mapping[str, str],
     ) -> None:
         self._around, self._plan, self._python, self._explain = around, plan, python, explain
-        self._environ = dict(environ)
+        self._environ, self._command, self._shell_environ = dict(environ), command, shell_environ
         self._hosts = {host.name: host for host in plan.hosts}
         self._host_of = {process.member: process.host for process in plan}
         self._workers_on = Counter(process.host for process in plan if process.role == "worker")
         self._interfaces = _interfaces(plan)
-        self._links: dict[str, AgentLink] = {}
-        self._asked = False
+        self._retry_at: dict[str, float] = {}
+        """When hosts are reached again that did not answer."""
+        self._asked_at: float | None = None
         self._failed: LaunchError | None = None
         self._running: dict[ProcessName, None] = {}
         self._left: dict[str, list[ProcessName]] = {}
@@ -72,40 +77,60 @@ class RemoteCrew:
         self._began = time.monotonic()
         self._ping_at = 0.0
         self._signalled = False
-        for host in plan.hosts:
-            self._links[host.name] = AgentLink(
-                host.name,
-                command(host),
-                shell_environ,
-                around.selector,
-                around.register,
-                self._heard,
-                around.console.say,
-            )
+        self._links = {host.name: self._link(host) for host in plan.hosts}
+
+    def _link(self, host: Host) -> AgentLink:
+        around = self._around
+        return AgentLink(
+            host.name, self._command(host), self._shell_environ, around.selector, around.register, self._heard,
+            around.console.say,
+        )  # fmt: skip
 
     def opening(self) -> bool:
         """Tell whether hosts have not reported yet.
 
         Raises:
-            LaunchError: a host cannot be used, or the deadline has passed; the message names the hosts.
+            LaunchError: a host cannot be used, or was not heard for ``start_s``; the message names the hosts.
         """
         if self._failed is not None:
             raise self._failed
+        now = time.monotonic()
         silent = [link for link in self._links.values() if not link.about]
         for link in silent:
             if link.code is not None:
                 link.drain()
                 if not link.about:
-                    raise LaunchError(self._explain(self._hosts[link.host], link))
-        if not silent and not self._asked:
-            self._ask()
-        absent = [link.host for link in silent or self._links.values() if not link.address]
-        if absent and time.monotonic() > self._began + self._plan.graces.start_s:
+                    self._reach_again(link, now)
+        if not silent and self._asked_at is None:
+            self._ask(now)
+        absent = [link for link in silent or self._links.values() if not link.address]
+        start_s = self._plan.graces.start_s
+        late = [link.host for link in absent if now > (self._asked_at or link.heard_at) + start_s]
+        if late:
             raise LaunchError(
-                f"no answer from {', '.join(absent)} within {self._plan.graces.start_s:g} s; the other "
-                f"{len(self._links) - len(absent)} hosts are ready; try: ssh {absent[0]} true"
+                f"no answer from {', '.join(late)} within {start_s:g} s; the other "
+                f"{len(self._links) - len(absent)} hosts are ready; try: ssh {late[0]} true"
             )
         return bool(absent)
+
+    def _reach_again(self, link: AgentLink, now: float) -> None:
+        """Reach a host again, after a pause, whose remote shell got no answer: it may be busy.
+
+        Raises:
+            LaunchError: the shell ended for another reason, or the time for the start has passed.
+        """
+        start_s, tried_s = self._plan.graces.start_s, now - self._began
+        due = self._retry_at.get(link.host)
+        if due is None:
+            why = self._explain(self._hosts[link.host], link)
+            if not link.was_unanswered or tried_s > start_s:
+                raise LaunchError(why)
+            self._around.console.say(f"{why}; trying again until {start_s:g} s have passed")
+            self._retry_at[link.host] = now + min(max(tried_s, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)
+        elif now >= due:
+            del self._retry_at[link.host]
+            link.close()
+            self._links[link.host] = self._link(self._hosts[link.host])
 
     def late(self, scheduler: str | None) -> Mapping[Late, str]:
         """Return what follows from the scheduler's address, and where worker 0 may open a store."""
@@ -115,7 +140,8 @@ class RemoteCrew:
 
     def deadline(self) -> float | None:
         """Return when to look again: for the next ping, or while hosts have not reported."""
-        return self._began + self._plan.graces.start_s if self._ping_at == 0 else self._ping_at
+        first = min(link.heard_at for link in self._links.values()) + self._plan.graces.start_s
+        return min([self._ping_at or first, *self._retry_at.values()])
 
     def start(self, process: ProcessSpec, known: Mapping[Late, str]) -> None:
         """Have a process started."""
@@ -177,9 +203,9 @@ class RemoteCrew:
         for link in self._links.values():
             link.close()
 
-    def _ask(self) -> None:
+    def _ask(self, now: float) -> None:
         """Ask every host for its address towards the others, once all can be named."""
-        self._asked = True
+        self._asked_at = now
         for link in self._links.values():
             others = [target for one in self._links.values() if one is not link for target in _targets(one)]
             link.send("environ", self._environ)

@@ -20,7 +20,9 @@ from paceline.launch.supervise.supervisor import SupervisedJob, Surroundings
 #: Exit codes of the script below.
 NO_DIRECTORY, NO_PYTHON = 91, 92
 
-_SCRIPT = f"""cd "$1" || exit {NO_DIRECTORY}
+#: Its first line is a sign of life: on a busy host Python takes long to start.
+_SCRIPT = f"""echo
+cd "$1" || exit {NO_DIRECTORY}
 test -z "$2" || export PYTHONPATH="$2"
 shift 2
 for python in "$@"; do

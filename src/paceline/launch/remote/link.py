@@ -19,6 +19,9 @@ from paceline.membership import OwnTime
 _READ_BYTES = 256 * 1024
 _ERROR_LINES = 20
 
+#: Signs in the output of ssh that nobody has answered in time, or that the server has closed the connection at once.
+_UNANSWERED = ("timed out", "banner exchange", "kex_exchange_identification")
+
 
 class AgentLink:
     """A remote shell that runs an agent, its pipes, and what the agent has said of its host.
@@ -61,7 +64,8 @@ class AgentLink:
         self._lines, self._err_text = AgentLines(MAGIC), b""
         self._unsent = b""
         self._open = {self._out, self._err}
-        self._heard_at = self._pinged_at = now = time.monotonic()
+        self.heard_at = self._pinged_at = now = time.monotonic()
+        """When the host was heard last, or this link was made."""
         self._own_time = OwnTime(now, LONGEST_TURN_S)
         selector.register(self._out, selectors.EVENT_READ, self._read)
         selector.register(self._err, selectors.EVENT_READ, self._read_errors)
@@ -70,6 +74,11 @@ class AgentLink:
     def code(self) -> int | None:
         """Exit code of the remote shell, None while it runs."""
         return self._child.code if self._child.ended() else None
+
+    @property
+    def was_unanswered(self) -> bool:
+        """Whether the remote shell, which has ended, got no answer from the host, or was turned away by a busy one."""
+        return any(sign in line for line in self.errors for sign in _UNANSWERED)
 
     @property
     def noise(self) -> str:
@@ -93,8 +102,8 @@ class AgentLink:
 
     def is_silent(self, now: float) -> bool:
         """Tell whether the agent has been silent for too long; called in every turn."""
-        self._heard_at += self._own_time.lost_s(now)
-        return bool(self.about) and now > self._heard_at + SILENCE_S
+        self.heard_at += self._own_time.lost_s(now)
+        return bool(self.about) and now > self.heard_at + SILENCE_S
 
     def hang_up(self) -> None:
         """End the agent's stdin: it kills what it started and exits."""
@@ -143,7 +152,7 @@ class AgentLink:
         more = self._next(self._out)
         if not more:
             return False
-        self._heard_at = time.monotonic()
+        self.heard_at = time.monotonic()
         try:
             lines = self._lines.feed(more)
         except ValueError as error:

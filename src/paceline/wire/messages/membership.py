@@ -79,6 +79,8 @@ class Sighting(Message):
     rank: Rank
     state: Letter
     """Letter as in /proc/PID/stat; empty: there is no such process."""
+    cpu_s: float = 0.0
+    """CPU time that it has used."""
 
 
 class Spread(Message):
