@@ -24,6 +24,7 @@ class Job:
         self.told: dict[int, bytes] = {}
         self.pushed: dict[int, bytes] = {}
         self.gathers = 0
+        self.gone: set[int] = set()
 
     def step(
         self,
@@ -54,7 +55,7 @@ class Member:
 
     def gather(self, name: str, note: bytes) -> list[bytes]:
         self._job.gathers += 1
-        return [one._note() for one in self._job.teams]
+        return [b"" if rank in self._job.gone else one._note() for rank, one in enumerate(self._job.teams)]
 
 
 def test_speeds_travel_with_pushes_alone() -> None:
@@ -120,6 +121,42 @@ def test_worker_alone_knows_itself() -> None:
         alone.measure(10, 1, 0.1)
         assert alone.end_step([0], is_last=False) is None
     assert alone.known == {0: Speed(0.0, pytest.approx(0.01))}
+
+
+def test_samples_done_travel_with_pushes_and_come_once() -> None:
+    job = Job()
+    for one, samples in zip(job.teams, (3, 5), strict=True):
+        one.begin_step()
+        one.note_done(samples)
+    job.pushed = dict(job.told)
+    first, second = job.teams
+    assert first.done() == {0: 3, 1: 5}, "at once after the push, for a state"
+    for one in job.teams:
+        one.end_step([0, 1], is_last=False)
+    assert job.gathers == 0
+    assert first.done() == {}
+    assert second.done() == {0: 3, 1: 5}
+
+
+def test_samples_done_of_a_worker_that_has_gone_since_its_push_are_known_from_that() -> None:
+    job = Job()
+    for one in job.teams:
+        one.begin_step()
+        one.note_done(4)
+    job.pushed, job.gone = dict(job.told), {1}
+    assert job.teams[0].end_step([0, 1], is_last=True) == [1]
+    assert job.teams[0].done() == {0: 4, 1: 4}
+
+
+def test_samples_done_come_by_a_gather_where_a_note_is_missing() -> None:
+    job = Job()
+    for one, samples in zip(job.teams, (3, 5), strict=True):
+        one.begin_step()
+        one.note_done(samples)
+    job.pushed = {0: job.told[0]}
+    job.teams[0].end_step([0, 1], is_last=False)
+    assert job.gathers == 1
+    assert job.teams[0].done() == {0: 3, 1: 5}
 
 
 GLOBAL, STEADY, HALVED = 96, 200, 100

@@ -11,7 +11,8 @@ Measurements change for two reasons, and the number of samples tells them apart:
   measurements are forgotten; the shape survives.
 - *The number of samples changes*: steps of a size that was never seen do not fit. They are new knowledge, no change.
 
-Single slow steps (a page cache that is cold, a neighbour's job) move neither: everything is a median, or a mean of the middle half.
+Single slow steps (a page cache that is cold, a neighbour's job) move neither: everything is a median, or the mean of
+the middle half.
 """
 
 from __future__ import annotations
