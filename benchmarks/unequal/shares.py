@@ -8,6 +8,7 @@ as long. The beginning of each epoch is left out; it has the steps in which shar
 
 - *Allowed*: samples/s that the workers' own times allow: all finish together, nothing is exchanged, and samples can be
   cut. With equal batches: those of the slowest worker.
+- *Whole*: samples/s that they allow if samples cannot be cut.
 - *Longest*: the longest computation of a step, in ms: what the shares make of the own times.
 - *Beyond*: what a step takes in addition: exchange, update, next batch. All workers share this machine's cores in it,
   so it is an upper bound for workers with cores of their own, and it grows with the machine's load.
@@ -31,7 +32,7 @@ from typing import TypeAlias
 from rich.console import Console
 from rich.table import Table
 
-from paceline.hetero import Speed, fastest_split
+from paceline.hetero import Speed, fastest_split, step_seconds
 
 #: Seconds of a batch, by worker, and the part of it that does not depend on its samples.
 SECONDS, FIXED, BATCH = (0.06, 0.06, 0.12, 0.12, 0.24, 0.24), 0.2, 16
@@ -77,6 +78,12 @@ def allowed(slower: tuple[float, ...], is_equal: bool) -> float:
         return total / max(one.seconds(BATCH) for one in machines)
     cut = sum(one.fixed_s / one.per_sample_s for one in machines)
     return total * sum(1 / one.per_sample_s for one in machines) / (total + cut)
+
+
+def whole(slower: tuple[float, ...], is_equal: bool) -> float:
+    """Return the samples/s that the workers' own times allow with whole samples."""
+    machines, total = speeds(slower), BATCH * len(SECONDS)
+    return allowed(slower, True) if is_equal else total / step_seconds(fastest_split(total, machines), machines)
 
 
 WAYS = {
@@ -136,7 +143,7 @@ def main() -> None:
     Console(width=100).print(table(found))
     rows = {
         name: [
-            asdict(one) | {"allowed": allowed(slower, name == "equal")}
+            asdict(one) | {"allowed": allowed(slower, name == "equal"), "whole": whole(slower, name == "equal")}
             for one, slower in zip(ones, SLOWER, strict=True)
         ]
         for name, ones in found.items()
@@ -153,14 +160,15 @@ def medians(jobs: list[list[Rate]]) -> list[Rate]:
 def table(found: dict[str, list[Rate]]) -> Table:
     """Return a row for each way and epoch."""
     out = Table(title=f"{len(SECONDS)} workers of {', '.join(f'{1e3 * one:.0f}' for one in SECONDS)} ms")
-    for column in ("", "worker 0 slower", "samples/s", "allowed", "part", "longest, ms", "beyond, ms"):
+    for column in ("", "worker 0 slower", "samples/s", "allowed", "part", "whole", "longest, ms", "beyond, ms"):
         out.add_column(column, justify="right" if column else "left")
     for name, epochs in found.items():
         for one, slower in zip(epochs, SLOWER, strict=True):
             limit = allowed(slower, name == "equal")
             rate, part = f"{one.samples_per_s:.0f}", f"{one.samples_per_s / limit:.1%}"
             times = f"{one.longest_ms:.1f}", f"{one.beyond_ms:.1f}"
-            out.add_row(name, f"{slower[0]:.0f} x", rate, f"{limit:.0f}", part, *times)
+            cut = f"{whole(slower, name == 'equal'):.0f}"
+            out.add_row(name, f"{slower[0]:.0f} x", rate, f"{limit:.0f}", part, cut, *times)
     return out
 
 

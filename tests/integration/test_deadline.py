@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
 import time
+from collections import Counter
 
 import pytest
 import torch
@@ -39,7 +41,7 @@ def train(shares):
     )
     computed, noise = 0.0, random.Random(store.rank)
     sampler._now = sampler._deadline._clock = lambda: computed + store.session.waited_s
-    epochs, seconds = [], []
+    epochs, seconds, left, before_all = [], [], [], Counter(store.session._gathers)
     for _ in range(2):
         steps = []
         for indices in sampler:
@@ -53,9 +55,16 @@ def train(shares):
                 done += which.tolist()
             optimizer.step()
             steps.append(done)
+            left.append(left_of(sampler.state_dict()) if store.rank == 0 else 0)
             seconds.append(computed - before)
         epochs.append(steps)
-    return epochs, seconds, torch.cat([one.detach().flatten() for one in model.parameters()]).tolist()
+    gathers = (store.session._gathers - before_all).total()
+    return epochs, seconds, torch.cat([one.detach().flatten() for one in model.parameters()]).tolist(), gathers, left
+
+
+def left_of(state) -> int:
+    """Return how many samples are left of the epoch of a state."""
+    return LENGTH - state.get("first", state["batch"] * GLOBAL) + len(state.get("again", ()))
 
 
 def in_one_process(epochs) -> torch.Tensor:
@@ -81,13 +90,17 @@ def test_result_is_that_of_one_process_with_the_samples_that_were_done(shares):
         seen = [index for steps in workers for done in steps for index in done]
         assert set(seen) == set(range(LENGTH))
         assert len(seen) <= LENGTH + 2, "only a last batch with fewer samples than workers begins the order again"
+    done = [sum(map(len, step)) for step in zip(*epochs[0], strict=True)]
+    states = results[0][4][: len(done) - 1]
+    assert states == [LENGTH - one for one in itertools.accumulate(done)][:-1], "one worker's state has what all left"
     # Without the deadline, four parts of which one in ten is slow took longer in every third step.
     assert all(step <= DEADLINE_S + 20 * 0.05 for one in results for step in one[1])
     for one in results:
         torch.testing.assert_close(torch.tensor(one[2]), in_one_process(epochs))
+        assert one[3] <= 8 < sum(map(len, one[0])), "what is done travels with pushes, but for the ends of epochs"
 
 
-def count_what_is_merged(dies):
+def count_what_is_merged(dies, dies_at):
     """Train with one weight per sample: the merged gradient tells which samples of all workers a step was made of."""
     store = paceline.kvstore.create("dist_sync")
     weight = torch.nn.Parameter(torch.zeros(LENGTH))
@@ -103,19 +116,29 @@ def count_what_is_merged(dies):
         for number, (part,) in enumerate(sampler.parts_in_time(optimizer, torch.tensor(indices))):
             computed += 0.21 if store.rank == VICTIM else 0.05  # the victim does two parts of four
             weight[part].mean().backward()
-            if (store.rank, steps, number, dies) == (VICTIM, DIES_AT, 1, "in a part"):
+            if (store.rank, steps, number, dies) == (VICTIM, dies_at, 1, "in a part"):
                 os.kill(os.getpid(), signal.SIGKILL)
-        if (store.rank, steps, dies) == (VICTIM, DIES_AT, "before its push"):
+        if (store.rank, steps, dies) == (VICTIM, dies_at, "before its push"):
             os.kill(os.getpid(), signal.SIGKILL)
         optimizer.step()
         ledger += weight.grad > 0
+        if (store.rank, steps, dies) == (VICTIM, dies_at, "after its push"):
+            os.kill(os.getpid(), signal.SIGKILL)
     return ledger.tolist(), steps
 
 
-@pytest.mark.parametrize("dies", ["in a part", "before its push"])
-def test_each_sample_counts_once_when_a_worker_is_killed(dies):
+@pytest.mark.parametrize(
+    ("dies", "dies_at"),
+    [
+        ("in a part", DIES_AT),
+        ("before its push", DIES_AT),
+        ("after its push", DIES_AT),
+        ("after its push", -(-LENGTH // GLOBAL)),  # the workers gather at its end: it may be the last one of the epoch
+    ],
+)
+def test_each_sample_counts_once_when_a_worker_is_killed(dies, dies_at):
     with LocalJob(num_workers=3, num_servers=2, on_worker_death="continue") as job:
-        workers = job.start_all(count_what_is_merged, dies)
+        workers = job.start_all(count_what_is_merged, dies, dies_at)
         assert workers[VICTIM].wait(60) == -signal.SIGKILL
         (ledger, steps), other = (workers[rank].result(60) for rank in (0, 2))
     assert other == [ledger, steps]

@@ -43,6 +43,11 @@ class HandedOut:
         """Samples of the epoch, as far as they are known now."""
         return self._length + len(self.again)
 
+    @property
+    def last_round(self) -> int:
+        """The round of the last global batch."""
+        return self._batches[-1].round if self._batches else 0
+
     def position(self, index: int) -> int:
         """Return the position of an index."""
         return index if index < self._length else self.again[index - self._length]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import struct
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Sized
@@ -28,9 +27,6 @@ from paceline.kvstore.base import KVStoreBase
 from paceline.kvstore.dist import DistStore
 
 _log = logging.getLogger(__name__)
-
-#: Samples that a worker has done of its part of a global batch.
-_DONE = struct.Struct("<q")
 
 #: Global batches that are remembered, beside those fetched ahead: more than may be handed out between two exchanges.
 _REMEMBERED = MOST_STEPS + 4
@@ -120,7 +116,9 @@ class SharedBatchSampler(Sampler[list[int]]):
         dist = _lock_step_of(store, self._measures, deadline_s)
         self._session = None if dist is None else dist.session
         exchanges = self._measures or deadline_s is not None
-        self._speeds = Speeds(dist if exchanges else None, self._rank, self._num_workers, max_batch)
+        self._speeds = Speeds(
+            dist if exchanges else None, self._rank, self._num_workers, max_batch, deadline_s is not None
+        )
         self._shares = Shares(global_batch_size, _fractions_of(shares, self._num_workers), self._speeds.caps)
         self._now: Callable[[], float] = time.monotonic
         self._deadline = None if deadline_s is None else Deadline(deadline_s, self._now)
@@ -192,7 +190,7 @@ class SharedBatchSampler(Sampler[list[int]]):
         done = yield from accumulate(optimizer, batch, sizes, self._deadline, optimizer.no_sync)
         self._done = done, next(number for number, stop in enumerate(itertools.accumulate(sizes), 1) if stop == done)
         if self._deadline is not None:
-            self._leave_for_later(done)
+            self._speeds.note_done(done)
 
     # ---- an epoch --------------------------------------------------------------------------------------------------
 
@@ -219,12 +217,15 @@ class SharedBatchSampler(Sampler[list[int]]):
                 self._first = min(first + self._shares.global_batch, length)
                 self._handed_out.add(GlobalBatch(round, first, length, columns))
                 self._begin_step()
+                is_last = not self._has_batch()  # now, as a state that one worker takes lets samples come again there
                 dealing.deal(stop - start)
                 yield [int(order[position((first + column) % length)]) for column in range(start, stop)]
                 if len(sizes) > self._prefetch:
                     self._measure(sizes.popleft(), self._now() - begun - (self._waited() - waited))
                 # After the last batch too: it may show that somebody is gone, and then it was not the last one.
-                self._follow(self._speeds.end_step(self._shares.samples, is_last=not self._has_batch()))
+                gone = self._speeds.end_step(self._shares.samples, is_last)
+                self._leave_for_later()
+                self._follow(gone)
         self._is_handed_out = True
 
     def _order(self) -> NDArray[np.signedinteger[Any]] | range:
@@ -290,16 +291,10 @@ class SharedBatchSampler(Sampler[list[int]]):
             present = self._shares.samples
             self._shares.revise({worker: speed for worker, speed in self._speeds.told.items() if worker in present})
 
-    def _leave_for_later(self, done: int) -> None:
-        """Say how much of this worker's part is done, and note what the workers have not done of theirs. Collective."""
-        said: Sequence[bytes] = [_DONE.pack(done)]
-        if self._session is not None:
-            said = self._session.gather("paceline/samples done", _DONE.pack(done))
-        for worker, count in enumerate(said):
-            if count:
-                self._handed_out.cut_short(worker, *_DONE.unpack(count))
-            else:
-                self._lose(worker)
+    def _leave_for_later(self) -> None:
+        """Let come once more what the workers have not done of their parts of the last global batch."""
+        for worker, done in self._speeds.done().items():
+            self._handed_out.cut_short(worker, done)
 
     def _lose(self, worker: int) -> None:
         """Share the global batches without a worker that has left or died."""
@@ -331,6 +326,8 @@ class SharedBatchSampler(Sampler[list[int]]):
         worker that has died had not trained on counts as not handed out, too. Others know of it at the first barrier
         after the death; so take the state after ``store.barrier()`` if workers may die.
         """
+        if self._session is None or self._round() >= self._handed_out.last_round:
+            self._leave_for_later()
         missing = self._missing(self._first)
         done = not self._has_batch(len(missing))
         ahead = 0 if done or self._pending else min(self._prefetch, self._row)

@@ -1,9 +1,10 @@
-"""What the workers of a job know of each other's speeds, alike on all of them.
+"""What the workers of a job know of each other's speeds and of their last steps, alike on all of them.
 
-A worker's speed travels as a note with the first push of a step, and the notes of all workers come back with its
-answer: no message is added, and nobody waits. All workers behind an update get the same notes, so what follows from
-them is the same on all, between the same two rounds. Where a step has no push, or a worker is missing in the notes, the
-workers gather instead: a gather also says who is gone.
+A worker's speed, and how many samples of its part it has done by a deadline, travel as a note with the first push of a
+step, and the notes of all workers come back with its answer: no message is added, and nobody waits. All workers behind
+an update get the same notes, so what follows from them is the same on all, between the same two rounds. Where a step
+has no push, or a worker is missing in the notes, the workers gather instead: a gather also says who is gone. With a
+deadline an exchange is due in every step.
 
 | the step that ends                                               | the workers            |
 |------------------------------------------------------------------|------------------------|
@@ -22,9 +23,9 @@ from paceline.hetero import Speed, SpeedMeter
 from paceline.kvstore.dist import DistStore
 from paceline.worker.session import Session
 
-#: Number of the step, fixed seconds, seconds per sample (0: not known yet), and the largest batch that fits into
-#: memory (0: no limit).
-_NOTE = struct.Struct("<qddq")
+#: Number of the step, fixed seconds, seconds per sample (0: not known yet), the largest batch that fits into memory (0:
+#: no limit), and the samples of the step that are done (-1: all).
+_NOTE = struct.Struct("<qddqq")
 
 #: Speeds are exchanged in each of the first steps, then in every second one: so a change of speed, which three steps
 #: show, is followed in six.
@@ -42,18 +43,29 @@ class Speeds:
         rank: of this worker.
         num_workers: of the job.
         max_batch: samples that fit into this worker's memory at once.
+        is_always_due: speeds are exchanged in every step.
 
     Attributes:
         caps: ``max_batch`` of each worker, as far as it is known.
     """
 
-    def __init__(self, store: DistStore | None, rank: int, num_workers: int, max_batch: int | None) -> None:
-        self._store, self._rank = store, rank
+    def __init__(
+        self,
+        store: DistStore | None,
+        rank: int,
+        num_workers: int,
+        max_batch: int | None,
+        is_always_due: bool = False,
+    ) -> None:
+        self._store, self._rank, self._is_always_due = store, rank, is_always_due
         self._meter = SpeedMeter()
         self._known: dict[int, Speed] = {}
         self.caps: list[int | None] = [None] * num_workers
         self.caps[rank] = max_batch
         self._steps = self._measured = 0
+        self._own_done: int | None = None
+        self._done: dict[int, int | None] = {}
+        """Samples of the step that each worker has done, as far as it is known; None: that was asked for."""
 
     @property
     def known(self) -> dict[int, Speed]:
@@ -75,8 +87,29 @@ class Speeds:
     def begin_step(self) -> None:
         """Let the first push of the step that begins carry this worker's speed, if that is due at its end."""
         self._steps += 1
+        self._own_done, self._done = None, {}
         if self._store is not None and self._is_due:
             self._store.traffic.tell(self._note())
+
+    def note_done(self, samples: int) -> None:
+        """Let the first push of this step, which comes after this, say how many samples this worker has done."""
+        self._own_done = samples
+        if self._store is None:
+            self._done[self._rank] = samples
+        else:
+            self._store.traffic.tell(self._note())
+
+    def done(self) -> dict[int, int]:
+        """Return how many samples of the step the workers have done that said so; each worker once.
+
+        They are the same for all workers after the answer to the push of the step, for which this waits, and after
+        :meth:`end_step`.
+        """
+        if self._store is not None and self._own_done is not None:
+            self._take_done(self._store.traffic.heard())
+        said = {worker: samples for worker, samples in sorted(self._done.items()) if samples is not None}
+        self._done = dict.fromkeys(self._done)
+        return said
 
     def end_step(self, workers: Collection[int], is_last: bool) -> Collection[int] | None:
         """Exchange speeds, if that is due. All workers do this at the same steps.
@@ -91,6 +124,7 @@ class Speeds:
         if self._store is None or not (self._is_due or is_last):
             return None
         notes = self._store.traffic.heard()
+        self._take_done(notes)  # also those of workers that are gone since
         if is_last or not self._are_whole(notes, workers):
             return self.gather()
         self._take(notes)
@@ -101,7 +135,9 @@ class Speeds:
         if self._store is None:
             return None
         said = dict(enumerate(self._session.gather("paceline/speeds", self._note())))
-        self._take({worker: note for worker, note in said.items() if note})
+        notes = {worker: note for worker, note in said.items() if note}
+        self._take_done(notes)
+        self._take(notes)
         return [worker for worker, note in said.items() if not note]
 
     def forget(self, worker: int) -> None:
@@ -115,11 +151,12 @@ class Speeds:
 
     @property
     def _is_due(self) -> bool:
-        return self._steps <= _FIRST_EXCHANGES or self._steps % _INTERVAL == 0
+        return self._is_always_due or self._steps <= _FIRST_EXCHANGES or self._steps % _INTERVAL == 0
 
     def _note(self) -> bytes:
         own = self._meter.speed() or Speed(0.0, 0.0)
-        return _NOTE.pack(self._steps, own.fixed_s, own.per_sample_s, self.caps[self._rank] or 0)
+        done = -1 if self._own_done is None else self._own_done
+        return _NOTE.pack(self._steps, own.fixed_s, own.per_sample_s, self.caps[self._rank] or 0, done)
 
     def _are_whole(self, notes: dict[int, bytes], workers: Collection[int]) -> bool:
         steps = {_NOTE.unpack(note)[0] for note in notes.values()}
@@ -127,7 +164,13 @@ class Speeds:
 
     def _take(self, notes: dict[int, bytes]) -> None:
         for worker, note in notes.items():
-            _, fixed_s, per_sample_s, cap = _NOTE.unpack(note)
+            _, fixed_s, per_sample_s, cap, _ = _NOTE.unpack(note)
             self.caps[worker] = cap or None
             if per_sample_s > 0:
                 self._known[worker] = Speed(fixed_s, per_sample_s)
+
+    def _take_done(self, notes: dict[int, bytes]) -> None:
+        for worker, note in notes.items():
+            step, *_, done = _NOTE.unpack(note)
+            if step == self._steps and done >= 0:
+                self._done.setdefault(worker, done)

@@ -1,26 +1,29 @@
 """How fast a worker computes: a + b * samples seconds per step, fitted from the steps it has made.
 
-A step takes a fixed time and a time per sample. Both follow from steps with unlike numbers of samples. As long as all
-steps had about the same number, the time counts as proportional to the samples: that is right at this number, and the
-first step with another one corrects it.
+A step takes a fixed time and a time per sample. Their ratio, the *shape*, is a property of model and machine: it is
+learned while the worker takes steps of unlike sizes, and remembered when all steps have about the same size again, and
+when the worker's speed changes. Until then the time counts as proportional to the samples: that is right at this size,
+and the first steps of another one correct it. The level follows the last steps.
 
 Measurements change for two reasons, and the number of samples tells them apart:
 
 - *The worker's speed changes*: several steps in a row take another time than steps of like size did. Earlier
-  measurements are multiplied by the change, so that the ratio of fixed time and time per sample survives.
+  measurements are forgotten; the shape survives.
 - *The number of samples changes*: steps of a size that was never seen do not fit. They are new knowledge, no change.
 
-Single slow steps (a page cache that is cold, a neighbour's job) move neither: everything is a median.
+Single slow steps (a page cache that is cold, a neighbour's job) move neither: everything is a median, or the mean of
+the middle half.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
+from statistics import fmean, median_low
 
 import numpy as np
-from numpy.typing import NDArray
 
 #: Steps in a row that must agree before they count as a change of speed.
 STREAK = 3
@@ -30,14 +33,30 @@ STREAK = 3
 #: them.
 CHANGE = 1.3
 
-#: Sizes that differ by less than this share say nothing about the time per sample.
+#: A size is new if it is beyond those that were seen by more than this part. Two steps whose sizes differ by less than
+#: half of it say nothing about the time per sample.
 _DISTINCT = 0.2
 
 #: Largest part of a step's time that counts as fixed. Without a limit, a device that takes the same time for every
 #: size would be asked for infinite batches.
 _MOST_FIXED = 0.95
 
-_Values = NDArray[np.float64]
+#: What is believed before sizes differ: all of a step's time depends on its samples, give or take this part of it.
+_DOUBT = 0.3
+
+#: Noise of a step that is believed, as a part of its time, and how many measured steps this counts as.
+_NOISE, _NOISE_STEPS = 0.05, 4
+
+#: Part of what is known of the shape that a window of steps leaves: the newest ones count most.
+_KEPT = 0.8
+
+#: What steps tell stands alone if it is so many times what was known before.
+_FAR_MORE = 50
+
+#: A shape that is uncertain to more than this part of a step's time is not used to compare steps of unlike sizes.
+_VAGUE = 0.15
+
+_Steps = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -89,7 +108,10 @@ class SpeedMeter:
         self._steps: deque[tuple[float, float]] = deque(maxlen=window)
         self._new: list[tuple[float, float]] = []
         """Steps that are looked at when the speed is asked for: a step waits for nothing."""
-        self._fit: Speed | None = None
+        self._before = Shape(0.0, _DOUBT**-2)
+        """What the steps before the current block of steps tell of the shape; no step counts twice."""
+        self._block = 0
+        self._shape = self._before
 
     def __len__(self) -> int:
         """Number of steps that are looked at."""
@@ -110,61 +132,108 @@ class SpeedMeter:
     def speed(self) -> Speed | None:
         """Return the fit, or None before the first step."""
         self._look()
-        if self._fit is None and self._steps:
-            samples, seconds = np.array(self._steps, dtype=np.float64).T
-            self._fit = _fit(samples, seconds)
-        return self._fit
+        if not self._steps:
+            return None
+        steps = self._steps if self._shape.known > _VAGUE**-2 else _near_last(self._steps)
+        per_sample_s = _per_sample(steps, self._shape)
+        return Speed(self._shape.samples * per_sample_s, per_sample_s)
 
     def _look(self) -> None:
         for step in self._new:
             self._steps.append(step)
-            self._follow_change()
-            self._fit = None
+            self._block += 1
+            self._forget_before_change()
+            self._shape = self._before.after(list(self._steps)[-self._block :])
+            if self._block == self._window:
+                self._end_block(0)
         self._new.clear()
 
-    def _follow_change(self) -> None:
-        """When the last steps agree on a change of speed, multiply earlier measurements by it."""
+    def _forget_before_change(self) -> None:
+        """When the last steps agree on a change of speed, forget those before it."""
         known = len(self._steps) - STREAK
         if known < 1:
             return
-        samples, seconds = np.array(self._steps, dtype=np.float64).T
-        before, sizes = samples[:known], samples[known:]
-        if sizes.min() < before.min() / (1 + _DISTINCT) or sizes.max() > before.max() * (1 + _DISTINCT):
+        before, last = list(islice(self._steps, known)), list(islice(self._steps, known, None))
+        sizes = [size for size, _ in before]
+        if any(not min(sizes) / (1 + _DISTINCT) <= size <= max(sizes) * (1 + _DISTINCT) for size, _ in last):
             return  # sizes that were never seen
-        expected = _fit(before, seconds[:known])
-        ratios = np.array([one / expected.seconds(size) for size, one in zip(sizes, seconds[known:], strict=True)])
-        if ratios.min() > CHANGE or ratios.max() < 1 / CHANGE:
-            change = float(np.median(ratios))
-            older = [(size, one * change) for size, one in islice(self._steps, known)]
-            newer = list(islice(self._steps, known, None))
-            self._steps.clear()
-            self._steps.extend(older + newer)
+        expected = _per_sample(before, self._shape)
+        ratios = [seconds / (expected * (self._shape.samples + size)) for size, seconds in last]
+        if min(ratios) > CHANGE or max(ratios) < 1 / CHANGE:
+            if self._block > STREAK:
+                self._shape = self._before.after(before[STREAK - self._block :])
+            self._steps = deque(last, self._window)
+            self._end_block(STREAK)
+
+    def _end_block(self, steps: int) -> None:
+        """Begin a block of steps with those that are there already."""
+        self._before, self._block = Shape(self._shape.samples, self._shape.known * _KEPT), steps
 
 
-def _fit(samples: _Values, seconds: _Values) -> Speed:
-    """Theil and Sen: the median slope of all pairs of steps with unlike sizes, then the median offset.
+@dataclass(frozen=True)
+class Shape:
+    """The ratio of a step's fixed time and its time per sample.
 
-    One or two steps of another size prove nothing: one of them may be an outlier. Until there are more, times count as
-    proportional to samples, which is right at the last size.
+    Attributes:
+        samples: the number of samples that take as long as the fixed time.
+        known: how well: 1 / variance of the part of a step's time that depends on its samples.
     """
-    large = int((samples > (samples.min() + samples.max()) / 2).sum())
-    if min(large, len(samples) - large) < STREAK:
-        return _proportional(samples, seconds)
+
+    samples: float
+    known: float
+
+    def after(self, steps: _Steps) -> Shape:
+        """Return the shape that is known after further steps, which tell more the more their sizes differ."""
+        mean = fmean(size for size, _ in steps)
+        spread = sum((size / mean - 1) ** 2 for size, _ in steps)
+        if not _is_certain(steps, mean):
+            return self
+        part, noise = _sample_part(steps, mean)
+        count = len(steps)
+        noise_squared = (count * noise**2 + _NOISE_STEPS * _NOISE**2) / (count + _NOISE_STEPS)
+        told = spread / noise_squared  # of a slope, as in a regression
+        if told > _FAR_MORE * self.known:
+            return Shape(mean / part - mean, told)
+        both = (told * part + self.known * mean / (self.samples + mean)) / (told + self.known)
+        return Shape(mean / both - mean, told + self.known)
+
+
+def _per_sample(steps: _Steps, shape: Shape) -> float:
+    """Return the time per sample of steps with a shape: the mean of their middle half, which outliers do not move."""
+    found = sorted(seconds / (shape.samples + size) for size, seconds in steps)
+    out = (len(found) + 1) // 4
+    return fmean(found[out : len(found) - out])
+
+
+def _near_last(steps: _Steps) -> _Steps:
+    """Return the steps that have about the size of the last one."""
+    size = steps[-1][0]
+    return [one for one in steps if abs(one[0] - size) <= _DISTINCT * size]
+
+
+def _is_certain(steps: _Steps, mean: float) -> bool:
+    """Return whether there are two large and two small steps that agree with their like: one may be an outlier."""
+    least, most = min(steps)[0], max(steps)[0]
+    if most - least < _DISTINCT / 2 * mean:
+        return False
+    large = [seconds / size for size, seconds in steps if size > (least + most) / 2]
+    small = [seconds / size for size, seconds in steps if size <= (least + most) / 2]
+    return all(sum(one < CHANGE * median_low(side) for one in side) > 1 for side in (large, small))
+
+
+def _sample_part(steps: _Steps, mean: float) -> tuple[float, float]:
+    """Return the part of a step of mean size that depends on its samples, and the noise of a step, by Theil and Sen.
+
+    The median slope of all pairs of steps with unlike sizes, then the median offset.
+    """
+    samples, seconds = np.array(steps, dtype=np.float64).T
     first, second = np.triu_indices(len(samples), 1)
     apart = samples[second] - samples[first]
-    useful = np.abs(apart) >= _DISTINCT * samples.max()
-    if not useful.any():
-        return _proportional(samples, seconds)
-    size = float(np.median(samples))
+    useful = np.abs(apart) >= _DISTINCT / 2 * mean
     slope = float(np.median((seconds[second] - seconds[first])[useful] / apart[useful]))
-    level = float(np.median(seconds - slope * samples)) + slope * size
+    offset = float(np.median(seconds - slope * samples))
+    level = offset + slope * mean
     if level <= 0:
-        return Speed(0.0, float(np.median(seconds / samples)))
-    slope = min(max(slope, (1 - _MOST_FIXED) * level / size), level / size)
-    return Speed(level - slope * size, slope)
-
-
-def _proportional(samples: _Values, seconds: _Values) -> Speed:
-    """Return the median time per sample of the steps that have the size of the last one."""
-    near = np.abs(samples - samples[-1]) <= _DISTINCT * samples[-1]
-    return Speed(0.0, float(np.median(seconds[near] / samples[near])))
+        return 1.0, 1.0
+    noise = 1.5 * float(np.median(np.abs(seconds - slope * samples - offset))) / level
+    return min(max(slope * mean / level, 1 - _MOST_FIXED), 1.0), noise
