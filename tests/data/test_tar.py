@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from paceline.data import TarSamples, TarWriter, decoded
-from paceline.data.tar import Archive
+from paceline.data.tar import Archive, grouped
 from paceline.errors import PacelineError
 
 
@@ -209,8 +209,15 @@ def test_memory_stays_flat_over_an_epoch(tmp_path: Path) -> None:
     assert peak < before + 200_000, "a few samples of 20,000 bytes, of 8 MB"
 
 
-def test_the_place_in_an_archive_is_known(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.tar", 1)
+def test_places_of_files_are_found_without_their_bytes(tmp_path: Path) -> None:
+    path = Path(write(tmp_path / "a.tar", 3))
+    whole = path.read_bytes()
     with open(path, "rb") as file:
-        archive = Archive(file, path)
-        assert [(name, archive.start) for name, _ in archive] == [("dog/0000.txt", 0), ("dog/0000.cls", 512)]
+        places = list(grouped(Archive(file, str(path), places=True)))
+    for found, sample in zip(places, TarSamples([path]), strict=True):
+        for name in ("txt", "cls"):
+            offset, size = found[name]
+            assert whole[offset : offset + size] == sample[name]
+    path.write_bytes(whole[:-10_000])
+    with open(path, "rb") as file, pytest.raises(PacelineError, match="cut off"):
+        list(Archive(file, str(path), places=True))

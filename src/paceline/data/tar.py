@@ -134,18 +134,20 @@ class Archive:
     Args:
         file: at its beginning.
         url: its name, for errors.
+        places: yield (offset, size) of each file's bytes, not the bytes: of a file that can be sought in, only the
+            headers are read.
 
     Attributes:
         offset: bytes that were read.
         start: where the header of the last file begins.
     """
 
-    def __init__(self, file: BinaryIO, url: str) -> None:
-        self._file, self.url = file, url
+    def __init__(self, file: BinaryIO, url: str, *, places: bool = False) -> None:
+        self._file, self.url, self._places = file, url, places
         self.offset = self.start = 0
 
-    def __iter__(self) -> Iterator[tuple[str, bytes]]:
-        """Yield name and bytes of each file; folders are left out.
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        """Yield name and bytes (or place) of each file; folders are left out.
 
         Raises:
             PacelineError: the archive is damaged or cut off.
@@ -153,11 +155,12 @@ class Archive:
         extended: dict[str, str] = {}
         while (member := self._member()) is not None:
             size = int(extended.get("size", member.size))
-            data = self._read(size)
+            is_skipped = self._places and member.type in tarfile.REGULAR_TYPES
+            data = self._skip(size) if is_skipped else self._read(size)
             self._read(-size % _BLOCK)
-            if member.type == tarfile.XHDTYPE:
+            if member.type == tarfile.XHDTYPE and isinstance(data, bytes):
                 extended = self._records(data)
-            elif member.type == tarfile.GNUTYPE_LONGNAME:
+            elif member.type == tarfile.GNUTYPE_LONGNAME and isinstance(data, bytes):
                 extended = {"path": data.rstrip(b"\0").decode(errors="surrogateescape")}
             elif member.type in tarfile.REGULAR_TYPES and not any(one.startswith("GNU.sparse") for one in extended):
                 yield extended.get("path", member.name), data
@@ -183,6 +186,12 @@ class Archive:
             if self.start == 0:
                 raise self.damage(f"this is no tar archive ({error})") from error
             raise self.damage(f"the archive is damaged: no file begins here ({error}); make it again") from error
+
+    def _skip(self, size: int) -> tuple[int, int]:
+        place = self.offset, size
+        self._file.seek(size, os.SEEK_CUR)
+        self.offset += size
+        return place
 
     def _read(self, size: int) -> bytes:
         data = self._file.read(size)
