@@ -4,14 +4,15 @@ python examples/make_data.py cifar10 FOLDER        # data_batch_1.bin ... data_b
 python examples/make_data.py cifar100 FOLDER       # train.bin, test.bin
 python examples/make_data.py mnist FOLDER          # train-images-idx3-ubyte, ...
 python examples/make_data.py imagenet FOLDER       # train/0/1.png, ..., val/0/2.png, ...
-    python examples/make_data.py imagenet-rec FOLDER   # the same images as RecordIO: train.rec, train.idx, ...
-    python examples/make_data.py imagenet-rec FOLDER   # the same images as RecordIO: train.rec, train.idx, ...
+python examples/make_data.py imagenet-rec FOLDER   # the same images as RecordIO: train.rec, train.idx, ...
+python examples/make_data.py imagenet-tar FOLDER   # the same images in WebDataset's form: train-000000.tar, ...
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -92,16 +93,28 @@ def make_records(folder: Path) -> None:
                 file.write(pack(ImageHeader((float(label),), number), image))
 
 
+def make_archives(folder: Path, per_archive: int = 200) -> None:
+    for part in ("train", "val"):
+        samples = enumerate(encoded(part == "train"))
+        for archive in itertools.count():
+            if not (some := list(itertools.islice(samples, per_archive))):
+                break
+            with paceline.data.TarWriter(folder / f"{part}-{archive:06}.tar") as file:
+                for number, (label, image) in some:
+                    file.write(f"{number:07}", {"png": image, "cls": str(label).encode()})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("format", choices=["mnist", "cifar10", "cifar100", "imagenet", "imagenet-rec"])
+    parser.add_argument("format", choices=["mnist", "cifar10", "cifar100", "imagenet", "imagenet-rec", "imagenet-tar"])
     parser.add_argument("folder", type=Path)
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     if args.format.startswith("cifar"):
         make_cifar(args.folder, fine=args.format == "cifar100")
     else:
-        {"mnist": make_mnist, "imagenet": make_imagenet, "imagenet-rec": make_records}[args.format](args.folder)
+        makers = {"imagenet": make_imagenet, "imagenet-rec": make_records, "imagenet-tar": make_archives}
+        (makers | {"mnist": make_mnist})[args.format](args.folder)
     print(f"wrote {args.format} to {args.folder}")
 
 

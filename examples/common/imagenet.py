@@ -1,10 +1,11 @@
-"""ImageNet, as it is usually stored: images in a folder per class, in ``train/`` and ``val/``, or RecordIO files."""
+"""ImageNet, as it is usually stored: a folder per class in ``train/`` and ``val/``, RecordIO files, or tar archives."""
 
 from __future__ import annotations
 
 import argparse
 import io
 import math
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 import paceline
 from common.fit import Batch, own_part
 from paceline.data.records import unpack
+from paceline.data.tar import Archive, grouped
 from paceline.kvstore import KVStoreBase
 
 #: Mean and standard deviation of ImageNet's channels.
@@ -33,7 +35,7 @@ class Images(Dataset[tuple[torch.Tensor, int]]):
         augment: crop at random (8 to 100 % of the area, Szegedy et al. 2014) and mirror; otherwise the middle is taken.
     """
 
-    def __init__(self, source: FolderSource | RecordSource, size: int, augment: bool) -> None:
+    def __init__(self, source: FolderSource | RecordSource | TarSource, size: int, augment: bool) -> None:
         self.source, self.size, self.augment = source, size, augment
 
     def __len__(self) -> int:
@@ -88,16 +90,40 @@ class RecordSource:
         return io.BytesIO(image), int(header.labels[0])
 
 
-def source(data_dir: str, part: str) -> FolderSource | RecordSource:
-    """Return the images of ``train`` or ``val``: those of a record file if there is one, else those of folders."""
+class TarSource:
+    """The images of tar archives in WebDataset's form, with their classes in ``.cls``; only the headers are read."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self._samples: list[tuple[Path, int, int, int]] = []
+        for path in paths:
+            with path.open("rb") as file:
+                for sample in grouped(Archive(file, str(path), places=True)):
+                    offset, size = next(sample[name] for name in sample if f".{name}" in _SUFFIXES)
+                    label = os.pread(file.fileno(), sample["cls"][1], sample["cls"][0])
+                    self._samples.append((path, offset, size, int(label)))
+        self.num_classes = 1 + max(label for *_, label in self._samples)
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def open(self, index: int) -> tuple[io.BytesIO, int]:
+        path, offset, size, label = self._samples[index]
+        with path.open("rb", buffering=0) as file:
+            return io.BytesIO(os.pread(file.fileno(), size, offset)), label
+
+
+def source(data_dir: str, part: str) -> FolderSource | RecordSource | TarSource:
+    """Return the images of ``train`` or ``val``: of a record file, else of tar archives, else of folders."""
     folder = Path(data_dir)
     if (records := folder / f"{part}.rec").exists():
         return RecordSource(records)
+    if archives := sorted(folder.glob(f"{part}*.tar")):
+        return TarSource(archives)
     found = FolderSource(folder / part) if (folder / part).is_dir() else ()
     if not found:
         raise SystemExit(
-            f"{folder} holds no {part}.rec and no folders with images in {part}/: extract ImageNet there, one folder "
-            f"per class, or make a small data set: python examples/make_data.py imagenet {folder}"
+            f"{folder} holds no {part}.rec, no {part}*.tar and no folders with images in {part}/: extract ImageNet "
+            f"there, one folder per class, or make a small data set: python examples/make_data.py imagenet {folder}"
         )
     return found
 
@@ -128,7 +154,8 @@ class ImageNet:
     def __init__(self, args: argparse.Namespace, store: KVStoreBase, size: int) -> None:
         if not args.data_dir:
             raise SystemExit(
-                "--data-dir: a folder with train/ and val/, or train.rec; examples/make_data.py makes small ones"
+                "--data-dir: a folder with train/ and val/, train.rec or train*.tar; examples/make_data.py makes small "
+                "ones"
             )
         found = source(args.data_dir, "train")
         self.num_classes = found.num_classes

@@ -104,14 +104,15 @@ def test_rate_follows_the_flags(examples: ModuleType, flags: dict[str, object], 
     assert {step: pytest.approx(factor(step)) for step in rates} == rates
 
 
-def test_folders_and_records_train_alike(tmp_path: Path) -> None:
+def test_folders_records_and_archives_train_alike(tmp_path: Path) -> None:
     script, losses = str(EXAMPLES / "train_imagenet.py"), []
     flags = ("--network", "3conv", "--image-shape", "3,32,32", "--batch-size", "16", "--num-examples", "160")
-    for form in ("imagenet", "imagenet-rec"):
+    for form in ("imagenet", "imagenet-rec", "imagenet-tar"):
         folder, result = tmp_path / form, tmp_path / f"{form}.json"
         run(str(EXAMPLES / "make_data.py"), form, str(folder))
         run(script, *flags, "--data-dir", str(folder), "--num-epochs", "1", "--lr", "0.02", "--result", str(result))
         losses.append(epochs(result)[0]["loss"])
     assert len(list((tmp_path / "imagenet").glob("train/*/*.png"))) == len(digits(train=True))
+    assert losses[2] == losses[1]
     # The samples of a folder stand in another order, so only the level is the same.
     assert losses[1] == pytest.approx(losses[0], abs=0.5)

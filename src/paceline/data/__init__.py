@@ -7,7 +7,9 @@ from paceline.data.partition import read_spans
 from paceline.data.pool import PooledBatchSampler
 from paceline.data.records import Records, RecordWriter
 from paceline.data.sampler import ShardedSampler
+from paceline.data.shards import Shards, shards
 from paceline.data.shares import SharedBatchSampler
+from paceline.data.tar import TarSamples, TarWriter, decoded
 
 __all__ = [
     "ArrayDataset",
@@ -16,9 +18,14 @@ __all__ = [
     "RecordWriter",
     "Records",
     "ShardedSampler",
+    "Shards",
     "SharedBatchSampler",
+    "TarSamples",
+    "TarWriter",
     "batch_sampler",
     "batches",
+    "decoded",
     "digits",
     "read_spans",
+    "shards",
 ]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
-from torch.utils.data import BatchSampler, DataLoader, Sampler
+from torch.utils.data import BatchSampler, DataLoader, Sampler, get_worker_info
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from paceline.dealt import Walk
@@ -30,6 +30,11 @@ def fetched_ahead() -> int:
     """
     loader = _caller(DataLoader)
     return 0 if loader is None else loader.num_workers * (loader.prefetch_factor or 0)
+
+
+def is_in_loader() -> bool:
+    """Return whether a ``DataLoader`` asks for what is read, in this process or in one of its own."""
+    return get_worker_info() is not None or _caller(_BaseDataLoaderIter, sys.getrecursionlimit()) is not None
 
 
 class Dealing:
@@ -121,10 +126,10 @@ def _cut(samples: int, batch_size: int, drop_last: bool) -> Iterator[int]:
         yield min(batch_size, samples - first)
 
 
-def _caller(kind: type[T]) -> T | None:
-    """Return the object of a class whose method is among the callers; None: there is none close by."""
+def _caller(kind: type[T], depth: int = _DEPTH) -> T | None:
+    """Return the object of a class whose method is among the next callers; None: there is none."""
     frame: FrameType | None = sys._getframe(1)
-    for _ in range(_DEPTH):
+    for _ in range(depth):
         if frame is None:
             break
         found = frame.f_locals.get("self")

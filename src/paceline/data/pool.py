@@ -27,6 +27,12 @@ from paceline.worker.session import Session
 
 _log = logging.getLogger(__name__)
 
+#: Round that no worker gets to.
+_NEVER = 2**62
+
+#: Longest time that another worker trains on one shard. Those that die or stall are noticed long before.
+_LONGEST_SHARD_S = 24 * 3600.0
+
 
 class PooledBatchSampler(Sampler[list[int]]):
     """Batches from one queue of an epoch's samples, for ``DataLoader(batch_sampler=...)`` without workers.
@@ -111,7 +117,7 @@ class PooledBatchSampler(Sampler[list[int]]):
         self._batch_size, self._shuffle, self._seed = batch_size, shuffle, seed
         self._settings: State = {"length": self._length, "seed": seed, "shuffle": shuffle}
         limit = 0 if stop_every is None else min(stop_every, self._length)
-        self._walker = walker_of(_session_of(store), name, self._settings, limit)
+        self._walker = walker_of(session_of(store), name, self._settings, limit)
 
     @property
     def epoch(self) -> int:
@@ -230,7 +236,12 @@ class PooledBatchSampler(Sampler[list[int]]):
         self._walker.choose(*left_of(state, self._settings))
 
 
-def _session_of(store: KVStoreBase) -> Session:
+def session_of(store: KVStoreBase) -> Session:
+    """Return the session of a store whose workers may take from a pool.
+
+    Raises:
+        ValueError: they need equally many batches, or there is one worker.
+    """
     if not isinstance(store, DistStore):
         raise ValueError("a pool of samples needs a distributed store; a single process has nobody to share it with")
     policy = store.policy
@@ -250,10 +261,13 @@ class Walker:
         name: of the pool.
         settings: ``length``, ``seed`` and ``shuffle``: what the order of an epoch follows from.
         limit: samples of all workers after which a walk is over; 0: the end of the epoch.
+        by_push: a push after samples were taken says that they are trained on. Otherwise only the next request or
+            :meth:`finish` says it: a sample stands for a shard, which takes many pushes.
     """
 
-    def __init__(self, session: Session, name: str, settings: State, limit: int) -> None:
+    def __init__(self, session: Session, name: str, settings: State, limit: int, *, by_push: bool = True) -> None:
         self._session, self._name, self.settings, self.limit = session, name, settings, limit
+        self._by_push = by_push
         self._length: int = settings["length"]
         order = 1 + settings["seed"] % 2**62 if settings["shuffle"] else 0
         self.following = WalkStart(limit=limit, order=order)
@@ -297,7 +311,7 @@ class Walker:
         """
         if walk != self._walk:
             return None
-        start, self._before = self.start, self._session.round
+        start, self._before = self.start, self._session.round if self._by_push else _NEVER
         request = m.TakeSamples(
             self._name, self._length, self._number + 1, walk, count, self._number, self._before,
             start.epoch, list(start.left), start.limit, start.order,
@@ -310,15 +324,21 @@ class Walker:
         self._number += 1
         if samples.waits:
             self._session.stores.go_away()
-            samples = self._call(m.AwaitSamples(self._name))
+            samples = self._call(m.AwaitSamples(self._name), None if self._by_push else _LONGEST_SHARD_S)
         self._session.stores.come_back(samples.phase)
         self.held = tuple(samples.ranges)
         return None if samples.over else self.held
 
-    def _call(self, request: m.TakeSamples | m.AwaitSamples) -> m.PoolSamples:
-        samples = self._session.call_scheduler(request, f"samples of pool {self._name!r}")
+    def _call(self, request: m.TakeSamples | m.AwaitSamples, timeout_s: float | None = None) -> m.PoolSamples:
+        samples = self._session.call_scheduler(request, f"samples of pool {self._name!r}", timeout_s)
         assert isinstance(samples, m.PoolSamples)
         return samples
+
+    def finish(self) -> None:
+        """Say that the samples that were taken last are trained on."""
+        self.held = ()
+        done = m.ReturnSamples(self._name, self._number, [], _NEVER + 1)
+        self._session.call_scheduler(done, f"end of samples of pool {self._name!r}")
 
     def give_back(self, rest: Ranges) -> None:
         """Give back samples that were taken last, and will not be trained on."""
@@ -336,7 +356,7 @@ class Walker:
         round = self._session.round
         if round == self._begun and not self._is_chosen:
             self.following, self._returned = self.start, True
-        rest = self.held if round == self._before else ()
+        rest = self.held if round <= self._before else ()
         self.held = ()
         with contextlib.suppress(PacelineError):  # the loop may have been left because the job has failed
             self._session.ask_scheduler(self._return_of(rest), f"return of samples to pool {self._name!r}")
@@ -367,13 +387,13 @@ class Walker:
         return found.epoch, tuple(found.left) or everything(self._length)
 
 
-def walker_of(session: Session, name: str, settings: State, limit: int) -> Walker:
-    """Return this worker's side of a pool.
+def walker_of(session: Session, name: str, settings: State, limit: int, *, by_push: bool = True) -> Walker:
+    """Return this worker's side of a pool. The arguments are those of :class:`Walker`.
 
     Raises:
         ValueError: another sampler has the name for other data, or another order.
     """
-    found = session.walkers.setdefault(name, Walker(session, name, settings, limit))
+    found = session.walkers.setdefault(name, Walker(session, name, settings, limit, by_push=by_push))
     assert isinstance(found, Walker)
     if (found.settings, found.limit) != (settings, limit):
         raise ValueError(

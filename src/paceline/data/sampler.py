@@ -89,6 +89,11 @@ class ShardedSampler(Sampler[int]):
         return self._epoch
 
     @property
+    def position(self) -> int:
+        """Samples of the epoch that were handed out."""
+        return self._position
+
+    @property
     def batch_size(self) -> int | None:
         """This worker's samples in each global batch; None without ``global_batch_size``."""
         if self._global_batch_size is None:

@@ -119,7 +119,7 @@ class SharedBatchSampler(Sampler[list[int]]):
         self._speeds = Speeds(
             dist if exchanges else None, self._rank, self._num_workers, max_batch, deadline_s is not None
         )
-        self._shares = Shares(global_batch_size, _fractions_of(shares, self._num_workers), self._speeds.caps)
+        self._shares = Shares(global_batch_size, fractions_of(shares, self._num_workers), self._speeds.caps)
         self._now: Callable[[], float] = time.monotonic
         self._deadline = None if deadline_s is None else Deadline(deadline_s, self._now)
         self._done: tuple[int, int] | None = None
@@ -391,7 +391,7 @@ def _lock_step_of(store: KVStoreBase, measures: bool, deadline_s: float | None) 
     return store
 
 
-def _fractions_of(shares: str | os.PathLike[str] | Sequence[float], num_workers: int) -> list[float]:
+def fractions_of(shares: str | os.PathLike[str] | Sequence[float], num_workers: int) -> list[float]:
     """Return the fraction of each worker with which a job begins.
 
     Raises:

@@ -1,0 +1,195 @@
+"""Samples per second of images that are read from folders, RecordIO and tar archives, with one decoder for all.
+
+    python -m benchmarks.readers --images 1000 --size 256 --processes 2
+
+The images are made up: smooth noise, as JPEG. Folders and records are read in a random order, archives in theirs. All
+lie in the page cache, so the time is that of opening, reading and decoding. The rounds of the three alternate and the
+best of each counts, as other programs may use the machine. *Reading* is the processor time of one process, without
+decoding. The last line of the output is the table as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import platform
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from rich.console import Console
+from rich.table import Table
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+
+from paceline.data import Records, RecordWriter, TarSamples, TarWriter
+from paceline.data.records import ImageHeader, pack, unpack
+from paceline.data.sampler import epoch_order
+
+BATCH = 32
+PER_ARCHIVE = 100
+
+
+@dataclass(frozen=True)
+class Result:
+    reader: str
+    reading_us: float
+    """Processor time per sample, without decoding."""
+    decoded_per_s: float
+    """Samples per second of a loader, decoded and stacked to batches."""
+    against_folders: float
+
+
+def decode(image: bytes, label: int) -> tuple[torch.Tensor, int]:
+    """Return an image of 3 x 224 x 224 and its class."""
+    with Image.open(io.BytesIO(image)) as file:
+        pixels = np.array(file.convert("RGB").resize((224, 224), Image.Resampling.BILINEAR))
+    return torch.from_numpy(pixels).permute(2, 0, 1).float().div_(255), label
+
+
+def keep(image: bytes, label: int) -> int:
+    """Return the size of an image."""
+    return len(image)
+
+
+class Folders(Dataset[Any]):
+    """The images of a folder per class."""
+
+    def __init__(self, folder: Path, use: Any) -> None:
+        self._paths, self._use = sorted(folder.glob("*/*.jpg")), use
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, index: int) -> Any:
+        path = self._paths[index]
+        return self._use(path.read_bytes(), int(path.parent.name))
+
+
+class RecordImages(Dataset[Any]):
+    """The images of a RecordIO file."""
+
+    def __init__(self, folder: Path, use: Any) -> None:
+        self._records, self._use = Records(folder / "train.rec"), use
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: int) -> Any:
+        header, image = unpack(self._records[index])
+        return self._use(image, int(header.labels[0]))
+
+
+def archives(folder: Path, use: Any) -> TarSamples:
+    """Return the images of tar archives."""
+    return TarSamples(sorted(folder.glob("*.tar")), partial(of_sample, use))
+
+
+def of_sample(use: Any, sample: dict[str, bytes]) -> Any:
+    return use(sample["jpg"], int(sample["cls"]))
+
+
+READERS = {"folders": Folders, "RecordIO": RecordImages, "tar": archives}
+
+
+def write(folder: Path, images: int, size: int) -> int:
+    """Write the images in all three forms; returns the bytes of the images."""
+    chance, total = torch.Generator().manual_seed(0), 0
+    with RecordWriter(folder / "train.rec") as records:
+        for first in range(0, images, PER_ARCHIVE):
+            with TarWriter(folder / f"train-{first:06}.tar") as archive:
+                for number in range(first, min(first + PER_ARCHIVE, images)):
+                    noise = torch.rand((1, 3, size // 8, size // 8), generator=chance)
+                    pixels = F.interpolate(noise, (size, size), mode="bilinear")[0].permute(1, 2, 0)
+                    file = io.BytesIO()
+                    Image.fromarray((pixels * 255).byte().numpy()).save(file, "JPEG", quality=90)
+                    image, label = file.getvalue(), number % 10
+                    path = folder / str(label) / f"{number:06}.jpg"
+                    path.parent.mkdir(exist_ok=True)
+                    path.write_bytes(image)
+                    records.write(pack(ImageHeader((float(label),), number), image))
+                    archive.write(f"{number:06}", {"jpg": image, "cls": str(label).encode()})
+                    total += len(image)
+    return total
+
+
+def order(data: Any, epoch: int) -> Iterable[int] | None:
+    """Return a random order of data with positions."""
+    return None if isinstance(data, TarSamples) else epoch_order(len(data), 0, epoch).tolist()
+
+
+def reading_s(data: Any, epoch: int) -> float:
+    """Return the processor time of reading all images in this process."""
+    indices = order(data, epoch)
+    begun = time.process_time()
+    for _ in data if indices is None else map(data.__getitem__, indices):
+        pass
+    return time.process_time() - begun
+
+
+def decoding_s(data: Any, epoch: int, processes: int) -> float:
+    """Return the time from the first batch to the last: processes take a while to start."""
+    loader = DataLoader(data, BATCH, sampler=order(data, epoch), num_workers=processes)  # type: ignore[arg-type]
+    batches = iter(loader)
+    next(batches)
+    begun = time.perf_counter()
+    for _ in batches:
+        pass
+    return time.perf_counter() - begun
+
+
+def measure(folder: Path, images: int, processes: int, rounds: int) -> list[Result]:
+    """Measure all readers, round after round."""
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in READERS}
+    for epoch in range(rounds + 1):
+        for name, reader in READERS.items():
+            times = reading_s(reader(folder, keep), epoch), decoding_s(reader(folder, decode), epoch, processes)
+            if epoch:  # the first round fills the page cache
+                seconds[name].append(times)
+    best = {name: [min(column) for column in zip(*one, strict=True)] for name, one in seconds.items()}
+    base = best["folders"][1]
+    return [
+        Result(name, read_s / images * 1e6, (images - BATCH) / decode_s, base / decode_s)
+        for name, (read_s, decode_s) in best.items()
+    ]
+
+
+def table_of(results: Sequence[Result], title: str) -> Table:
+    table = Table(title=title)
+    for heading in ("reader", "reading, us per image", "decoded, images/s", "x folders"):
+        table.add_column(heading, justify="left" if heading == "reader" else "right")
+    for one in results:
+        table.add_row(one.reader, f"{one.reading_us:.1f}", f"{one.decoded_per_s:,.0f}", f"{one.against_folders:.2f}")
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=1000, help="number of images (1000)")
+    parser.add_argument("--size", type=int, default=256, help="height and width of an image in pixels (256)")
+    parser.add_argument("--processes", type=int, default=2, help="of the loader (2)")
+    parser.add_argument("--rounds", type=int, default=5, help="of which the best counts (5)")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name:
+        size_bytes = write(Path(name), options.images, options.size)
+        results = measure(Path(name), options.images, options.processes, options.rounds)
+    kib = size_bytes / options.images / 1024
+    Console(width=110).print(
+        table_of(results, f"{options.images} images of {kib:.0f} KiB, {options.processes} processes")
+    )
+    facts = {"images": options.images, "kib": round(kib, 1), "processes": options.processes}
+    facts |= {"machine": platform.machine(), "torch": torch.__version__}
+    print(json.dumps(facts | {"results": [asdict(one) for one in results]}))
+
+
+if __name__ == "__main__":
+    main()
