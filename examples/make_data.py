@@ -4,19 +4,22 @@ python examples/make_data.py cifar10 FOLDER        # data_batch_1.bin ... data_b
 python examples/make_data.py cifar100 FOLDER       # train.bin, test.bin
 python examples/make_data.py mnist FOLDER          # train-images-idx3-ubyte, ...
 python examples/make_data.py imagenet FOLDER       # train/0/1.png, ..., val/0/2.png, ...
-    python examples/make_data.py imagenet-rec FOLDER   # the same images as RecordIO: train.rec, train.idx, ...
-    python examples/make_data.py imagenet-rec FOLDER   # the same images as RecordIO: train.rec, train.idx, ...
+python examples/make_data.py imagenet-rec FOLDER   # the same images as RecordIO: train.rec, train.idx, ...
+python examples/make_data.py libsvm FOLDER         # train.libsvm: is a digit odd? 1,024 one-hot columns
 """
 
 from __future__ import annotations
 
 import argparse
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from scipy import sparse
+from sklearn.datasets import dump_svmlight_file
 from torch.nn import functional as F
 
 import paceline
@@ -92,16 +95,31 @@ def make_records(folder: Path) -> None:
                 file.write(pack(ImageHeader((float(label),), number), image))
 
 
+def make_libsvm(folder: Path) -> None:
+    grey, labels = digits(True, 8)
+    columns = grey.reshape(len(grey), -1) // 16 + 16 * np.arange(64)  # 64 pixels of 16 shades
+    begins = np.arange(0, columns.size + 1, columns.shape[1])
+    one_hot = sparse.csr_matrix((np.ones(columns.size), columns.ravel(), begins), (len(grey), 1024))
+    dump_svmlight_file(one_hot, labels % 2, str(folder / "train.libsvm"))
+
+
+MAKERS: dict[str, Callable[[Path], None]] = {
+    "mnist": make_mnist,
+    "cifar10": partial(make_cifar, fine=False),
+    "cifar100": partial(make_cifar, fine=True),
+    "imagenet": make_imagenet,
+    "imagenet-rec": make_records,
+    "libsvm": make_libsvm,
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("format", choices=["mnist", "cifar10", "cifar100", "imagenet", "imagenet-rec"])
+    parser.add_argument("format", choices=MAKERS)
     parser.add_argument("folder", type=Path)
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
-    if args.format.startswith("cifar"):
-        make_cifar(args.folder, fine=args.format == "cifar100")
-    else:
-        {"mnist": make_mnist, "imagenet": make_imagenet, "imagenet-rec": make_records}[args.format](args.folder)
+    MAKERS[args.format](args.folder)
     print(f"wrote {args.format} to {args.folder}")
 
 
