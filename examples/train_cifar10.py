@@ -9,21 +9,8 @@ The loop is that of ``common/fit.py``. CIFAR-10's binary files come from https:/
 
 from __future__ import annotations
 
-import torch
-from common import fit, flags
-from common.cifar import Cifar
-from models import build
+from common import cifar
 from readers import CIFAR10
 
-
-def main() -> None:
-    defaults = {"network": "inception-bn-28-small", "num_classes": 10, "lr_step_epochs": "200,250"}
-    args = flags.parser(__doc__, **defaults).parse_args()
-    torch.manual_seed(args.seed)
-    store = fit.open_store(args)
-    data = Cifar(args, store, CIFAR10)
-    fit.fit(args, build(args.network, **flags.network_options(args, image_size=32)), data, store)
-
-
 if __name__ == "__main__":
-    main()
+    cifar.train(__doc__, CIFAR10, network="inception-bn-28-small", num_classes=10)

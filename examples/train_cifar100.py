@@ -9,21 +9,8 @@ The loop is that of ``common/fit.py``. CIFAR-100's binary files come from https:
 
 from __future__ import annotations
 
-import torch
-from common import fit, flags
-from common.cifar import Cifar
-from models import build
+from common import cifar
 from readers import CIFAR100
 
-
-def main() -> None:
-    defaults = {"network": "dfn-mr", "num_classes": 100, "lr_step_epochs": "200,250"}
-    args = flags.parser(__doc__, **defaults).parse_args()
-    torch.manual_seed(args.seed)
-    store = fit.open_store(args)
-    data = Cifar(args, store, CIFAR100)
-    fit.fit(args, build(args.network, **flags.network_options(args, image_size=32)), data, store)
-
-
 if __name__ == "__main__":
-    main()
+    cifar.train(__doc__, CIFAR100, network="dfn-mr", num_classes=100)

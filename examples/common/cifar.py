@@ -1,4 +1,4 @@
-"""CIFAR's images in memory, cropped and mirrored at random."""
+"""CIFAR: its images in memory, cropped and mirrored at random, and the run of both scripts that train on them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,31 @@ import argparse
 from collections.abc import Callable, Iterable
 
 import torch
+from models import build
 from torch.nn import functional as F
 
 import paceline
-from common.fit import Batch
+from common import fit, flags
 from paceline.kvstore import KVStoreBase
 
 #: Mean and standard deviation of CIFAR-10's channels.
 MEAN, DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+
+
+def train(doc: str | None, read: Callable[..., paceline.data.ArrayDataset], network: str, num_classes: int) -> None:
+    """Train as the command line says.
+
+    Args:
+        doc: the script's documentation, for ``--help``.
+        read: the reader of the data set: ``CIFAR10`` or ``CIFAR100``.
+        network: the network if no flag names one.
+        num_classes: the number of classes if no flag names it.
+    """
+    args = flags.parser(doc, network=network, num_classes=num_classes, lr_step_epochs="200,250").parse_args()
+    torch.manual_seed(args.seed)
+    store = fit.open_store(args)
+    data = Cifar(args, store, read)
+    fit.fit(args, build(args.network, **flags.network_options(args, image_size=32)), data, store)
 
 
 class Cifar:
@@ -27,7 +44,7 @@ class Cifar:
         train, self._test = read(args.data_dir, train=True), read(args.data_dir, train=False)
         if args.num_examples:
             train = paceline.data.ArrayDataset(*(one[: args.num_examples] for one in train.tensors))
-        self._sampler = sampler(args, train, store)
+        self._sampler = fit.own_part(args, len(train), store)
         size = self._sampler.batch_size or args.batch_size
         self._loader = paceline.data.batches(train, self._sampler, size, drop_last=True)
         self._chance = torch.Generator().manual_seed(args.seed + store.rank)
@@ -36,25 +53,14 @@ class Cifar:
     def __len__(self) -> int:
         return len(self._loader)
 
-    def train(self, epoch: int) -> Iterable[Batch]:
+    def train(self, epoch: int) -> Iterable[fit.Batch]:
         self._sampler.set_epoch(epoch)
         for images, labels in self._loader:
             yield normalised(cropped_and_mirrored(images, self._chance)), labels
 
-    def test(self) -> Iterable[Batch]:
+    def test(self) -> Iterable[fit.Batch]:
         for images, labels in paceline.data.batches(self._test, batch_size=500):
             yield normalised(images), labels
-
-
-def sampler(
-    args: argparse.Namespace, train: paceline.data.ArrayDataset, store: KVStoreBase
-) -> paceline.data.ShardedSampler:
-    """Return this worker's part of the samples: an equal one, or that of its line in ``data_sharding``."""
-    if not args.data_allocator:
-        return paceline.data.ShardedSampler(train, store.num_workers, store.rank, seed=args.seed)
-    spans = paceline.data.read_spans("data_sharding", store.num_workers)
-    together = args.batch_size * store.num_workers
-    return paceline.data.ShardedSampler(train, span=spans[store.rank], global_batch_size=together, seed=args.seed)
 
 
 def cropped_and_mirrored(images: torch.Tensor, chance: torch.Generator) -> torch.Tensor:

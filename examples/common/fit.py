@@ -41,6 +41,15 @@ def open_store(args: argparse.Namespace) -> KVStoreBase:
     return paceline.kvstore.create(args.kv_store, **options)  # paceline: 1. join the job
 
 
+def own_part(args: argparse.Namespace, count: int, store: KVStoreBase) -> paceline.data.ShardedSampler:
+    """Return this worker's part of ``count`` samples: an equal one, or that of its line in ``data_sharding``."""
+    if not args.data_allocator:
+        return paceline.data.ShardedSampler(count, store.num_workers, store.rank, seed=args.seed)
+    span = paceline.data.read_spans("data_sharding", store.num_workers)[store.rank]
+    together = args.batch_size * store.num_workers
+    return paceline.data.ShardedSampler(count, span=span, global_batch_size=together, seed=args.seed)
+
+
 def fit(args: argparse.Namespace, net: nn.Module, data: Data, store: KVStoreBase) -> list[dict[str, float]]:
     """Train a network and return the figures of each epoch."""
     training = Training(args, net, data, store)

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import paceline
-from common.fit import Batch
+from common.fit import Batch, own_part
 from paceline.data.records import unpack
 from paceline.kvstore import KVStoreBase
 
@@ -134,20 +134,12 @@ class ImageNet:
         self.num_classes = found.num_classes
         train = Images(found, size, augment=True)
         count = min(args.num_examples or len(train), len(train))
-        self._sampler = self._part(args, count, store)
+        self._sampler = own_part(args, count, store)
         options: dict[str, Any] = {"num_workers": args.data_nthreads, "persistent_workers": args.data_nthreads > 0}
         size_here = self._sampler.batch_size or args.batch_size
         self._train = DataLoader(train, size_here, sampler=self._sampler, drop_last=True, **options)
         test = Images(source(args.data_dir, "val"), size, augment=False)
         self._test = DataLoader(test, 100, num_workers=args.data_nthreads)
-
-    @staticmethod
-    def _part(args: argparse.Namespace, count: int, store: KVStoreBase) -> paceline.data.ShardedSampler:
-        if not args.data_allocator:
-            return paceline.data.ShardedSampler(count, store.num_workers, store.rank, seed=args.seed)
-        span = paceline.data.read_spans("data_sharding", store.num_workers)[store.rank]
-        together = args.batch_size * store.num_workers
-        return paceline.data.ShardedSampler(count, span=span, global_batch_size=together, seed=args.seed)
 
     def __len__(self) -> int:
         return len(self._train)
