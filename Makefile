@@ -15,13 +15,14 @@ SIDE_BY_SIDE = $(filter-out $(ALONE) tests/engines,$(sort $(patsubst %/,%,$(dir 
 FAULTS = tests/soak $(patsubst %,tests/integration/test_%.py,blame damage failures fork fuzz hosts noticing \
   pool_resume saving_after_a_failure strangers tampering worker_death)
 
-.PHONY: help demo test test-faults test-wheel test-ssh test-hvd test-engines test-k8s check format fuzz mutations oracle \
+.PHONY: help demo test test-faults test-examples test-wheel test-ssh test-hvd test-engines test-k8s check format fuzz mutations oracle \
   blame busy soak bench bench-unequal bench-shares bench-auto bench-regimes clean
 
 help:
 	@echo "make demo   train LeNet on handwritten digits with 2 workers and 2 servers"
 	@echo "make test   run the tests, with coverage"
 	@echo "make test-faults   processes that are killed, stopped or cut off, and a short soak (about 10 minutes)"
+	@echo "make test-examples  every example with every store on small real data (about an hour)"
 	@echo "make test-hvd      every case of the Horovod interface, 1 to 4 processes, and 200 starts and ends (half an hour)"
 	@echo "make test-wheel    build the wheel, install it in an empty venv, run README's scripts (some minutes)"
 	@echo "make test-ssh      launchers ssh, mpi and slurm on hosts with real ssh servers (root; about 5 minutes)"
@@ -71,6 +72,9 @@ $(ENGINES)/.ready: $(READY)
 
 test-faults: $(READY)
 	$(BIN)/python -m pytest $(FAULTS)
+
+test-examples: $(READY)
+	PACELINE_TEST_EXAMPLES=1 $(BIN)/python -m pytest --timeout 600 tests/examples
 
 test-wheel: $(READY)
 	PACELINE_TEST_WHEEL=1 $(BIN)/python -m pytest --timeout 1200 tests/docs/test_wheel.py

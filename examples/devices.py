@@ -25,7 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def named(args: argparse.Namespace) -> list[Context]:
     if args.gpus:
-        return [paceline.gpu(int(number)) for number in args.gpus.split(",")]
+        numbers, there = [int(number) for number in args.gpus.split(",")], torch.cuda.device_count()
+        if max(numbers) >= there:
+            raise SystemExit(f"--gpus {args.gpus}: torch finds {there} GPUs here; --cpus 1 trains without any")
+        return [paceline.gpu(number) for number in numbers]
     return [paceline.cpu(number) for number in range(args.cpus)]
 
 

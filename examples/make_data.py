@@ -6,6 +6,7 @@ python examples/make_data.py mnist FOLDER          # train-images-idx3-ubyte, ..
 python examples/make_data.py imagenet FOLDER       # train/0/1.png, ..., val/0/2.png, ...
 python examples/make_data.py imagenet-rec FOLDER   # the same images as RecordIO: train.rec, train.idx, ...
 python examples/make_data.py imagenet-tar FOLDER   # the same images in WebDataset's form: train-000000.tar, ...
+python examples/make_data.py libsvm FOLDER         # train.libsvm: is a digit odd? 1,024 one-hot columns
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from __future__ import annotations
 import argparse
 import io
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from scipy import sparse
+from sklearn.datasets import dump_svmlight_file
 from torch.nn import functional as F
 
 import paceline
@@ -104,17 +108,32 @@ def make_archives(folder: Path, per_archive: int = 200) -> None:
                     file.write(f"{number:07}", {"png": image, "cls": str(label).encode()})
 
 
+def make_libsvm(folder: Path) -> None:
+    grey, labels = digits(True, 8)
+    columns = grey.reshape(len(grey), -1) // 16 + 16 * np.arange(64)  # 64 pixels of 16 shades
+    begins = np.arange(0, columns.size + 1, columns.shape[1])
+    one_hot = sparse.csr_matrix((np.ones(columns.size), columns.ravel(), begins), (len(grey), 1024))
+    dump_svmlight_file(one_hot, labels % 2, str(folder / "train.libsvm"))
+
+
+MAKERS: dict[str, Callable[[Path], None]] = {
+    "mnist": make_mnist,
+    "cifar10": partial(make_cifar, fine=False),
+    "cifar100": partial(make_cifar, fine=True),
+    "imagenet": make_imagenet,
+    "imagenet-rec": make_records,
+    "imagenet-tar": make_archives,
+    "libsvm": make_libsvm,
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("format", choices=["mnist", "cifar10", "cifar100", "imagenet", "imagenet-rec", "imagenet-tar"])
+    parser.add_argument("format", choices=MAKERS)
     parser.add_argument("folder", type=Path)
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
-    if args.format.startswith("cifar"):
-        make_cifar(args.folder, fine=args.format == "cifar100")
-    else:
-        makers = {"imagenet": make_imagenet, "imagenet-rec": make_records, "imagenet-tar": make_archives}
-        (makers | {"mnist": make_mnist})[args.format](args.folder)
+    MAKERS[args.format](args.folder)
     print(f"wrote {args.format} to {args.folder}")
 
 

@@ -20,6 +20,8 @@ from typing import Any
 
 import devices
 import torch
+from common import fit, flags
+from common.schedule import rate_factor
 from models import NETWORKS
 from readers import MNIST
 from reporting import accuracy, report
@@ -47,6 +49,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=16, help="samples per worker and step (16)")
     parser.add_argument("--optimizer", choices=sorted(OPTIMIZERS), default="sgd")
     parser.add_argument("--lr", type=float, help="learning rate (0.03 for sgd, 0.001 for adam)")
+    parser.add_argument("--mom", type=float, help="momentum of sgd (0.5)")
+    parser.add_argument("--wd", type=float, default=0.0, help="weight decay (0)")
+    flags.add_schedule(parser.add_argument_group("learning rate"))
+    flags.add_part(parser.add_argument_group("samples"))
     parser.add_argument("--num-epochs", type=int, default=15)
     parser.add_argument("--gc-type", choices=["none", "2bit"], default="none", help="gradient compression")
     parser.add_argument("--gc-threshold", type=float, default=0.01, help="size of a 2-bit step (0.01)")
@@ -56,10 +62,16 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def step_on_one(net: nn.Module, optimizer: Any, store: Any, compression: Any, device: torch.device) -> devices.Step:
+def new_optimizer(args: argparse.Namespace, net: nn.Module) -> torch.optim.Optimizer:
+    """Return the optimizer that flags name; it does not know of other workers."""
+    if args.optimizer == "adam" and args.mom is not None:
+        raise SystemExit("--mom is of --optimizer sgd; adam has no momentum to set")
+    given = {"lr": args.lr, "momentum": args.mom, "weight_decay": args.wd}
+    return OPTIMIZERS[args.optimizer](net.parameters(), **{key: one for key, one in given.items() if one is not None})
+
+
+def step_on_one(net: nn.Module, optimizer: Any, device: torch.device) -> devices.Step:
     """Return a function that trains ``net`` on one batch."""
-    # paceline: 3. the gradient becomes the mean over all workers' samples, the weights start as rank 0's
-    optimizer = paceline.DistributedOptimizer(optimizer, kvstore=store, model=net, compression=compression)
 
     def step(images: torch.Tensor, labels: torch.Tensor) -> None:
         F.cross_entropy(net(images.to(device)), labels.to(device)).backward()
@@ -79,17 +91,24 @@ def main() -> None:
 
     load = partial(MNIST, args.data_dir) if args.data_dir else paceline.data.digits
     train, test = load(train=True), load(train=False)
-    sampler = paceline.data.ShardedSampler(train, store.num_workers, store.rank)  # paceline: 2. train on my part
+    train = paceline.data.ArrayDataset(*(one[: args.num_examples] for one in train.tensors))
+    sampler = fit.own_part(args, len(train), store)  # paceline: 2. train on my part
     # drop_last: a last batch of fewer samples than devices could not be split.
-    loader = paceline.data.batches(train, sampler, args.batch_size, drop_last=len(where) > 1)
+    loader = paceline.data.batches(
+        train, sampler, sampler.batch_size or args.batch_size, drop_last=len(where) > 1
+    )  # fmt: skip
 
     net = NETWORKS[args.network]().to(where[0].device)
-    optimizer = OPTIMIZERS[args.optimizer](net.parameters(), **({} if args.lr is None else {"lr": args.lr}))
+    optimizer = new_optimizer(args, net)
     compression = devices.compression(args, where)
     if len(where) > 1:
         step = devices.step_on_all(net, optimizer, store, compression, where)
     else:
-        step = step_on_one(net, optimizer, store, compression, where[0].device)
+        # paceline: 3. the gradient becomes the mean over all workers' samples, the weights start as rank 0's
+        optimizer = paceline.DistributedOptimizer(optimizer, kvstore=store, model=net, compression=compression)
+        step = step_on_one(net, optimizer, where[0].device)
+    factor = rate_factor(args, store.num_workers, max(1, len(loader)))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
     console = Console(quiet=store.rank != 0)
     accuracies, seconds = [], 0.0
@@ -99,6 +118,7 @@ def main() -> None:
             start = time.perf_counter()
             for images, labels in loader:
                 step(images, labels)
+                schedule.step()
                 progress.advance(bar)
             elapsed = time.perf_counter() - start
             seconds += elapsed

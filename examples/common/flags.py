@@ -42,17 +42,21 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("training")
     group.add_argument("--batch-size", type=int, default=128, help="samples per worker and step (128)")
     group.add_argument("--num-epochs", type=int, default=20)
-    group.add_argument("--num-examples", type=int, help="samples of an epoch, of all workers together (all)")
     group.add_argument("--optimizer", choices=["sgd", "nag", "adam"], default="sgd")
     group.add_argument("--lr", type=float, default=0.05)
     group.add_argument("--mom", type=float, default=0.9, help="momentum (0.9)")
     group.add_argument("--wd", type=float, default=1e-4, help="weight decay (1e-4)")
+    group.add_argument("--seed", type=int, default=0)
+    add_schedule(group)
+
+
+def add_schedule(group: argparse._ActionsContainer) -> None:
+    """Add the flags that :func:`common.schedule.rate_factor` reads."""
     group.add_argument("--lr-factor", type=float, default=0.1, help="what the rate is multiplied by (0.1)")
     group.add_argument("--lr-factor-epoch", type=float, help="multiply every so many epochs; may be 0.5")
     group.add_argument("--lr-step-epochs", default="", metavar="E,E", help="multiply after these epochs: 30,60,80")
     group.add_argument("--warmup-epochs", type=float, default=0.0, help="epochs in which the rate grows from 0")
     group.add_argument("--scale-lr", action="store_true", help="multiply the rate by the number of workers")
-    group.add_argument("--seed", type=int, default=0)
 
 
 def _add_job(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +67,9 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--gc-threshold", type=float, default=0.01, help="size of a 2-bit step (0.01)")
     group.add_argument("--model-prefix", type=Path, help="checkpoints are PREFIX-0001.ckpt, ...: one per epoch")
     group.add_argument("--savemodel", action="store_true", help="write checkpoints (--model-prefix alone does, too)")
-    group.add_argument("--load-epoch", type=int, metavar="N", help="go on after epoch N of --model-prefix")
+    group.add_argument(
+        "--load-epoch", "--model-load-epoch", type=int, metavar="N", help="go on after epoch N of --model-prefix"
+    )
     group.add_argument("--retrain", action="store_true", help="go on after the last epoch of --model-prefix")
 
 
@@ -71,6 +77,12 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("data")
     group.add_argument("--data-dir", help="the folder with the data set")
     group.add_argument("--data-nthreads", type=int, default=2, help="processes that decode images (2)")
+    add_part(group)
+
+
+def add_part(group: argparse._ActionsContainer) -> None:
+    """Add the flags that say which samples a worker trains on."""
+    group.add_argument("--num-examples", type=int, help="samples of an epoch, of all workers together (all)")
     group.add_argument("--data-allocator", type=int, choices=[0, 1], default=0,
                        help="1: each worker's part of every batch is that of its line in ./data_sharding")  # fmt: skip
 

@@ -18,6 +18,12 @@ from tests.test_layers import RANK
 ALL = "\n".join(TEXTS.values())
 CODE = "\n".join(path.read_text() for path in SOURCES.rglob("*.py"))
 FLAGS = {flag for command in COMMANDS for option in options_of(command) for flag in option.flags} | {"--help"}
+#: Flags of the examples' scripts.
+EXAMPLE_FLAGS = {
+    flag
+    for path in (ROOT / "examples").rglob("*.py")
+    for flag in re.findall(r'add_argument\([^)]*?"(--[a-z][\w-]*)"', path.read_text())
+}
 #: Names of others: pip, mpirun, pytest, ray and torchx; users' and jobs' files; torch, Python and Noise.
 FOREIGN_FLAGS = {"--index-url", "--version", "--short", "--mca", "--labels", "--key_file", "--mounts"}
 FOREIGN_FILES = {"train.py", "resume.py", "job.ckpt", "job.ckpt.rank<r>.*"}
@@ -88,8 +94,10 @@ def test_every_command_option_and_target_exists(document: str) -> None:
     shown = [*code(document), *fenced.splitlines(), *indented]
     calls = [match for one in shown if (match := re.match(r"\W*paceline ([a-z]+)(.*)", one))]
     assert {call[1] for call in calls if call[2][:1] in (" ", "")} <= COMMANDS.keys()
-    own = [call[2].split(" -- ")[0] for call in calls] + [one for one in code(document) if one.startswith("--")]
-    assert {flag for one in own for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*", one)} <= FLAGS | FOREIGN_FLAGS
+    own = [re.split(" -- | python ", call[2])[0] for call in calls]
+    own += [one for one in code(document) if one.startswith("--")]
+    flags = {flag for one in own for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*", one)}
+    assert flags <= FLAGS | EXAMPLE_FLAGS | FOREIGN_FLAGS
     targets = {target for one in shown for target in re.findall(r"^make ([\w-]+)", one)}
     assert targets <= set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 

@@ -41,6 +41,14 @@ def test_lenet_learns_the_digits_and_reports_it(tmp_path: Path) -> None:
     assert "Trained lenet" in output
 
 
+def test_rate_is_multiplied_after_epochs_and_only_some_examples_are_read(tmp_path: Path) -> None:
+    few = ("--network", "mlp", "--num-examples", 320, "--num-epochs", 3, "--mom", 0.9, "--wd", 1e-4)
+    result, _ = train(tmp_path, *few, "--lr-factor", 0, "--lr-factor-epoch", 1)
+    assert result["accuracy"][0] > 0.2
+    assert result["accuracy"][1:] == result["accuracy"][:1] * 2, "a rate of 0 changes nothing"
+    assert result["samples_per_s"] * result["seconds"] == pytest.approx(3 * 320, rel=0.01)
+
+
 def test_two_bits_per_gradient_are_enough_with_the_default_threshold(tmp_path: Path) -> None:
     result, _ = train(tmp_path, "--network", "mlp", "--kv-store", "device", "--gc-type", "2bit")
     assert result["gc_type"] == "2bit"

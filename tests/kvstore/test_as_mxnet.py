@@ -63,6 +63,10 @@ def random_rows(seed, dtype=torch.float32):
     return dense.to(dtype).to_sparse(1)
 
 
+def test_store_without_servers_counts_nothing():
+    assert SumStore().stats() == {}
+
+
 def test_one_key_is_pushed_and_pulled(kind, keys):
     store = made(kind, keys)
     store.push(keys[0], full(1))

@@ -141,6 +141,13 @@ class KVStoreBase:
         """Number of workers that share the store."""
         return 1
 
+    def stats(self) -> dict[str, Any]:
+        """Counters of the consistency rule: updates, staleness histogram, step mass, data mass per worker.
+
+        A store without servers has none.
+        """
+        return {}
+
     def close(self) -> None:
         """Release the store's resources. Idempotent."""
 
@@ -286,7 +293,3 @@ class KVStore(KVStoreBase):
     def send_command_to_servers(self, head: str, body: str = "") -> list[str]:
         """Run a registered server command on every server and return the answers in server order."""
         raise ValueError(f"a {self.type} store has no servers to send {head!r} to")
-
-    def stats(self) -> dict[str, Any]:
-        """Counters of the consistency rule: updates, staleness histogram, step mass, data mass per worker."""
-        return {}

@@ -1,0 +1,102 @@
+"""docs/mxnet-lines.md is true: our launcher and scripts accept its lines, which differ from MXNet's as it says."""
+
+import argparse
+import runpy
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.app import main
+from tests.docs.pages import ROOT, rows
+
+EXAMPLES = ROOT / "examples"
+LINES = [[cell.strip("` ") for cell in row[:2]] + row[2:] for row in rows("docs/mxnet-lines.md")]
+TYPED = [row for row in LINES if row[1] != "-"]
+LAUNCHERS = ("python ../../tools/launch.py", "../../tools/launch.py")
+
+
+class ParsedError(Exception):
+    """A script has accepted its command line."""
+
+
+def script_of(words: list[str]) -> list[str]:
+    """Return the script and its flags."""
+    return words[words.index("python") + 1 :]
+
+
+def run_script(patch: pytest.MonkeyPatch, words: list[str]) -> None:
+    """Run a script of the examples with these flags in this process."""
+    patch.setattr(sys, "argv", [str(EXAMPLES / words[0]), *words[1:]])
+    patch.syspath_prepend(str(EXAMPLES))
+    before = set(sys.modules)
+    try:
+        runpy.run_path(str(EXAMPLES / words[0]), run_name="__main__")
+    finally:
+        for name in set(sys.modules) - before:
+            if str(getattr(sys.modules[name], "__file__", "")).startswith(str(EXAMPLES)):
+                del sys.modules[name]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder with the files that the lines name, as the current one."""
+    monkeypatch.chdir(tmp_path)
+    hosts = [f"10.10.10.{number}" for number in range(21, 33)]
+    Path("hosts").write_text("\n".join(hosts))
+    Path("groups").write_text(f"{' '.join(hosts[:4])}\n{' '.join(hosts[4:])}\n")
+    for script in EXAMPLES.glob("*.py"):
+        Path(script.name).symlink_to(script)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("there", "here", "change"), TYPED)
+def test_only_what_the_table_says_was_changed(there: str, here: str, change: str) -> None:
+    for launcher in LAUNCHERS:
+        there = there.replace(launcher, "paceline launch")
+    if change.startswith(("nothing", "the launcher's name")):
+        kept = set(shlex.split(there))
+        assert kept <= set(shlex.split(here))
+    if change.split(";")[0] in ("nothing", "the launcher's name") and ";" not in change:
+        assert here == there
+
+
+@pytest.mark.parametrize("here", [row[1] for row in TYPED if "paceline launch" in row[1]])
+def test_launcher_makes_a_plan_of_the_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], here: str
+) -> None:
+    settings, _, line = here.rpartition("; ")
+    for setting in settings.removeprefix("export ").split():
+        monkeypatch.setenv(*setting.split("=", 1))
+    program, *words = shlex.split(line)
+    assert program == "paceline"
+    assert main([words[0], "--dry-run", *words[1:]]) == 0
+    assert shlex.join(script_of(words)) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("here", [row[1] for row in TYPED if "python" in row[1]])
+def test_script_accepts_the_flags_of_the_line(folder: Path, monkeypatch: pytest.MonkeyPatch, here: str) -> None:
+    parse = argparse.ArgumentParser.parse_args
+
+    def stop(parser: argparse.ArgumentParser, *words: object) -> None:
+        parse(parser)
+        raise ParsedError
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
+    with pytest.raises(ParsedError):
+        run_script(monkeypatch, script_of(shlex.split(here.rpartition("; ")[2])))
+
+
+def test_line_without_a_launcher_trains(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [here] = [row[1] for row in TYPED if row[1].startswith("python") and "--gpus" not in row[1]]
+    run_script(monkeypatch, [*script_of(shlex.split(here)), "--num-epochs", "1", "--num-examples", "64"])
+    assert "epoch 0: " in capsys.readouterr().out
+
+
+def test_scripts_of_mxnet_g_that_are_named_are_there() -> None:
+    named = [word for row in TYPED for word in row[1].split() if word.endswith(".sh")]
+    assert named
+    assert all((EXAMPLES / name).exists() for name in named)
