@@ -19,6 +19,17 @@ def test_flows_share_a_link_alike() -> None:
     assert link.bytes == 12
 
 
+def test_flows_of_one_size_end_together_and_count_as_many() -> None:
+    """3 flows of 10 bytes beside one of 4 get a quarter each; that one ends at 1.6 s, and they at 3.4 s."""
+    environment = simpy.Environment()
+    link, ends = SharedLink(environment, 10.0), {}
+    link.send(10, lambda: ends.update(three=environment.now), 3)
+    link.send(4, lambda: ends.update(one=environment.now))
+    environment.run()
+    assert ends == {"one": pytest.approx(1.6), "three": pytest.approx(3.4)}
+    assert link.bytes == 34
+
+
 def test_link_without_a_limit_takes_no_time() -> None:
     environment = simpy.Environment()
     ends: list[float] = []

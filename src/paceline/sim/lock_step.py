@@ -185,7 +185,7 @@ class _Flow(NamedTuple):
 
     link: SharedLink
     size: float
-    count: int
+    number: int
 
 
 class _Lane:
@@ -208,8 +208,8 @@ class _Lane:
             return
         _, _, flows, then = heapq.heappop(self._waiting)
         self._busy, self._flowing = True, len(flows)
-        for link, size, count in flows:
-            link.send(size, partial(self._end, then), count)
+        for link, size, number in flows:
+            link.send(size, partial(self._end, then), number)
 
     def _end(self, then: Callable[[], None]) -> None:
         self._flowing -= 1

@@ -113,8 +113,8 @@ def _inception_v3() -> Arrays:
     found += _at(17, (288, 384, 9)) + _at(35, (288, 64, 1), (64, 96, 9)) + _at(17, (96, 96, 9))
     for width in (128, 160, 160, 192):
         single = ((768, width, 1), (width, width, 7), (width, 192, 7))
-        double = ((768, width, 1), *[(width, width, 7)] * 3, (width, 192, 7))
-        found += _at(17, (768, 192, 1), *single, *double, (768, 192, 1))
+        found += _at(17, (768, 192, 1), *single, (768, width, 1), *[(width, width, 7)] * 3, (width, 192, 7))
+        found += _at(17, (768, 192, 1))
     found += _at(17, (768, 192, 1)) + _at(8, (192, 320, 9)) + _at(17, (768, 192, 1), *[(192, 192, 7)] * 2)
     found += _at(8, (192, 192, 9))
     for inputs in (1280, 2048):
