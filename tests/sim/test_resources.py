@@ -30,6 +30,18 @@ def test_flows_of_one_size_end_together_and_count_as_many() -> None:
     assert link.bytes == 34
 
 
+def test_rest_of_a_flow_that_the_clock_cannot_wait_for_counts_as_sent() -> None:
+    """In the smallest step of the clock, a fast link carries more than rounding leaves of a flow."""
+    environment = simpy.Environment(initial_time=6.0)
+    link, ends = SharedLink(environment, 1e9), []
+    for size in (20, 40):
+        link.send(size, lambda: ends.append(environment.now))
+    for _ in range(20):
+        if environment.peek() < float("inf"):
+            environment.step()
+    assert ends == [pytest.approx(6 + 40e-9), pytest.approx(6 + 60e-9)]
+
+
 def test_link_without_a_limit_takes_no_time() -> None:
     environment = simpy.Environment()
     ends: list[float] = []

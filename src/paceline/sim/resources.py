@@ -60,7 +60,9 @@ class SharedLink:
             return
         self._advance()
         ended = []
-        while self._flows and self._flows[0][0] <= self._given * (1 + 1e-12) + 1e-9:
+        # The rest that the clock is too coarse to wait for counts as sent.
+        rest = 2 * math.ulp(self._since) * self._bandwidth / self._count
+        while self._flows and self._flows[0][0] <= self._given * (1 + 1e-12) + max(1e-9, rest):
             _, _, count, then = heapq.heappop(self._flows)
             self._count -= count
             ended.append(then)

@@ -212,7 +212,9 @@ class Planner:
         if fastest.step_s < EQUAL * best.step_s:
             codec = f" and {fastest.way.compression} compression" if fastest.way.compression else ""
             return f"{first} The fastest would be {_place(fastest)}{codec}: {self._figures(fastest)}."
-        return f"{first} It is the fastest, too; one server would give {self._figures(one_server)}."
+        if best.servers == 1:
+            return f"{first} It is the fastest, too, or less than 1% behind."
+        return f"{first} It is the fastest, too, or less than 1% behind; one server would give {self._figures(one_server)}."
 
     def _figures(self, one: Estimate) -> str:
         return f"{one.efficiency:.0%} efficiency, {1e3 * one.step_s:.4g} ms per step, {self.cost_words(one)} per epoch"
@@ -288,10 +290,10 @@ def _stages(arrays: Sequence[Array], buckets: Sequence[Bucket], element_bytes: f
 
 
 def _cheapest(estimates: Sequence[Estimate]) -> Estimate:
-    """Return the estimate of least cost; of those that cost as much, that with the fewest hosts, then the fastest."""
+    """Return the estimate of least cost; of those that cost as much, the first of those with the fewest hosts."""
     least = min(one.epoch_cost for one in estimates)
     equal = [one for one in estimates if EQUAL * one.epoch_cost <= least]
-    return min(equal, key=lambda one: (one.server_hosts, one.step_s))
+    return min(equal, key=lambda one: one.server_hosts)
 
 
 def _place(one: Estimate) -> str:
@@ -299,7 +301,9 @@ def _place(one: Estimate) -> str:
         return "all-reduce, without servers"
     servers = "1 server" if one.servers == 1 else f"{one.servers} servers"
     if one.way.layout == "co-located":
-        return f"{servers}, one on each host of workers"
+        return (
+            f"{servers} on the host of the workers" if one.servers == 1 else f"{servers}, one on each host of workers"
+        )
     return f"{servers} on {'a host of its own' if one.servers == 1 else 'hosts of their own'}"
 
 
