@@ -212,9 +212,8 @@ class Planner:
         if fastest.step_s < EQUAL * best.step_s:
             codec = f" and {fastest.way.compression} compression" if fastest.way.compression else ""
             return f"{first} The fastest would be {_place(fastest)}{codec}: {self._figures(fastest)}."
-        if best.servers == 1:
-            return f"{first} It is the fastest, too, or less than 1% behind."
-        return f"{first} It is the fastest, too, or less than 1% behind; one server would give {self._figures(one_server)}."
+        tied = f"{first} It is the fastest, too, or less than 1% behind"
+        return f"{tied}." if best.servers == 1 else f"{tied}; one server would give {self._figures(one_server)}."
 
     def _figures(self, one: Estimate) -> str:
         return f"{one.efficiency:.0%} efficiency, {1e3 * one.step_s:.4g} ms per step, {self.cost_words(one)} per epoch"
