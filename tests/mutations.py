@@ -58,7 +58,7 @@ JOINS = (
 AREAS = (
     Area(
         "consistency/rule.py",
-        ("consistency/test_rule.py", "consistency/test_age.py"),
+        ("consistency/test_rule.py", "consistency/test_age.py", "consistency/test_regroup.py"),
         (
             (
                 "self.version - self.read[worker] > self.policy.age",
@@ -75,7 +75,7 @@ AREAS = (
             ),
             ("min(self.policy.first, len(self._activity.workers))", "self.policy.first"),
             ("if first.round <= self.pushed[first.worker]:", "if first.round < self.pushed[first.worker]:"),
-            ("self.paused and not one.before_barrier:", "self.paused and one.before_barrier:"),
+            ("and worker not in self.paused):", "):"),
             ("                self.read[worker] = self.version", "                pass"),
             ("slowest(worker) <= self.policy.bound", "slowest(worker) <= self.policy.bound + 1"),
             ("slowest(worker) <= self.policy.bound", "slowest(worker) < self.policy.bound"),
@@ -86,7 +86,7 @@ AREAS = (
     ),
     Area(
         "consistency/activity.py",
-        ("consistency/test_rule.py", "consistency/test_age.py"),
+        ("consistency/test_rule.py", "consistency/test_age.py", "consistency/test_regroup.py"),
         (
             ("self.workers = self._live - self._paused - self._away", "self.workers = self._live - self._away"),
             ("self.workers = self._live - self._paused - self._away", "self.workers = self._live - self._paused"),
@@ -152,7 +152,6 @@ AREAS = (
         "server/forward.py",
         FORWARDING,
         (
-            ("one in at_barrier) for one", "False) for one"),
             ("values.to(dtype), unit, shares", "values.to(dtype), 1.0, shares"),
             ("outgoing, self._outgoing = self._outgoing, []", "outgoing = self._outgoing"),
         ),

@@ -102,15 +102,9 @@ class Model(RuleBasedStateMachine):
         mates = [w for w in self.free() if w != first and self.unit.get(w) == self.unit.get(first)]
         chosen = [first, *(data.draw(st.lists(st.sampled_from(mates), unique=True)) if mates else [])]
         samples = {w: data.draw(st.sampled_from([0.0, 1.0, 16.0])) for w in chosen}
-        before = {w for w in chosen if data.draw(st.booleans())}
         for w in chosen:
             self.pushed[w] += 1
-        for w in [w for w in chosen if w in self.paused and w not in before]:
-            mates = [other for other in self.active if self.unit.get(other) == self.unit.get(w)]
-            if mates:
-                self.level[w] = self.finished[w] - min(self.finished[other] - self.level[other] for other in mates)
-            self.paused.discard(w)
-        self.take(self.rule.push_sum([Pushed(w, self.pushed[w], samples[w], w in before) for w in chosen]), samples)
+        self.take(self.rule.push_sum([Pushed(w, self.pushed[w], samples[w]) for w in chosen]), samples)
 
     @precondition(lambda self: any(self.pushed[w] for w in self.live))
     @rule(data=st.data())
@@ -159,6 +153,19 @@ class Model(RuleBasedStateMachine):
         self.paused |= {worker} & self.live
         self.take(self.rule.pause(worker))
         self.open_barrier()
+
+    @precondition(lambda self: self.paused)
+    @rule(data=st.data())
+    def leave_barrier(self, data: st.DataObject) -> None:
+        worker = data.draw(st.sampled_from(sorted(self.paused)))
+        mates = [other for other in self.active if self.settings.merge != "groups" or self.are_mates(other, worker)]
+        if mates and self.settings.merge in ("all", "groups"):
+            self.level[worker] = self.finished[worker] - min(self.finished[w] - self.level[w] for w in mates)
+        self.paused.discard(worker)
+        self.take(self.rule.come_back(worker, 0))
+
+    def are_mates(self, one: int, other: int) -> bool:
+        return self.unit.get(one) == self.unit.get(other)
 
     def open_barrier(self) -> None:
         if self.live <= self.paused:
@@ -409,6 +416,7 @@ def test_worker_that_goes_on_before_its_barrier_opens_waits_for_nobody_for_ever(
     rule.leave(1)
     rule.push(3, 1)
     assert rule.answered[3] == 1
+    rule.come_back(2, 0)
     rule.push(2, 1)
     for round in (2, 3, 4):
         assert rule.missing_for(2) == [3]
@@ -631,7 +639,7 @@ def test_sum_of_pushes_that_do_not_belong_together_is_refused(pushes: list[Pushe
 def test_what_was_pushed_before_a_barrier_leaves_its_worker_waiting_there() -> None:
     rule = CheckedRule(Policy("all"), 3)
     rule.pause(1)
-    assert rule.push_sum([Pushed(0, 1), Pushed(1, 1, before_barrier=True)]) == [Merge(0, 0)]
+    assert rule.push_sum([Pushed(0, 1), Pushed(1, 1)]) == [Merge(0, 0)]
     assert rule.paused == {1}
     assert [one.workers for one in releases(rule.push(2, 1))] == [(0, 1, 2)]
     assert releases(rule.push_sum([Pushed(0, 2), Pushed(2, 2)])) == [Release((0, 2), 2)]
@@ -723,5 +731,32 @@ def test_worker_that_is_alone_in_its_unit_may_push_while_it_is_at_a_barrier() ->
     rule.push(0, 1)
     assert rule.answered[0] == 1
     rule.push(0, 2)
-    assert rule.missing_for(0) == [1], "it is active again, and the bound holds"
+    assert rule.missing_for(0) == [1], "the bound holds for its own pushes"
     rule.check()
+
+
+def test_worker_that_comes_back_before_its_barrier_opens_is_waited_for() -> None:
+    rule = CheckedRule(Policy("all"), 2)
+    rule.pause(0)
+    assert rule.come_back(0, 0) == []
+    rule.push(1, 1)
+    assert rule.missing_for(1) == [0]
+    assert rule.come_back(0, 0) == [], "it says so twice"
+
+
+def test_worker_that_is_away_holds_up_nobody_by_the_bound_and_counts_again_when_it_is_back() -> None:
+    rule = CheckedRule(Policy("each", bound=0), 2)
+    rule.go_away(1)
+    for round in (1, 2):
+        assert releases(rule.push(0, round)) == [Release((0,), round)]
+    rule.come_back(1, 1)
+    rule.push(0, 3)
+    assert rule.missing_for(0) == [1]
+
+
+def test_no_cohort_of_the_first_pushes_counts_on_a_worker_that_is_away() -> None:
+    rule = CheckedRule(Policy("first", first=2), 2)
+    rule.go_away(1)
+    assert updates(rule.push(0, 1)) == [Apply(0, (0,), 1.0, 1, 1.0, 1)]
+    rule.come_back(1, 1)
+    assert not updates(rule.push(0, 2))

@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 
+import paceline
 from paceline import kvstore
 from paceline.errors import ConfigError
 from paceline.testing import LocalJob
@@ -198,3 +199,29 @@ def test_a_store_without_optimizer_says_that_it_needs_one(found):
     for worker in found:
         assert "needs an optimizer" in worker["without optimizer"]
         assert "set_optimizer" in worker["without optimizer"]
+
+
+def open_early():
+    """Rank 0 alone has opened the store when all come to a barrier, and pushes after the others."""
+    store = paceline.kvstore.create("dist_sync")
+    if store.rank == 0:
+        store.init("a", torch.zeros(3))
+    store.barrier()
+    if store.rank != 0:
+        store.init("a", torch.zeros(3))
+    got = []
+    for _ in range(3):
+        if store.rank != 0:
+            store.push("a", torch.ones(3))
+        store.session.gather("test/others-have-pushed", b"")
+        if store.rank == 0:
+            store.push("a", torch.ones(3))
+        out = torch.zeros(3)
+        store.pull("a", out=out)
+        got.append(out.tolist())
+    return got
+
+
+def test_a_barrier_before_all_have_opened_the_store_keeps_the_workers_in_step():
+    with LocalJob(3, 2, timeout_s=60) as job:
+        assert job.run(open_early) == [[[3.0] * 3] * 3] * 3

@@ -229,6 +229,14 @@ def test_barrier_counts_identities_not_requests() -> None:
     members.check()
 
 
+def test_barrier_says_when_some_pause_and_some_do_not() -> None:
+    members = joined()
+    for number, pauses, expected in ((1, False, m.Gathered([], mixed=True)), (2, True, m.Done())):
+        members.handle(b"worker-0", 1 + number, m.Enter(f"s/{number}", "s", pauses=True), 1.0)
+        found = answers(members.handle(b"worker-1", 1 + number, m.Enter(f"s/{number}", "s", pauses=pauses), 1.0))
+        assert [answer for _, _, answer in found] == [expected, expected]
+
+
 def test_who_has_not_come_to_a_barrier_can_be_asked() -> None:
     members = joined()
     members.handle(b"worker-0", 2, m.Enter("b"), 1.0)

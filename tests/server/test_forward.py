@@ -365,7 +365,7 @@ def of_server(cluster: Cluster, body: m.Request, frames: Sequence[Any] = ()) -> 
 
 
 def a_sum(**changes: Any) -> m.PushSum:
-    shares = [m.Share(0, 1.0, False, [1]), m.Share(1, 1.0, False, [1])]
+    shares = [m.Share(0, 1.0, [1]), m.Share(1, 1.0, [1])]
     fields = {"entries": [m.Entry(0, 1, 0, NUMEL, 0)], "shares": shares, "unit": 1.0, "options": b""} | changes
     return m.PushSum("s", **fields)
 
@@ -374,17 +374,17 @@ def a_sum(**changes: Any) -> m.PushSum:
     ("body", "why"),
     [
         (
-            a_sum(shares=[m.Share(0, 1.0, False, [1]), m.Share(2, 1.0, False, [1])]),
+            a_sum(shares=[m.Share(0, 1.0, [1]), m.Share(2, 1.0, [1])]),
             "does not forward for worker 2",
         ),
-        (a_sum(shares=[m.Share(9, 1.0, False, [1])]), "does not forward for worker 9"),
+        (a_sum(shares=[m.Share(9, 1.0, [1])]), "does not forward for worker 9"),
         (m.OnBehalf(3, m.Leave("s")), "does not forward for worker 3"),
         (m.Leave("s"), "from another server"),
         (a_sum(shares=[]), "without one round per entry"),
-        (a_sum(shares=[m.Share(0, 1.0, False, [])]), "without one round per entry"),
-        (a_sum(shares=[m.Share(0, 1.0, False, [1]), m.Share(0, 1.0, False, [1])]), "twice"),
-        (a_sum(shares=[m.Share(0, 1.0, False, [2])]), "after round 0"),
-        (a_sum(entries=[m.Entry(0, 1, 2, 3, 0)], shares=[m.Share(0, 1.0, False, [2])]), "after round 0"),
+        (a_sum(shares=[m.Share(0, 1.0, [])]), "without one round per entry"),
+        (a_sum(shares=[m.Share(0, 1.0, [1]), m.Share(0, 1.0, [1])]), "twice"),
+        (a_sum(shares=[m.Share(0, 1.0, [2])]), "after round 0"),
+        (a_sum(entries=[m.Entry(0, 1, 2, 3, 0)], shares=[m.Share(0, 1.0, [2])]), "after round 0"),
         (a_sum(unit=0.0), "unit is 0.0"),
         (a_sum(unit=float("nan")), "unit is nan"),
         (a_sum(entries=[m.Entry(0, 1, 1, NUMEL, 0)]), "of a bucket of"),

@@ -20,8 +20,8 @@ class Counting:
     def go_away(self) -> None:
         self.calls.append("go away")
 
-    def come_back(self, phase: int) -> None:
-        self.calls.append(f"come back in phase {phase}")
+    def come_back(self) -> None:
+        self.calls.append("come back")
 
     def finish(self) -> None:
         self.calls.append("finish")

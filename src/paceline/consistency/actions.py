@@ -13,8 +13,6 @@ class Pushed:
     worker: int
     round: int
     samples: float = 1.0
-    before_barrier: bool = False
-    """The worker pushed this before it came to the barrier at which it may be waiting."""
 
 
 @dataclass(frozen=True)

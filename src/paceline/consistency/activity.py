@@ -21,7 +21,7 @@ class Activity:
     def __init__(self, live: set[int], paused: set[int], away: set[int], units: Units, finished: list[int]) -> None:
         self._live, self._paused, self._away, self._units, self._finished = live, paused, away, units, finished
         self.level = [0] * len(finished)
-        """Finished rounds from which the bound counts, per worker: those of the last barrier, or see :meth:`resume`."""
+        """Finished rounds from which the bound counts, per worker: those of the last barrier, or :meth:`come_back`."""
         self.phase = [0] * len(finished)
         """Per worker, the phase that it has come back in last."""
         self.change()
@@ -38,8 +38,8 @@ class Activity:
         self.level = list(self._finished)
         self.change()
 
-    def resume(self, worker: int) -> None:
-        """Note that others wait for a worker again: it counts as far ahead as the workers of its unit.
+    def come_back(self, worker: int, phase: int) -> None:
+        """Note that others wait for a worker again: in that phase, and as far ahead as the workers of its unit.
 
         Those may have finished rounds without it. If it were behind them, they would wait for it by the bound, and it
         for them by the cohort, for ever.
@@ -49,11 +49,6 @@ class Activity:
             self.level[worker] = self._finished[worker] - min(map(self.ahead, others))
         self._paused.discard(worker)
         self._away.discard(worker)
-        self.change()
-
-    def come_back(self, worker: int, phase: int) -> None:
-        """Note that others wait for a worker again from its next round on, where they have come to the phase too."""
-        self.resume(worker)
         self.phase[worker] = phase
         self.change()
 

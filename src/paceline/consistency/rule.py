@@ -5,8 +5,7 @@ Effects of events of a worker. It is *idle* (all its pushes are answered) or *wa
 none of these; others wait only for them. ``k`` is the last round that the worker has pushed::
 
     event           worker is    becomes            actions
-    push of k + 1   idle         waiting, active    Merge or Drop, then settle
-    push of k + 1   idle, away   waiting, away      the same: it waits for others, they do not wait for it
+    push of k + 1   idle         waiting            Merge or Drop, then settle
     push of k + 1   waiting      (unchanged)        Refuse
     push up to k    idle         (unchanged)        Repeat
     push up to k    waiting      (unchanged)        none: its answer is still to come
@@ -14,7 +13,7 @@ none of these; others wait only for them. ``k`` is the last round that the worke
     any push        gone         (unchanged)        Refuse
     pause           not gone     paused             settle; the barrier opens when all that are left are paused
     go away         not gone     away               settle
-    come back       not gone     active             settle; its later pushes join cohorts of a later phase
+    come back       not gone     active             settle; its later pushes join cohorts of that phase
     leave           any          gone               settle; the barrier may open
     regroup         idle         (unchanged)        settle; its later pushes join cohorts of its new group
     regroup         waiting      (unchanged)        Refuse
@@ -37,8 +36,8 @@ A cohort is open until it is complete, then it is applied and forgotten::
 With a bound ``s`` a worker goes on only when it is at most ``s`` finished rounds ahead of the slowest active worker.
 Groups may change while workers train (:mod:`paceline.consistency.units`). With a bound they may not.
 
-A paused worker that pushes goes on before its barrier opens. For the bound it is then as far ahead as the active
-workers of its unit, with whom it steps from here on.
+A worker that is paused or away may push: it waits for others then, and they do not wait for it. When it comes back, it
+is as far ahead for the bound as the active workers of its unit, with whom it steps from here on.
 
 Others wait for a worker that was away from its next *phase* on. A phase begins for each worker between two of its
 rounds, the same two at every slot, with :meth:`Rule.come_back`. A cohort has one phase. It waits for the workers of its
@@ -54,7 +53,8 @@ The guarantees do not hold with:
 - Events of one slot that overlap, or an event before the actions of the last one are carried out, in order.
 - A worker that pushes again under a new round number: that counts twice. Under the same number it counts once.
 - A worker that dies without ``leave``: cohorts wait for it forever. The rule has no clock; deadlines are the askers'.
-- A ``pause`` that overtakes the worker's own pushes, unless these say ``before_barrier``: cohorts do not wait for them.
+- A ``pause`` that overtakes the worker's own pushes: cohorts do not wait for them.
+- A worker that comes back in its old phase while others push: cohorts of two slots may differ by a round.
 """
 
 from __future__ import annotations
@@ -137,8 +137,6 @@ class Rule:
             return [Repeat(first.worker, self.read[first.worker])] if answered else []
         for one in pushes:
             self.pushed[one.worker] = one.round
-            if one.worker in self.paused and not one.before_barrier:
-                self._activity.resume(one.worker)
         action = self._drop(first) if self._is_too_old(first.worker) else self._merge(pushes)
         return [action, *self._settle([one.worker for one in pushes])]
 
@@ -220,11 +218,12 @@ class Rule:
 
         Args:
             worker: the worker; it need not have been away.
-            phase: one that the worker has reached already has no effect.
+            phase: one that the worker has reached already has no effect, except that it leaves a barrier.
         """
-        if worker not in self.live or phase <= self._activity.phase[worker]:
+        before = self._activity.phase[worker]
+        if worker not in self.live or (phase <= before and worker not in self.paused):
             return []
-        self._activity.come_back(worker, phase)
+        self._activity.come_back(worker, max(phase, before))
         self._events.append(("come back", worker, phase))
         return self._settle()
 

@@ -57,7 +57,8 @@ class Barriers:
         size = sum(len(one.payload or b"") for one in inside.values())
         gone = sorted(losses.rounds.items())
         dead = [rank for rank, _ in gone if rank in losses.ranks]
-        entered = m.Gathered([], gone, dead) if gone else m.Done()
+        mixed = len({one.pauses for one in inside.values()}) > 1
+        entered = m.Gathered([], gone, dead, mixed) if gone or mixed else m.Done()
         gathered: m.Reply
         if size > MAX_GATHER_BYTES:
             text = f"gather {name!r}: the workers said {size} bytes together; at most {MAX_GATHER_BYTES} are possible"

@@ -47,6 +47,8 @@ class Waiting:
     """Keys that a lookup wants; empty: all there are."""
     payload: bytes | None = None
     """The bytes that it brought to a gather; None at a barrier."""
+    pauses: bool = False
+    """The worker at the barrier pauses at the servers."""
 
 
 def refuse(peer: bytes, seq: int, text: str) -> Answer:

@@ -34,7 +34,7 @@ class Waits:
         """Carry out one request of a member; returns the answers that are due."""
         match body:
             case m.Enter():
-                return self._enter(key, Waiting(peer, seq), body.barrier, body.store, body.round)
+                return self._enter(key, Waiting(peer, seq, pauses=body.pauses), body.barrier, body.store, body.round)
             case m.Gather():
                 return self._enter(key, Waiting(peer, seq, payload=body.payload), body.barrier)
             case m.Publish():

@@ -109,7 +109,7 @@ def check_sum(own: OwnStore, push: m.PushSum) -> list[StoredBucket]:
 def pushes_of(push: m.PushSum, index: int) -> Sequence[Pushed]:
     """Return what each worker has pushed of one entry of a sum, in the order of ranks."""
     shares = sorted(push.shares, key=lambda share: share.worker)
-    return [Pushed(one.worker, one.rounds[index], one.samples, one.before_barrier) for one in shares]
+    return [Pushed(one.worker, one.rounds[index], one.samples) for one in shares]
 
 
 def _check_entries(part: StorePart, push: m.Push | m.PushSum) -> list[StoredBucket]:

@@ -65,8 +65,8 @@ class Sum:
     """Flat [length of the span]."""
     unit: float
     """Values times this are the sum of gradients times their samples, where the store merges to the mean."""
-    shares: tuple[tuple[int, float, bool], ...]
-    """(worker, samples, whether before the barrier at which it may be waiting)."""
+    shares: tuple[tuple[int, float], ...]
+    """(worker, samples)."""
     rounds: tuple[int, ...]
     """Of the workers, in the order of shares."""
 
@@ -174,9 +174,9 @@ class ForwardStore(Sink):
 
     def complete(self, bucket: StoredBucket, slot: Slot, accumulator: Accumulator, action: Apply) -> None:
         """Put the sum of a complete cohort with those that leave next."""
-        dtype, at_barrier = slot.updater.value.dtype, self.store.at_barrier
+        dtype = slot.updater.value.dtype
         values, unit = accumulator.sum() or (torch.zeros_like(slot.updater.value), 1.0)
-        shares = tuple((one, accumulator.shares[one], one in at_barrier) for one in action.workers)
+        shares = tuple((one, accumulator.shares[one]) for one in action.workers)
         rounds = tuple(slot.rule.pushed[one] for one in action.workers)
         owner = self._described[bucket.place].owner
         self._outgoing.append(Sum(owner, bucket, slot.span, accumulator, values.to(dtype), unit, shares, rounds))
@@ -272,5 +272,5 @@ def _checked(sums: Sequence[Sum], body: m.Body, frames: Frames) -> tuple[m.Value
 def _take_waiting(one: Sum) -> list[tuple[Slot, PushRequest]]:
     """Take out the requests that wait for a sum; its slot may have been cut since."""
     slots = one.bucket.slots_over(one.span)
-    found = [(slot, slot.pending.pop(worker, None)) for slot in slots for worker, _, _ in one.shares]
+    found = [(slot, slot.pending.pop(worker, None)) for slot in slots for worker, _ in one.shares]
     return [(slot, request) for slot, request in found if request is not None]

@@ -73,7 +73,6 @@ class BucketStore:
 
     Attributes:
         unpushed: the rule of a slot that nobody has pushed: new buckets go on from it.
-        at_barrier: workers that have pushed nothing since they came to a barrier.
         sums_in_float32: merge 2-byte values in float32, because the updater keeps float32 masters.
         received_bytes: of values that came from other hosts.
         sent_bytes: of values that went to other hosts.
@@ -92,7 +91,6 @@ class BucketStore:
         self.name, self.policy, self.mean, self.sink = name, policy, mean, sink
         # What weightings look at: updates of all slots.
         self.unpushed = new_rule(policy, num_workers, Stats(store=Stats()))
-        self.at_barrier: set[int] = set()
         self.buckets = Buckets(name, shared)
         self.sums_in_float32 = False
         self.received_bytes = self.sent_bytes = 0
@@ -163,8 +161,6 @@ class BucketStore:
         """
         request.waits(len(pushes))
         first = pushes[0]
-        if first.worker in self.at_barrier and first.round > slot.rule.pushed[first.worker]:
-            self.at_barrier.remove(first.worker)
         actions = slot.rule.push_sum(pushes)
         if actions and isinstance(actions[0], Repeat) and first.worker not in slot.pending:
             for _ in pushes:
@@ -205,7 +201,6 @@ class BucketStore:
 
     def pause(self, worker: int) -> None:
         """Note that a worker enters a barrier: until all have, nobody waits for its pushes."""
-        self.at_barrier.add(worker)
         self.unpushed.pause(worker)
         for bucket in self.buckets:
             for slot in bucket.slots:

@@ -69,9 +69,10 @@ class _Session:
     def failure(self) -> None:
         return None
 
-    def barrier(self, name: str, store: str = "") -> None:
-        """Deliver all there is; a test calls its workers one after the other."""
+    def barrier(self, name: str, store: str = "", pauses: bool = False) -> bool:
+        """Deliver all there is; a test calls its workers one after the other, so others do not pause."""
         self._job.deliver_all()
+        return pauses
 
     def gather(self, name: str, payload: bytes, timeout_s: float | None = None) -> list[bytes]:
         """Return what this worker says; a test calls its workers one after the other."""

@@ -297,11 +297,22 @@ class Session:
 
     # ---- together ----------------------------------------------------------------------------------------------------
 
-    def barrier(self, name: str, store: str = "") -> None:
-        """Wait until all live workers have called this with the same name; of a store, all that have not left it."""
-        answer = self.call_scheduler(m.Enter(name, store, self.round), f"barrier {name!r}")
-        if isinstance(answer, m.Gathered):
-            self.gone, self.dead = dict(answer.gone), frozenset(answer.dead)
+    def barrier(self, name: str, store: str = "", pauses: bool = False) -> bool:
+        """Wait until all live workers have called this with the same name; of a store, all that have not left it.
+
+        Args:
+            name: of the barrier.
+            store: whose barrier it is; empty: the job's.
+            pauses: whether the servers know that this worker pauses.
+
+        Returns:
+            Whether they know it of some of the workers, and of others not.
+        """
+        answer = self.call_scheduler(m.Enter(name, store, self.round, pauses), f"barrier {name!r}")
+        if not isinstance(answer, m.Gathered):
+            return False
+        self.gone, self.dead = dict(answer.gone), frozenset(answer.dead)
+        return answer.mixed
 
     def gather(self, name: str, payload: bytes, timeout_s: float | None = None) -> list[bytes]:
         """Return the payloads of all workers, by rank.

@@ -19,8 +19,8 @@ class Store(Protocol):
     def go_away(self) -> None:
         """Tell the servers that nobody shall wait for this worker's pushes until it comes back."""
 
-    def come_back(self, phase: int) -> None:
-        """Tell the servers that others in a phase wait for this worker's pushes again."""
+    def come_back(self) -> None:
+        """Tell the servers that others in this worker's phase wait for its pushes again."""
 
     def finish(self) -> None:
         """Wait for this worker's own requests."""
@@ -87,7 +87,7 @@ class WorkerStores:
         if phase > self.phase:
             self.phase = phase
             for store in list(self._open):
-                store.come_back(phase)
+                store.come_back()
 
     def finish(self) -> None:
         """Finish all open stores."""

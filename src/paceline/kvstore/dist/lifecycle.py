@@ -11,11 +11,13 @@
 | any    | ``close()`` after the job has failed | nothing | closed |
 | open   | the worker ends | nothing: the scheduler tells them | closed |
 
-A new store has no keys, so its barriers need no servers. Before ``Leave`` a worker waits for its own requests and copies
+Before ``Leave`` a worker waits for its own requests and copies
 the values out of the servers' memory. After ``Leave`` the servers continue without this worker.
 """
 
 from __future__ import annotations
+
+import contextlib
 
 from paceline.config import variable
 from paceline.consistency import Policy
@@ -77,7 +79,7 @@ class StoreLifecycle:
         )  # fmt: skip
         self.ask_all_servers(body, f"opening store {self.name!r}")
         if self._session.stores.phase:
-            self.come_back(self._session.stores.phase)
+            self._come_back()
 
     def _claim_groups(self) -> None:
         """Refuse a second store with groups that change: workers that move between rounds of both may wait in a circle.
@@ -109,29 +111,46 @@ class StoreLifecycle:
     def barrier(self) -> None:
         """Wait until all workers that have not left the store have called this.
 
-        Servers do not wait for pushes of a worker that has called it.
+        Servers do not wait for pushes of a worker that has called it. Some workers may not have opened the store yet.
+        Then the servers' barrier does not open by itself: all wait once more, until the others are back.
         """
         self._barriers += 1
+        name = f"{self.name}/{self._barriers}"
         self.pause()
-        self._session.barrier(f"{self.name}/{self._barriers}", self.name)
+        try:
+            if self._session.barrier(name, self.name, self._is_at_servers):
+                self._come_back()
+                self._session.barrier(f"{name}/back", self.name)
+        except PacelineError:
+            with contextlib.suppress(PacelineError):  # a worker that goes on after this error is in step with the others
+                self._come_back()
+            raise
         for block in self._table.blocks.values():
             block.fresh = [False] * len(block.fresh)
 
     def pause(self) -> None:
         """Tell the servers that nobody shall wait for this worker's pushes until all workers have told them this."""
-        if self.is_open and not self._is_closed:
+        if self._is_at_servers:
             self.ask_all_servers(m.Pause(self.name), "entering a barrier")
 
     def go_away(self) -> None:
         """Tell the servers that nobody shall wait for this worker's pushes until it comes back, or a barrier opens."""
-        if self.is_open and not self._is_closed:
+        if self._is_at_servers:
             self.ask_all_servers(m.Away(self.name), "going away")
 
-    def come_back(self, phase: int) -> None:
-        """Tell the servers that others in a phase wait for this worker's pushes, from its next round on."""
-        if self.is_open and not self._is_closed:
+    def come_back(self) -> None:
+        """Tell the servers that others in this worker's phase wait for its pushes, from its next round on."""
+        if self._is_at_servers:
             self.wait_for_own_requests()
-            self.ask_all_servers(m.Back(self.name, phase), "coming back")
+            self._come_back()
+
+    def _come_back(self) -> None:
+        if self._is_at_servers:
+            self.ask_all_servers(m.Back(self.name, self._session.stores.phase), "coming back")
+
+    @property
+    def _is_at_servers(self) -> bool:
+        return self.is_open and not self._is_closed
 
     def follow_groups(self) -> None:
         """Step with the group that fits this worker's speed, between two rounds: none of its pushes is in flight.

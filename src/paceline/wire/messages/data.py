@@ -327,7 +327,7 @@ class Back(Message, tag=71):
 
     store: Name
     phase: Number
-    """The round joins cohorts of this phase; of those that the worker has reached already it has no effect."""
+    """The round joins cohorts of this phase. One that the worker has reached already only ends a pause."""
 
 
 class Regroup(Message, tag=59):

@@ -30,8 +30,6 @@ class Share(Message):
 
     worker: Rank
     samples: float
-    before_barrier: bool
-    """The worker pushed this before it came to the barrier at which it may be waiting."""
     rounds: list[Number]
     """Per entry of the sum."""
     inputs: Text | None = None

@@ -161,7 +161,7 @@ class Claim(Message, tag=6):
 class Enter(Message, tag=7):
     """Enter a barrier; answered when every live worker has, or those that have not left its store.
 
-    The answer is :class:`Gathered`, without payloads, when workers have left or died.
+    The answer is :class:`Gathered`, without payloads, when workers have left or died, or not all of them pause.
     """
 
     barrier: Name
@@ -169,6 +169,8 @@ class Enter(Message, tag=7):
     """The store whose barrier it is; empty: the job's."""
     round: Number = 0
     """Last round that the worker has pushed: it has trained on all samples that it took from pools before."""
+    pauses: bool = False
+    """The servers know that the worker pauses: it has opened the store there."""
 
 
 class KeySpec(Message):
@@ -281,6 +283,8 @@ class Gathered(Message, tag=15):
     """The workers that have left or died, each with its last round."""
     dead: list[Rank] = msgspec.field(default_factory=list)
     """Those of them that have died."""
+    mixed: bool = False
+    """Some of the workers pause at the servers, and some do not: the servers' barrier does not open."""
 
 
 class TakeSamples(Message, tag=16):
