@@ -46,6 +46,17 @@ def test_exchange_without_overlap_takes_the_time_of_the_busiest_link(
     assert step_seconds(hosts, WHOLE, exchange, merges=True) == pytest.approx(3 + seconds)
 
 
+@pytest.mark.parametrize(("holders", "seconds"), [((0, 1), 2 + 2), ((0, 0), 4 + 4), ((None, None), 2 + 2)])
+def test_stages_of_one_server_share_its_link(holders: tuple[int | None, int | None], seconds: float) -> None:
+    """Two hosts push two halves of a model: to one server each, or both to one, whose link is no faster than theirs."""
+    stages = [Stage(50.0, 0.0, holders[0]), Stage(50.0, 1.0, holders[1])]
+    hosts = [Hosts(2, 1, 3.0, 50.0)]
+    step_s = step_seconds(hosts, stages, Servers(2, 0.5, 50.0), merges=True)
+    assert 3 + seconds / 2 <= step_s <= 3 + seconds + 1e-9
+    alone = step_seconds(hosts, stages, Servers(2, 0.5, 1e9), merges=True)
+    assert (step_s - alone > 1) == (holders == (0, 0))
+
+
 def test_workers_that_do_not_add_up_push_each_for_itself() -> None:
     hosts = [Hosts(4, 2, 3.0, 50.0)]
     assert step_seconds(hosts, WHOLE, Servers(4, 0.25, 50.0), merges=False) == pytest.approx(3 + 2 * 4)

@@ -9,9 +9,10 @@ A model is cut into stages, runs of layers whose gradients travel together. A st
 One stage of the whole model is a loop without overlap: it pushes when backward has ended, and waits for all values.
 
 Hosts of a kind do the same at the same time, so one stands for all of its kind: its flows count as many on the links of
-servers. Of the servers, the one with the largest part of the model stands for all. So a job of 10,000 workers takes no
-more events than a job of one. A host sends one message after the other. A message takes as long as the slower of the
-flow on the sender's link and the flow on the receiver's.
+servers. A stage of one bucket flows to the server that holds it. For a stage that is spread, and where servers run on
+the hosts of workers, the server with the largest part of the model stands for all. So a job of 10,000 workers takes no
+more events than a job of one. A host sends one message after the other to each server. A message takes as long as the
+slower of the flow on the sender's link and the flow on the receiver's.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ class Stage:
     """Of its gradients as they travel, and of its values."""
     work: float
     """Its part of the computation of a step."""
+    server: int | None = None
+    """The server that holds all of it; None: it is spread over all, as their parts of the model are."""
 
 
 @dataclass(frozen=True)
@@ -235,25 +238,40 @@ class _ThroughServers:
         self._hosts, self._stages, self._servers, self._deliver = hosts, stages, servers, deliver
         self._pushes = [1 if merges else one.workers for one in hosts]
         self._out, self._in = ([SharedLink(environment, one.bandwidth) for one in hosts] for _ in range(2))
-        self._push_lanes, self._answer_lanes = ([_Lane(environment, latency_s) for _ in hosts] for _ in range(2))
+        holders = {one.server for one in stages}
+        self._push_lanes, self._answer_lanes = (
+            {(kind, holder): _Lane(environment, latency_s) for kind in range(len(hosts)) for holder in holders}
+            for _ in range(2)
+        )
         self._processor = Processor(environment)
         self._came = [0] * len(stages)
         self._away = 1.0
+        self._single: dict[int, tuple[SharedLink, SharedLink]] = {}
         if servers.on_hosts:
             slowest = min(range(len(hosts)), key=lambda kind: hosts[kind].bandwidth)
             self._servers_out, self._servers_in = self._out[slowest], self._in[slowest]
             self._away -= 1 / sum(one.count for one in hosts)  # what stays on a host
         else:
             self._servers_out, self._servers_in = (SharedLink(environment, servers.bandwidth) for _ in range(2))
+            held = {one.server for one in stages if one.server is not None}
+            self._single = {
+                one: (SharedLink(environment, servers.bandwidth), SharedLink(environment, servers.bandwidth))
+                for one in held
+            }
 
     def push(self, kind: int, stage: int) -> None:
         """Send the gradient of a stage from all hosts of a kind; the values come back once those of all kinds came."""
-        flows = self._flows(kind, stage, self._out[kind], self._servers_in)
-        self._push_lanes[kind].send(0, flows, partial(self._arrive, stage))
+        flows = self._flows(kind, stage, self._out[kind], inwards=True)
+        self._push_lanes[kind, self._stages[stage].server].send(0, flows, partial(self._arrive, stage))
 
-    def _flows(self, kind: int, stage: int, own: SharedLink, server: SharedLink) -> tuple[_Flow, ...]:
+    def _flows(self, kind: int, stage: int, own: SharedLink, *, inwards: bool) -> tuple[_Flow, ...]:
         """Return the flows of a host to or from all servers, and those of the fullest server with all such hosts."""
         pushes, size = self._pushes[kind], self._stages[stage].size_bytes * self._away
+        holder = self._stages[stage].server
+        if holder is not None and holder in self._single:
+            server = self._single[holder][0 if inwards else 1]
+            return _Flow(own, size, pushes), _Flow(server, size, pushes * self._hosts[kind].count)
+        server = self._servers_in if inwards else self._servers_out
         part = _Flow(own, size / self._servers.count, pushes * self._servers.count)
         return part, _Flow(server, size * self._servers.largest_part, pushes * self._hosts[kind].count)
 
@@ -269,8 +287,9 @@ class _ThroughServers:
         return (pushes * self._servers.merge_s + self._servers.update_s) * self._servers.largest_part * part
 
     def _answer(self, stage: int) -> None:
-        for kind, lane in enumerate(self._answer_lanes):
-            flows = self._flows(kind, stage, self._in[kind], self._servers_out)
+        for kind in range(len(self._hosts)):
+            lane = self._answer_lanes[kind, self._stages[stage].server]
+            flows = self._flows(kind, stage, self._in[kind], inwards=False)
             lane.send(stage, flows, partial(self._deliver, kind, stage))
 
 

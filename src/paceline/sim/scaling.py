@@ -284,7 +284,8 @@ def _stages(arrays: Sequence[Array], buckets: Sequence[Bucket], element_bytes: f
             for part in one.parts
             if part.key_start + part.length == arrays[part.key].numel
         ]
-        stages.append(Stage(element_bytes * sum(one.length for one in some), sum(ended) / total))
+        holder = some[0].server if each == 1 else None
+        stages.append(Stage(element_bytes * sum(one.length for one in some), sum(ended) / total, holder))
     return stages
 
 
