@@ -19,3 +19,10 @@ def describe_code(code: int) -> str:
         return f"killed by {signal.Signals(code - 128).name} (exit code {code})"
     except ValueError:
         return f"exit code {code}"
+
+
+def why_ended(code: int) -> str:
+    """Return the reason of a death that nothing but an exit code tells."""
+    if code == PEER_FAILED:
+        return f"its process ended because it had lost another one ({describe_code(code)})"
+    return f"its process ended: {describe_code(code)}"

@@ -73,7 +73,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from paceline.config import Settings
-from paceline.exitcodes import PEER_FAILED, WORKER_LOST, describe_code
+from paceline.exitcodes import PEER_FAILED, WORKER_LOST, describe_code, why_ended
 from paceline.membership.following import Following
 from paceline.membership.joining import Starting
 from paceline.membership.liveness import Liveness, Suspect
@@ -331,12 +331,8 @@ class Membership:
             return []
         if record.left and code == 0:
             return self._die((role, rank), "it left the job with exit code 0, before the workers did", now)
-        if code not in (0, PEER_FAILED):
-            return self._die((role, rank), f"its process ended: {describe_code(code)}", now)
-        if code == PEER_FAILED and not self.deaths:
-            return self._die(
-                (role, rank), f"its process ended because it had lost another one ({describe_code(code)})", now
-            )
+        if code and (code != PEER_FAILED or not self.deaths):
+            return self._die((role, rank), why_ended(code), now)
         if record.goodbye_since is None and record.closed_since is None:
             record.closed_since = now
         return []

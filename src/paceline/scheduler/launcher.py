@@ -40,7 +40,7 @@ class StartProgress(NamedTuple):
 
 
 class Launcher:
-    """What the scheduler and the launcher tell each other.
+    """The news that the scheduler and the launcher tell each other. The scheduler says each thing once.
 
     Args:
         ready_fd: where to write, or None.
@@ -53,6 +53,7 @@ class Launcher:
     def __init__(self, ready_fd: int | None, ended_fd: int | None) -> None:
         self._ready_fd, self._ended_fd = ready_fd, ended_fd
         self._text = b""
+        self._said: set[str] = set()
         self.reports_ends = ended_fd is not None
         if ended_fd is not None:
             os.set_blocking(ended_fd, False)
@@ -80,7 +81,8 @@ class Launcher:
         self._write(json.dumps(["over"]))
 
     def _write(self, line: str) -> None:
-        if self._ready_fd is not None:
+        if self._ready_fd is not None and line not in self._said:
+            self._said.add(line)
             with contextlib.suppress(OSError):  # the launcher does not read any more
                 os.write(self._ready_fd, line.encode() + b"\n")
 

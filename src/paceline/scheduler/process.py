@@ -34,8 +34,6 @@ class Scheduler:
 
     def __init__(self, settings: Settings, listener: Listener, launcher: Launcher) -> None:
         self._listener, self._launcher = listener, launcher
-        self._is_start_reported = self._is_cause_reported = self._is_end_reported = False
-        self._losses_reported = 0
         self._host_id = host_id()
         self._membership = Membership(
             settings, time.monotonic(), lambda: secrets.token_bytes(16), os.getpid(), self._host_id
@@ -78,18 +76,14 @@ class Scheduler:
 
     def _report(self) -> None:
         """Tell the launcher how the job goes."""
-        for death in self._membership.losses.deaths[self._losses_reported :]:
-            self._losses_reported += 1
+        for death in self._membership.losses.deaths:
             self._launcher.report_failure(death.role, death.rank, death.reason, goes_on=True)
-        if self._membership.complete and not self._is_start_reported:
-            self._is_start_reported = True
+        if self._membership.complete:
             self._launcher.report_complete()
-        cause = self._membership.cause
-        if cause is not None and not self._is_cause_reported:
-            self._is_cause_reported = True
+        if self._membership.cause is not None:
+            cause = self._membership.cause
             self._launcher.report_failure(cause.role, cause.rank, cause.reason)
-        if self._membership.has_succeeded and not self._is_end_reported:
-            self._is_end_reported = True
+        if self._membership.has_succeeded:
             self._launcher.report_over()
 
     def _perform(self, actions: Sequence[Action]) -> int | None:

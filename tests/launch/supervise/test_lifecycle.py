@@ -138,15 +138,15 @@ def test_scheduler_that_computes_and_does_not_listen_has_the_start_timeout() -> 
     world.tell(Runs(SCHEDULER, 58.0))
     world.wait()
     assert world.now == pytest.approx(61.0)
-    assert world.cycle.failure is not None
+    assert world.cycle.blame.cause is not None
 
 
 def test_silent_scheduler_is_terminated_at_the_deadline() -> None:
     world = World()
     world.wait()
     assert world.now == 60
-    assert world.cycle.failure is not None
-    assert world.cycle.failure.reason == "did not say within 60 s where it listens"
+    assert world.cycle.blame.cause is not None
+    assert world.cycle.blame.cause.reason == "did not say within 60 s where it listens"
     assert world.signals == [(signal.SIGTERM, (SCHEDULER,))]
     world.tell(Exited(SCHEDULER, 143))
     assert world.finished == [1]
@@ -212,11 +212,11 @@ def test_worker_that_hangs_in_its_exit_fails_the_job_and_is_named(world: World) 
     for member in (SERVER, SCHEDULER):
         world.tell(Exited(member, 0))
     world.pass_s(GRACES.idle_s - LOOK_S)
-    assert world.cycle.failure is None
+    assert world.cycle.blame.cause is None
     world.pass_s(2 * LOOK_S)
-    assert world.cycle.failure is not None
-    assert (world.cycle.failure.member, world.cycle.code) == (W1, 1)
-    assert world.cycle.failure.reason.startswith("did not exit, and has used no CPU time for 300 s")
+    assert world.cycle.blame.cause is not None
+    assert (world.cycle.blame.cause.member, world.cycle.code) == (W1, 1)
+    assert world.cycle.blame.cause.reason.startswith("did not exit, and has used no CPU time for 300 s")
     assert world.signals == [(signal.SIGTERM, ALL)]
 
 
@@ -227,8 +227,8 @@ def test_worker_that_hangs_does_not_cut_off_another_that_exits_slowly(world: Wor
     assert world.signals == []
     world.tell(Exited(W0, 0))
     world.pass_s(LOOK_S)
-    assert world.cycle.failure is not None
-    assert world.cycle.failure.member == W1
+    assert world.cycle.blame.cause is not None
+    assert world.cycle.blame.cause.member == W1
 
 
 def test_server_that_hangs_in_its_exit_is_terminated_with_a_warning_and_does_not_fail_the_job(world: World) -> None:
@@ -246,7 +246,7 @@ def test_machine_that_did_not_run_for_an_hour_is_no_hang(world: World) -> None:
     world.wait()
     world.now += 3600.0
     world.tell(Tick())
-    assert world.cycle.failure is None
+    assert world.cycle.blame.cause is None
 
 
 @pytest.mark.parametrize("code", [3, 137])
@@ -256,8 +256,8 @@ def test_exit_code_of_a_worker_counts_after_its_goodbye(world: World, code: int)
         world.tell(Exited(member, 0))
     world.tell(Exited(W1, code))
     assert world.finished == [code]
-    assert world.cycle.failure is not None
-    assert world.cycle.failure.member == W1
+    assert world.cycle.blame.cause is not None
+    assert world.cycle.blame.cause.member == W1
 
 
 def test_server_that_fails_after_the_last_worker_fails_the_job(world: World) -> None:
@@ -273,10 +273,10 @@ def test_first_failure_gives_the_code_and_the_others_time_to_leave(world: World)
     for member, code in ((SERVER, 2), (W0, 1), (SCHEDULER, 3)):
         world.tell(Exited(member, code))
     assert world.finished == [137]
-    failure = world.cycle.failure
+    failure = world.cycle.blame.cause
     assert failure is not None
     assert (failure.member, failure.reason, failure.after_s) == (W1, "killed by SIGKILL (exit code 137)", 3.0)
-    assert list(world.cycle.aftermath.items()) == [(SERVER, 2), (W0, 1)]
+    assert list(world.cycle.blame.aftermath.items()) == [(SERVER, 2), (W0, 1)]
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -294,7 +294,7 @@ def test_roles_are_ended_when_the_last_worker_has_failed(world: World, named: bo
     assert world.warnings == []
     for member in (SERVER, SCHEDULER):
         world.tell(Exited(member, 143))
-    assert (world.finished, world.cycle.aftermath) == ([2], {W1: 2})
+    assert (world.finished, world.cycle.blame.aftermath) == ([2], {W1: 2})
 
 
 @pytest.mark.parametrize("victim_code", [PEER_FAILED, 1])
@@ -306,10 +306,10 @@ def test_victim_that_ends_first_is_not_blamed(world: World, victim_code: int) ->
     for member in (SERVER, SCHEDULER):
         world.tell(Exited(member, PEER_FAILED))
     assert world.finished == [5]
-    failure = world.cycle.failure
+    failure = world.cycle.blame.cause
     assert failure is not None
     assert (failure.member, failure.reason) == (W1, "exit code 5: it raised ArithmeticError: NaN")
-    assert list(world.cycle.aftermath) == [W0]
+    assert list(world.cycle.blame.aftermath) == [W0]
 
 
 def test_who_is_named_and_stays_fails_the_job_with_1(world: World) -> None:
@@ -319,24 +319,24 @@ def test_who_is_named_and_stays_fails_the_job_with_1(world: World) -> None:
     world.wait()
     world.tell(Exited(W1, 143))
     assert world.finished == [1]
-    assert world.cycle.failure is not None
-    assert (world.cycle.failure.member, world.cycle.failure.reason) == (W1, "it was not heard for 15.0 s")
+    assert world.cycle.blame.cause is not None
+    assert (world.cycle.blame.cause.member, world.cycle.blame.cause.reason) == (W1, "it was not heard for 15.0 s")
 
 
 def test_exit_code_and_what_the_scheduler_says_of_it_are_said_once(world: World) -> None:
     world.tell(Exited(W1, 137))
     world.tell(Lost(W1, "its process ended: killed by SIGKILL (exit code 137)"))
-    assert world.cycle.failure is not None
-    assert world.cycle.failure.reason == "killed by SIGKILL (exit code 137)"
+    assert world.cycle.blame.cause is not None
+    assert world.cycle.blame.cause.reason == "killed by SIGKILL (exit code 137)"
 
 
 def test_scheduler_that_names_nobody_and_runs_is_to_blame(world: World) -> None:
     for member in (W0, W1, SERVER):
         world.tell(Exited(member, PEER_FAILED))
     world.wait()
-    assert world.cycle.failure is not None
-    assert world.cycle.failure.member == SCHEDULER
-    assert "does not respond" in world.cycle.failure.reason
+    assert world.cycle.blame.cause is not None
+    assert world.cycle.blame.cause.member == SCHEDULER
+    assert "does not respond" in world.cycle.blame.cause.reason
     world.tell(Exited(SCHEDULER, 143))
     assert world.finished == [1]
 
@@ -346,9 +346,9 @@ def test_stopped_scheduler_is_to_blame_whatever_the_exit_code_of_the_others(worl
     for member, code in ((W0, 1), (W1, 1), (SERVER, PEER_FAILED)):
         world.tell(Exited(member, code))
     world.wait()
-    assert world.cycle.failure is not None
-    assert world.cycle.failure.member == SCHEDULER
-    assert list(world.cycle.aftermath) == [W0, W1, SERVER]
+    assert world.cycle.blame.cause is not None
+    assert world.cycle.blame.cause.member == SCHEDULER
+    assert list(world.cycle.blame.aftermath) == [W0, W1, SERVER]
 
 
 def test_job_whose_last_processes_are_stopped_ends(world: World) -> None:
@@ -357,9 +357,9 @@ def test_job_whose_last_processes_are_stopped_ends(world: World) -> None:
     world.tell(Exited(SERVER, 0))
     world.tell(Exited(SCHEDULER, 0))
     world.pass_s(GRACES.leave_s + 2 * LOOK_S)
-    assert world.cycle.failure is not None
-    assert (world.cycle.failure.member, world.cycle.code) == (W1, 1)
-    assert "stopped (SIGSTOP), and the job has waited for its exit for 10 s" in world.cycle.failure.reason
+    assert world.cycle.blame.cause is not None
+    assert (world.cycle.blame.cause.member, world.cycle.code) == (W1, 1)
+    assert "stopped (SIGSTOP), and the job has waited for its exit for 10 s" in world.cycle.blame.cause.reason
     world.tell(Exited(W1, 143))
     assert world.finished == [1]
 
@@ -369,8 +369,8 @@ def test_stopped_worker_is_named_and_not_the_scheduler_that_left_meanwhile(world
     world.tell(Stopped(frozenset({W1})))
     world.tell(Exited(SCHEDULER, 0))
     world.pass_s(GRACES.leave_s + 2 * LOOK_S)
-    assert world.cycle.failure is not None
-    assert world.cycle.failure.member == W1
+    assert world.cycle.blame.cause is not None
+    assert world.cycle.blame.cause.member == W1
 
 
 def test_who_was_stopped_for_a_moment_goes_on() -> None:
@@ -402,7 +402,7 @@ def test_job_whose_command_does_not_exist_has_the_code_of_a_shell(world: World) 
 def test_what_is_said_after_an_interrupt_blames_nobody(world: World) -> None:
     world.tell(Interrupted(signal.SIGINT))
     world.tell(Lost(W0, "it raised KeyboardInterrupt: "))
-    assert world.cycle.failure is None
+    assert world.cycle.blame.cause is None
 
 
 def test_roles_may_say_what_happened_when_workers_only_saw_that_a_peer_failed(world: World) -> None:
@@ -410,8 +410,8 @@ def test_roles_may_say_what_happened_when_workers_only_saw_that_a_peer_failed(wo
         world.tell(Exited(member, PEER_FAILED))
     assert world.signals == []
     world.tell(Exited(SERVER, 9))
-    assert world.cycle.failure is not None
-    assert world.cycle.failure.member == SERVER
+    assert world.cycle.blame.cause is not None
+    assert world.cycle.blame.cause.member == SERVER
 
 
 def test_survivors_are_terminated_then_killed_then_given_up(world: World) -> None:
@@ -432,24 +432,24 @@ def test_process_that_ends_by_our_signal_is_not_blamed(world: World) -> None:
     for member in (SCHEDULER, SERVER, W0):
         world.tell(Exited(member, 143))
     assert world.finished == [5]
-    assert world.cycle.aftermath == {}
+    assert world.cycle.blame.aftermath == {}
 
 
 def test_whether_a_server_left_too_early_is_for_the_scheduler_to_say(world: World) -> None:
     world.tell(Exited(SERVER, 0))
     assert (world.cycle.phase, world.cycle.deadline) == (Phase.RUNNING, None)
     world.tell(Lost(SERVER, "it left the job with exit code 0, before the workers did"))
-    assert world.cycle.failure is not None
-    assert (world.cycle.failure.member, world.cycle.code) == (SERVER, 1)
+    assert world.cycle.blame.cause is not None
+    assert (world.cycle.blame.cause.member, world.cycle.code) == (SERVER, 1)
 
 
 def test_who_ends_because_of_another_is_not_the_one_to_blame(world: World) -> None:
     for member, code in ((SERVER, PEER_FAILED), (SCHEDULER, PEER_FAILED), (W1, 9), (W0, 1)):
         world.tell(Exited(member, code))
     assert world.finished == [9]
-    assert world.cycle.failure is not None
-    assert world.cycle.failure.member == W1
-    assert list(world.cycle.aftermath) == [SERVER, SCHEDULER, W0]
+    assert world.cycle.blame.cause is not None
+    assert world.cycle.blame.cause.member == W1
+    assert list(world.cycle.blame.aftermath) == [SERVER, SCHEDULER, W0]
 
 
 def test_when_nobody_else_is_to_blame_the_first_to_end_is_named(world: World) -> None:
@@ -459,8 +459,8 @@ def test_when_nobody_else_is_to_blame_the_first_to_end_is_named(world: World) ->
     world.wait()  # worker 1 hangs
     world.tell(Exited(W1, 143))
     assert world.finished == [PEER_FAILED]
-    assert world.cycle.failure is not None
-    assert world.cycle.failure.member == SCHEDULER
+    assert world.cycle.blame.cause is not None
+    assert world.cycle.blame.cause.member == SCHEDULER
 
 
 def test_process_that_cannot_be_started_fails_the_job() -> None:
@@ -484,7 +484,7 @@ def test_interrupt_reaches_the_workers_first(world: World, signum: int) -> None:
     world.tell(Exited(SERVER, 143))
     world.tell(Exited(SCHEDULER, 143))
     assert world.finished == [128 + signum]
-    assert world.cycle.failure is None
+    assert world.cycle.blame.cause is None
 
 
 def test_second_interrupt_kills(world: World) -> None:
@@ -527,7 +527,7 @@ def test_others_go_on_when_the_scheduler_says_so() -> None:
     world.tell(Exited(W0, 137))
     assert world.cycle.phase is Phase.RUNNING
     world.tell(Lost(W0, "its process ended: killed by SIGKILL (exit code 137)", goes_on=True))
-    assert world.cycle.failure is None
+    assert world.cycle.blame.cause is None
     assert world.cycle.phase is Phase.RUNNING
     assert world.cycle.deadline is None
     for member in (W1, SERVER):
@@ -535,7 +535,7 @@ def test_others_go_on_when_the_scheduler_says_so() -> None:
     assert world.finished == []
     world.tell(Exited(SCHEDULER, WORKER_LOST))
     assert world.finished == [WORKER_LOST]
-    assert [(str(one.member), one.code) for one in world.cycle.lost.values()] == [("worker 0", 137)]
+    assert [(str(one.member), one.code) for one in world.cycle.blame.survived.values()] == [("worker 0", 137)]
 
 
 def test_scheduler_may_see_a_death_before_the_process_has_ended() -> None:
@@ -545,7 +545,7 @@ def test_scheduler_may_see_a_death_before_the_process_has_ended() -> None:
     assert world.cycle.phase is Phase.RUNNING
     world.tell(Exited(W0, 139))
     assert world.cycle.phase is Phase.LEAVING
-    assert world.cycle.lost[W0].code == 139
+    assert world.cycle.blame.survived[W0].code == 139
 
 
 def test_death_is_a_failure_if_the_scheduler_says_so_or_nothing() -> None:
@@ -555,8 +555,8 @@ def test_death_is_a_failure_if_the_scheduler_says_so_or_nothing() -> None:
         if verdict is None:
             world.tell(Exited(W1, 0))
         world.tell(verdict) if verdict else world.wait()
-        assert world.cycle.failure is not None
-        assert (world.cycle.failure.member, world.cycle.failure.code) == (W0, 3)
+        assert world.cycle.blame.cause is not None
+        assert (world.cycle.blame.cause.member, world.cycle.blame.cause.code) == (W0, 3)
         assert world.now == (0 if verdict else GRACES.leave_s)
 
 
@@ -565,16 +565,16 @@ def test_death_is_a_failure_if_the_scheduler_ends_without_a_word() -> None:
     world.tell(Exited(W0, 3))
     world.tell(Exited(W1, 4))
     world.tell(Exited(SCHEDULER, 0))
-    assert world.cycle.failure is not None
-    assert (world.cycle.failure.member, world.cycle.failure.code) == (W0, 3)
-    assert world.cycle.aftermath == {W1: 4, SCHEDULER: 0}
+    assert world.cycle.blame.cause is not None
+    assert (world.cycle.blame.cause.member, world.cycle.blame.cause.code) == (W0, 3)
+    assert world.cycle.blame.aftermath == {W1: 4, SCHEDULER: 0}
 
 
 def test_verdict_of_a_slow_scheduler_is_waited_for_while_others_run() -> None:
     world = surviving()
     world.tell(Exited(W0, 3))
     world.pass_s(1000)
-    assert world.cycle.failure is None
+    assert world.cycle.blame.cause is None
     world.tell(Lost(W0, "its process ended: exit code 3", goes_on=True))
     for member in (W1, SERVER):
         world.tell(Exited(member, 0))
@@ -588,7 +588,7 @@ def test_verdict_of_a_stopped_scheduler_is_not_waited_for() -> None:
     world.tell(Stopped(frozenset({SCHEDULER})))
     world.wait()
     assert world.now == GRACES.leave_s
-    assert world.cycle.failure is not None
+    assert world.cycle.blame.cause is not None
 
 
 def test_failure_of_the_last_worker_is_explained_within_the_deadline_however_long_survivors_may_take() -> None:

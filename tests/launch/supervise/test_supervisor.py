@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable
@@ -130,6 +131,37 @@ def test_worker_that_hangs_in_its_exit_is_named_and_ended(agents: bool, make_job
     assert job.wait() == 1
     where = " on h1" if agents else ""
     assert failure(job)[0].startswith(f"worker 0{where} failed: did not exit, and has used no CPU time for ")
+    assert job.left() == []
+
+
+def test_scheduler_is_told_of_victims_after_the_others_that_ended_meanwhile(make_job: MakeJob) -> None:
+    told = READY + 'while read -r line; do echo "$line"; done </dev/fd/$ENDED_FD >told'
+    gated = "echo $$ >w{0}.pid; until test -e go; do sleep 0.02; done; {1}"
+    job = make_job().start(gated.format(0, "exit 76"), gated.format(1, "exit 3"), scheduler=told)
+    pids = [job.wait_for_file(f"w{rank}.pid") for rank in range(2)]
+    job.send(signal.SIGSTOP)
+    os.waitid(os.P_PID, job.process.pid, os.WSTOPPED | os.WNOWAIT)
+    (job.folder / "go").touch()
+    for pid in pids:
+        ended = os.pidfd_open(int(pid))
+        assert select.select([ended], [], [], 60)[0]
+        os.close(ended)
+    job.send(signal.SIGCONT)
+    assert job.wait() == 3
+    ends = [line for line in (job.folder / "told").read_text().splitlines() if "null" not in line]
+    assert ends == ['["worker", 1, 3]', '["worker", 0, 76]']
+
+
+def test_lost_host_fails_the_job_and_is_the_reason_also_if_the_scheduler_repeats_the_exit_code(
+    make_job: MakeJob,
+) -> None:
+    scheduler = """trap '' TERM; echo tcp://127.0.0.1:1 >/dev/fd/$PACELINE_READY_FD
+        while read -r line; do case $line in *255]) break;; esac; done </dev/fd/$PACELINE_ENDED_FD
+        reason='its process ended: exit code 255'
+        echo '["lost", "worker", 0, "'$reason'", false]' >/dev/fd/$PACELINE_READY_FD; exec sleep 1000"""
+    job = make_job(terminate_s=0.1).start("kill -9 $PPID; exec sleep 1000", scheduler=scheduler, agents=True)
+    assert job.wait() == 255
+    assert failure(job)[0].startswith("worker 0 on h1 failed: exit code 255: the agent of h1 ended, ")
     assert job.left() == []
 
 

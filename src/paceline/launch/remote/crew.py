@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections import Counter, defaultdict
@@ -15,7 +14,7 @@ from paceline.launch.plan import JobPlan, Late, ProcessName, ProcessSpec
 from paceline.launch.remote.link import AgentLink
 from paceline.launch.remote.protocol import data, members
 from paceline.launch.supervise.crew import address_parts
-from paceline.launch.supervise.events import Event, Exited, Lost, Runs, Started, Stopped, event_of, words_of
+from paceline.launch.supervise.events import Event, Exited, Runs, Started, Stopped, event_of, words_of
 from paceline.launch.supervise.supervisor import Surroundings
 
 #: How long agents may take to end what they started, after the job.
@@ -70,8 +69,6 @@ class RemoteCrew:
         self._left: dict[str, list[ProcessName]] = {}
         self._stopped: dict[str, frozenset[ProcessName]] = {}
         self._lost: set[str] = set()
-        self._why_lost: dict[ProcessName, str] = {}
-        """Of processes on hosts that were lost."""
         self._began = time.monotonic()
         self._ping_at = 0.0
         self._signalled = False
@@ -221,8 +218,6 @@ class RemoteCrew:
                 event = Stopped(frozenset[ProcessName]().union(*self._stopped.values()))
             case Runs(member):
                 self._tell_scheduler(event)
-            case Lost(member, reason, goes_on):
-                event = Lost(member, self._why_lost.get(member, reason), goes_on)
             case Exited(member):
                 self._running.pop(member, None)
                 self._tell_scheduler(event)
@@ -236,18 +231,13 @@ class RemoteCrew:
             self._links[scheduler].send(*(words if isinstance(event, Runs) else words[:3]))  # no detail of an exit
 
     def _lose(self, link: AgentLink) -> None:
-        """Count the processes of a host as failed."""
+        """Count the processes of a host as failed, workers first: servers may exit because of them."""
         self._lost.add(link.host)
-        there = [member for member in self._running if self._host_of[member] == link.host]
         self._left.pop(link.host, None)
-        if there and self._plan.may_go_on(os.environ) and all(member.role == "worker" for member in there):
-            # The scheduler decides whether the others go on.
-            self._why_lost |= dict.fromkeys(there, self._explain(self._hosts[link.host], link))
-        elif there:
-            first = min(there, key=lambda member: member.role != "worker")
-            self._around.take(Lost(first, self._explain(self._hosts[link.host], link)))
-        for member in there:
-            self._happened(link, Exited(member, LOST_CODE))
+        why = self._explain(self._hosts[link.host], link)
+        there = [member for member in self._running if self._host_of[member] == link.host]
+        for member in sorted(there, key=lambda member: member.role != "worker"):
+            self._happened(link, Exited(member, LOST_CODE, why))
 
 
 def _interfaces(plan: JobPlan) -> dict[str, list[str]]:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Protocol
 
 from paceline.errors import LaunchError
+from paceline.exitcodes import PEER_FAILED
 from paceline.launch import processes
 from paceline.launch.plan import Late, ProcessName, ProcessSpec
 from paceline.launch.preflight import CommandNotFoundError
@@ -140,13 +141,13 @@ class LocalCrew:
         """Notice stopped and ended children.
 
         Of several that ended at once workers come first: they are the likelier cause, and servers exit because of them.
-        What the scheduler said before it ended comes before its end.
+        Processes whose exit code says that they lost another one come last. News of the scheduler come before its end.
         """
         found = processes.stopped({self._children[one].pid for one in self._running})
         self._take(Stopped(frozenset(one for one in self._running if self._children[one].pid in found)))
         ended = [member for member in self._running if self._children[member].ended()]
         self._running.difference_update(ended)
-        ended.sort(key=lambda member: (_WORKERS_FIRST.get(member.role, 3), member.rank))
+        ended.sort(key=lambda one: (self._children[one].code == PEER_FAILED, _WORKERS_FIRST.get(one.role, 3), one.rank))
         for member in ended:
             self.tell(member, self._children[member].code or 0)
         if ended:

@@ -36,17 +36,8 @@ process that hangs is ended (:mod:`paceline.launch.supervise.exits`): a worker's
 scheduler is not, since nobody needs them. That a server left too early is for the scheduler to say (``Lost``). Where no
 worker has joined, the scheduler says nothing when they exit, and ends nothing: then ``UNJOINED_S`` counts.
 
-**Blame.** The failure that is reported is the first *cause*. A process that fails because of another one may exit
-before it, so the order of exits does not tell. The scheduler gets all exit codes, sees whose goodbye, silence, lost
-connection or exit code came first, and names that process (``Lost``). This machine judges only what the scheduler
-cannot: the scheduler itself. The cause is
-
-1. the process that the scheduler names;
-2. else the first whose exit code is neither 0 nor ``PEER_FAILED``;
-3. else the scheduler, if it runs but names nobody: instead of 2, if it is stopped (SIGSTOP);
-4. else the first that exited with ``PEER_FAILED``.
-
-Its exit code is that of the job, or 1 if it has none.
+**Blame.** :mod:`paceline.launch.supervise.blame` judges which failure is the first cause, and whether a worker's death
+is one. It says so where the exit of others, or the scheduler, may still tell more; then this machine waits.
 
 Timeouts (:class:`~paceline.launch.spec.Graces`). Every phase but ``RUNNING`` has one, so no job hangs while it ends.
 Processes are left only if the kernel cannot end them within ``kill_s``.
@@ -54,10 +45,10 @@ Processes are left only if the kernel cannot end them within ``kill_s``.
 which they report it and exit. ``survivors_s`` and ``leave_s`` must exceed the time in which the scheduler names a
 process after it is told its exit code: 0.2 s on an idle machine.
 
-**Deaths that others survive.** A job may go on when a worker dies (``--on-worker-death``); the scheduler decides. A
-worker whose exit code is neither 0 nor ``PEER_FAILED`` then waits for its verdict (``Lost``): as long as other workers
-run, which notice a scheduler that does not respond; ``leave_s`` after that, or if the scheduler is stopped. If the
-others go on, the job's exit code is ``WORKER_LOST`` when it ends well.
+**Deaths that others survive.** The scheduler may decide that the others go on (``--on-worker-death``). Its verdict on a
+worker's death is waited for: as long as other workers run, which notice a scheduler that does not respond;
+``leave_s`` after that, or if the scheduler is stopped. If the others go on, the job's exit code is ``WORKER_LOST`` when
+it ends well.
 """
 
 from __future__ import annotations
@@ -65,11 +56,10 @@ from __future__ import annotations
 import enum
 import signal
 from collections.abc import Sequence
-from dataclasses import replace
 
-from paceline.exitcodes import PEER_FAILED, WORKER_LOST
 from paceline.launch.plan import ProcessName
 from paceline.launch.spec import Graces
+from paceline.launch.supervise.blame import Blame
 from paceline.launch.supervise.events import (
     Action,
     Complete,
@@ -91,7 +81,6 @@ from paceline.launch.supervise.events import (
     Tick,
 )
 from paceline.launch.supervise.exits import LOOK_S, Exits
-from paceline.launch.supervise.report import Failure, describe
 from paceline.start_clock import StartClock
 
 
@@ -131,14 +120,7 @@ class JobLifecycle:
         self.phase = Phase.STARTING
         self.deadline: float | None = None
         """When a :class:`Tick` is due, if one is."""
-        self.failure: Failure | None = None
-        self.aftermath: dict[ProcessName, int] = {}
-        """Exit codes of the other processes that exited by themselves, in order."""
-        self.lost: dict[ProcessName, Failure] = {}
-        """Workers that died while the others went on."""
-        self._may_go_on = may_go_on
-        self._in_question: dict[ProcessName, int] = {}
-        """Workers that have failed, and their exit codes, while the scheduler has not said whether the others go on."""
+        self.blame = Blame(now, _SCHEDULER in self.members, may_go_on)
         self._exits: Exits | None = None
         """Of the processes that are left when all workers have said goodbye."""
         self._places: dict[ProcessName, str] = {}
@@ -148,9 +130,6 @@ class JobLifecycle:
         self._unfinished = {member for member in members if member.role == "worker"}
         self._signum = 0
         self._began, self._start_clock = now, StartClock(now)
-        self._codes: dict[ProcessName, int] = {}
-        self._is_named = False
-        """The first cause is known: by the scheduler, or because this machine found it itself."""
         self._is_complete = False
         """All members have joined."""
         self._stopped: frozenset[ProcessName] = frozenset()
@@ -176,8 +155,7 @@ class JobLifecycle:
             case Ready():
                 return self._ready()
             case NotStarted(member, reason, code):
-                self._fail(member, code, reason, now)
-                self._is_named = True
+                self._fail(member, reason, now, code)
                 return self._finish_if_empty()
             case Stopped(members):
                 self._stopped = members
@@ -186,9 +164,10 @@ class JobLifecycle:
             case Lost(member, reason, True):
                 return self._survived(member, reason, now)
             case Lost(member, reason):
-                return self._lost(member, reason, now)
-            case Exited(member, code, detail):
-                return self._exited(member, code, describe(code, detail), now)
+                self._fail(member, reason, now)
+                return self._terminate_idle(now)
+            case Exited():
+                return self._exited(event, now)
             case Complete():
                 self._is_complete = True
                 return []
@@ -205,17 +184,13 @@ class JobLifecycle:
     @property
     def code(self) -> int:
         """The exit code of the job as things stand."""
-        if self.failure is not None:
-            return self.failure.code
-        if self._signum:
-            return 128 + self._signum
-        return WORKER_LOST if self.lost else 0
+        return 128 + self._signum if self._signum and not self.blame.has_failed else self.blame.code
 
     def check(self) -> None:
         """Assert what is always true."""
         assert set(self.alive) <= set(self._started) <= set(self.members)
         assert (self.deadline is None) <= (self.phase in (Phase.RUNNING, Phase.OVER))
-        assert (self.failure is None) or self.phase not in _GOING_WELL
+        assert not self.blame.has_failed or self.phase not in _GOING_WELL
         assert self.phase is not Phase.LEAVING or self._exits is not None or not self._unfinished
 
     def _ready(self) -> list[Action]:
@@ -224,17 +199,34 @@ class JobLifecycle:
         self.phase, self.deadline = Phase.RUNNING, None
         return [StartProcesses(tuple(member for member in self.members if member.role != "scheduler"))]
 
-    def _exited(self, member: ProcessName, code: int, how: str, now: float) -> list[Action]:
-        self.alive.pop(member, None)
-        self._codes[member] = code
-        if member == _SCHEDULER and self._in_question:
-            self._decide_question(now)
-        if self.phase is Phase.FAILING:
-            self._add_to_failure(member, code, how, now)
+    def _exited(self, one: Exited, now: float) -> list[Action]:
+        self.alive.pop(one.member, None)
+        if self.phase in _GOING_WELL or self.phase is Phase.FAILING:
+            self.blame.note_exit(one.member, one.code, now, one.detail)
+            self._follow_blame(now)
+        if self.phase is Phase.STARTING:
+            self._fail(one.member, "exited before it reported its address", now)
         elif self.phase in _GOING_WELL:
-            self._judge(member, code, how, now)
+            self._go_on_after(one, now)
         self._watch_stopped(now)
         return self._finish_if_empty() or self._terminate_idle(now)
+
+    def _go_on_after(self, one: Exited, now: float) -> None:
+        """Go on after an exit that is no failure, as far as is known."""
+        if one.member == _SCHEDULER:
+            self._wait_for_exits(now)
+        elif one.member.role == "worker" and (one.code == 0 or one.member in self.blame.survived):
+            self._finish_worker(one.member, now)
+
+    def _fail(self, member: ProcessName, reason: str, now: float, code: int = 1) -> None:
+        """Take in which process failed first, unless the job ends already."""
+        if self.phase in _GOING_WELL or self.blame.has_failed:
+            self.blame.name(member, reason, now, code)
+            self._follow_blame(now)
+
+    def _follow_blame(self, now: float) -> None:
+        if self.blame.has_failed and self.phase in _GOING_WELL:
+            self.phase, self.deadline = Phase.FAILING, now + self.graces.survivors_s
 
     def _watch_stopped(self, now: float) -> None:
         """Set a deadline where nobody else would notice: all that runs is stopped, or a verdict does not come."""
@@ -244,72 +236,26 @@ class JobLifecycle:
 
     def _lacks_verdict(self) -> bool:
         """Tell whether a verdict is to come, and no worker runs or the scheduler is stopped."""
-        return bool(self._in_question) and (not self._workers() or _SCHEDULER in self._stopped)
-
-    def _lost(self, member: ProcessName, reason: str, now: float) -> list[Action]:
-        """Take in which process failed first, as the scheduler saw it."""
-        if self._is_named or (self.failure is None and self.phase not in _GOING_WELL):
-            return []
-        self._is_named = True
-        first, code = self.failure, self._codes.get(member, 0)
-        if first is None:
-            self._fail(member, code or 1, describe(code, reason), now)
-        elif first.member != member:
-            self.aftermath = {first.member: first.code, **self.aftermath}
-            self.aftermath.pop(member, None)
-            self.failure = Failure(member, code or 1, describe(code, reason), first.after_s)
-        else:
-            self.failure = replace(first, reason=describe(first.code, reason))
-        return self._terminate_idle(now)
+        return self.blame.awaits_verdict and (not self._workers() or _SCHEDULER in self._stopped)
 
     def _terminate_idle(self, now: float) -> list[Action]:
         """End servers and scheduler if they have nobody left to work for, and can tell no more about why."""
         if self._workers() or self.phase not in (Phase.FAILING, Phase.INTERRUPTED) or not self.alive:
             return []
-        if self.phase is Phase.INTERRUPTED or self._is_explained():
+        if self.phase is Phase.INTERRUPTED or self.blame.is_settled:
             return self._terminate(now)
         latest = now + self.graces.leave_s
         self.deadline = min(self.deadline or latest, latest)
         return []
 
-    def _is_explained(self) -> bool:
-        """Tell whether nobody's end can tell more about why the job failed."""
-        if self.failure is None or self._is_named:
-            return self.failure is not None
-        return self.failure.code > 128 or (self.failure.code != PEER_FAILED and _SCHEDULER not in self.alive)
-
     def _survived(self, member: ProcessName, reason: str, now: float) -> list[Action]:
         """Go on without a worker."""
-        code = self._codes.get(member, 0)
-        self.lost[member] = Failure(member, code or WORKER_LOST, describe(code, reason), now - self._began)
-        self._in_question.pop(member, None)
+        death = self.blame.note_survived(member, reason, now)
+        if death is None:
+            return []
         if member not in self.alive:
             self._finish_worker(member, now)
-        return [ShowLine(f"{member} died, the others go on: {self.lost[member].reason}")]
-
-    def _judge(self, member: ProcessName, code: int, how: str, now: float) -> None:
-        if member in self.lost:
-            self.lost[member] = replace(self.lost[member], code=code or WORKER_LOST)
-            self._finish_worker(member, now)
-        elif self._may_be_survived(member) and code not in (0, PEER_FAILED):
-            self._in_question[member] = code
-        elif code != 0 and not (code == WORKER_LOST and member.role == "scheduler" and self.lost):
-            self._fail(member, code, how, now)
-        elif self.phase is Phase.STARTING:
-            self._fail(member, 1, "exited before it reported its address", now)
-        elif member.role == "worker":
-            self._finish_worker(member, now)
-        elif member == _SCHEDULER:
-            self._wait_for_exits(now)
-
-    def _may_be_survived(self, member: ProcessName) -> bool:
-        is_running = self.phase is Phase.RUNNING and _SCHEDULER in self.alive
-        return self._may_go_on and is_running and member.role == "worker"
-
-    def _decide_question(self, now: float) -> None:
-        """Count a death as a failure: the scheduler has not said that the others go on."""
-        member, code = next(iter(self._in_question.items()))
-        self._fail(member, code, describe(code), now)
+        return [ShowLine(f"{member} died, the others go on: {death.reason}")]
 
     def _finish_worker(self, member: ProcessName, now: float) -> None:
         self._unfinished.discard(member)
@@ -321,6 +267,7 @@ class JobLifecycle:
         """Wait for what has not exited: all workers have said goodbye."""
         if self._exits is None and self.phase in (Phase.RUNNING, Phase.LEAVING):
             self._exits = Exits(self.graces, now)
+            self.blame.note_goodbyes()
             self.phase, self.deadline = Phase.LEAVING, now
 
     def _runs(self, one: Runs, now: float) -> list[Action]:
@@ -341,26 +288,8 @@ class JobLifecycle:
         if not workers:
             warnings = [ShowLine(f"{member} is terminated: {reason}") for member, reason in why.items()]
             return [*warnings, *self._terminate(now)]
-        self._fail(workers[0], 1, why[workers[0]], now)
+        self._fail(workers[0], why[workers[0]], now)
         return self._terminate(now)
-
-    def _fail(self, member: ProcessName, code: int, reason: str, now: float) -> None:
-        if self.phase in _GOING_WELL:
-            self.failure = Failure(member, code, reason, now - self._began)
-            self.aftermath |= {one: end for one, end in self._in_question.items() if one != member}
-            self._in_question.clear()
-            self.phase, self.deadline = Phase.FAILING, now + self.graces.survivors_s
-
-    def _add_to_failure(self, member: ProcessName, code: int, how: str, now: float) -> None:
-        """Note one more end. Who ends only because of another may do so before that other's process is gone."""
-        first = self.failure
-        if first is not None and first.member == member:  # it was named before it ended
-            self.failure = replace(first, code=code or first.code, reason=describe(code, first.reason))
-        elif not self._is_named and first is not None and first.code == PEER_FAILED and code not in (0, PEER_FAILED):
-            self.aftermath = {first.member: first.code, **self.aftermath}
-            self.failure = Failure(member, code, how, now - self._began)
-        else:
-            self.aftermath[member] = code
 
     def _interrupted(self, signum: int, now: float) -> list[Action]:
         if self.phase in (Phase.INTERRUPTED, Phase.TERMINATING, Phase.KILLING):
@@ -379,15 +308,15 @@ class JobLifecycle:
         match self.phase:
             case Phase.STARTING:
                 reason = f"did not say within {self.graces.start_s:g} s where it listens"
-                self._fail(self._started[0], 1, reason, now)
-                self._is_named = True
+                self._fail(self._started[0], reason, now)
                 return self._terminate(now)
             case Phase.RUNNING if self._lacks_verdict():
-                self._decide_question(now)
+                self.blame.stop_waiting(now)
+                self._follow_blame(now)
                 return self._terminate_idle(now)
             case Phase.RUNNING if self._workers() and self._stopped.issuperset(self._workers()):
                 reason = f"stopped (SIGSTOP), and the job has waited for it for {self.graces.leave_s:g} s"
-                self._fail(self._workers()[0], 1, reason, now)
+                self._fail(self._workers()[0], reason, now)
                 return self._terminate(now)
             case Phase.RUNNING:
                 self.deadline = None  # it goes on
@@ -405,7 +334,7 @@ class JobLifecycle:
                 )
                 return [ShowLine(warning), *self._terminate(now)]
             case Phase.FAILING | Phase.INTERRUPTED:
-                self._suspect_scheduler()
+                self.blame.suspect_scheduler(_SCHEDULER in self._stopped, now)
                 if not self._workers():
                     return self._terminate(now)
                 interrupted = self.phase is Phase.INTERRUPTED
@@ -416,16 +345,6 @@ class JobLifecycle:
                 return self._kill(now)
             case _:
                 return [ShowLine(f"{self._names()} cannot be killed (waiting in the kernel?)"), self._over()]
-
-    def _suspect_scheduler(self) -> None:
-        """Blame the scheduler if the others lost somebody and it, which knows whom, does not respond."""
-        first = self.failure
-        if first is None or self._is_named or _SCHEDULER not in self.alive or first.code > 128:
-            return
-        if first.code == PEER_FAILED or _SCHEDULER in self._stopped:
-            self.aftermath = {first.member: first.code, **self.aftermath}
-            self.failure = Failure(_SCHEDULER, 1, "the others lost it: it runs, but does not respond", first.after_s)
-            self._is_named = True
 
     def _terminate(self, now: float) -> list[Action]:
         self.phase, self.deadline = Phase.TERMINATING, now + self.graces.terminate_s

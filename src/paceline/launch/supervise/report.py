@@ -1,33 +1,15 @@
-"""How a process of a job failed, and the report on it. Pure."""
+"""The report on a process that failed. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from paceline.exitcodes import describe_code
 from paceline.launch.hosts import LOCALHOST
 from paceline.launch.plan import ProcessName
+from paceline.launch.supervise.blame import Failure
 
 _RULE = b"-" * 78
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A process that failed, its exit code, what happened, and how long after the start."""
-
-    member: ProcessName
-    code: int
-    reason: str
-    after_s: float
-
-
-def describe(code: int, reason: str = "") -> str:
-    """Return in words how a process ended, and what others saw of it."""
-    if code == 0:
-        return reason
-    known = not reason or reason.startswith("its process ended: ")
-    return describe_code(code) if known else f"{describe_code(code)}: {reason}"
 
 
 def failure_block(

@@ -193,12 +193,12 @@ class Supervisor:
     def _report(self) -> None:
         if self._lifecycle is None:
             return
-        for lost in self._lifecycle.lost.values():
-            self._console.block(lost_block(lost, *self._tail_and_host(lost.member)))
-        failure = self._lifecycle.failure
-        if failure is not None:
-            tail, host = self._tail_and_host(failure.member)
-            self._console.block(failure_block(failure, tail, self._lifecycle.aftermath, host))
+        blame = self._lifecycle.blame
+        for death in blame.survived.values():
+            self._console.block(lost_block(death, *self._tail_and_host(death.member)))
+        if blame.cause is not None:
+            tail, host = self._tail_and_host(blame.cause.member)
+            self._console.block(failure_block(blame.cause, tail, blame.aftermath, host))
 
     def _tail_and_host(self, member: ProcessName) -> tuple[list[bytes], str]:
         return self._console.tail(member), self._processes[member].host
@@ -238,7 +238,7 @@ class Supervisor:
 
     def _start(self, members: tuple[ProcessName, ...]) -> None:
         for member in members:
-            if self._lifecycle is None or self._lifecycle.failure is not None:
+            if self._lifecycle is None or self._lifecycle.blame.has_failed:
                 return
             self._crew.start(self._processes[member], self._known)
 
