@@ -16,7 +16,7 @@ FAULTS = tests/soak $(patsubst %,tests/integration/test_%.py,blame damage failur
   pool_resume saving_after_a_failure strangers tampering worker_death)
 
 .PHONY: help demo test test-faults test-examples test-wheel test-ssh test-hvd test-engines test-k8s check format fuzz mutations oracle \
-  blame busy soak bench bench-unequal bench-shares bench-auto bench-regimes clean
+  blame busy soak bench bench-unequal bench-shares bench-auto bench-regimes bench-plan clean
 
 help:
 	@echo "make demo   train LeNet on handwritten digits with 2 workers and 2 servers"
@@ -34,6 +34,7 @@ help:
 	@echo "make bench-unequal  modes on 12 workers of three speeds, beside the simulator (about 25 minutes)"
 	@echo "make bench-shares  samples/s of unlike workers in lock step, against what their own times allow (5 minutes)"
 	@echo "make bench-auto  what dist_auto chooses on three kinds of real machines, beside other modes (about 45 minutes)"
+	@echo "make bench-plan  the table and the picture of docs/planning.md (seconds)"
 	@echo "make fuzz   one million mutated messages against a server, and 10,000 half-open connections"
 	@echo "make mutations  change lines of the core, one at a time: a test must fail for each (about 5 minutes)"
 	@echo "make oracle training loops against one process, 10 times each under faults (hours); ORACLE='--repeat 1' for less"
@@ -137,6 +138,9 @@ bench-shares: $(READY)
 
 bench-auto: $(READY)
 	$(BIN)/python -m benchmarks.unequal.auto --runs build/unequal-runs.jsonl $(AUTO)
+
+bench-plan: $(READY)
+	$(BIN)/python -m benchmarks.plan
 
 clean:
 	rm -rf $(VENV) build dist .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis

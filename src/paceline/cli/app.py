@@ -25,6 +25,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "group": ("paceline.cli.group", "group workers by measured speed"),
     "profile": ("paceline.cli.profile", "measure how fast each worker is"),
     "simulate": ("paceline.cli.simulate", "say what a cluster would do, before it does it"),
+    "plan": ("paceline.cli.plan", "recommend servers for a job, from how each layout would scale"),
     "completion": ("paceline.cli.completion", "complete commands and options in bash, zsh or fish"),
     "run": ("paceline.cli.run", "run a job inside an allocation (the launcher submits it)"),
     "agent": ("paceline.cli.agent", "run the processes of one host (the launcher starts it there)"),

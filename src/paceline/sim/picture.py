@@ -1,12 +1,14 @@
-"""A picture of simulated jobs: accuracy over time, and the staleness of updates."""
+"""Pictures of simulated jobs: accuracy over time and staleness of updates; throughput and efficiency by workers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from paceline.errors import MissingExtraError
 from paceline.sim.job import Result
+from paceline.sim.scaling import LAYOUTS, Estimate
 
 
 def draw(results: Mapping[str, Result], path: str | Path) -> None:
@@ -20,11 +22,7 @@ def draw(results: Mapping[str, Result], path: str | Path) -> None:
         MissingExtraError: matplotlib is not installed.
         ValueError: the format is unknown.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingExtraError("pictures need matplotlib: pip install 'paceline[sim]'") from None
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    figure = _figure(10, 4)
     curves, ages = figure.subplots(1, 2)
     for name, result in results.items():
         if result.curve:
@@ -36,3 +34,41 @@ def draw(results: Mapping[str, Result], path: str | Path) -> None:
     ages.set(xlabel="staleness of an update", ylabel="part of all updates", xscale="log")
     ages.legend()
     figure.savefig(path)
+
+
+def draw_scaling(estimates: Sequence[Estimate], path: str | Path) -> None:
+    """Write a picture of each layout by workers: efficiency (lines) and throughput (columns), without and with overlap.
+
+    Args:
+        estimates: of all layouts for some numbers of workers, with and without overlap.
+        path: path of the file; see :func:`draw`.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        ValueError: the format is unknown.
+    """
+    figure = _figure(12, 4.5)
+    counts = sorted({one.workers for one in estimates})
+    for axes, overlap in zip(figure.subplots(1, 2), (False, True), strict=True):
+        lines = axes.twinx()
+        for number, layout in enumerate(LAYOUTS):
+            some = [one for one in estimates if (one.way.layout, one.way.overlap) == (layout, overlap)]
+            some.sort(key=lambda one: one.workers)
+            left = [counts.index(one.workers) + (number - 2) / 6 for one in some]
+            axes.bar(left, [one.samples_per_s for one in some], 1 / 6, color=f"C{number}", alpha=0.4)
+            lines.plot(range(len(some)), [one.efficiency for one in some], f"C{number}o-", label=layout)
+        axes.set(xlabel="workers", ylabel="samples/s (columns)", yscale="log")
+        axes.set_title("push and pull during computation" if overlap else "push, then pull")
+        axes.set_xticks(range(len(counts)), [f"{count}" for count in counts], rotation=45)
+        lines.set(ylabel="efficiency (lines)", ylim=(0, 1.05))
+        lines.yaxis.set_major_formatter("{x:.0%}")
+    figure.legend(*lines.get_legend_handles_labels(), loc="outside lower center", ncols=len(LAYOUTS))
+    figure.savefig(path)
+
+
+def _figure(width: float, height: float) -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingExtraError("pictures need matplotlib: pip install 'paceline[sim]'") from None
+    return Figure(figsize=(width, height), layout="constrained")

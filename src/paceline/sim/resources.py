@@ -24,33 +24,35 @@ class SharedLink:
     def __init__(self, environment: Any, bandwidth: float) -> None:
         self._environment, self._bandwidth = environment, bandwidth
         self._given, self._since = 0.0, 0.0
-        self._flows: list[tuple[float, int, Callable[[], None]]] = []
+        self._flows: list[tuple[float, int, int, Callable[[], None]]] = []
+        self._count = 0
         self._numbers = itertools.count()
         self._alarm = 0
         self.bytes = 0.0
         """Bytes of all flows so far."""
 
-    def send(self, size: float, then: Callable[[], None]) -> None:
-        """Start a flow of ``size`` bytes and call ``then`` at its end."""
-        self.bytes += size
+    def send(self, size: float, then: Callable[[], None], count: int = 1) -> None:
+        """Start ``count`` flows of ``size`` bytes each and call ``then`` once, at their common end."""
+        self.bytes += size * count
         if math.isinf(self._bandwidth) or size <= 0:
             then()
             return
         self._advance()
-        heapq.heappush(self._flows, (self._given + size, next(self._numbers), then))
+        heapq.heappush(self._flows, (self._given + size, next(self._numbers), count, then))
+        self._count += count
         self._set_alarm()
 
     def _advance(self) -> None:
         now = self._environment.now
         if self._flows:
-            self._given += (now - self._since) * self._bandwidth / len(self._flows)
+            self._given += (now - self._since) * self._bandwidth / self._count
         self._since = now
 
     def _set_alarm(self) -> None:
         """Wake when the flow with the fewest bytes left ends, if none begins or ends before."""
         self._alarm += 1
         if self._flows:
-            wait = max(0.0, (self._flows[0][0] - self._given) * len(self._flows) / self._bandwidth)
+            wait = max(0.0, (self._flows[0][0] - self._given) * self._count / self._bandwidth)
             call_later(self._environment, wait, partial(self._wake, self._alarm))
 
     def _wake(self, alarm: int) -> None:
@@ -58,8 +60,12 @@ class SharedLink:
             return
         self._advance()
         ended = []
-        while self._flows and self._flows[0][0] <= self._given * (1 + 1e-12) + 1e-9:
-            ended.append(heapq.heappop(self._flows)[2])
+        # The rest that the clock is too coarse to wait for counts as sent.
+        rest = 2 * math.ulp(self._since) * self._bandwidth / self._count
+        while self._flows and self._flows[0][0] <= self._given * (1 + 1e-12) + max(1e-9, rest):
+            _, _, count, then = heapq.heappop(self._flows)
+            self._count -= count
+            ended.append(then)
         self._set_alarm()
         for then in ended:
             then()
