@@ -10,7 +10,7 @@ from paceline.compression import make
 from paceline.hetero import Speed
 from paceline.sim import SimulatedCluster, SimulatedWorker
 from paceline.sim.models import arrays, even
-from paceline.sim.scaling import ELEMENT_BYTES, LAYOUTS, SIZES, Estimate, Planner, Training, Way, uniform
+from paceline.sim.scaling import ELEMENT_BYTES, LAYOUTS, SIZES, Estimate, Planner, Training, ExchangePlan, uniform
 
 #: 8 hosts of 8 GPUs that each train ResNet-50 on 760 images a second, in batches of 256, with links of 25 Gbit/s.
 V100 = uniform(Speed(0.0, 1 / 760), 64, 3.125e9, 3.125e9, 0.0)
@@ -18,7 +18,7 @@ PLANNER = Planner(Training(tuple(arrays("resnet50")), V100, 256, 8))
 
 
 def efficiency(layout: str, count: int = 64, **settings: bool) -> float:
-    return PLANNER.estimate(Way(layout, merge=True, **settings), count).efficiency
+    return PLANNER.estimate(ExchangePlan(layout, merge=True, **settings), count).efficiency
 
 
 @pytest.mark.parametrize(("count", "percent"), [(8, 84), (16, 72), (32, 56), (64, 39)])
@@ -38,18 +38,18 @@ def test_overlap_local_merge_and_balanced_placement_give_90_percent(layout: str)
 
 
 def test_servers_without_local_merge_get_eight_times_the_bytes() -> None:
-    assert PLANNER.estimate(Way("2:1"), 64).efficiency == pytest.approx(0.39, abs=0.01)
+    assert PLANNER.estimate(ExchangePlan("2:1"), 64).efficiency == pytest.approx(0.39, abs=0.01)
 
 
 def test_one_worker_is_as_fast_as_it_is() -> None:
-    for way in (Way("all-reduce", overlap=True, merge=True), Way("co-located", merge=True)):
+    for way in (ExchangePlan("all-reduce", overlap=True, merge=True), ExchangePlan("co-located", merge=True)):
         one = PLANNER.estimate(way, 1)
         assert (one.efficiency, one.samples_per_s) == (pytest.approx(1), pytest.approx(760))
 
 
 def test_costs_count_the_hosts_of_servers() -> None:
     training = Training(tuple(arrays("resnet50")), V100, 256, 8, epoch_samples=36_000, host_price=3.0, server_price=0.5)
-    one = Planner(training).estimate(Way("2:1", merge=True), 64)
+    one = Planner(training).estimate(ExchangePlan("2:1", merge=True), 64)
     assert (one.hosts, one.servers, one.server_hosts) == (8, 16, 16)
     assert one.epoch_cost == pytest.approx((8 * 3.0 + 16 * 0.5) * 10 / one.samples_per_s)
 
@@ -74,10 +74,10 @@ def test_codecs_send_what_is_assumed(codec: str) -> None:
 def test_cheapest_way_is_recommended_in_two_sentences() -> None:
     found = PLANNER.recommend(64, "fp16")
     assert found.mode == "dist_sync"
-    assert found.best.way == Way("co-located", overlap=True, merge=True)
+    assert found.best.way == ExchangePlan("co-located", overlap=True, merge=True)
     assert found.sentences.startswith("Use dist_sync with 8 servers, one on each host of workers: 100% efficiency, 3")
     assert found.sentences.count(". ") == 1
-    options = [PLANNER.estimate(Way(layout, True, True), 64) for layout in LAYOUTS]
+    options = [PLANNER.estimate(ExchangePlan(layout, True, True), 64) for layout in LAYOUTS]
     assert found.best.epoch_cost <= 1.01 * min(one.epoch_cost for one in options)
 
 
@@ -105,7 +105,7 @@ def test_unlike_machines_get_the_mode_that_dist_auto_would_choose() -> None:
 
 def test_times_of_a_noisy_step_are_those_of_the_slowest() -> None:
     calm, noisy = (SimulatedCluster((SimulatedWorker(Speed(0.0, 0.01)),) * 8, jitter) for jitter in (0.0, 0.1))
-    way = Way("all-reduce", merge=True)
+    way = ExchangePlan("all-reduce", merge=True)
     one, other = (Planner(Training(tuple(even(1000)), each)).estimate(way, 8) for each in (calm, noisy))
     assert one.efficiency == pytest.approx(1)
     assert other.step_s == pytest.approx(0.32 * 1.15, rel=0.02)

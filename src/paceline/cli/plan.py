@@ -19,7 +19,7 @@ from paceline.launch.preflight import read_text
 from paceline.sim import SimulatedCluster, SimulatedWorker, read_cluster
 from paceline.sim.models import Array, arrays, even
 from paceline.sim.picture import draw_scaling
-from paceline.sim.scaling import ELEMENT_BYTES, LAYOUTS, SIZES, Estimate, Planner, Training, Way
+from paceline.sim.scaling import ELEMENT_BYTES, LAYOUTS, SIZES, Estimate, Planner, Training, ExchangePlan
 
 #: Workers whose measured times differ by less than this part count as alike.
 _ALIKE = 0.05
@@ -210,10 +210,10 @@ def _quantity(flag: str, text: str, unit: str, wanted: str) -> float:
 
 def _assumptions(planner: Planner, count: int) -> str:
     training, cluster = planner.training, planner.training.cluster
-    alone = planner.estimate(Way("all-reduce"), 1).step_s
+    alone = planner.estimate(ExchangePlan("all-reduce"), 1).step_s
     size = f"{training.model_bytes / 4e6:.4g} M parameters, {training.model_bytes / 1e6:.4g} MB of gradients"
     step = f"{1e3 * alone:.4g} ms per step of {training.batch} samples"
-    hosts = plural(planner.estimate(Way("all-reduce"), count).hosts, "host", "hosts")
+    hosts = plural(planner.estimate(ExchangePlan("all-reduce"), count).hosts, "host", "hosts")
     links = sorted({8e-9 * one.bandwidth for one in training.kinds})
     rates = " to ".join(f"{one:.4g}" for one in dict.fromkeys((links[0], links[-1])))
     return "\n".join(

@@ -37,7 +37,7 @@ LEAD, EQUAL = 1.05, 0.99
 
 
 @dataclass(frozen=True)
-class Way:
+class ExchangePlan:
     """How gradients are exchanged."""
 
     layout: str
@@ -91,9 +91,9 @@ class Training:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a way of exchanging gradients is worth with a number of workers."""
+    """Step time, rate and cost of a way to exchange gradients, with a number of workers."""
 
-    way: Way
+    way: ExchangePlan
     workers: int
     hosts: int
     servers: int
@@ -124,15 +124,15 @@ class Planner:
     training: Training
     _layouts: dict[int, tuple[tuple[Bucket, ...], float]] = field(default_factory=dict)
     _workers: dict[int, _Workers] = field(default_factory=dict)
-    _estimates: dict[tuple[Way, int], Estimate] = field(default_factory=dict)
+    _estimates: dict[tuple[ExchangePlan, int], Estimate] = field(default_factory=dict)
 
-    def estimate(self, way: Way, count: int) -> Estimate:
-        """Return what a way is worth with a number of workers."""
+    def estimate(self, way: ExchangePlan, count: int) -> Estimate:
+        """Return the estimate of a way with a number of workers."""
         if (way, count) not in self._estimates:
             self._estimates[way, count] = self._simulated(way, count)
         return self._estimates[way, count]
 
-    def _simulated(self, way: Way, count: int) -> Estimate:
+    def _simulated(self, way: ExchangePlan, count: int) -> Estimate:
         training, workers = self.training, self._of(count)
         servers = _servers(way.layout, workers.host_count)
         buckets, largest = self._placed(max(1, servers))
@@ -158,12 +158,15 @@ class Planner:
         """Return estimates of all layouts, each with and without overlap, local merge and compression."""
         merges = (False, True) if self.training.per_host > 1 else (True,)
         settings = product(("", codec), merges, (False, True), LAYOUTS)
-        return [self.estimate(Way(layout, overlap, merge, used), count) for used, merge, overlap, layout in settings]
+        return [
+            self.estimate(ExchangePlan(layout, overlap, merge, used), count)
+            for used, merge, overlap, layout in settings
+        ]
 
     def scaling(self, counts: Sequence[int]) -> list[Estimate]:
         """Return estimates of all layouts with local merge, with and without overlap, for numbers of workers."""
         settings = product(counts, (False, True), LAYOUTS)
-        return [self.estimate(Way(layout, overlap, True), count) for count, overlap, layout in settings]
+        return [self.estimate(ExchangePlan(layout, overlap, True), count) for count, overlap, layout in settings]
 
     def recommend(self, count: int, codec: str) -> Recommendation:
         """Return the way that costs least, and why: with overlap and local merge, compressed only if it gains much.
@@ -176,7 +179,7 @@ class Planner:
         numbers = [str(2**power) for power in range(1, hosts.bit_length()) if 2**power < hosts]
         layouts = ("co-located", "all-reduce", "one server", *numbers, "1:1", "2:1")
         plain, compressed = (
-            [self.estimate(Way(layout, True, True, used), count) for layout in layouts] for used in ("", codec)
+            [self.estimate(ExchangePlan(layout, True, True, used), count) for layout in layouts] for used in ("", codec)
         )
         mode = self._mode(count, _cheapest(plain[:1] + plain[2:]))
         if mode != "dist_sync":  # only servers can do without lock step
@@ -187,7 +190,7 @@ class Planner:
         if best.way.layout == "all-reduce":
             mode = "allreduce"
         fastest = min([*plain, *compressed], key=lambda one: (one.step_s, one.server_hosts))
-        one_server = self.estimate(Way("one server", True, True, best.way.compression), count)
+        one_server = self.estimate(ExchangePlan("one server", True, True, best.way.compression), count)
         return Recommendation(best, mode, self._sentences(best, mode, fastest, one_server))
 
     def _mode(self, count: int, estimate: Estimate) -> str:
