@@ -10,7 +10,7 @@ from paceline.compression import make
 from paceline.hetero import Speed
 from paceline.sim import SimulatedCluster, SimulatedWorker
 from paceline.sim.models import arrays, even
-from paceline.sim.scaling import ELEMENT_BYTES, LAYOUTS, SIZES, Estimate, Planner, Training, ExchangePlan, uniform
+from paceline.sim.scaling import ELEMENT_BYTES, LAYOUTS, SIZES, Estimate, ExchangePlan, Planner, Training, uniform
 
 #: 8 hosts of 8 GPUs that each train ResNet-50 on 760 images a second, in batches of 256, with links of 25 Gbit/s.
 V100 = uniform(Speed(0.0, 1 / 760), 64, 3.125e9, 3.125e9, 0.0)
