@@ -131,6 +131,6 @@ def process_state(pid: int) -> ProcessState:
 def _is_ready(thread: int) -> bool:
     """Tell whether a thread runs, or waits for a processor."""
     try:
-        return psutil.Process(thread).status() == psutil.STATUS_RUNNING
+        return bool(psutil.Process(thread).status() == psutil.STATUS_RUNNING)
     except psutil.NoSuchProcess:
         return False
