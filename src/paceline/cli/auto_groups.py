@@ -1,4 +1,4 @@
-"""``paceline launch --groups auto``: measures the workers in a short job first, and chooses by what they show.
+"""``paceline launch --groups auto``: measures the workers in a short job first, and chooses by the result.
 
 The job itself gets groups by speed, for ``dist_gsync``, and a way to synchronise, for ``dist_auto``. Both follow the
 speeds while it runs (:mod:`paceline.membership.drift`, :mod:`paceline.membership.revising`).
@@ -24,14 +24,14 @@ REGROUP_ROUNDS = 5
 
 
 def with_measured_groups(spec: JobSpec, run: Callable[[JobSpec], int]) -> JobSpec | int:
-    """Return the job with groups and a choice by what was measured; or the exit code of a measurement that failed.
+    """Return the job with groups and a choice by measurement; or the exit code of a measurement that failed.
 
     Args:
         spec: the job; its script may end before :data:`ROUNDS` rounds only if that is an error.
         run: runs a job, and returns its exit code.
 
     Raises:
-        LaunchError: nothing was measured, or scikit-learn is not installed.
+        LaunchError: there are no measurements, or scikit-learn is not installed.
     """
     if find_spec("sklearn") is None:  # said now, not after minutes of measuring
         raise LaunchError("groups by speed need scikit-learn: pip install 'paceline[hetero]'")

@@ -21,13 +21,13 @@ def fill_in(options: argparse.Namespace, command: Sequence[str], table: Sequence
     """Set the options that the command line leaves out to those of the job file; return the command.
 
     Args:
-        options: of the command line; changed. ``options.group`` then holds groups instead of texts where the file has
-            them.
-        command: of the command line; empty means that of the file.
+        options: the parsed command line; changed. ``options.group`` then holds groups instead of texts where the file
+            has them.
+        command: the script and its arguments; empty means those of the file.
         table: all options.
 
     Raises:
-        UsageError: the file cannot be read, or has what no option is called.
+        UsageError: the file cannot be read, or has a key that is no option.
     """
     found = _read(options.config)
     known = {flag.lstrip("-").replace("-", "_"): option for option in table for flag in option.flags}

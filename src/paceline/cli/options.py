@@ -13,7 +13,7 @@ from paceline.naming import nearest, suggestion
 
 
 class UsageError(Exception):
-    """The command line is wrong. The text says what is wrong, and what would be right."""
+    """The command line is wrong. The text names the error, and the right form."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class Option:
         return self.flags[-1].removeprefix("--").replace("-", "_")
 
     def value(self, text: str) -> Any:
-        """Return what a text means as the value of this option.
+        """Return the value of this option that a text stands for.
 
         Raises:
-            ValueError: it cannot be its value; the message says what could.
+            ValueError: it cannot be its value; the message shows a valid one.
         """
         if self.choices and text not in self.choices:
             raise ValueError(f"{text!r} is unknown{suggestion(text, self.choices)}")
@@ -81,7 +81,7 @@ class Parser(argparse.ArgumentParser):
         name: the subcommand.
         options: all that it takes.
         usage: its form.
-        description: what it does.
+        description: its purpose.
         epilog: end of the help.
         advice: what to do instead, by unknown option; that of ``""`` is for every other one. By default the error lists
             all options.

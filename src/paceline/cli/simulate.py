@@ -1,4 +1,4 @@
-"""``paceline simulate``: what a cluster would do, before it does it."""
+"""``paceline simulate``: the forecast of a cluster's work, before it begins."""
 
 from __future__ import annotations
 

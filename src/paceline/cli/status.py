@@ -1,4 +1,4 @@
-"""``paceline status``: who is in a job, how far, and whom it waits for."""
+"""``paceline status``: the members of a job, their progress, and those it waits for."""
 
 from __future__ import annotations
 

@@ -62,8 +62,8 @@ class Activity:
         """Return the workers whose pushes a cohort needs: those in its phase, and those that are still to come there.
 
         Args:
-            unit: of the cohort: those that are to move there are included; -1: all.
-            phase: of the cohort: who is away in an earlier one is to come.
+            unit: the cohort's unit, with the workers that are to move there; -1: all.
+            phase: the cohort's phase; workers that are away in an earlier one are to come.
         """
         found = self._by_unit.get((unit, phase))
         if found is None:

@@ -259,7 +259,7 @@ class Rule:
 
     @property
     def unit(self) -> list[int]:
-        """Of each worker, the unit that steps together with it."""
+        """For each worker, the unit that steps together with it."""
         return self.units.of
 
     def waiting(self) -> list[int]:

@@ -17,7 +17,7 @@ from paceline.kvstore.dist import DistStore
 from paceline.kvstore.dist.policy import chosen
 from paceline.worker.profile import WARM_UP
 
-#: What :func:`batch_sampler` returns: all of them have ``set_epoch``, ``state_dict`` and ``load_state_dict``.
+#: Types that :func:`batch_sampler` returns: all of them have ``set_epoch``, ``state_dict`` and ``load_state_dict``.
 BatchSampler: TypeAlias = "SharedBatchSampler | PooledBatchSampler | TwoSizes"
 
 
@@ -35,14 +35,14 @@ def batch_sampler(
         sampler = paceline.data.batch_sampler(data, store, batch_size=32)
         loader = torch.utils.data.DataLoader(data, batch_sampler=sampler)
 
-    With ``dist_auto`` it is what was chosen together with the mode. Otherwise workers in lock step get batches by
+    With ``dist_auto`` it is the one chosen together with the mode. Otherwise workers in lock step get batches by
     measured speed (:class:`SharedBatchSampler`), others take from a pool (:class:`PooledBatchSampler`). A state of one
-    can be loaded by the other, so a job can resume with what is chosen then.
+    can be loaded by the other, so a job can resume with the one chosen then.
 
     Args:
         data: the data set or its length.
         store: the job's store.
-        batch_size: of each worker; with batches by speed, the mean over workers.
+        batch_size: batch size of each worker; with batches by speed, the mean over workers.
         shuffle: without it, samples keep their order and every epoch is the same.
         seed: 0 or more, the same on all workers.
 
@@ -79,9 +79,9 @@ class TwoSizes(Sampler[list[int]]):
 
     Args:
         data: the data set or its length.
-        batch_size: of the whole ones.
-        seed: of the order.
-        rounds: to measure.
+        batch_size: size of the whole ones.
+        seed: seed of the order.
+        rounds: rounds to measure.
     """
 
     def __init__(self, data: int | Sized, batch_size: int, seed: int, rounds: int) -> None:
@@ -108,7 +108,7 @@ class TwoSizes(Sampler[list[int]]):
         """Do nothing: there is no epoch."""
 
     def state_dict(self) -> State:
-        """Return the state that was loaded: what is measured is no training."""
+        """Return the state that was loaded: a measurement is no training."""
         return dict(self._state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

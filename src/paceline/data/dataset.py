@@ -46,7 +46,7 @@ class ArrayDataset(TensorDataset):
         return list(zip(*(tensor.unbind() for tensor in batch), strict=True))
 
     def shard(self, num_parts: int, part_index: int) -> ArrayDataset:
-        """Return one of ``num_parts`` contiguous parts (views, not copies); the first ones get what is left over.
+        """Return one of ``num_parts`` contiguous parts (views, not copies); the first ones get the remainder.
 
         Use :class:`paceline.data.ShardedSampler` instead where all workers must see equally many batches.
 

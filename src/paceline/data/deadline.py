@@ -1,4 +1,4 @@
-"""Steps that end at a time: a worker computes parts of its samples until then, and pushes what it has done.
+"""Steps that end at a time: a worker computes parts of its samples until then, and pushes their gradients.
 
 A part is begun when it would end in time, if it takes as long as parts usually do: the median of the last ones, so that
 single slow parts do not count. The first part of a step is always begun, so every worker brings something. A part that
@@ -16,12 +16,12 @@ from typing import Any, Protocol
 
 import torch
 
-#: Parts whose median is what the next one is expected to take.
+#: Parts whose median is the expected time of the next one.
 _WINDOW = 25
 
 
 class Accumulates(Protocol):
-    """What is needed of an optimizer; :class:`paceline.DistributedOptimizer` has it."""
+    """The methods needed of an optimizer; :class:`paceline.DistributedOptimizer` has them."""
 
     param_groups: list[dict[str, Any]]
 
@@ -98,12 +98,12 @@ def accumulate(
     deadline: Deadline | None,
     context: Callable[[], AbstractContextManager[None]],
 ) -> Generator[tuple[torch.Tensor, ...], None, int]:
-    """Yield the parts of a batch while there is time; then the gradients are the mean over what was done.
+    """Yield the parts of a batch while there is time; then the gradients are the mean over the samples done.
 
     The loop that takes the parts adds each one's mean gradient to ``grad``, which must be None or zeros before.
 
     Args:
-        optimizer: of the parameters.
+        optimizer: the parameters' optimizer.
         batch: tensors with samples along their first dimension.
         sizes: samples per part.
         deadline: None: all parts are done.

@@ -1,4 +1,4 @@
-"""What a ``DataLoader`` does with the batches of a sampler: it fetches them ahead, and hands them to the loop."""
+"""The batches of a sampler in a ``DataLoader``: it fetches them ahead, and hands them to the loop."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def fetched_ahead() -> int:
 
 
 def is_in_loader() -> bool:
-    """Return whether a ``DataLoader`` asks for what is read, in this process or in one of its own."""
+    """Return whether a ``DataLoader`` asks for the data, in this process or in one of its own."""
     return get_worker_info() is not None or _caller(_BaseDataLoaderIter, sys.getrecursionlimit()) is not None
 
 
@@ -41,17 +41,17 @@ class Dealing:
     """Tells :mod:`paceline.dealt` which batch of a walk the loop has. Entered in the ``__iter__`` of a sampler.
 
     Batches that a ``DataLoader`` fetches ahead count when the loop gets them. If something else than torch's own
-    classes takes the indices, nobody knows which of them make a batch, and nothing is told.
+    classes takes the indices, it is unknown which of them make a batch, and none is told.
 
     Args:
         sampler: deals single indices, or batches of them.
-        singles: of a sampler of single indices: how many it deals in this walk.
+        singles: single indices that the sampler deals in this walk; None: it deals batches.
     """
 
     def __init__(self, sampler: Sampler[Any], singles: int | None = None) -> None:
         self._walk: Walk | None = None
         self._sizes: Iterator[int] | deque[int] = deque()
-        """Of batches that the loop does not have yet."""
+        """Sizes of the batches that the loop does not have yet."""
         self._is_direct = self._is_first = False
         iterator = _caller(_BaseDataLoaderIter)
         if iterator is None and singles is None:

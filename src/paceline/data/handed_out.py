@@ -1,4 +1,4 @@
-"""What was handed out of an epoch, and what of it has to come once more.
+"""The samples handed out of an epoch, and those that have to come once more.
 
 A sample's *position* is its place in the epoch's order. Its *index* counts from the first sample of the epoch to the
 last one, repetitions included: these have indices from the length of the data on.
@@ -15,7 +15,7 @@ class GlobalBatch:
     """A global batch of an epoch."""
 
     round: int
-    """Of its push."""
+    """Round of its push."""
     first: int
     """Index of its first sample."""
     length: int
@@ -36,7 +36,7 @@ class HandedOut:
         self._batches: deque[GlobalBatch] = deque()
         """As many as may not be trained on yet."""
         self.again: list[int] = []
-        """Positions that come once more, because who had them is gone or ran out of time."""
+        """Positions that come once more, because their worker is gone or ran out of time."""
 
     @property
     def length(self) -> int:
@@ -73,14 +73,14 @@ class HandedOut:
         return self._batches[-count].first if 0 < count <= len(self._batches) else None
 
     def take_over(self, worker: int, last: int) -> None:
-        """Let come once more what a worker that is gone has not trained on: its rounds after the last one."""
+        """Let the untrained samples of a worker that is gone come once more: its rounds after the last one."""
         self.again += self.missing(worker, last, self.length)
 
     def missing(self, worker: int, last: int, stop: int) -> list[int]:
         """Return the positions that a worker that is gone has not trained on.
 
         Args:
-            worker: who is gone.
+            worker: the worker that is gone.
             last: its last round.
             stop: index of the first global batch that does not count.
         """
@@ -88,7 +88,7 @@ class HandedOut:
         return [position for one in batches for position in self._positions(one, *one.columns[worker])]
 
     def cut_short(self, worker: int, done: int) -> None:
-        """Let come once more what a worker has not done of its part of the last global batch."""
+        """Let the rest of a worker's part of the last global batch come once more."""
         one = self._batches[-1]
         if worker in one.columns:
             start, stop = one.columns[worker]

@@ -38,7 +38,7 @@ def check_span(span: Span) -> None:
     """Refuse a fraction of the data that does not lie in 0 to 1 or is empty.
 
     Raises:
-        ValueError: with what a span looks like.
+        ValueError: the message shows the valid range.
     """
     begin, end = span
     if not 0.0 <= begin < end <= 1.0:
@@ -56,7 +56,7 @@ def part_bounds(length: int, num_parts: int, part_index: int) -> tuple[int, int]
 
 
 def shard_bounds(length: int, num_parts: int, part_index: int) -> tuple[int, int]:
-    """Return [start, stop) of one of ``num_parts`` contiguous parts; the first ones get what is left over, one each.
+    """Return [start, stop) of one of ``num_parts`` contiguous parts; the first ones get the remainder, one each.
 
     So 10 samples over 4 parts make 3, 3, 2, 2: MXNet's ``gluon.data.Dataset.shard``.
 
@@ -82,7 +82,7 @@ def span_bounds(length: int, span: Span) -> tuple[int, int]:
 def window_slots(length: int, num_parts: int, part_index: int, *, drop_last: bool) -> Slots:
     """Return slots of equally large parts: a part one short borrows its neighbour's first sample (round the end).
 
-    Together the parts cover every slot, and each repeats at most one; with ``drop_last`` nothing is repeated and
+    Together the parts cover every slot, and each repeats at most one; with ``drop_last`` none is repeated and
     ``length % num_parts`` slots are left out instead.
     """
     start, _ = part_bounds(length, num_parts, part_index)

@@ -39,7 +39,7 @@ class PooledBatchSampler(Sampler[list[int]]):
 
     For stores whose workers go on at their own speed: each takes its next batch when it has trained on the last one. So
     fast workers train on more samples, all samples count alike, and an epoch ends for all at the same time. Each sample
-    is trained on once per epoch: what a worker held that leaves the job is given to the others. ::
+    is trained on once per epoch: the samples held by a worker that leaves the job go to the others. ::
 
         sampler = paceline.data.PooledBatchSampler(data, store, batch_size=32)
         loader = torch.utils.data.DataLoader(data, batch_sampler=sampler)
@@ -51,8 +51,8 @@ class PooledBatchSampler(Sampler[list[int]]):
     leaves its loop early gives back a batch that it has not pushed for; the others finish the epoch, and if all leave
     it, the next one begins. A loop that is left before its first push has only looked: the same epoch comes again.
 
-    The order of the samples follows from (``seed``, ``epoch``); who gets which does not. There is no length: how many
-    batches a worker gets depends on the others.
+    The order of the samples follows from (``seed``, ``epoch``); their division among workers does not. There is no
+    length: how many batches a worker gets depends on the others.
 
     :meth:`state_dict` continues in mid-epoch, with another number of workers or batch size too. With ``stop_every`` all
     workers' loops end together in the middle of an epoch, to save; the next iteration goes on with it::
@@ -63,8 +63,9 @@ class PooledBatchSampler(Sampler[list[int]]):
             extra = {"sampler": sampler.state_dict()}
             paceline.save("job.ckpt", net, optimizer, step=step, extra=extra)
 
-    With ``deadline_s`` a worker stops to compute at that time since its step began, pushes what it has done, and gives
-    the rest back to the pool, so that a slow batch delays nobody. The loop takes its parts from :meth:`parts_in_time`::
+    With ``deadline_s`` a worker stops to compute at that time since its step began, pushes the gradients so far, and
+    gives the other samples back to the pool, so that a slow batch delays nobody. The loop takes its parts from
+    :meth:`parts_in_time`::
 
         for x, y in loader:
             optimizer.zero_grad()
@@ -76,10 +77,10 @@ class PooledBatchSampler(Sampler[list[int]]):
         data: the data set or its length.
         store: a distributed store, but not ``dist_sync``, whose workers need equally many batches
             (:class:`SharedBatchSampler` gives these), and not ``dist_gsync`` with a bound.
-        batch_size: of this worker; the last batches of an epoch may be smaller.
+        batch_size: batch size of this worker; the last batches of an epoch may be smaller.
         shuffle: without it, samples keep their order and every epoch is the same.
         seed: 0 or more, the same on all workers.
-        name: of the pool; samplers of the same name share it, and each iteration of one of them is the next epoch.
+        name: name of the pool; samplers of the same name share it, and each iteration of one of them is the next epoch.
             Samplers of other data need a name of their own.
         max_batch: samples of a part, which fit into this worker's memory at once; by default the whole batch.
         deadline_s: seconds after which a worker begins no further part of a step; it needs ``max_batch``.
@@ -130,7 +131,7 @@ class PooledBatchSampler(Sampler[list[int]]):
         return self._walker.following.epoch
 
     def __len__(self) -> NoReturn:
-        """Raise: nobody knows how many batches this worker will get.
+        """Raise: the number of this worker's batches is not known yet.
 
         Raises:
             TypeError: always.
@@ -174,8 +175,8 @@ class PooledBatchSampler(Sampler[list[int]]):
     def parts_in_time(self, optimizer: Accumulates, *batch: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
         """Cut a batch into parts of at most ``max_batch``; with ``deadline_s`` only as many as there is time for.
 
-        After the last one the gradients are the mean over what was done, ``optimizer.samples`` is its size, and the
-        rest is given back. A step must follow.
+        After the last one the gradients are the mean over the samples done, ``optimizer.samples`` is their number,
+        and the rest is given back. A step must follow.
 
         Args:
             optimizer: a :class:`paceline.DistributedOptimizer` that does not overlap; its gradients are zero.
@@ -191,7 +192,7 @@ class PooledBatchSampler(Sampler[list[int]]):
     # ---- state -----------------------------------------------------------------------------------------------------
 
     def set_epoch(self, epoch: int) -> None:
-        """Make ``epoch`` the next one, on all workers. If a part of it is what comes next, it goes on with that part.
+        """Make ``epoch`` the next one, on all workers. If a part of it comes next, it goes on with that part.
 
         Raises:
             ValueError: the epoch is negative.
@@ -204,7 +205,7 @@ class PooledBatchSampler(Sampler[list[int]]):
     def state_dict(self) -> State:
         """Return where the epoch stands, for all workers: plain numbers, fit for JSON.
 
-        ``left`` are the ranges of positions in the epoch's order that nobody has trained on. A sample is trained on
+        ``left`` are the ranges of positions in the epoch's order that no worker has trained on. A sample is trained on
         when a push of its worker has followed. Of this worker that is known; of others it is known up to their last
         request for samples, and up to the last barrier. So a state is exact, and the same on all workers, when an
         iteration has ended for all; and in the middle of one between a barrier and the next batch of any worker::
@@ -217,7 +218,7 @@ class PooledBatchSampler(Sampler[list[int]]):
         one batch per other worker is then trained on twice, if the saved weights have it already, and none is lost. A
         warning names these workers. Weights that are read later than the state have more than it says, those that are
         read before it have less. Between ``backward`` and ``step``, or when gradients are accumulated over several
-        batches, what was not pushed counts as not trained on.
+        batches, samples that were not pushed count as not trained on.
 
         It asks the scheduler, and waits for no other worker.
         """
@@ -231,7 +232,7 @@ class PooledBatchSampler(Sampler[list[int]]):
         batch of one of them raises a ``ValueError``. A state of :class:`SharedBatchSampler` will do, too.
 
         Raises:
-            ValueError: in mid-epoch the data, seed and ``shuffle`` must be the same as then. Nothing is changed.
+            ValueError: in mid-epoch the data, seed and ``shuffle`` must be the same as then. The sampler is unchanged.
         """
         self._walker.choose(*left_of(state, self._settings))
 
@@ -257,9 +258,9 @@ class Walker:
     """Takes samples of a pool for one worker. Samplers of one name share it.
 
     Args:
-        session: of the worker.
-        name: of the pool.
-        settings: ``length``, ``seed`` and ``shuffle``: what the order of an epoch follows from.
+        session: session of the worker.
+        name: name of the pool.
+        settings: ``length``, ``seed`` and ``shuffle``: the order of an epoch follows from them.
         limit: samples of all workers after which a walk is over; 0: the end of the epoch.
         by_push: a push after samples were taken says that they are trained on. Otherwise only the next request or
             :meth:`finish` says it: a sample stands for a shard, which takes many pushes.
@@ -280,7 +281,7 @@ class Walker:
         self._begun = self._before = 0
         """Last rounds that were pushed before the walk, and before the last request."""
         self._is_chosen = False
-        """Whether somebody has said what the next walk is."""
+        """Whether the next walk was chosen."""
         self._returned = False
         """Whether all of the walk that was begun last was given back, so that it comes again."""
 
@@ -306,8 +307,8 @@ class Walker:
         While it waits for samples that others hold, no server waits for this worker's pushes.
 
         Args:
-            walk: its number.
-            count: of samples, at most.
+            walk: the walk's number.
+            count: samples to take, at most.
         """
         if walk != self._walk:
             return None
@@ -318,7 +319,7 @@ class Walker:
         )  # fmt: skip
         try:
             samples = self._call(request)
-        except ValueError:  # what it begins with is not what the others say
+        except ValueError:  # the start of the walk differs from that of the others
             self._walk, self.following = walk - 1, start
             raise
         self._number += 1
@@ -367,7 +368,7 @@ class Walker:
     # ---- state -----------------------------------------------------------------------------------------------------
 
     def choose(self, epoch: int, left: Ranges = ()) -> None:
-        """Say what the next walk begins with."""
+        """Set the start of the next walk."""
         self.following = replace(self.following, epoch=epoch, left=() if left == everything(self._length) else left)
         self._is_chosen = True
 

@@ -30,7 +30,7 @@ _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
 
 
 class ImageHeader(NamedTuple):
-    """What stands in front of an image in its record: labels (usually one), and the image's numbers."""
+    """The header of an image in its record: labels (usually one), and the image's numbers."""
 
     labels: tuple[float, ...]
     id: int = 0
@@ -74,7 +74,7 @@ class Records(Dataset[bytes]):
             there is none, the heads of all records are read once.
 
     Attributes:
-        keys: of the records, in the order of the file or of its index.
+        keys: keys of the records, in the order of the file or of its index.
 
     Raises:
         PacelineError: a file is missing or damaged.
@@ -183,7 +183,7 @@ class RecordWriter:
         self._count += 1
 
     def close(self) -> None:
-        """Write what is still buffered, and close both files."""
+        """Write the buffered bytes, and close both files."""
         self._records.close()
         self._index.close()
 

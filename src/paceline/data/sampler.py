@@ -159,7 +159,7 @@ class ShardedSampler(Sampler[int]):
         """Continue where :meth:`state_dict` was taken: the next iteration hands out exactly the remaining samples.
 
         Raises:
-            ValueError: in mid-epoch the data, seed and part must be the same as then. Nothing is changed.
+            ValueError: in mid-epoch the data, seed and part must be the same as then. The sampler is unchanged.
         """
         epoch, position = state["epoch"], state["position"]
         differing = [name for name, value in self._settings().items() if position and state.get(name) != value]
@@ -185,7 +185,7 @@ class ShardedSampler(Sampler[int]):
         stop = size - (size - start) % batch_size if drop_last else size
         for first in range(start, stop, batch_size):
             last = min(first + batch_size, stop)
-            self._position = last if last < stop else size  # what is dropped counts as handed out
+            self._position = last if last < stop else size  # dropped samples count as handed out
             yield indices[first:last]
 
     def _cut(self) -> Slots:

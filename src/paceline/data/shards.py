@@ -43,7 +43,7 @@ class Shards(IterableDataset[str], abc.ABC):
     """The shards of one worker, epoch by epoch. Made by :func:`shards`.
 
     Attributes:
-        urls: of all workers.
+        urls: shards of all workers.
     """
 
     def __init__(self, urls: list[str]) -> None:
@@ -103,7 +103,7 @@ class Shards(IterableDataset[str], abc.ABC):
         """Return where the epoch stands: plain numbers, fit for JSON. The shard under way counts as not read.
 
         Raises:
-            ValueError: processes of a ``DataLoader`` read the epoch, so nobody knows which of it the loop has had.
+            ValueError: processes of a ``DataLoader`` read the epoch, so the loop's place in it is unknown.
         """
 
     @abc.abstractmethod
@@ -157,7 +157,7 @@ def shards(
         part_index: which of them, by default ``store.rank``.
         shuffle: without it, shards keep their order.
         seed: 0 or more, the same on all workers.
-        name: of the pool; shards of other data need a name of their own.
+        name: name of the pool; shards of other data need a name of their own.
 
     Raises:
         TypeError: ``urls`` is one string.
@@ -196,13 +196,13 @@ class PartShards(Shards):
     """A part of the list, fixed for an epoch.
 
     Args:
-        urls: of all workers.
+        urls: shards of all workers.
         num_parts: number of parts.
         part_index: the one of this worker.
-        fractions: of each part.
+        fractions: fraction of each part.
         team: the store whose workers measure their speeds for the fractions; None: they stay.
         shuffle: the order of each epoch is another one.
-        seed: of the order.
+        seed: seed of the order.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class PartShards(Shards):
         self._shuffle, self._seed = shuffle, seed
         self._sampler = self._sampler_of(self._bounds(self._fractions))
         self._is_pending, self._in_hand = True, False
-        # Shared with the processes of a loader: number of the plan, the last one they have begun, and what it says.
+        # Shared with the processes of a loader: number of the plan, the last one they have begun, and its contents.
         self._plan = torch.zeros(6, dtype=torch.int64)
         self._plan.share_memory_()  # type: ignore[no-untyped-call]
         self._tell()
@@ -296,7 +296,7 @@ class PartShards(Shards):
             self._in_hand = False
 
     def _deal_in_process(self, first: int, every: int) -> Iterator[int]:
-        """Deal what the main process has planned, in a process of a loader."""
+        """Deal the shards that the main process has planned, in a process of a loader."""
         number, begun, epoch, position, start, stop = self._plan.tolist()
         process = get_worker_info()
         if process is not None and process.id == 0:
@@ -320,7 +320,7 @@ class PartShards(Shards):
         self._tell()
 
     def _tell(self) -> None:
-        """Tell the processes of a loader what comes next."""
+        """Tell the processes of a loader the next plan."""
         state = self._sampler.state_dict()
         begin, end = (round(one * len(self.urls)) for one in state["span"])
         values = int(self._plan[0]) + 1, int(self._plan[1]), state["epoch"], state["position"], begin, end
@@ -369,11 +369,11 @@ class PooledShards(Shards):
     """The next shard of one queue of all workers.
 
     Args:
-        urls: of all workers.
-        store: of the job.
+        urls: shards of all workers.
+        store: the job's store.
         shuffle: the order of each epoch is another one.
-        seed: of the order.
-        name: of the pool.
+        seed: seed of the order.
+        name: name of the pool.
     """
 
     def __init__(self, urls: list[str], store: KVStoreBase, shuffle: bool, seed: int, name: str) -> None:

@@ -41,15 +41,14 @@ class SharedBatchSampler(Sampler[list[int]]):
         loader = torch.utils.data.DataLoader(data, batch_sampler=sampler)
 
     The order of the whole data set follows from (``seed``, ``epoch``) and is cut into global batches; each is divided
-    among the workers. So every sample is trained on once per epoch, whatever the shares are. All workers get the same
-    number of batches. The last global batch of an epoch may be smaller; it begins the order again only as far as there
-    are fewer samples left than workers.
+    among the workers. So every sample is trained on once per epoch, with any shares. All workers get the same number of
+    batches. The last global batch of an epoch may be smaller; it begins the order again only as far as there are fewer
+    samples left than workers.
 
     With ``measured``, the others take over from a worker that leaves or dies in the middle of an epoch: they share the
-    global batches from the next revision on, and what it has not trained on until then comes at the end of the epoch,
-    in as many more batches as that takes; if a loader had fetched all batches of the epoch by then, in the next epoch.
-    This counts one push per batch. With other shares it is left out, unless
-    there is a ``deadline_s``.
+    global batches from the next revision on, and the samples that it has not trained on until then come at the end
+    of the epoch, in as many more batches as needed; if a loader had fetched all batches of the epoch by then, in
+    the next epoch. This counts one push per batch. With other shares it is left out, unless there is a ``deadline_s``.
 
     With ``measured``, the time between two batches, less the time spent waiting for the store, is a step's computation.
     All workers exchange their speeds and divide the next global batches so that all finish at the same time. The
@@ -57,7 +56,7 @@ class SharedBatchSampler(Sampler[list[int]]):
     :class:`paceline.DistributedOptimizer` does; ``gluon.Trainer.step`` takes the global batch size.
 
     With ``deadline_s`` a slow step delays nobody: a worker stops to compute at that time since its step began, and
-    pushes what it has done, weighted by its samples. The rest comes at the end of the epoch. Two lines again::
+    pushes the gradients so far, weighted by samples. The rest comes at the end of the epoch. Two lines again::
 
         sampler = paceline.data.SharedBatchSampler(
             data, store, global_batch_size=96, shares="measured", max_batch=4, deadline_s=0.5
@@ -83,7 +82,7 @@ class SharedBatchSampler(Sampler[list[int]]):
             and each further part costs the fixed time of a step, which ``measured`` takes into account.
         deadline_s: seconds after which a worker begins no further part of a step (``dist_sync`` only, the same on all
             workers). It needs :meth:`parts_in_time`, ``max_batch`` as the size of a part, and a loader that fetches
-            nothing ahead: what was not done comes back in the same epoch.
+            nothing ahead: samples that were not done come back in the same epoch.
 
     Raises:
         ValueError: there are fewer samples than workers; ``measured`` or ``deadline_s`` with a store whose workers go
@@ -143,7 +142,7 @@ class SharedBatchSampler(Sampler[list[int]]):
 
     @property
     def speeds(self) -> dict[int, Speed]:
-        """What is known of the workers' speeds; with ``measured``, those of all workers."""
+        """The known speeds of the workers; with ``measured``, those of all workers."""
         return self._speeds.known
 
     def __len__(self) -> int:
@@ -178,8 +177,8 @@ class SharedBatchSampler(Sampler[list[int]]):
     def parts_in_time(self, optimizer: Accumulates, *batch: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
         """Cut a batch into parts that fit into memory; with ``deadline_s`` only as many as there is time for.
 
-        After the last one the gradients are the mean over what was done, and ``optimizer.samples`` is its size. All
-        workers agree on what is left for later, so each must take the parts to the end, and step after them.
+        After the last one the gradients are the mean over the samples done, and ``optimizer.samples`` is their number.
+        All workers agree on the samples left for later, so each must take the parts to the end, and step after them.
 
         Args:
             optimizer: a :class:`paceline.DistributedOptimizer` with ``update="worker"``; its gradients are zero.
@@ -237,7 +236,7 @@ class SharedBatchSampler(Sampler[list[int]]):
         self._prefetch = max(self._prefetch, ahead)
 
     def _next_epoch(self) -> None:
-        """Begin an epoch with what the last one could not bring again: its loader had fetched all batches before."""
+        """Begin an epoch with samples that the last one could not repeat: its loader had fetched all batches before."""
         late = self._handed_out.rest(self._first) if self._is_handed_out and self._has_batch() else []
         before = self._order()
         self._epoch, self._row, self._first, self._handed_out.again = self._epoch + 1, 0, 0, []
@@ -292,7 +291,7 @@ class SharedBatchSampler(Sampler[list[int]]):
             self._shares.revise({worker: speed for worker, speed in self._speeds.told.items() if worker in present})
 
     def _leave_for_later(self) -> None:
-        """Let come once more what the workers have not done of their parts of the last global batch."""
+        """Let the rest of the workers' parts of the last global batch come once more."""
         for worker, done in self._speeds.done().items():
             self._handed_out.cut_short(worker, done)
 
@@ -322,9 +321,9 @@ class SharedBatchSampler(Sampler[list[int]]):
     def state_dict(self) -> State:
         """Return where the epoch stands: plain numbers, the same on all workers, fit for JSON.
 
-        Batches that the loader has fetched ahead count as not handed out. With ``measured`` or ``deadline_s``, what a
-        worker that has died had not trained on counts as not handed out, too. Others know of it at the first barrier
-        after the death; so take the state after ``store.barrier()`` if workers may die.
+        Batches that the loader has fetched ahead count as not handed out. With ``measured`` or ``deadline_s``, so do
+        the untrained samples of a worker that has died. Others know of it at the first barrier after the death; so take
+        the state after ``store.barrier()`` if workers may die.
         """
         if self._session is None or self._round() >= self._handed_out.last_round:
             self._leave_for_later()
@@ -346,7 +345,7 @@ class SharedBatchSampler(Sampler[list[int]]):
         A state of :class:`PooledBatchSampler` will do, too.
 
         Raises:
-            ValueError: in mid-epoch the data, seed and ``shuffle`` must be the same as then. Nothing is changed.
+            ValueError: in mid-epoch the data, seed and ``shuffle`` must be the same as then. The sampler is unchanged.
         """
         place = place_of(state, self._settings)
         self._epoch, self._row, self._first, self._pending = place.epoch, place.row, place.first, True

@@ -1,14 +1,14 @@
-"""What the workers of a job know of each other's speeds and of their last steps, alike on all of them.
+"""The workers' knowledge of each other's speeds and of their last steps, alike on all of them.
 
 A worker's speed, and how many samples of its part it has done by a deadline, travel as a note with the first push of a
-step, and the notes of all workers come back with its answer: no message is added, and nobody waits. All workers behind
-an update get the same notes, so what follows from them is the same on all, between the same two rounds. Where a step
-has no push, or a worker is missing in the notes, the workers gather instead: a gather also says who is gone. With a
+step, and the notes of all workers come back with its answer, without further messages or waits. All workers behind an
+update get the same notes, so their conclusions are the same, between the same two rounds. Where a step has no push, or
+a worker is missing in the notes, the workers gather instead: a gather also says which workers are gone. With a
 deadline an exchange is due in every step.
 
 | the step that ends                                               | the workers            |
 |------------------------------------------------------------------|------------------------|
-| nothing is due                                                   | exchange nothing       |
+| has no exchange due                                              | exchange nothing       |
 | is the first or the last one of an epoch                         | gather                 |
 | was pushed, and the answer has notes of this step from everybody | use the notes          |
 | was not pushed, or the answer lacks somebody                     | gather                 |
@@ -39,9 +39,9 @@ class Speeds:
     """Measures this worker, and exchanges that with the others.
 
     Args:
-        store: of the job, in lock step; None: nothing is exchanged.
-        rank: of this worker.
-        num_workers: of the job.
+        store: the job's store, in lock step; None: there is no exchange.
+        rank: rank of this worker.
+        num_workers: number of the job's workers.
         max_batch: samples that fit into this worker's memory at once.
         is_always_due: speeds are exchanged in every step.
 
@@ -116,10 +116,10 @@ class Speeds:
 
         Args:
             workers: those that are there, as far as it is known.
-            is_last: of an epoch; a gather then shows who is gone.
+            is_last: the step is the last one of an epoch; a gather then shows the workers that are gone.
 
         Returns:
-            The workers that are gone; None: nothing was exchanged.
+            The workers that are gone; None: there was no exchange.
         """
         if self._store is None or not (self._is_due or is_last):
             return None

@@ -32,8 +32,8 @@ def left_of(state: Mapping[str, Any], settings: State) -> tuple[int, Ranges]:
     """Return the epoch of a state, and the positions that it leaves; none: all.
 
     Args:
-        state: of a pool or of shares.
-        settings: of the sampler that goes on: what the order of an epoch follows from.
+        state: state of a pool or of shares.
+        settings: settings of the sampler that goes on: the order of an epoch follows from them.
 
     Raises:
         ValueError: it was taken in mid-epoch of other data or another order, or it makes no sense.
@@ -57,8 +57,8 @@ def place_of(state: Mapping[str, Any], settings: State) -> SharePosition:
     """Return where shares go on.
 
     Args:
-        state: of shares or of a pool.
-        settings: of the sampler that goes on; in mid-epoch those of the state must be the same.
+        state: state of shares or of a pool.
+        settings: settings of the sampler that goes on; in mid-epoch those of the state must be the same.
 
     Raises:
         ValueError: it was taken in mid-epoch of other data or another order, or it makes no sense.

@@ -47,8 +47,8 @@ class TarSamples(IterableDataset[Any]):
     deals are always read whole by one process.
 
     Args:
-        urls: paths of archives, or what :func:`paceline.data.shards` returns.
-        decode: makes of a sample what the loop gets, in the process that reads, such as :func:`decoded`.
+        urls: paths of archives, or the result of :func:`paceline.data.shards`.
+        decode: makes the loop's sample from a read one, in the process that reads, such as :func:`decoded`.
         opener: opens a path or URL to read bytes: ``gzip.open`` for archives that are compressed, ``fsspec``'s ``open``
             for remote ones. By default files are opened.
 
@@ -100,7 +100,7 @@ def _open(url: str) -> BinaryIO:
 
 
 def decoded(sample: Mapping[str, Any]) -> Sample:
-    """Return a sample with images as tensors, classes as numbers, texts as ``str`` and JSON as what it says.
+    """Return a sample with images as tensors, classes as numbers, texts as ``str`` and JSON as its value.
 
     Images are uint8 [3, height, width]; without Pillow they stay bytes. Other extensions stay bytes, too.
     """
@@ -292,7 +292,7 @@ class TarWriter:
     The same samples make the same bytes: files have no time and no owner.
 
     Args:
-        path: of the archive.
+        path: path of the archive.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

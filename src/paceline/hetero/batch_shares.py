@@ -82,7 +82,7 @@ def _parts(seconds: float, speeds: Sequence[Speed], caps: Sequence[int | None]) 
 
 
 def _give_rest(parts: list[int], rest: int, speeds: Sequence[Speed], caps: Sequence[int | None]) -> None:
-    """Give the remaining samples one by one to whom they delay least."""
+    """Give the remaining samples one by one to the workers that they delay least."""
     after = [(speed.seconds(parts[i] + 1, caps[i]), i) for i, speed in enumerate(speeds)]
     heapq.heapify(after)
     for _ in range(rest):

@@ -83,13 +83,13 @@ def candidates(measured: Measured, groups: Groups) -> list[Forecast]:
 
 
 def sentence(measured: Measured, groups: Groups, best: Forecast, others: Sequence[Forecast]) -> str:
-    """Say what was chosen and why.
+    """Describe the choice and its reason.
 
     Args:
-        measured: what is known of the machines.
+        measured: times of the machines.
         groups: workers of like speed, the fastest group first.
-        best: what was chosen.
-        others: what else there was; the chosen one may be among them.
+        best: forecast of the choice.
+        others: forecasts of the other ways; the chosen one may be among them.
     """
     against = [f"{rate(one)} with {_called(one)}" for one in others if _called(one) != _called(best)]
     text = f"{_called(best)}: {_machines(measured, groups)}; forecast: {rate(best)}"

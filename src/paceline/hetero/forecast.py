@@ -32,7 +32,7 @@ class Forecast:
     """``equal``, ``measured`` or ``pool``."""
     samples_per_s: float
     worth: float = 1.0
-    """Of a sample, relative to lock step."""
+    """Worth of a sample, relative to lock step."""
 
     @property
     def score(self) -> float:

@@ -125,7 +125,7 @@ class Regrouping:
     """The groups of a job, and when to change them.
 
     Args:
-        groups: to begin with, for all workers.
+        groups: the first groups, for all workers.
         patience: checks in a row that must find the same other groups.
     """
 

@@ -43,7 +43,7 @@ class Measured:
     update_s: float = 0.0
     """The servers' part of it for the optimizer."""
     hands_out: bool = True
-    """Whether samples go to whoever is free. Otherwise each worker has data of its own."""
+    """Whether samples go to any free worker. Otherwise each worker has data of its own."""
 
     @property
     def seconds(self) -> list[float]:

@@ -56,7 +56,7 @@ class _Way:
 
     forecast: Forecast
     groups: Groups
-    """Of ranks, where workers can change to it."""
+    """Groups of ranks, where workers can change to it."""
 
     @property
     def kind(self) -> object:

@@ -1,8 +1,8 @@
 """One queue of samples for all workers: each index is trained on once per epoch, also if workers die.
 
-All workers walk through the pool together, once per iteration of their samplers. Walks are numbered; what a walk hands
-out (:class:`WalkStart`) comes with the requests, and is the same on all workers. A position of
-the epoch's order is *free*, *held* by a worker, *done*, or of a later walk::
+All workers walk through the pool together, once per iteration of their samplers. Walks are numbered; the start of
+a walk (:class:`WalkStart`) comes with the requests, and is the same on all workers. A position of the epoch's order is
+*free*, *held* by a worker, *done*, or of a later walk::
 
     state   event                                     becomes   answers
     free    a worker takes samples                    held      Given, with the lowest free positions
@@ -51,7 +51,7 @@ from paceline.ranges import Ranges, cut, everything, joined, others, without
 
 @dataclass(frozen=True)
 class WalkStart:
-    """What a walk hands out; all workers say the same."""
+    """The samples that a walk hands out; all workers say the same."""
 
     epoch: int = 0
     left: Ranges = ()
@@ -76,7 +76,7 @@ class WalkStart:
         return self.left or everything(length)
 
     def objection(self, length: int) -> str:
-        """Return what is wrong with it for so many samples, or an empty string."""
+        """Return the objection to it for so many samples, or an empty string."""
         is_wrong = self.left != joined(self.left) or (self.left and self.left[-1][1] > length)
         return f"positions {list(self.left)} are not ascending ranges within {length} samples" if is_wrong else ""
 

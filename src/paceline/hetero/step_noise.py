@@ -26,7 +26,7 @@ _FEWEST_SPIKES, _RAREST_SPIKES = 3, 0.01
 #: Standard deviation of a normal distribution, in median absolute deviations.
 NORMAL_MAD = 1.4826
 
-#: Rounds over which a worker counts, and rounds whose median is what a step takes then: speeds may change.
+#: Rounds over which a worker counts, and rounds whose median is the time of a step then: speeds may change.
 WINDOW, BLOCK = 200, 25
 
 #: Standard errors that count as a difference.
@@ -118,7 +118,7 @@ def _normal(values: _Values) -> _Values:
 
 @dataclass(frozen=True)
 class Counted:
-    """What a worker has counted."""
+    """The counts of one worker."""
 
     steps: int = 0
     """0: too few to count."""
@@ -130,13 +130,13 @@ class Counted:
 
 
 def count(seconds: Sequence[float]) -> Counted:
-    """Return what the last steps of a worker show.
+    """Return the counts of a worker's last steps.
 
     A step that takes several times the median of the steps around it is a spike. Where a worker has become slower or
     faster for good, the medians before and after differ, and the larger one counts.
 
     Args:
-        seconds: of the last steps, the newest last; of the oldest and newest :data:`BLOCK` only the median is used.
+        seconds: times of the last steps, the newest last; of the oldest and newest :data:`BLOCK` the median counts.
     """
     blocks = len(seconds) // BLOCK
     if blocks < 3:

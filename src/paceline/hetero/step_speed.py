@@ -41,16 +41,16 @@ _DISTINCT = 0.2
 #: size would be asked for infinite batches.
 _MOST_FIXED = 0.95
 
-#: What is believed before sizes differ: all of a step's time depends on its samples, give or take this part of it.
+#: The assumption before sizes differ: all of a step's time depends on its samples, give or take this part of it.
 _DOUBT = 0.3
 
 #: Noise of a step that is believed, as a part of its time, and how many measured steps this counts as.
 _NOISE, _NOISE_STEPS = 0.05, 4
 
-#: Part of what is known of the shape that a window of steps leaves: the newest ones count most.
+#: Part of the knowledge of the shape that a window of steps leaves: the newest ones count most.
 _KEPT = 0.8
 
-#: What steps tell stands alone if it is so many times what was known before.
+#: Knowledge from steps stands alone if it is so many times the former knowledge.
 _FAR_MORE = 50
 
 #: A shape that is uncertain to more than this part of a step's time is not used to compare steps of unlike sizes.
@@ -109,7 +109,7 @@ class SpeedMeter:
         self._new: list[tuple[float, float]] = []
         """Steps that are looked at when the speed is asked for: a step waits for nothing."""
         self._before = Shape(0.0, _DOUBT**-2)
-        """What the steps before the current block of steps tell of the shape; no step counts twice."""
+        """The knowledge of the shape from the steps before the current block; no step counts twice."""
         self._block = 0
         self._shape = self._before
 

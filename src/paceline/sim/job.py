@@ -302,14 +302,14 @@ def _nothing() -> None:
 def measure(cluster: SimulatedCluster, batch: int = 32, rounds: int = ROUNDS, seed: int = 0) -> tuple[Measured, float]:
     """Return what some rounds in lock step show of a simulated cluster, and how long they take in seconds.
 
-    Only what a real job sees too is used: how long each worker computes and waits in each round, and the time of an
+    Only facts that a real job has are used: how long each worker computes and waits in each round, and the time of an
     update, of which servers know their speed.
 
     Args:
         cluster: the machines.
         batch: samples per round and worker.
-        rounds: to measure.
-        seed: of the noise.
+        rounds: rounds to measure.
+        seed: seed of the noise.
 
     Raises:
         MissingExtraError: simpy is not installed.

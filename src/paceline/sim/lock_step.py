@@ -42,7 +42,7 @@ class Stage:
     """A run of layers."""
 
     size_bytes: float
-    """Of its gradients as they travel, and of its values."""
+    """Size of its gradients as they travel, and of its values."""
     work: float
     """Its part of the computation of a step."""
     server: int | None = None
@@ -55,9 +55,9 @@ class Hosts:
 
     count: int
     workers: int
-    """Of each host."""
+    """Workers of each host."""
     compute_s: float
-    """Of a step."""
+    """Computation of a step."""
     bandwidth: float
     """Bytes per second of a host's link, each way."""
 
@@ -96,11 +96,11 @@ def step_seconds(
 
     Args:
         hosts: each kind of host.
-        stages: of the model, in forward order.
+        stages: stages of the model, in forward order.
         exchange: how gradients are added up.
         merges: whether the workers of a host add up their gradients, so that one push, or one member of the ring,
             stands for the host. Within a host that takes no time.
-        latency_s: of a message.
+        latency_s: latency of a message.
 
     Raises:
         MissingExtraError: simpy is not installed.

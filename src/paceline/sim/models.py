@@ -19,7 +19,7 @@ class Array:
 
     numel: int
     multiplications: float = 0.0
-    """Of one sample, forward."""
+    """Multiplications of one sample, forward."""
 
 
 Arrays = list[Array]
@@ -41,7 +41,7 @@ def even(numel: int, count: int = 32) -> Arrays:
 
     Args:
         numel: elements of all arrays.
-        count: of arrays, if there are so many elements.
+        count: number of arrays, if there are so many elements.
     """
     count = min(count, numel)
     return [Array(numel * (one + 1) // count - numel * one // count, 1.0) for one in range(count)]
@@ -51,10 +51,10 @@ def _convolution(inputs: int, outputs: int, area: int, pixels: int) -> Arrays:
     """Return a convolution without a bias, and batch normalisation.
 
     Args:
-        inputs: channels.
-        outputs: channels.
-        area: of the kernel.
-        pixels: height, and width, of what it makes.
+        inputs: input channels.
+        outputs: output channels.
+        area: area of the kernel.
+        pixels: height, and width, of its output.
     """
     numel = inputs * outputs * area
     return [Array(numel, numel * pixels**2), Array(outputs), Array(outputs)]

@@ -40,7 +40,7 @@ def draw_scaling(estimates: Sequence[Estimate], path: str | Path) -> None:
     """Write a picture of each layout by workers: efficiency (lines) and throughput (columns), without and with overlap.
 
     Args:
-        estimates: of all layouts for some numbers of workers, with and without overlap.
+        estimates: estimates of all layouts for some numbers of workers, with and without overlap.
         path: path of the file; see :func:`draw`.
 
     Raises:

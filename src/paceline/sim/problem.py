@@ -145,7 +145,7 @@ class SmallNetwork:
     Args:
         inputs: numbers per sample.
         hidden: units of the hidden layer.
-        classes: of samples.
+        classes: classes of samples.
     """
 
     def __init__(self, inputs: int, hidden: int, classes: int) -> None:
@@ -200,7 +200,7 @@ class OwnData:
     Args:
         length: samples.
         weights: size of the parts, per worker.
-        seed: of the shuffling.
+        seed: seed of the shuffling.
         labels: class of each sample; with these, parts have unlike classes.
         skew: part of the samples that is divided in order of their classes, instead of at random.
     """
@@ -236,7 +236,7 @@ class OneQueue:
 
     Args:
         length: samples.
-        seed: of the shuffling.
+        seed: seed of the shuffling.
     """
 
     def __init__(self, length: int, seed: int) -> None:

@@ -2,7 +2,7 @@
 
 Faults act where messages are received. A message may be late, so that those of other peers overtake it. It may arrive
 twice, the second time much later. It may be lost, until it is probed. Apart from that, messages of one peer keep their
-order, as the transport promises. Processes pause before they use what has arrived and before they send, and servers
+order, as the transport promises. Processes pause before they use arrived messages and before they send, and servers
 pause before they update.
 
 Production code does not depend on this: :mod:`paceline.testing.faulty` replaces the ends of the transport by faulty
@@ -38,7 +38,7 @@ class Faults:
     """Kinds of faults and their rates.
 
     Attributes:
-        seed: of the random numbers; every process has its own sequence, the same in every run.
+        seed: seed of the random numbers; every process has its own sequence, the same in every run.
         delay_s: longest delay of a message.
         repeat: share of the messages that arrive twice.
         lose: share of the messages that get lost, on connections that carry tensors.
@@ -135,7 +135,7 @@ class FaultyHub:
 
     Args:
         inner: the transport's.
-        chance: of this process.
+        chance: random numbers of this process.
     """
 
     def __init__(self, inner: Hub, chance: Chance) -> None:
@@ -158,7 +158,7 @@ class FaultyHub:
         self.inner.send(channel, frames)
 
     def receive(self, timeout_s: float) -> list[tuple[int, Frames]]:
-        """Return what has arrived and is due."""
+        """Return the arrived messages that are due."""
         arrived = self.inner.receive(self.held.wait_s(time.monotonic(), timeout_s))
         now = time.monotonic()
         self.held.add(arrived, now, self._bulk.__contains__)
@@ -173,7 +173,7 @@ class FaultyHub:
         return self.inner.host_silent_s(channel)
 
     def is_deserted(self, channel: int) -> bool:
-        """Return whether the kernel of the listener's host says that nobody listens there any more."""
+        """Return whether the kernel of the listener's host says that the listener is gone."""
         return self.inner.is_deserted(channel)
 
     def reopened(self) -> list[int]:
@@ -198,7 +198,7 @@ class FaultyListener:
 
     Args:
         inner: the transport's.
-        chance: of this process.
+        chance: random numbers of this process.
     """
 
     def __init__(self, inner: Listener, chance: Chance) -> None:
@@ -218,7 +218,7 @@ class FaultyListener:
         self.inner.serve_as(name)
 
     def receive(self, timeout_s: float) -> list[tuple[bytes, Frames]]:
-        """Return what has arrived and is due, perhaps after a pause."""
+        """Return the arrived messages that are due, perhaps after a pause."""
         now = time.monotonic()
         for hub in self._hubs:
             timeout_s = hub.held.wait_s(now, timeout_s)

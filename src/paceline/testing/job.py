@@ -37,10 +37,10 @@ class LocalJob:
             losses = job.run(train, "adam", 50)
 
     Args:
-        num_workers: of the job.
-        num_servers: of the job.
+        num_workers: number of workers.
+        num_servers: number of servers.
         environment: further variables for all processes.
-        faults: of the network and the processes; see :class:`paceline.testing.Faults`.
+        faults: faults of the network and the processes; see :class:`paceline.testing.Faults`.
         **settings: fields of :class:`paceline.config.Settings` for all processes; ``check_rules`` is on by default.
 
     Attributes:
@@ -152,8 +152,8 @@ class LocalJob:
 
         Args:
             rank: its rank.
-            function: of the module level of a file.
-            *arguments: for the function, as JSON.
+            function: function at the module level of a file.
+            *arguments: its arguments, as JSON.
             environment: variables that differ from :meth:`environment`; an empty text is the same as none.
 
         Raises:
@@ -190,7 +190,7 @@ class LocalJob:
 
         Raises:
             TimeoutError: a worker still runs.
-            WorkerFailedError: one failed; the text says which, and what the processes wrote.
+            WorkerFailedError: one failed; the text says which, with the output of the processes.
         """
         workers = self.start_all(function, *arguments)
         deadline = time.monotonic() + timeout_s

@@ -66,7 +66,7 @@ class MemoryListener:
         network.listeners[address] = self
 
     def receive(self, timeout_s: float) -> list[tuple[bytes, Frames]]:
-        """Return what has arrived as (peer, frames)."""
+        """Return the arrived messages as (peer, frames)."""
         with self._network.changed:
             self._network.changed.wait_for(
                 lambda: self.queue or self._woken or any(hub.queue for hub in self._hubs), timeout_s
@@ -77,7 +77,7 @@ class MemoryListener:
             return messages  # type: ignore[return-value]
 
     def send(self, peer: bytes, frames: Frames, urgency: int | None = None) -> None:
-        """Send to a peer. Nothing waits here, so nothing is overtaken."""
+        """Send to a peer. No message waits here, so none is overtaken."""
         if peer in self.peers:
             hub, channel = self.peers[peer]
             self._network.put(hub.queue, hub.held, (channel, frames))
@@ -101,7 +101,7 @@ class MemoryListener:
             self._network.changed.notify_all()
 
     def close(self, linger_s: float = 0.0) -> None:
-        """Close: what is sent to this address from now on is dropped."""
+        """Close: messages to this address are dropped from now on."""
         self._network.listeners.pop(self.addresses[0], None)
 
 
@@ -129,7 +129,7 @@ class MemoryHub:
             self._network.put(listener.queue, listener.held, (identity, frames))
 
     def receive(self, timeout_s: float) -> list[tuple[int, Frames]]:
-        """Return what has arrived as (channel, frames)."""
+        """Return the arrived messages as (channel, frames)."""
         with self._network.changed:
             self._network.changed.wait_for(lambda: self.queue or self._woken, timeout_s)
             self._woken = False
@@ -154,7 +154,7 @@ class MemoryHub:
         return []
 
     def refused(self, channel: int) -> str:
-        """Return an empty string: nobody is refused in memory."""
+        """Return an empty string: no peer is refused in memory."""
         return ""
 
     def wake(self) -> None:

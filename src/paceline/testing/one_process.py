@@ -45,17 +45,17 @@ class _Session:
         return LocalMerge(workers, servers, units)
 
     def close_store(self, store: Store) -> None:
-        """Nothing more: the servers refuse who has left."""
+        """Nothing more: the servers refuse a worker that has left."""
         self.stores.remove(store)
 
     def note_round(self, round: int, samples: float = 1.0) -> None:
         """Nothing: there is no scheduler."""
 
     def check(self) -> None:
-        """Nothing: nobody dies here."""
+        """Nothing: no process dies here."""
 
     def check_process(self) -> None:
-        """Nothing: nobody forks here."""
+        """Nothing: no process forks here."""
 
     @property
     def is_own(self) -> bool:
@@ -207,6 +207,6 @@ class OneProcess:
         return bool(busy)
 
     def deliver_all(self) -> None:
-        """Deliver until nothing is under way."""
+        """Deliver until no message is under way."""
         while self.deliver():
             pass

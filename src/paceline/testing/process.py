@@ -65,14 +65,14 @@ def start_program(
 
 
 class WorkerFailedError(AssertionError):
-    """A worker function raised, or its process was killed. The text ends with what it wrote to stderr."""
+    """A worker function raised, or its process was killed. The text ends with its stderr."""
 
 
 class Process:
     """A process that leads its own session.
 
     Args:
-        name: for messages, and for the file that takes its output.
+        name: its name in messages, and for the file that takes its output.
         argv: the command.
         env: its whole environment.
         directory: where its output goes.
@@ -104,7 +104,7 @@ class Process:
 
     @property
     def output(self) -> str:
-        """What it has written to stdout and stderr so far."""
+        """Its output to stdout and stderr so far."""
         return self._output.read_text(errors="replace")
 
     def wait(self, timeout_s: float) -> int:
@@ -137,7 +137,7 @@ class Worker(Process):
     """A process that runs a worker function.
 
     Args:
-        name: for messages.
+        name: its name in messages.
         argv: the command that reads the task from the file it is given.
         env: its environment, without the ends of the pipes.
         directory: where its output and its result go.

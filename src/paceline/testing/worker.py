@@ -1,4 +1,4 @@
-"""The program of a worker process under test: call one function of one file, keep what it returns."""
+"""The program of a worker process under test: call one function of one file, keep its result."""
 
 from __future__ import annotations
 
