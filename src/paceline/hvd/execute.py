@@ -91,7 +91,7 @@ def fuse(responses: Sequence[Response], threshold: int) -> list[list[Response]]:
 
     Args:
         responses: without errors.
-        threshold: bytes; 0: nothing is fused.
+        threshold: bytes; 0: no fusion.
     """
     groups: list[list[Response]] = []
     open_groups: dict[object, tuple[list[Response], int]] = {}

@@ -1,6 +1,6 @@
 """Python objects, parameters and optimizer state between ranks: Horovod's module ``functions``.
 
-The contract of objects is that of pickle: whoever can send an object can run code in the receiver. So objects travel
+The contract of objects is that of pickle: a sender of objects can run code in the receiver. So objects travel
 only in bodies of messages of the job's connections, which are authenticated and encrypted whatever ``PACELINE_ENCRYPT``
 is, and never in tensors. Apart from these functions only ``hvd.run`` and its processes (``run.py``, ``task.py``)
 unpickle: the contents of a folder of this user.

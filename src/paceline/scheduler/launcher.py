@@ -87,7 +87,7 @@ class Launcher:
                 os.write(self._ready_fd, line.encode() + b"\n")
 
     def news(self) -> list[Ended | StartProgress]:
-        """Return what the launcher has said of processes since the last call, without waiting."""
+        """Return the launcher's news of processes since the last call, without waiting."""
         if self._ended_fd is None:
             return []
         try:
