@@ -75,7 +75,7 @@ def parse_group(text: str) -> WorkerGroup:
     and ``args`` may be repeated.
 
     Raises:
-        ValueError: what is wrong and what would be right.
+        ValueError: the text is wrong; the message says how to correct it.
     """
     name, colon, rest = text.partition(":")
     if not colon:
@@ -138,9 +138,9 @@ def amount(name: str, text: str, plain: float | None = 1) -> float:
     """Return an amount of a resource, as in ``2``, ``0.5``, ``500M`` or ``8Gi``.
 
     Args:
-        name: of the resource, for messages.
-        text: of the amount.
-        plain: what a number without a unit counts; None: it needs one.
+        name: name of the resource, for messages.
+        text: the amount as text.
+        plain: factor for a number without a unit; None: it needs one.
 
     Raises:
         ValueError: it is none.

@@ -43,8 +43,8 @@ class Launcher:
     """The news that the scheduler and the launcher tell each other. The scheduler says each thing once.
 
     Args:
-        ready_fd: where to write, or None.
-        ended_fd: where to read, or None.
+        ready_fd: descriptor to write to, or None.
+        ended_fd: descriptor to read from, or None.
 
     Attributes:
         reports_ends: whether the launcher says which processes have ended.

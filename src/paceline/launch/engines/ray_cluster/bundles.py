@@ -21,7 +21,7 @@ _SCHEDULER_CPUS = 0.1
 
 @dataclass(frozen=True)
 class Bundle:
-    """What one process needs of the node it runs on."""
+    """The needs of one process on its node."""
 
     host: str
     """The plan's name of the node."""
@@ -39,7 +39,7 @@ class RayOptions:
     """Options of the backend ``ray``.
 
     Raises:
-        ValueError: an option cannot be; the message says what would be right.
+        ValueError: an option is impossible; the message says how to correct it.
     """
 
     address: str = ""
