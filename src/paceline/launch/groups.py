@@ -55,7 +55,7 @@ class WorkerGroup:
     interface: str = ""
     """Network interface by name, address or CIDR; stronger than the host's own."""
     resources: Mapping[str, str] = field(default_factory=dict)
-    """Of one worker, for engines that allocate: ``cpus``, ``gpus``, ``memory`` (``8Gi``)."""
+    """Resources of one worker, for engines that allocate: ``cpus``, ``gpus``, ``memory`` (``8Gi``)."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):

@@ -20,11 +20,11 @@ from paceline.launch.processes import birth
 
 @dataclass(frozen=True)
 class JobRecord:
-    """The data of ``paceline jobs``, ``status`` and ``kill`` about a job."""
+    """A job's data for ``paceline jobs``, ``status`` and ``kill``."""
 
     id: str
     pid: int
-    """Of the launcher."""
+    """The launcher's pid."""
     born: str
     """When the launcher's process began: see :func:`~paceline.launch.processes.birth`."""
     started: float

@@ -78,7 +78,7 @@ class JobSpec:
     max_restarts: int = 0
     """How often the whole job is started again after a failure."""
     options: Mapping[str, str] = field(default_factory=dict)
-    """Of the backend, by names of its own: queue, namespace, image, time limit."""
+    """The backend's options, by its own names: queue, namespace, image, time limit."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Fields of :class:`paceline.config.Settings` for every process, as text."""
     graces: Graces = field(default_factory=Graces)

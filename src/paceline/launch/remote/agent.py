@@ -31,7 +31,7 @@ from paceline.membership import OwnTime
 ADDRESS_VARIABLE = "PACELINE_AGENT_ADDRESS"
 
 _READ_BYTES = 256 * 1024
-#: Check interval for processes that ended ones have left running.
+#: Check interval for processes that ended ones left running.
 _LEFTOVERS_CHECK_S = 0.1
 #: Variables of a scheduler that name pipes of this process.
 _PIPES = {"PACELINE_READY_FD": Late.READY_FD, "PACELINE_ENDED_FD": Late.ENDED_FD}

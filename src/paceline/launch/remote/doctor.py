@@ -38,7 +38,7 @@ class Finding:
     facts: dict[str, Any] = field(default_factory=dict)
     skew_s: float = 0.0
     reached: dict[str, str] | None = None
-    """By other host: the failure on the way there."""
+    """The failure on the way to each other host."""
     problems: list[str] = field(default_factory=list)
 
 

@@ -122,7 +122,7 @@ class JobLifecycle:
         """When a :class:`Tick` is due, if one is."""
         self.blame = Blame(now, _SCHEDULER in self.members, may_go_on)
         self._exits: Exits | None = None
-        """Of the processes that are left when all workers have said goodbye."""
+        """Exits of the processes that are left when all workers have said goodbye."""
         self._places: dict[ProcessName, str] = {}
         self.alive: dict[ProcessName, None] = {}
         """The processes that run, in the order of starting."""

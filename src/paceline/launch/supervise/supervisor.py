@@ -88,7 +88,7 @@ class Supervisor:
     """Runs one plan to its end and leaves nothing running.
 
     Args:
-        plan: the processes to run.
+        plan: the plan to run.
         known: the late values known before the start.
         make_crew: maker of the crew that starts the processes.
     """
@@ -278,7 +278,7 @@ class SupervisedJob(Job):
     """A job that this process supervises; it runs while :meth:`wait` does.
 
     Args:
-        plan: the processes to run.
+        plan: the plan to run.
         make_crew: maker of the crew that starts the processes, for each run anew.
         known: late values that are alike in all runs.
     """

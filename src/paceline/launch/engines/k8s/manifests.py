@@ -54,10 +54,10 @@ class Manifests:
     """The input of ``kubectl``."""
 
     name: str
-    """Of the job; all objects have it in a label."""
+    """The job's name; all objects have it in a label."""
     options: KubernetesOptions
     objects: tuple[Object, ...]
-    """Without the Secret, in the order in which they are created."""
+    """All objects but the Secret, in the order of their creation."""
     spec: JobSpec
     plan: JobPlan
     machine: Machine

@@ -170,7 +170,7 @@ def pod_template(
 
     Args:
         job: name of the job.
-        crew: the crew that runs in them.
+        crew: the pods' crew.
         options: the user's options.
         places: how the scheduler is found.
         process: the one process, in layouts with a template for each; None: the completion index tells pods apart.

@@ -43,7 +43,7 @@ class RayOptions:
     """
 
     address: str = ""
-    """Of the cluster; empty: ``RAY_ADDRESS``, or the cluster that runs on this machine."""
+    """The cluster's address; empty: ``RAY_ADDRESS``, or the cluster that runs on this machine."""
     strategy: str = "PACK"
     """How bundles spread over nodes: one of Ray's placement strategies."""
     server_cpus: float = 1.0
@@ -107,7 +107,7 @@ class PlacementRequest:
 
     job: str
     address: str
-    """Of the cluster; empty: the one of this machine."""
+    """The cluster's address; empty: the one of this machine."""
     socket: str
     """Path of the unix socket."""
     strategy: str
