@@ -6,8 +6,8 @@
 | running | ``Batch`` | running; its operations run in order |
 | running | ``Down``, or data could not be moved | down; everything pending fails with the reason |
 
-One thread at a time drives: it sends requests, receives answers and moves data. Nobody drives while nothing is pending.
-The thread of :meth:`Background.wait` drives where nobody does, so that no other thread must get a processor before its
+One thread at a time drives: it sends requests, receives answers and moves data. None drives without pending operations.
+The thread of :meth:`Background.wait` drives if no other does, so that no other thread must get a processor before its
 result is there, which on a busy machine takes longer than the operation. While the script computes, the thread of this
 object drives. It begins ``cycle_time_s`` after the first request; after :meth:`Background.hold` not before many bytes
 are collected, because it would take the interpreter's lock and a processor from backward.
@@ -59,7 +59,7 @@ from paceline.hvd.timeline import Timeline
 logger = logging.getLogger(__name__)
 
 _IDLE_S = 1.0
-#: Bytes of gradients below which nothing is gained by moving them while backward runs.
+#: Bytes of gradients below which moving them while backward runs brings no gain.
 HOLD_BYTES = 4 * 1024 * 1024
 _LEAVE_S = 5.0
 #: How long a rank that failed waits for the coordinator to say which rank failed first.
@@ -82,7 +82,7 @@ class Background:
     def __init__(self, link: CoordinatorLink, generation: int, hvd: HvdSettings, timeline: Timeline) -> None:
         self._timeline, self._link, self._generation, self._hvd = timeline, link, generation, hvd
         lock = threading.Lock()
-        self._changed = threading.Condition(lock)  # operations are done, or nobody drives any more
+        self._changed = threading.Condition(lock)  # operations are done, or no thread drives now
         self._work = threading.Condition(lock)  # the thread has to drive
         self._driven = False
         self._handles: dict[int, Operation] = {}

@@ -290,7 +290,7 @@ def alltoall_async(
     """Send rows of a tensor to each member; the handle's result is (received rows, received splits).
 
     Args:
-        tensor: at least one dimension.
+        tensor: tensor with at least one dimension.
         splits: rows for each member; None: equally many.
         name: see :func:`allreduce_async`.
         process_set: the ranks that take part.

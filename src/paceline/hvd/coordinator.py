@@ -65,7 +65,7 @@ class Coordinator:
 
     Args:
         place: the place of this process, which is rank 0.
-        addresses: where to listen; none in a job of one rank.
+        addresses: addresses to listen at; none in a job of one rank.
         security: the key of the connections.
         settings: rank 0's.
         timeline: notes when ranks are ready.

@@ -22,7 +22,7 @@ class HvdSettings:
     fusion_threshold_bytes: int = DEFAULT_FUSION_BYTES
     """Most bytes that are fused; 0: no fusion."""
     cycle_time_s: float = 0.001
-    """How long requests are collected while nobody waits for them."""
+    """How long requests are collected while no thread waits for them."""
     cache_capacity: int = 1024
     """Operations that the response cache holds."""
     hierarchical: bool = True

@@ -32,7 +32,7 @@ class Operation:
     Attributes:
         request: the operation that is negotiated.
         tensors: this rank's tensors.
-        outputs: where results go; None: new tensors.
+        outputs: tensors for results; None: new tensors.
         given: tensors of the caller that are the result of an operation in place; None: ``outputs`` are.
         grouped: the result is a list of tensors.
         result: the result of an operation without tensors.
@@ -90,8 +90,8 @@ def fuse(responses: Sequence[Response], threshold: int) -> list[list[Response]]:
     ``threshold`` bytes. A group takes the place of its first member.
 
     Args:
-        responses: without errors.
-        threshold: bytes; 0: nothing is fused.
+        responses: responses without errors.
+        threshold: bytes; 0: no fusion.
     """
     groups: list[list[Response]] = []
     open_groups: dict[object, tuple[list[Response], int]] = {}
@@ -133,7 +133,7 @@ class FusedOperations:
 
     @property
     def request(self) -> Request:
-        """What all requests have in common."""
+        """The common data of all requests."""
         return self.responses[0].request
 
 
@@ -175,7 +175,7 @@ class Task:
 
     @property
     def request(self) -> Request:
-        """What all ranks have in common."""
+        """The common data of all ranks."""
         return self.response.request
 
 

@@ -1,6 +1,6 @@
 """Python objects, parameters and optimizer state between ranks: Horovod's module ``functions``.
 
-The contract of objects is that of pickle: whoever can send an object can run code in the receiver. So objects travel
+The contract of objects is that of pickle: a sender of objects can run code in the receiver. So objects travel
 only in bodies of messages of the job's connections, which are authenticated and encrypted whatever ``PACELINE_ENCRYPT``
 is, and never in tensors. Apart from these functions only ``hvd.run`` and its processes (``run.py``, ``task.py``)
 unpickle: the contents of a folder of this user.
@@ -59,7 +59,7 @@ def broadcast_object(
 
     Args:
         obj: any object that can be pickled; only the root's counts.
-        root_rank: whose object.
+        root_rank: rank that sends the object.
         name: pairs the calls of different ranks; by default the type's name, so objects of one type go one by one.
         process_set: the ranks that take part.
 
@@ -105,7 +105,7 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
 
     Args:
         params: a ``state_dict``, ``named_parameters()``, or a list of tensors.
-        root_rank: whose parameters.
+        root_rank: rank that sends the parameters.
 
     Raises:
         ValueError: anything else.
@@ -164,7 +164,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
 
     Args:
         optimizer: with the same param groups on all ranks; its state may be empty, on some ranks or on all.
-        root_rank: whose state.
+        root_rank: rank that sends the state.
         model: not used; for scripts of Horovod.
 
     Raises:

@@ -167,7 +167,7 @@ class AdasumMethods:
 
     @property
     def _handles(self) -> dict[torch.nn.Parameter, Any]:
-        """Empty: nothing is on its way between calls of ``step``."""
+        """Empty: no operation runs between calls of ``step``."""
         return {}
 
     def synchronize(self) -> None:

@@ -9,7 +9,7 @@
 Whoever reaches a ``TCPStore`` can write there, so an address that no holder of the key has sealed is refused. One of an
 earlier job of the same name and key, written there again, leads to somebody who must prove to hold the key.
 
-A file of an earlier job with the same name is noticed by its address, which nobody listens at.
+A file of an earlier job with the same name is noticed by its address, which has no listener.
 """
 
 from __future__ import annotations

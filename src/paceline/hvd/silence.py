@@ -13,7 +13,7 @@ class Silence:
     """The silence of a process that counts: while it is ready to run, only the CPU time that it uses.
 
     Args:
-        pid: of the process if it is on this host; 0: nothing is known of it.
+        pid: the process's pid if it is on this host; 0: unknown.
 
     Attributes:
         counted_s: the time that counts.

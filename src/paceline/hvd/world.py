@@ -29,7 +29,7 @@ DYNAMIC = "DYNAMIC"
 
 
 class Base:
-    """What stays when a job is shut down: the link to the coordinator, and the planes.
+    """The objects that stay when a job is shut down: the link to the coordinator, and the planes.
 
     Args:
         place: the place of this process.

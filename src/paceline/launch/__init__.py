@@ -1,4 +1,4 @@
-"""Start a job: a job spec (what the user asks for) becomes a job plan (processes), which a backend runs.
+"""Start a job: a job spec (the user's request) becomes a job plan (processes), which a backend runs.
 
 Nothing here imports torch, so a launcher starts fast and needs little memory.
 """

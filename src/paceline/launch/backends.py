@@ -1,4 +1,4 @@
-"""What a backend is, and the backends that exist.
+"""The protocol of backends, and the backends that exist.
 
 The command line takes every backend through the same steps::
 
@@ -8,7 +8,7 @@ The command line takes every backend through the same steps::
 | step | reads | does |
 |---|---|---|
 | ``plan`` | job spec, machine | pure: exact processes and environment, scripts or manifests |
-| ``render`` | request | pure: all of it as text, the key masked; what the golden files of the tests hold |
+| ``render`` | request | pure: all of it as text, the key masked, as in the golden files of the tests |
 | ``check`` | request | looks for what would make the start fail, changes nothing |
 | ``submit`` | request | makes the key, starts the job or gives it to the engine |
 | ``wait`` | | shows output, returns the exit code of the first failure |
@@ -18,7 +18,7 @@ The command line takes every backend through the same steps::
 1. *Our agents start them*: ssh, mpi, slurm, Grid Engine, Ray, YARN. The engine starts one agent (``paceline agent``)
    per host, like a remote shell. The launcher, which may itself run inside an allocation, starts the scheduler through
    its agent, learns its address, and then sends each process its environment, key and address included, over the
-   agent's stdin. An agent whose stdin ends kills what it started. Such a backend only knows the command line that runs
+   agent's stdin. An agent whose stdin ends kills its processes. Such a backend only knows the command line that runs
    an agent on a host (:mod:`paceline.launch.remote`).
 2. *The engine starts them*: Kubernetes, torchx. The scheduler's address is known beforehand (a Service, a pod's
    name, the first actor's address): it binds ``PACELINE_SCHEDULER=tcp://0.0.0.0:PORT`` and the others get
@@ -87,7 +87,7 @@ class Job(Protocol):
 
 
 class Backend(Protocol[R]):
-    """A way to run a job. ``R`` is what it makes of a job spec."""
+    """A way to run a job. ``R`` is its form of a job spec."""
 
     def plan(self, spec: JobSpec, machine: Machine) -> R:
         """Turn a job spec into what will be run. Pure.

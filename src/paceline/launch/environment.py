@@ -55,7 +55,7 @@ def of_host(interface: str) -> dict[str, Value]:
 
 
 def of_group(spec: JobSpec, group: WorkerGroup, host_weight: float) -> dict[str, Value]:
-    """Return what workers learn of their group: its name, their speed, and who steps together in ``dist_gsync``."""
+    """Return workers' variables about their group: its name, their speed, and who steps together in ``dist_gsync``."""
     weight = host_weight if group.weight is None else group.weight
     env: dict[str, Value] = {} if weight == 1 else {config.variable("weight"): f"{weight:g}"}
     if spec.groups:
@@ -74,7 +74,7 @@ def ranks_by_group(spec: JobSpec) -> str:
 
 
 def torchrun(spec: JobSpec, rank: int, local_rank: int, local_size: int) -> dict[str, Value]:
-    """Return what ``torch.distributed.init_process_group`` reads, except the address of its master."""
+    """Return the variables of ``torch.distributed.init_process_group``, except the address of its master."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(spec.num_workers),
@@ -106,5 +106,5 @@ def mxnet(spec: JobSpec) -> dict[str, Value]:
 
 
 def unbuffered(environ: Mapping[str, str]) -> dict[str, Value]:
-    """Return what makes Python print at once: otherwise the last lines of a killed process are lost in its buffer."""
+    """Return the setting that makes Python print at once: else a killed process loses the last lines in its buffer."""
     return {"PYTHONUNBUFFERED": environ.get("PYTHONUNBUFFERED") or "1"}

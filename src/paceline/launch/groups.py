@@ -55,7 +55,7 @@ class WorkerGroup:
     interface: str = ""
     """Network interface by name, address or CIDR; stronger than the host's own."""
     resources: Mapping[str, str] = field(default_factory=dict)
-    """Of one worker, for engines that allocate: ``cpus``, ``gpus``, ``memory`` (``8Gi``)."""
+    """Resources of one worker, for engines that allocate: ``cpus``, ``gpus``, ``memory`` (``8Gi``)."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -75,7 +75,7 @@ def parse_group(text: str) -> WorkerGroup:
     and ``args`` may be repeated.
 
     Raises:
-        ValueError: what is wrong and what would be right.
+        ValueError: the text is wrong; the message says how to correct it.
     """
     name, colon, rest = text.partition(":")
     if not colon:
@@ -138,9 +138,9 @@ def amount(name: str, text: str, plain: float | None = 1) -> float:
     """Return an amount of a resource, as in ``2``, ``0.5``, ``500M`` or ``8Gi``.
 
     Args:
-        name: of the resource, for messages.
-        text: of the amount.
-        plain: what a number without a unit counts; None: it needs one.
+        name: name of the resource, for messages.
+        text: the amount as text.
+        plain: factor for a number without a unit; None: it needs one.
 
     Raises:
         ValueError: it is none.

@@ -25,7 +25,7 @@ class Host:
     name: str
     """Name, address or alias of the user's ssh configuration, ``user@`` included."""
     port: int | None = None
-    """Port of its ssh server; None: what the user's ssh configuration says."""
+    """Port of its ssh server; None: the port in the user's ssh configuration."""
     slots: int | None = None
     """How many workers it may run; None: any number."""
     weight: float = 1.0

@@ -38,7 +38,7 @@ class LocalBackend:
         """Refuse processes for other hosts and commands that do not exist.
 
         Raises:
-            LaunchError: what is wrong, and what would be right.
+            LaunchError: the plan is wrong; the message says how to correct it.
         """
         for process in request:
             if process.host not in (LOCALHOST, "localhost"):
@@ -51,7 +51,7 @@ class LocalBackend:
         """Return the job, which runs while its ``wait`` does.
 
         Raises:
-            LaunchError: see :meth:`check`; nothing has been started.
+            LaunchError: see :meth:`check`; no process has been started.
         """
         from paceline.launch.supervise.supervisor import SupervisedJob, local_crew  # a dry run does not need it
 

@@ -16,8 +16,8 @@ def backend_options(backend: str, known: Mapping[str, str], given: Mapping[str, 
 
     Args:
         backend: its name, for messages.
-        known: what each option means.
-        given: by the user.
+        known: meaning of each option.
+        given: the user's options.
 
     Raises:
         ValueError: one is unknown; the message lists what there is.
@@ -35,7 +35,7 @@ def typed_options(backend: str, form: type[T], given: Mapping[str, str]) -> T:
         backend: its name, for messages.
         form: a dataclass; its fields, with hyphens, are the names. Each is a ``str``, ``int``, ``float``, or a tuple of
             ``str``, which is written with commas.
-        given: by the user.
+        given: the user's options.
 
     Raises:
         ValueError: an unknown name, or a value that cannot be.

@@ -86,7 +86,7 @@ class JobPlan:
     directory: str = ""
     """Where processes run; empty: where the launcher runs."""
     log_dir: str = ""
-    """Where a file per process takes what it prints; empty: no files."""
+    """Folder for a file per process with its output; empty: no files."""
     max_restarts: int = 0
     """How often the whole job is started again after a failure."""
 

@@ -17,7 +17,7 @@ from paceline.launch.spec import JobSpec
 
 @dataclass(frozen=True)
 class Machine:
-    """What the planner needs to know about the machine."""
+    """The planner's data about the machine."""
 
     python: str
     """The interpreter that runs scheduler and servers."""
@@ -41,7 +41,7 @@ def make_plan(spec: JobSpec, machine: Machine, *, alone: bool = False) -> JobPla
     PYTHONUNBUFFERED). The backend passes the rest to each process.
 
     Args:
-        spec: what the user asks for.
+        spec: the user's request.
         machine: where the launcher runs.
         alone: every process has a host of its own, named ``ROLE-RANK``, which an engine chooses.
 

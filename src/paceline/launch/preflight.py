@@ -21,7 +21,7 @@ def check_command(argv: Sequence[str], env: Mapping[str, str]) -> None:
     A script that Python is given must exist too; otherwise every worker would start only to report that it does not.
 
     Raises:
-        CommandNotFoundError: the message suggests what was probably meant.
+        CommandNotFoundError: the message suggests the probable command.
     """
     word = argv[0]
     script = _script(argv)
@@ -78,9 +78,9 @@ def read_text(path: str, what: str, more: str = "") -> str:
     """Return the text of a file that the user names.
 
     Args:
-        path: of the file.
-        what: it is, for messages.
-        more: what the message adds.
+        path: path of the file.
+        what: kind of the file, for messages.
+        more: text that the message adds.
 
     Raises:
         ConfigError: it cannot be read; the message says why.

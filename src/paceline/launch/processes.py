@@ -1,7 +1,7 @@
 """Processes of this host: those that a process has started, and those whose environment names a job.
 
-Every child of the launcher leads a session of its own. What it starts stays in that session, in whatever process
-group, unless it makes a session of its own (a daemon that calls ``setsid``).
+Every child of the launcher leads a session of its own. Its processes stay in that session, in whatever process
+group, unless they make their own (a daemon that calls ``setsid``).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Usage(NamedTuple):
 
 
 def usage(sessions: Collection[int]) -> dict[int, Usage]:
-    """Return what the processes of each of the given sessions use; nothing for a session that is over.
+    """Return the usage of the processes of each given session; no entry for a session that is over.
 
     The time of children that have ended counts.
     """
@@ -118,7 +118,7 @@ def marked(job_id: str = "") -> list[MarkedProcess]:
     """Return the processes of a job, or of all jobs, as far as this user may see them; not this process.
 
     Args:
-        job_id: of the job; empty: of every job.
+        job_id: the job's id; empty: every job.
     """
     found = []
     for process in psutil.process_iter():
@@ -144,7 +144,7 @@ def _marked(process: psutil.Process, job: str, environ: dict[str, str]) -> Marke
 
 
 def kill(processes: Iterable[MarkedProcess]) -> None:
-    """Kill processes, and what they start meanwhile.
+    """Kill processes, and those that they start meanwhile.
 
     Raises:
         LaunchError: some are left.

@@ -16,9 +16,9 @@ def describe(plan: JobPlan, commands: Sequence[str] = (), environ: Mapping[str, 
     """Return the plan as text: one block per process. Secrets are masked, other late values are described.
 
     Args:
-        plan: of the job.
-        commands: that the launcher runs, before and to reach the hosts.
-        environ: what all processes inherit on other hosts.
+        plan: the job's plan.
+        commands: commands that the launcher runs, before and to reach the hosts.
+        environ: variables that all processes on other hosts inherit.
     """
     blocks = [_summary(plan)]
     if commands:

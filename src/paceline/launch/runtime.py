@@ -1,7 +1,7 @@
 """The jobs of this user that run now: a file per job, of mode 0600, in the user's runtime folder.
 
-A file has the job's key, so nobody else may read it. The launcher removes it at the end; what a killed launcher left
-behind is removed by the next one who looks.
+A file has the job's key, so nobody else may read it. The launcher removes it at the end; the next launcher that looks
+removes that of a killed one.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from paceline.launch.processes import birth
 
 @dataclass(frozen=True)
 class JobRecord:
-    """What ``paceline jobs``, ``status`` and ``kill`` know of a job."""
+    """A job's data for ``paceline jobs``, ``status`` and ``kill``."""
 
     id: str
     pid: int
-    """Of the launcher."""
+    """The launcher's pid."""
     born: str
     """When the launcher's process began: see :func:`~paceline.launch.processes.birth`."""
     started: float
@@ -37,7 +37,7 @@ class JobRecord:
     """Address; empty until the scheduler listens."""
     key: str = ""
     choice: str = ""
-    """What ``dist_auto`` does and why, of a job whose workers were measured first."""
+    """The choice of ``dist_auto`` and its reason, for a job whose workers were measured first."""
 
     @property
     def is_alive(self) -> bool:

@@ -1,4 +1,4 @@
-"""The job spec: what the user asks for. A command, how many processes, on which hosts."""
+"""The job spec: the user's request. A command, how many processes, on which hosts."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class JobSpec:
     """
 
     command: tuple[str, ...]
-    """What every worker runs."""
+    """The command of every worker."""
     num_workers: int = 0
     """0 means as many as ``groups`` have."""
     num_servers: int | None = None
@@ -74,16 +74,16 @@ class JobSpec:
     sync: bool = False
     """Copy the launcher's directory to ``directory`` on every host before the start."""
     log_dir: str = ""
-    """Where a file per process takes what it prints; empty: no files."""
+    """Folder for a file per process with its output; empty: no files."""
     max_restarts: int = 0
     """How often the whole job is started again after a failure."""
     options: Mapping[str, str] = field(default_factory=dict)
-    """Of the backend, by names of its own: queue, namespace, image, time limit."""
+    """The backend's options, by its own names: queue, namespace, image, time limit."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Fields of :class:`paceline.config.Settings` for every process, as text."""
     graces: Graces = field(default_factory=Graces)
     torchrun_env: bool = True
-    """Give workers what ``torch.distributed.init_process_group`` reads, as torchrun does."""
+    """Give workers the variables of ``torch.distributed.init_process_group``, as torchrun does."""
 
     def __post_init__(self) -> None:
         if not self.command or not self.command[0]:

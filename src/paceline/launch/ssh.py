@@ -84,7 +84,7 @@ class SshJob(RemoteJob):
     """A job whose hosts get a copy of the launcher's directory first, if that is asked for.
 
     Args:
-        request: what to run.
+        request: the job to run.
     """
 
     def __init__(self, request: RemoteRequest) -> None:
@@ -95,7 +95,7 @@ class SshJob(RemoteJob):
         """Copy, then run the job and return its exit code.
 
         Raises:
-            LaunchError: a host cannot be used; nothing runs.
+            LaunchError: a host cannot be used; no process runs.
         """
         run_all(self._copies)
         return super().wait()

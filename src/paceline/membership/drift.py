@@ -29,7 +29,7 @@ class Drift:
     """The groups that fit the measured speeds.
 
     Args:
-        settings: with the groups of the start, by rank, and the interval of checks.
+        settings: settings with the groups of the start, by rank, and the interval of checks.
 
     Attributes:
         generation: number of the groups; 0: those of the start.

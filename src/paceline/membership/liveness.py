@@ -74,7 +74,7 @@ class Liveness:
     """Judges the members of a job.
 
     Args:
-        settings: with the time limits.
+        settings: settings with the time limits.
         now: seconds on the caller's clock.
     """
 

@@ -1,6 +1,6 @@
 """MXNet's spellings of what paceline has: ``from paceline import mx`` for ``import mxnet as mx``.
 
-Nothing is imported before it is used. A name of MXNet's that is not here is an AttributeError that says what to use.
+Names are imported on first use. A name of MXNet's that is not here is an AttributeError that says what to use.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def choose_strategy(setup: StrategySetup, store: KVStoreBase, update: Update | N
     Args:
         setup: the optimizer, its parameters and the user's options.
         store: the user's store.
-        update: who steps; None: the default of the store.
+        update: side that steps; None: the default of the store.
 
     Raises:
         ValueError: the store or the optimizer does not support these settings.

@@ -30,7 +30,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     With ``update="worker"`` (the default of ``dist_sync``) every backward pass ends with the merged gradients in
     ``param.grad``, as with DistributedDataParallel, and the wrapped optimizer steps in each worker. With
-    ``update="server"`` (all that the other modes offer) the servers step. ``docs/pytorch.md`` says what a loop may do.
+    ``update="server"`` (all that the other modes offer) the servers step. ``docs/pytorch.md`` has the rules for loops.
 
     Collective: every worker of the job creates it, with the same model and the same options.
 
@@ -40,12 +40,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         model: the network. With it, keys have the parameters' names, frozen parameters and buffers are broadcast too,
             buffers follow rank 0's, and samples can be counted from the inputs.
         named_parameters: names for the keys, when there is no ``model``.
-        update: who steps: ``worker`` or ``server``.
+        update: side that steps: ``worker`` or ``server``.
         compression: ``{"type": "2bit", "threshold": 0.5}`` and the like; with ``"leg": "both"`` for pulls too, or a
             list for different codecs on the two legs (see ``KVStore.set_gradient_compression``).
         staleness: bound of ``dist_ssync`` and ``dist_gsync``, in rounds, when ``kvstore`` is a type.
         weighting: how stale updates are weighted, when ``kvstore`` is a type.
-        lr_scale: what the learning rate is that of, when ``kvstore`` is a type: an ``update``, or a ``sample``.
+        lr_scale: unit of the learning rate, when ``kvstore`` is a type: an ``update``, or a ``sample``.
         age: missed updates beyond which a push is dropped, when ``kvstore`` is a type.
         reduction: ``mean`` over all samples, or ``sum`` over workers.
         samples: samples in a local batch; can be set at any time. Default: counted where their number is certain
@@ -276,7 +276,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Stop watching backward passes, and leave the stores that were made for this optimizer. Idempotent.
 
         A new DistributedOptimizer of the same parameters stops this one's watch too. But only after ``close`` of every
-        worker the servers forget what they hold for it.
+        worker the servers forget this optimizer's data.
         """
         watch, buffers = self._strategy.model_watch, self._strategy.buffers
         self._strategy.close()

@@ -3,7 +3,7 @@
 | call                   | what happens                                                                  |
 |------------------------|-------------------------------------------------------------------------------|
 | ``fill(parameter)``    | its gradient is complete and is copied; True: there is something to push      |
-| ``push(Carried(...))`` | what is complete is sent; nothing waits, so it may run while backward does    |
+| ``push(Carried(...))`` | complete gradients are sent, without waiting; it may run while backward does  |
 | ``push_rest(...)``     | all other gradients are copied and sent; once per round                       |
 | ``settle()``           | all answers are waited for, and the round ends                                |
 | ``take()``             | merged gradients, or new weights, are copied to the parameters                |
@@ -58,7 +58,7 @@ class Exchange:
         return False
 
     def push(self, carried: Carried) -> None:
-        """Send what is complete. Does not wait."""
+        """Send complete gradients. Does not wait."""
 
     def push_rest(self, carried: Carried) -> None:
         """Send all that was not sent in this round, with the current gradients."""
@@ -305,7 +305,7 @@ class ServerExchange(Exchange):
         if self._has_rows:
             self.sparse.finish()
 
-    # ---- what it carries, and finds --------------------------------------------------------------------------------
+    # ---- options that it carries, and errors that it finds ---------------------------------------------------------
 
     def encoded(self, groups: Sequence[Options]) -> bytes:
         """Return the options of all param groups as pushes carry them; the servers compare them between workers."""

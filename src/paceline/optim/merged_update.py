@@ -33,7 +33,7 @@ class MergedUpdate(ExchangingStrategy):
     Args:
         setup: the optimizer, its parameters and the user's options.
         store: merges the gradients.
-        exchange: of that store, without parameters.
+        exchange: the store's exchange, without parameters.
         weighs: whether the numbers of samples decide how much a push counts.
         buffers: the model's buffers, if workers share them.
         hides_nan: the store's codec hides NaN and Inf from other workers.

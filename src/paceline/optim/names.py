@@ -56,8 +56,8 @@ def name_added(
 
     Args:
         groups: the optimizer's ``param_groups``.
-        named: names of parameters in the model; what has none is named by its position.
-        known: what has a name already.
+        named: names of parameters in the model; other parameters are named by their position.
+        known: parameters that have names already.
     """
     names = {id(param): name for name, param in named}
     taken, old = {name for name, _, _ in known}, {id(param) for _, param, _ in known}

@@ -50,7 +50,7 @@ class Count:
 
     Attributes:
         samples: how many if that is certain, else 1.
-        rows: how many there may be; for speeds, and where nothing is weighed.
+        rows: how many there may be; for speeds, and for pushes without weights.
         inputs: None: the number is certain. Else the shapes of the inputs, empty if they are not known.
         doubt: why it is not certain, where that cannot be seen in the shapes.
     """
@@ -206,7 +206,7 @@ class SampleCounter:
 
 # ---- one call of a model ------------------------------------------------------------------------------------------
 
-#: Inputs that hold at most one sample each. What is of another type, and has no shape, may hold any number.
+#: Inputs that hold at most one sample each. Inputs of other types, without a shape, may hold any number.
 _PLAIN = (
     str, bytes, int, float, complex, type(None), type, range, slice, FunctionType, Enum, torch.dtype, torch.device,
 )  # fmt: skip
@@ -234,7 +234,7 @@ class Tally:
 
 
 def tally(inputs: Any, batch_dim: int | None) -> Tally:
-    """Return what the inputs of one call show.
+    """Return the tally of one call's inputs.
 
     Args:
         inputs: positional and keyword inputs, nested or not.
@@ -248,7 +248,7 @@ def tally(inputs: Any, batch_dim: int | None) -> Tally:
     found = own if batch_dim is None else own | set(sizes)
     samples = found.pop() if len(found) == 1 else None
     if tensors and not own and not any(one.numel() for one in tensors):
-        samples = 0  # nothing goes in, whatever counts samples
+        samples = 0  # all tensors are empty, whichever dimension counts samples
     rows = samples if samples is not None else next(iter([*own, *sizes]), 0)
     parts = tuple(map(_part, leaves))
     opaque = next((type(one).__name__ for one, part in zip(leaves, parts, strict=True) if part is None), "")
@@ -270,7 +270,7 @@ _TENSORS = (torch.Tensor, PackedSequence)
 
 
 def _leaves(inputs: Any) -> list[Any]:
-    """Return what is in nested lists, tuples, mappings and dataclasses, in order."""
+    """Return the items of nested lists, tuples, mappings and dataclasses, in order."""
     found: list[Any] = []
     _collect(inputs, found)
     return found

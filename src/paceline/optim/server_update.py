@@ -113,7 +113,7 @@ class ServerUpdate(ExchangingStrategy):
         return groups
 
     def _carried(self) -> Carried:
-        """Return what the pushes of this round carry. Its first push is in the group that fits by then.
+        """Return the data that this round's pushes carry. Its first push is in the group that fits by then.
 
         So a worker that waits for samples after a round is in its old group, whose others do not wait for it. Only
         a round in which groups change waits for the servers here, which may be in a hook.

@@ -108,7 +108,7 @@ class SparseExchange:
 
         Args:
             params: parameters.
-            carried: what the pushes carry besides gradients; None: the store's weight and options.
+            carried: data that the pushes carry besides gradients; None: the store's weight and options.
 
         Raises:
             NonFiniteError: a gradient is NaN or Inf, and ``carried`` says that this is an error.
@@ -140,7 +140,7 @@ class SparseExchange:
             )
 
     def settle(self) -> None:
-        """Push the remaining parameters, and wait for all answers of the round; nothing is changed.
+        """Push the remaining parameters, and wait for all answers of the round; changes no weight or gradient.
 
         Raises:
             PeerDiedError: a member of the job died.

@@ -96,7 +96,7 @@ class Strategy:
 
     Args:
         setup: the optimizer, its parameters and the user's options.
-        store: the parameters' store; nothing is pushed to it here.
+        store: the parameters' store, without pushes here.
 
     Attributes:
         scales_by_itself: ``step`` divides by the scale of a GradScaler; else the scaler does it as with any optimizer.
@@ -120,7 +120,7 @@ class Strategy:
     def step(
         self, closure: Closure | None, scale: torch.Tensor | None = None, found_inf: torch.Tensor | None = None
     ) -> Any:
-        """Apply the gradients of all workers; returns what the closure returned.
+        """Apply the gradients of all workers; returns the closure's result.
 
         Args:
             closure: computes the loss. It is merged too, so that all workers decide the same.
@@ -220,7 +220,7 @@ class ExchangingStrategy(Strategy):
     Args:
         setup: the optimizer, its parameters and the user's options.
         store: the parameters' store.
-        exchange: of that store.
+        exchange: the store's exchange.
         weighs: whether the numbers of samples decide how much a push counts.
         buffers: the model's buffers, if workers share them.
     """
@@ -233,15 +233,15 @@ class ExchangingStrategy(Strategy):
         self._exchange = exchange
         self._says_doubt = weighs and store.rank == 0 and store.num_workers > 1
         self._nan: Literal["pass", "skip", "error"] = "pass"
-        """What the exchange does with a gradient of this worker that is not finite."""
+        """The exchange's reaction to a gradient of this worker that is not finite."""
         self._round = 0
         self._options: list[Options] = []
         """Options of the last round that was opened."""
         self._open: Carried | None = None
-        """What the pushes of the open round carry; None: no round is open."""
+        """The data that the open round's pushes carry; None: no round is open."""
 
     def _carried(self) -> Carried:
-        """Return what the pushes of this round carry. The first call opens the round, before its first push.
+        """Return the data that this round's pushes carry. The first call opens the round, before its first push.
 
         Rank 0 sends the model's buffers then. They are at the servers before the last push of the round, and so before
         any other worker has the answers of the round.

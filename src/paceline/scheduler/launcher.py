@@ -43,8 +43,8 @@ class Launcher:
     """The news that the scheduler and the launcher tell each other. The scheduler says each thing once.
 
     Args:
-        ready_fd: where to write, or None.
-        ended_fd: where to read, or None.
+        ready_fd: descriptor to write to, or None.
+        ended_fd: descriptor to read from, or None.
 
     Attributes:
         reports_ends: whether the launcher says which processes have ended.
@@ -87,7 +87,7 @@ class Launcher:
                 os.write(self._ready_fd, line.encode() + b"\n")
 
     def news(self) -> list[Ended | StartProgress]:
-        """Return what the launcher has said of processes since the last call, without waiting."""
+        """Return the launcher's news of processes since the last call, without waiting."""
         if self._ended_fd is None:
             return []
         try:

@@ -28,7 +28,7 @@ class Scheduler:
     """Runs :class:`~paceline.membership.Membership` over a listener.
 
     Args:
-        settings: of the scheduler.
+        settings: the scheduler's settings.
         listener: where members connect; it notices closed connections.
     """
 
@@ -43,7 +43,7 @@ class Scheduler:
     def run(self) -> int:
         """Serve until the job has ended; returns the exit code."""
         while True:
-            lost = self._listener.lost()  # what they sent before is among what is received now
+            lost = self._listener.lost()  # their earlier messages are among those received now
             for peer, frames in self._listener.receive(CHECK_INTERVAL_S):
                 request = self._answerer.take(peer, frames)
                 if request is not None:
@@ -67,7 +67,7 @@ class Scheduler:
         self._membership.is_supervised = self._launcher.reports_ends
 
     def _look_around(self, now: float) -> None:
-        """Say what the kernels know of the members' hosts, and of processes of this host that are silent."""
+        """Note the kernels' knowledge of the members' hosts, and of silent processes of this host."""
         for peer in self._membership.lifelines():
             self._membership.note_host(peer, self._listener.host_silent_s(peer))
         for suspect in self._membership.suspects(now):

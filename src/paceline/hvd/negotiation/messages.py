@@ -1,4 +1,4 @@
-"""What ranks and the coordinator say to each other, on the job's authenticated connections.
+"""Messages between ranks and the coordinator, on the job's authenticated connections.
 
 A rank sends requests; the coordinator answers all ranks with responses, in the order in which all of them run them.
 """
@@ -68,7 +68,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
     @property
     def key(self) -> Key:
-        """What pairs it with the requests of other ranks."""
+        """The data that pairs it with other ranks' requests."""
         return self.process_set, self.kind, self.name
 
 
@@ -212,7 +212,7 @@ class Entered(msgspec.Struct, frozen=True, array_like=True, tag="entered", forbi
     """All ranks have called ``init``.
 
     Attributes:
-        members: what each rank sent.
+        members: message of each rank.
         fusion_bytes: most bytes that are fused.
     """
 

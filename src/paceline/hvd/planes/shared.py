@@ -1,12 +1,12 @@
 """Collective operations of ranks on one host, through shared memory.
 
 An operation goes in steps: each rank writes a chunk into an area of its segment, sends a byte to every other member,
-waits for theirs, and reads their areas. Two areas take turns: who has all bytes of step k + 1 knows that everybody has
-read what belongs to step k, so a step needs one wait. That holds for the plane of all ranks of the host, which has two
+waits for theirs, and reads their areas. Two areas take turns: a rank with all bytes of step k + 1 knows that all ranks
+have read those of step k, so a step needs one wait. That holds for the plane of all ranks of the host, which has two
 areas for itself. Planes of other process sets share two more, and end each operation with one more wait.
 
 Traffic of an allreduce of N bytes on each of two ranks: read N, write N to the area, read N of the other's and N of the
-own (still in the core's cache), write N. Nothing passes the kernel but the bytes of the waits.
+own (still in the core's cache), write N. Only the bytes of the waits pass the kernel.
 
 Elements are combined in the order of the ranks wherever they lie, so a result does not depend on how tensors are fused.
 

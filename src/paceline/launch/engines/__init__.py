@@ -1,1 +1,1 @@
-"""Jobs on cluster managers: a backend for each. What they share with plain hosts is in :mod:`paceline.launch`."""
+"""Jobs on cluster managers: a backend for each. Code shared with plain hosts is in :mod:`paceline.launch`."""

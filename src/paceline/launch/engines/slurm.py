@@ -126,7 +126,7 @@ class SlurmJob(Job):
 
     Args:
         job_id: Slurm's.
-        path: of its output.
+        path: path of its output.
         detach: :meth:`wait` returns at once, and the job outlives the launcher.
     """
 
@@ -173,7 +173,7 @@ class SlurmJob(Job):
             self._canceller.release()
 
     def _more(self) -> str:
-        """Return what the job has printed since the last call."""
+        """Return the job's output since the last call."""
         try:
             with open(self._path, "rb") as file:
                 file.seek(self._shown)
@@ -246,10 +246,10 @@ def srun_command(host: Host, component: str) -> list[str]:
 
 
 def slurm(argv: list[str], text: str = "", environ: Mapping[str, str] | None = None) -> str:
-    """Run a program of Slurm and return what it prints.
+    """Run a program of Slurm and return its output.
 
     Raises:
-        LaunchError: it failed; with what it said.
+        LaunchError: it failed; with its message.
     """
     done = subprocess.run(
         argv, input=text, capture_output=True, text=True, check=False, env=os.environ | dict(environ or {})
@@ -301,7 +301,7 @@ def lead_s(options: Mapping[str, str]) -> int:
 
 
 def directives(group: WorkerGroup, options: Mapping[str, str]) -> Iterator[str]:
-    """Yield what a group asks for.
+    """Yield a group's requests.
 
     Raises:
         ValueError: ``nodes`` is no number, or a label means nothing to Slurm.

@@ -25,9 +25,9 @@ and talks with it over that command's stdin and stdout, in lines of JSON (``prot
 | ``["signalled", number]`` | the engine ends the job |
 | a word and fields | an event: see :func:`~paceline.launch.supervise.events.words_of` |
 
-**Ends.** An agent whose stdin ends, or that hears nothing for ``SILENCE_S``, exits, and its guardian kills what it
-started. The launcher's end of that stdin closes when the launcher ends, however it ends: the remote shell's client dies
-with it. A launcher that hears nothing from a host for ``SILENCE_S`` counts the host as lost.
+**Ends.** An agent whose stdin ends, or that hears nothing for ``SILENCE_S``, exits, and its guardian kills its
+processes. The launcher's end of that stdin closes when the launcher ends, however it ends: the remote shell's client
+dies with it. A launcher that hears nothing from a host for ``SILENCE_S`` counts the host as lost.
 
 ``SILENCE_S`` must exceed ``PING_S`` several times, and ``stall_timeout_s`` of the job: then the scheduler, which knows
 more, names the cause first when a network fails. The time in which an end did not run is no silence of the other one.

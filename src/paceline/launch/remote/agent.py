@@ -31,7 +31,7 @@ from paceline.membership import OwnTime
 ADDRESS_VARIABLE = "PACELINE_AGENT_ADDRESS"
 
 _READ_BYTES = 256 * 1024
-#: Check interval for what ended processes have left running.
+#: Check interval for processes that ended ones left running.
 _LEFTOVERS_CHECK_S = 0.1
 #: Variables of a scheduler that name pipes of this process.
 _PIPES = {"PACELINE_READY_FD": Late.READY_FD, "PACELINE_ENDED_FD": Late.ENDED_FD}
@@ -53,9 +53,9 @@ class Agent:
     """Serves one launcher on stdin and stdout.
 
     Args:
-        in_fd: where the launcher's lines come from.
-        out_fd: where ours go.
-        environ: what processes inherit.
+        in_fd: source of the launcher's lines.
+        out_fd: target of our lines.
+        environ: variables that processes inherit.
     """
 
     def __init__(self, in_fd: int, out_fd: int, environ: Mapping[str, str]) -> None:
@@ -106,7 +106,7 @@ class Agent:
             self._say_living()
 
     def feed(self, member: ProcessName, stream: int, data: bytes) -> None:
-        """Pass on what a process wrote."""
+        """Pass on a process's output."""
         self._say("out", *member, stream, text(data))
 
     def close(self, member: ProcessName, stream: int) -> None:

@@ -31,8 +31,8 @@ class Broker:
     """A child process with a folder for its socket. It ends, with all that it holds, when its stdin is closed.
 
     Args:
-        name: for messages and the folder: ``hub``.
-        module: that it runs.
+        name: name for messages and the folder: ``hub``.
+        module: module that it runs.
     """
 
     def __init__(self, name: str, module: str) -> None:
@@ -46,7 +46,7 @@ class Broker:
         """Start the process.
 
         Args:
-            line: what it shall do, for its stdin.
+            line: its task, for its stdin.
             environ: variables besides the launcher's own.
         """
         with open(self._folder / "errors", "wb") as errors:
@@ -66,7 +66,7 @@ class Broker:
         """Return the next line of its stdout; nothing if none comes in time.
 
         Raises:
-            LaunchError: it has ended; with what it wrote to stderr.
+            LaunchError: it has ended; with its stderr.
         """
         assert self._process is not None
         assert self._process.stdout is not None

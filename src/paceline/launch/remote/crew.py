@@ -17,7 +17,7 @@ from paceline.launch.supervise.crew import address_parts
 from paceline.launch.supervise.events import Event, Exited, Runs, Started, Stopped, event_of, words_of
 from paceline.launch.supervise.supervisor import Surroundings
 
-#: How long agents may take to end what they started, after the job.
+#: How long agents may take to end their processes, after the job.
 _FINISH_S = 5.0
 
 #: Pause before a host is reached again: as long as the tries have taken, within these limits.
@@ -36,16 +36,16 @@ Explain = Callable[[Host, AgentLink], str]
 
 
 class RemoteCrew:
-    """Opens a link to each host of a plan and does through it what the supervisor asks.
+    """Opens a link to each host of a plan, and carries out the supervisor's requests through it.
 
     Args:
-        around: selector, console, and who takes events.
-        plan: whose hosts and interfaces.
+        around: selector, console, and the taker of events.
+        plan: the job's plan, with hosts and interfaces.
         python: the launcher's interpreter; each host's own takes its place in commands.
-        command: that runs an agent on a host.
-        explain: a remote shell's end.
-        shell_environ: of the remote shells.
-        environ: what every process inherits on top of its agent's environment.
+        command: command that runs an agent on a host.
+        explain: explanation of a remote shell's end.
+        shell_environ: variables of the remote shells.
+        environ: variables of every process, besides its agent's environment.
     """
 
     hears_scheduler = True
@@ -133,7 +133,7 @@ class RemoteCrew:
             self._links[link.host] = self._link(self._hosts[link.host])
 
     def late(self, scheduler: str | None) -> Mapping[Late, str]:
-        """Return what follows from the scheduler's address, and where worker 0 may open a store."""
+        """Return the parts of the scheduler's address, and an address for worker 0's store."""
         first = self._links[self._host_of[ProcessName("worker", 0)]]
         known = {Late.MASTER_ADDR: first.address, Late.MASTER_PORT: str(first.port)}
         return known | address_parts(scheduler)
@@ -185,7 +185,7 @@ class RemoteCrew:
         return [*self._running, *(member for left in self._left.values() for member in left)]
 
     def finish(self) -> None:
-        """Have the agents end what they started, and wait for their own end."""
+        """Have the agents end their processes, and wait for their own end."""
         for link in self._links.values():
             link.hang_up()
             if not link.about:

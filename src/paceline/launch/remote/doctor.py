@@ -1,4 +1,4 @@
-"""Check hosts before a job needs them: what an agent finds out about its host, and what that means."""
+"""Check hosts before a job needs them: an agent's facts about its host, and their meaning."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _PACKAGES = ("paceline", "torch")
 
 @dataclass
 class Finding:
-    """What is known of a host."""
+    """The facts about a host."""
 
     host: Host
     about: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     skew_s: float = 0.0
     reached: dict[str, str] | None = None
-    """By other host: what went wrong on the way there."""
+    """The failure on the way to each other host."""
     problems: list[str] = field(default_factory=list)
 
 
@@ -46,11 +46,11 @@ class Doctor:
     """Opens an agent on each host and asks it.
 
     Args:
-        hosts: to check.
-        command: that runs an agent on a host.
-        explain: why a remote shell ended.
-        environ: of the remote shells.
-        timeout_s: for each step.
+        hosts: hosts to check.
+        command: command that runs an agent on a host.
+        explain: explanation of a remote shell's end.
+        environ: variables of the remote shells.
+        timeout_s: limit for each step.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Doctor:
         self._ports: dict[str, int] = {}
 
     def run(self) -> list[Finding]:
-        """Check everything and return what was found, a finding per host."""
+        """Check everything and return a finding per host."""
         guardian = Guardian()
         witness = Path(f".paceline-doctor-{secrets.token_hex(8)}")
         try:
@@ -137,7 +137,7 @@ class Doctor:
         return found
 
     def _judge(self, finding: Finding) -> None:
-        """Turn what was found into problems, each with what to do."""
+        """Turn the finding into problems, each with advice."""
         problems, facts = finding.problems, finding.facts
         if not facts:
             return

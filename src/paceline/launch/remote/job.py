@@ -45,8 +45,8 @@ def agent_script(given: str, own: str, directory: str, pythonpath: str) -> list[
     Args:
         given: interpreter that the user names, and no other; empty: the first of these that the host has.
         own: the launcher's interpreter.
-        directory: of the job.
-        pythonpath: on the host.
+        directory: the job's directory.
+        pythonpath: ``PYTHONPATH`` on the host.
     """
     return ["sh", "-c", _SCRIPT, "paceline", directory, pythonpath, *([given] if given else [own, "python3", "python"])]
 
@@ -62,7 +62,7 @@ def forwarded(environ: Mapping[str, str], owned: frozenset[str] = OWNED) -> dict
 
 @dataclass(frozen=True)
 class RemoteRequest:
-    """What a backend with agents runs."""
+    """A job for a backend with agents."""
 
     plan: JobPlan
     python: str
@@ -70,7 +70,7 @@ class RemoteRequest:
     command: HostCommand
     """Gives the command that runs an agent on a host."""
     environ: Mapping[str, str] = field(default_factory=dict)
-    """What every process inherits on top of its agent's environment."""
+    """Variables of every process, besides its agent's environment."""
     sync: tuple[tuple[str, ...], ...] = ()
     """Commands that run before the start, side by side, one per host."""
 
@@ -86,7 +86,7 @@ def remote_request(plan: JobPlan, machine: Machine, python: str, reach: Callable
     """Return the request of a backend whose engine runs a command on a host.
 
     Args:
-        plan: of the job.
+        plan: the job's plan.
         machine: where the launcher runs.
         python: interpreter on the hosts that the user names; empty: the launcher's, or ``python3``.
         reach: gives the command that runs another one on a host.
@@ -145,7 +145,7 @@ class RemoteJob(SupervisedJob):
     """A job on several hosts; it runs while :meth:`wait` does.
 
     Args:
-        request: what to run.
+        request: the job to run.
         explain: says why a remote shell ended.
     """
 

@@ -19,18 +19,18 @@ from paceline.membership import OwnTime
 _READ_BYTES = 256 * 1024
 _ERROR_LINES = 20
 
-#: Signs in the output of ssh that nobody has answered in time, or that the server has closed the connection at once.
+#: Signs in the output of ssh that no answer came in time, or that the server has closed the connection at once.
 _UNANSWERED = ("timed out", "banner exchange", "kex_exchange_identification")
 
 
 class AgentLink:
-    """A remote shell that runs an agent, its pipes, and what the agent has said of its host.
+    """A remote shell that runs an agent, its pipes, and the agent's data about its host.
 
     Args:
         host: name, for messages.
         argv: the command that runs an agent there.
-        environ: of that command.
-        selector: of the loop.
+        environ: variables of that command.
+        selector: the loop's selector.
         register: called in the new process.
         take: is called with each line of the agent.
         say: shows a line that the remote shell wrote to stderr.
@@ -51,7 +51,7 @@ class AgentLink:
     ) -> None:
         self.host = host
         self.about: dict[str, Any] = {}
-        """What the agent said first; empty before."""
+        """The agent's first message; empty before."""
         self.address = ""
         """Where the host is reached; empty until it said so."""
         self.port = 0
@@ -82,11 +82,11 @@ class AgentLink:
 
     @property
     def noise(self) -> str:
-        """What the host printed instead of an agent's greeting."""
+        """The host's output instead of an agent's greeting."""
         return self._lines.noise.decode(errors="replace").strip()
 
     def send(self, *words: Any) -> None:
-        """Send a line. What a host that is gone cannot read is dropped: its end is seen elsewhere."""
+        """Send a line. Lines to a host that is gone are dropped: its end is seen elsewhere."""
         if self._in is not None:
             self._unsent += encode(*words)
             self._flush()
@@ -106,7 +106,7 @@ class AgentLink:
         return bool(self.about) and now > self.heard_at + SILENCE_S
 
     def hang_up(self) -> None:
-        """End the agent's stdin: it kills what it started and exits."""
+        """End the agent's stdin: it kills its processes and exits."""
         if self._in is not None:
             if self._unsent:
                 self._selector.unregister(self._in)
@@ -118,7 +118,7 @@ class AgentLink:
         processes.send(signal.SIGKILL, {self._child.pid})
 
     def drain(self) -> None:
-        """Take in what is left in the pipes. Does not wait."""
+        """Read the rest in the pipes. Does not wait."""
         for _ in range(64):
             if not (self._out in self._open and self._read()):
                 break

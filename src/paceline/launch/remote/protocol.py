@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.launch.plan import ProcessName
 
-#: What the agent writes first. Whatever a login shell prints comes before it.
+#: The agent's first bytes. All output of a login shell comes before them.
 MAGIC = b"\x01paceline agent 1\n"
 
 #: Interval of the launcher's pings, and silence after which the other end counts as lost.
@@ -24,7 +24,7 @@ def encode(*words: Any) -> bytes:
 
 
 def text(data: bytes) -> str:
-    """Return bytes as text that :func:`data` turns back, whatever they are."""
+    """Return any bytes as text that :func:`data` turns back."""
     return data.decode("utf-8", "surrogateescape")
 
 
@@ -48,7 +48,7 @@ class AgentLines:
     def __init__(self, magic: bytes = b"") -> None:
         self._magic, self._pending = magic, b""
         self.noise = b""
-        """What came before the magic bytes: the last of it."""
+        """The last bytes before the magic bytes."""
 
     def feed(self, more: bytes) -> list[list[Any]]:
         """Take in bytes and return the lines they complete.

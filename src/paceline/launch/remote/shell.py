@@ -82,7 +82,7 @@ def unpack(connection: socket.socket) -> Iterator[tuple[int, bytes]]:
 
 
 def read_request(connection: socket.socket) -> Any:
-    """Return what a shell asks a broker for. What follows is the input of its command.
+    """Return a shell's request to a broker. The rest is the input of its command.
 
     Raises:
         OSError: the shell has left.

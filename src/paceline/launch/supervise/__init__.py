@@ -1,1 +1,1 @@
-"""Run the processes of a plan on this machine, show what they print, and end all of them whatever happens."""
+"""Run the processes of a plan on this machine, show their output, and end all of them in any case."""

@@ -1,7 +1,7 @@
-"""Finds the first cause of a failed job, and what it means for the user. Pure.
+"""Finds the first cause of a failed job, and its meaning for the user. Pure.
 
 This is the only judge of a job that a launcher supervises. It hears the exit codes of all processes, and through the
-scheduler what the members of the job saw: goodbyes with a reason, silence, lost connections. A process that fails
+scheduler the observations of the job's members: goodbyes with a reason, silence, lost connections. A process that fails
 because of another one may exit before it, so the order of exits alone does not tell. The scheduler hears the exit
 codes, too, and says which failure it heard of first.
 
@@ -130,7 +130,7 @@ class Blame:
         return self.survived[member]
 
     def stop_waiting(self, now: float) -> None:
-        """Count deaths as failures if nobody has said that the others go on."""
+        """Count deaths as failures, unless the others are known to go on."""
         if self.awaits_verdict:
             self._fail(now)
 

@@ -71,7 +71,7 @@ class Child:
         return self._process.stdin.fileno()
 
     def close_stdin(self) -> None:
-        """End what the process reads. Idempotent."""
+        """End the process's input. Idempotent."""
         if self._process.stdin is not None:
             self._process.stdin.close()
 
@@ -117,7 +117,7 @@ def die_with_parent() -> None:
 
 
 def _die_with(launcher: int) -> None:
-    """Ask the kernel to kill this process when the launcher dies; the guardian kills what it has started."""
+    """Ask the kernel to kill this process when the launcher dies; the guardian kills its descendants."""
     die_with_parent()
     if os.getppid() != launcher:
         os._exit(1)  # it died before the kernel was asked

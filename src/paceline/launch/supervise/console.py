@@ -1,4 +1,4 @@
-"""Show what the processes of a job print: every line says who printed it."""
+"""Show the output of a job's processes: every line names its process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Console:
     share one row; elsewhere every byte is passed on.
 
     Args:
-        fds: where the children's stdout (:data:`OUT`) and stderr (:data:`ERR`) go.
+        fds: targets of the children's stdout (:data:`OUT`) and stderr (:data:`ERR`).
         environ: NO_COLOR and TERM=dumb switch colours off.
         log_dir: folder in which a file per process (``worker-0.log``) takes all that it prints; empty: none.
     """

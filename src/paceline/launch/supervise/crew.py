@@ -41,7 +41,7 @@ class Output(Protocol):
 
 
 class Processes(Protocol):
-    """Starts processes and signals them; says by events what becomes of them."""
+    """Starts processes and signals them; reports their state by events."""
 
     hears_scheduler: bool
     """Whether the scheduler says which process failed first, and whether the others go on without a worker."""
@@ -50,7 +50,7 @@ class Processes(Protocol):
         """Tell whether processes cannot be started yet.
 
         Raises:
-            LaunchError: they never will; nothing has been started.
+            LaunchError: they never will; no process has been started.
         """
 
     def late(self, scheduler: str | None) -> Mapping[Late, str]:
@@ -75,10 +75,10 @@ class Processes(Protocol):
         """Return when :meth:`opening` or :meth:`check` must be called again, on the clock of ``time.monotonic``."""
 
     def finish(self) -> None:
-        """End what still runs elsewhere. What runs here the guardian ends."""
+        """End the processes elsewhere. The guardian ends those of this host."""
 
     def close(self) -> None:
-        """Show what has been printed, and let go of everything."""
+        """Show the remaining output, and release everything."""
 
 
 class LocalCrew:
@@ -86,9 +86,9 @@ class LocalCrew:
 
     Args:
         selector: gets a callable as the data of every pipe; the loop calls it when the pipe can be read.
-        output: where output goes.
+        output: target of output.
         register: called in every new process before it becomes its command.
-        environ: what every process inherits.
+        environ: variables that every process inherits.
         take: is called with events.
     """
 
@@ -111,7 +111,7 @@ class LocalCrew:
         self._ended: EndedPipe | None = None
 
     def inherit(self, environ: Mapping[str, str]) -> None:
-        """Set what processes that start from now on inherit."""
+        """Set the variables that processes inherit from now on."""
         self._environ = dict(environ)
 
     def opening(self) -> bool:
@@ -119,7 +119,7 @@ class LocalCrew:
         return False
 
     def late(self, scheduler: str | None) -> Mapping[Late, str]:
-        """Return what follows from the scheduler's address, and a free port for torch.distributed."""
+        """Return the parts of the scheduler's address, and a free port for torch.distributed."""
         return {Late.MASTER_PORT: str(free_port()), **address_parts(scheduler)}
 
     def deadline(self) -> float | None:
@@ -181,7 +181,7 @@ class LocalCrew:
         """Do nothing."""
 
     def close(self) -> None:
-        """Show what the pipes still hold, then close pipes and release processes. Does not wait."""
+        """Show the rest in the pipes, then close pipes and release processes. Does not wait."""
         for member, stream in list(self._open):
             for _ in range(_DRAIN_READS):
                 if not self._read(member, stream):
@@ -215,7 +215,7 @@ class LocalCrew:
             ended.close_read()
 
     def _read_ready(self) -> None:
-        """Take in what the scheduler says. If it ends without an address it is on its way out, or misses a deadline."""
+        """Take the scheduler's news. If it ends without an address it is about to exit, or misses a deadline."""
         if self._ready is None:
             return
         try:

@@ -41,7 +41,7 @@ class Exited:
     member: ProcessName
     code: int
     detail: str = ""
-    """What its engine says of that end."""
+    """Its engine's words about that end."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Complete:
 
 @dataclass(frozen=True)
 class Over:
-    """The scheduler says that all workers have said goodbye: nobody needs servers and scheduler any more."""
+    """The scheduler says that all workers have said goodbye: servers and scheduler are not needed any more."""
 
 
 @dataclass(frozen=True)

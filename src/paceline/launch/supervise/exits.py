@@ -2,7 +2,7 @@
 
 | a process | is waited for |
 |---|---|
-| uses CPU time, itself or by what it has started | without a limit |
+| uses CPU time, itself or by its descendants | without a limit |
 | uses none | ``idle_s`` |
 | is stopped (SIGSTOP) | ``leave_s`` |
 
@@ -32,11 +32,11 @@ MOVED_S = 0.1
 
 @dataclass
 class _Seen:
-    """What is known of a process."""
+    """The progress of a process."""
 
     at: float
     cpu_s: float
-    """What it had used at its last progress."""
+    """Its CPU time at its last progress."""
     idle_s: float = 0.0
     stopped_s: float = 0.0
 
@@ -45,7 +45,7 @@ class Exits:
     """The processes that are to exit since a time.
 
     Args:
-        graces: with ``idle_s`` and ``leave_s``.
+        graces: limits, with ``idle_s`` and ``leave_s``.
         now: seconds on the caller's clock.
     """
 
@@ -55,7 +55,7 @@ class Exits:
         self._seen: dict[ProcessName, _Seen] = {}
 
     def note(self, runs: Runs, is_stopped: bool, now: float) -> None:
-        """Take in what a process has used until now, and whether it is stopped."""
+        """Note a process's CPU time until now, and whether it is stopped."""
         one = self._seen.setdefault(runs.member, _Seen(now, runs.cpu_s))
         passed_s, one.at = min(now - one.at, 2 * LOOK_S), now
         one.stopped_s = one.stopped_s + passed_s if is_stopped else 0.0

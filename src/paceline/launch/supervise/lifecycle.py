@@ -4,11 +4,11 @@
 |---|---|
 | ``STARTING`` | the scheduler alone |
 | ``RUNNING`` | everything |
-| ``LEAVING`` | what has not exited yet: all workers have left the job |
-| ``FAILING`` | the others, which report what they saw |
+| ``LEAVING`` | processes that have not exited: all workers have left the job |
+| ``FAILING`` | the others, which report their observations |
 | ``INTERRUPTED`` | everything; the workers got the signal |
-| ``TERMINATING`` | what has not exited yet; all got SIGTERM |
-| ``KILLING`` | what has not exited yet; all got SIGKILL |
+| ``TERMINATING`` | processes that have not exited; all got SIGTERM |
+| ``KILLING`` | processes that have not exited; all got SIGKILL |
 | ``OVER`` | nothing |
 
 | from | to | when |
@@ -33,7 +33,7 @@
 **A good end.** When all workers have said goodbye, the job has succeeded if the exit codes say so, however long the
 exits take. The scheduler knows of the goodbyes (``Over``); its own exit code of 0 says the same. From then on only a
 process that hangs is ended (:mod:`paceline.launch.supervise.exits`): a worker's hang is a failure, one of servers or
-scheduler is not, since nobody needs them. That a server left too early is for the scheduler to say (``Lost``). Where no
+scheduler is not: they are not needed. That a server left too early is for the scheduler to say (``Lost``). Where no
 worker has joined, the scheduler says nothing when they exit, and ends nothing: then ``UNJOINED_S`` counts.
 
 **Blame.** :mod:`paceline.launch.supervise.blame` judges which failure is the first cause, and whether a worker's death
@@ -122,7 +122,7 @@ class JobLifecycle:
         """When a :class:`Tick` is due, if one is."""
         self.blame = Blame(now, _SCHEDULER in self.members, may_go_on)
         self._exits: Exits | None = None
-        """Of the processes that are left when all workers have said goodbye."""
+        """Exits of the processes that are left when all workers have said goodbye."""
         self._places: dict[ProcessName, str] = {}
         self.alive: dict[ProcessName, None] = {}
         """The processes that run, in the order of starting."""
@@ -187,7 +187,7 @@ class JobLifecycle:
         return 128 + self._signum if self._signum and not self.blame.has_failed else self.blame.code
 
     def check(self) -> None:
-        """Assert what is always true."""
+        """Assert the invariants."""
         assert set(self.alive) <= set(self._started) <= set(self.members)
         assert (self.deadline is None) <= (self.phase in (Phase.RUNNING, Phase.OVER))
         assert not self.blame.has_failed or self.phase not in _GOING_WELL
@@ -264,14 +264,14 @@ class JobLifecycle:
             self.phase, self.deadline = Phase.LEAVING, now + wait_s
 
     def _wait_for_exits(self, now: float) -> None:
-        """Wait for what has not exited: all workers have said goodbye."""
+        """Wait for the remaining processes: all workers have said goodbye."""
         if self._exits is None and self.phase in (Phase.RUNNING, Phase.LEAVING):
             self._exits = Exits(self.graces, now)
             self.blame.note_goodbyes()
             self.phase, self.deadline = Phase.LEAVING, now
 
     def _runs(self, one: Runs, now: float) -> list[Action]:
-        """Wait on for a scheduler that starts on a busy host, and judge what has not exited.
+        """Wait on for a scheduler that starts on a busy host, and judge the processes left.
 
         Workers are judged first, since servers and scheduler matter to nobody then.
         """

@@ -1,4 +1,4 @@
-"""Cut what a process prints into lines. Pure, on bytes: nothing here assumes an encoding."""
+"""Cut a process's output into lines. Pure, on bytes: no function here assumes an encoding."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Tracebacks(Generic[Source]):
         return [] if is_inside and len(held) < _LONGEST_TRACEBACK else self._whole(source)
 
     def close(self, source: Source) -> list[Line]:
-        """Return what is held of a process that has ended."""
+        """Return the held lines of a process that has ended."""
         self._replaced.discard(source)
         return self._held.pop(source, [])
 

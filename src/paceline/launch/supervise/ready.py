@@ -1,6 +1,6 @@
 """The launcher's ends of the pipes to and from the scheduler.
 
-The scheduler binds a port that is free at that moment and says which: nobody has to guess one beforehand, so there is
+The scheduler binds a port that is free at that moment and says which. It is not guessed beforehand, so there is
 no moment in which another program can take it. Later it says that all members have joined, which process failed first,
 as the members saw it, which workers the others go on without, and that all workers have said goodbye. The launcher says
 which processes have ended, because only their parent knows their exit codes, and how much CPU time others have used.
@@ -35,7 +35,7 @@ class ReadyPipe:
         self._has_address = self.ended = False
 
     def news(self) -> list[Event]:
-        """Return what the scheduler has said since the last call: its address first, then how the job goes.
+        """Return the scheduler's news since the last call: its address first, then how the job goes.
 
         Raises:
             ValueError: the first line is not an address.
@@ -95,7 +95,7 @@ class EndedPipe:
     def tell(self, member: ProcessName, code: int | None, *usage: float) -> None:
         """Say how a process ended; without a code, that it runs, its CPU time, and whether it is ready to run.
 
-        What the scheduler cannot read any more is lost.
+        Lines that the scheduler cannot read any more are lost.
         """
         with contextlib.suppress(OSError):
             os.write(self._fd, json.dumps([*member, code, *usage]).encode() + b"\n")

@@ -21,7 +21,7 @@ def failure_block(
         failure: the first failure.
         tail: the last lines of the process that failed, as it printed them.
         aftermath: exit codes of the processes that exited by themselves afterwards.
-        host: where it ran.
+        host: its host.
     """
     head = f"failed: {failure.reason}, {failure.after_s:.1f} s after the start"
     others = [f"{member} ({describe_code(code)})" for member, code in aftermath.items()]
@@ -35,7 +35,7 @@ def lost_block(lost: Failure, tail: Sequence[bytes], host: str = LOCALHOST) -> b
     Args:
         lost: the worker, how it ended, and when.
         tail: the last lines that it printed.
-        host: where it ran.
+        host: its host.
     """
     head = f"died {lost.after_s:.1f} s after the start, and the others went on: {lost.reason}"
     return _block(lost, host, head, _last_lines(tail))

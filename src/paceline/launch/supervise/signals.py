@@ -63,7 +63,7 @@ def held() -> Iterator[set[signal.Signals]]:
 
 
 def restore_in_child(mask: set[signal.Signals]) -> None:
-    """Undo in a new child what the launcher did to its signals, so that none reaches the launcher's pipe."""
+    """Undo the launcher's changes to signals in a new child, so that none reaches the launcher's pipe."""
     signal.set_wakeup_fd(-1)
     for signum in (signal.SIGCHLD, *ENDING):
         if signal.getsignal(signum) is not signal.SIG_IGN:

@@ -42,7 +42,7 @@ from paceline.launch.supervise.report import failure_block, lost_block
 from paceline.launch.supervise.signals import SignalPipe
 from paceline.net.security import new_job_key
 
-#: How long what a process left behind may take to exit by itself (Python's resource tracker does); then SIGTERM.
+#: How long leftover processes may take to exit by themselves (Python's resource tracker does); then SIGTERM.
 _LEFTOVERS_S = 1.0
 _LEFTOVERS_CHECK_S = 0.02
 
@@ -52,17 +52,17 @@ _START_LOOK_S = 1.0
 
 def _sentence(env: Mapping[str, object]) -> str:
     """Return what ``dist_auto`` does and why, from a worker's variables."""
-    with contextlib.suppress(ValueError, KeyError, TypeError):  # workers refuse what is no choice
+    with contextlib.suppress(ValueError, KeyError, TypeError):  # workers refuse other values
         return str(json.loads(str(env[config.variable("choice")]))["sentence"])
     return ""
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a crew works with."""
+    """The supervisor's objects that a crew uses."""
 
     selector: selectors.BaseSelector
-    """Of the loop; the data of what is registered is called."""
+    """The loop's selector; it calls the data of registered files."""
     console: Console
     register: Callable[[], None]
     """Makes a child known to the guardian."""
@@ -76,7 +76,7 @@ CrewMaker = Callable[[Surroundings], Processes]
 
 
 def local_crew(environ: Mapping[str, str]) -> CrewMaker:
-    """Return what makes a crew on this host; every process inherits ``environ``."""
+    """Return the maker of crews on this host; every process inherits ``environ``."""
 
     def make(around: Surroundings) -> Processes:
         return LocalCrew(around.selector, around.console, around.register, environ, around.take)
@@ -88,9 +88,9 @@ class Supervisor:
     """Runs one plan to its end and leaves nothing running.
 
     Args:
-        plan: what to run.
+        plan: the plan to run.
         known: the late values known before the start.
-        make_crew: makes what starts the processes.
+        make_crew: maker of the crew that starts the processes.
     """
 
     def __init__(self, plan: JobPlan, known: Mapping[Late, str], make_crew: CrewMaker) -> None:
@@ -255,7 +255,7 @@ class Supervisor:
             self._take(Interrupted(signum))
 
     def _end_leftovers(self) -> None:
-        """Let what the processes left behind exit by itself, then terminate it. The guardian kills the rest."""
+        """Let leftover processes exit by themselves, then terminate them. The guardian kills the rest."""
         self._interrupted = False
         if self._wait_for_leftovers():
             return
@@ -265,7 +265,7 @@ class Supervisor:
         self._wait_for_leftovers()
 
     def _wait_for_leftovers(self) -> bool:
-        """Return whether nothing is left."""
+        """Return whether none is left."""
         until = time.monotonic() + _LEFTOVERS_S
         while self._crew.living():
             if self._interrupted or time.monotonic() > until:
@@ -278,8 +278,8 @@ class SupervisedJob(Job):
     """A job that this process supervises; it runs while :meth:`wait` does.
 
     Args:
-        plan: what to run.
-        make_crew: makes what starts the processes, for each run anew.
+        plan: the plan to run.
+        make_crew: maker of the crew that starts the processes, for each run anew.
         known: late values that are alike in all runs.
     """
 

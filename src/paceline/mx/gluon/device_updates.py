@@ -106,7 +106,7 @@ class DeviceUpdates:
         """Set the state of every device's optimizer.
 
         Raises:
-            ValueError: the states are of another model. Then nothing is changed.
+            ValueError: the states are of another model. No state changes.
         """
         self._check(states, "the state")
         for optimizer in self._optimizers:

@@ -106,7 +106,7 @@ class Parameter:
 
     @property
     def grad_req(self) -> str:
-        """What happens to gradients.
+        """The treatment of gradients.
 
         ``write``: ``Trainer.step`` clears them after use; backward passes before the step accumulate. ``add``: they
         accumulate until ``zero_grad``. ``null``: there are none.

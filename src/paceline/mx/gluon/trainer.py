@@ -156,7 +156,7 @@ class Trainer:
                 has overflowed, and is updated.
 
         Raises:
-            StaleGradientError: backward has not reached a parameter since the last step. Nothing is changed.
+            StaleGradientError: backward has not reached a parameter since the last step. No value changes.
             ValueError: ``batch_size`` is not above 0.
         """
         self._check_step(batch_size, ignore_stale_grad)
@@ -205,8 +205,8 @@ class Trainer:
         """Read a file of :meth:`save_states`, with any store and any number of devices. Every worker calls it.
 
         Raises:
-            CheckpointError: a file is missing or damaged, or belongs to another save. Nothing is changed.
-            ValueError: the states belong to another optimizer or model. Nothing is changed.
+            CheckpointError: a file is missing or damaged, or belongs to another save. No state changes.
+            ValueError: the states belong to another optimizer or model. No state changes.
         """
         self._started().load(os.fspath(fname))
 

@@ -50,7 +50,7 @@ def work_load_sizes(batch_size: int, work_load_list: Sequence[float]) -> list[in
 
 
 def split_data(data: ArrayLike, num_slice: int, batch_axis: int = 0, even_split: bool = True) -> list[torch.Tensor]:
-    """Cut a batch into ``num_slice`` slices along ``batch_axis``. Slices are views: nothing is copied.
+    """Cut a batch into ``num_slice`` slices along ``batch_axis``. Slices are views, not copies.
 
     Args:
         data: a tensor or array.

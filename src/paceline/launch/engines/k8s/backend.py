@@ -27,7 +27,7 @@ class KubernetesBackend:
         """Make the objects of the job.
 
         Raises:
-            ValueError: an option cannot be, or the layout cannot do what the spec asks for.
+            ValueError: an option is impossible, or the layout cannot satisfy the spec.
         """
         return make_manifests(spec, machine)
 
@@ -39,7 +39,7 @@ class KubernetesBackend:
         """Ask the cluster whether it knows the objects of the layout, and whether we may create them.
 
         Raises:
-            LaunchError: kubectl is missing, the cluster does not answer, or it lacks what the layout needs.
+            LaunchError: kubectl is missing, the cluster does not answer, or it does not support the layout.
         """
         kubectl = Kubectl(request.options.namespace)
         names = set(kubectl.run(["api-resources", "--output", "name"]).split())

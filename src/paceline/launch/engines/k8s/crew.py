@@ -36,7 +36,7 @@ from paceline.launch.supervise.guardian import Canceller
 from paceline.launch.supervise.supervisor import Surroundings
 
 _POLL_S = 1.0
-#: How long kubectl waits until a job is gone. Its call may take longer, so that kubectl says what is left.
+#: How long kubectl waits until a job is gone. Its call may take longer, so that kubectl names objects left.
 _DELETE_S, _DELETE_CALL_S = 120, 130
 #: How long the last lines of pods that have ended may take to arrive.
 _DRAIN_S = 3.0
@@ -55,8 +55,8 @@ class KubernetesCrew:
     """Creates the objects of a job, follows its pods, and deletes everything.
 
     Args:
-        around: what the supervisor has.
-        manifests: what to create in the first run.
+        around: the supervisor's objects.
+        manifests: objects to create in the first run.
         kubectl: calls the cluster.
     """
 
@@ -100,7 +100,7 @@ class KubernetesCrew:
         return {}
 
     def start(self, process: ProcessSpec, known: Mapping[Late, str]) -> None:
-        """Do nothing: the pod exists already, and finds the scheduler by its name. Nobody says who has joined."""
+        """Do nothing: the pod exists already, and finds the scheduler by its name. Joins are not reported."""
         if process.role == "scheduler":
             self._around.take(Ready())
             self._around.take(Complete())
@@ -110,7 +110,7 @@ class KubernetesCrew:
         return None if self._is_gone else self._poll_at
 
     def check(self) -> None:
-        """List the pods, and report what has become of them.
+        """List the pods, and report their state.
 
         Raises:
             LaunchError: the cluster has not answered for too long, or the engine says that the job failed and no pod
@@ -147,7 +147,7 @@ class KubernetesCrew:
             self._end(process.member, 128 + signal.SIGTERM)
 
     def living(self) -> list[ProcessName]:
-        """Return nothing: nothing is left when a pod has ended."""
+        """Return no process: none outlives its pod."""
         return []
 
     def finish(self) -> None:
@@ -159,7 +159,7 @@ class KubernetesCrew:
         self._delete()
 
     def close(self) -> None:
-        """End what follows the pods."""
+        """End the processes that follow the pods."""
         for fd in list(self._following):
             self._unfollow(fd)
 
@@ -214,14 +214,14 @@ class KubernetesCrew:
         self._canceller.release()
 
     def _drain(self) -> None:
-        """Show what is left of pods that have ended."""
+        """Show the remaining output of pods that have ended."""
         until = time.monotonic() + _DRAIN_S
         while any(pod.name in self._over for pod, _ in self._following.values()) and time.monotonic() < until:
             for key, _ in self._around.selector.select(0.1):
                 key.data()
 
     def _follow(self, pod: Pod) -> None:
-        """Show what a pod prints, from its beginning to its end."""
+        """Show a pod's output, from its beginning to its end."""
         if pod.name in self._followed:
             return
         self._followed.add(pod.name)

@@ -1,4 +1,4 @@
-"""Calls of kubectl, and what its answers say of a job. Objects travel on stdin: no secret is a word of a command."""
+"""Calls of kubectl, and its answers about a job. Objects travel on stdin: no secret is a word of a command."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Kubectl:
     """kubectl with the user's own configuration (``KUBECONFIG``, ``~/.kube/config``).
 
     Args:
-        namespace: of all calls; empty: that of the context.
+        namespace: namespace of all calls; empty: the context's.
     """
 
     def __init__(self, namespace: str = "") -> None:
@@ -35,10 +35,10 @@ class Kubectl:
         return [*self._base, *words]
 
     def run(self, words: Sequence[str], text: str | None = None, limit_s: float = _CALL_S) -> str:
-        """Run one call and return what it printed.
+        """Run one call and return its output.
 
         Raises:
-            LaunchError: it failed; with what kubectl said.
+            LaunchError: it failed; with kubectl's message.
         """
         try:
             done = subprocess.run(
@@ -53,7 +53,7 @@ class Kubectl:
         return done.stdout
 
     def get(self, words: Sequence[str]) -> dict[str, Any]:
-        """Return what ``kubectl get`` finds.
+        """Return the objects that ``kubectl get`` finds.
 
         Raises:
             LaunchError: see :meth:`run`.
@@ -73,7 +73,7 @@ class Kubectl:
         return int(match[1]), int(match[2])
 
     def follow(self, pod: str) -> subprocess.Popen[bytes]:
-        """Start to follow what a pod prints, from its beginning to its end."""
+        """Start to follow a pod's output, from its beginning to its end."""
         return subprocess.Popen(
             self.words(["logs", "--follow", f"pod/{pod}"]),
             stdin=subprocess.DEVNULL,

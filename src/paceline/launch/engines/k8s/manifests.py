@@ -51,13 +51,13 @@ _NOT_STRINGS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "
 
 @dataclass(frozen=True)
 class Manifests:
-    """What ``kubectl`` is given."""
+    """The input of ``kubectl``."""
 
     name: str
-    """Of the job; all objects have it in a label."""
+    """The job's name; all objects have it in a label."""
     options: KubernetesOptions
     objects: tuple[Object, ...]
-    """Without the Secret, in the order in which they are created."""
+    """All objects but the Secret, in the order of their creation."""
     spec: JobSpec
     plan: JobPlan
     machine: Machine
@@ -77,12 +77,12 @@ def make_manifests(spec: JobSpec, machine: Machine, restart: int = 0) -> Manifes
     """Turn a job spec into objects.
 
     Args:
-        spec: what the user asks for.
+        spec: the user's request.
         machine: where the launcher runs; its interpreter and cores do not count.
         restart: how often the launcher has started the job again, in layouts where it does.
 
     Raises:
-        ValueError: an option cannot be, or the layout cannot do what the spec asks for.
+        ValueError: an option is impossible, or the layout cannot satisfy the spec.
     """
     if spec.sync:
         raise ValueError("launcher 'k8s' does not copy a directory: use the image, or a volume and -o directory=/path")

@@ -14,7 +14,7 @@ from paceline.naming import suggestion
 
 Object: TypeAlias = dict[str, Any]
 
-#: Layout by name, and what a cluster needs for it.
+#: Layout by name, and a cluster's needs for it.
 LAYOUTS: Mapping[str, str] = {
     "jobset": "JobSet 0.7 or newer",
     "jobs": "Kubernetes 1.24 or newer, nothing else",
@@ -44,7 +44,7 @@ class KubernetesOptions:
     """Options of the backend ``k8s``.
 
     Raises:
-        ValueError: an option cannot be; the message says what would be right.
+        ValueError: an option is impossible; the message says how to correct it.
     """
 
     image: str = ""
@@ -129,8 +129,8 @@ def crews(plan: JobPlan, groups: Sequence[WorkerGroup], *, named: bool) -> list[
     """Return the crews of a plan: scheduler, servers, then the worker groups.
 
     Args:
-        plan: made with ``alone=True``.
-        groups: of the job spec, in order.
+        plan: plan made with ``alone=True``.
+        groups: the job spec's groups, in order.
         named: the user has named the groups; else there is one crew ``worker``.
     """
     found = []
@@ -170,8 +170,8 @@ def pod_template(
 
     Args:
         job: name of the job.
-        crew: what runs in them.
-        options: of the user.
+        crew: the pods' crew.
+        options: the user's options.
         places: how the scheduler is found.
         process: the one process, in layouts with a template for each; None: the completion index tells pods apart.
     """

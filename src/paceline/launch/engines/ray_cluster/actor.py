@@ -31,7 +31,7 @@ class Shell:
 
     @ray.method(concurrency_group="output", num_returns="streaming")
     def output(self) -> Iterator[tuple[int, bytes]]:
-        """Give what the command prints, then its exit code."""
+        """Give the command's output, then its exit code."""
         process = self._process
         with selectors.DefaultSelector() as selector:
             for kind, stream in ((OUT, process.stdout), (ERR, process.stderr)):
@@ -49,7 +49,7 @@ class Shell:
 
     @ray.method(concurrency_group="input")
     def write(self, data: bytes) -> None:
-        """Write to the command's stdin; nothing means its end."""
+        """Write to the command's stdin; no data: close it."""
         stdin = self._process.stdin
         assert stdin is not None
         with contextlib.suppress(OSError):  # it does not read any more; its exit code says why

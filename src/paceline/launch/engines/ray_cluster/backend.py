@@ -24,7 +24,7 @@ _CONNECT_S = 60.0
 
 @dataclass(frozen=True)
 class RayRequest:
-    """What runs on Ray."""
+    """A job on Ray."""
 
     remote: RemoteRequest
     bundles: tuple[Bundle, ...]
@@ -96,7 +96,7 @@ class RayJob(RemoteJob):
         """Run the job and return its exit code. Then its bundles are free.
 
         Raises:
-            LaunchError: an actor could not be started, with what Ray says.
+            LaunchError: an actor could not be started, with Ray's message.
         """
         try:
             return super().wait()
@@ -124,7 +124,7 @@ class RayJob(RemoteJob):
 
 
 def explain(host: Host, link: AgentLink) -> str:
-    """Return why the agent of a process ended: what Ray says, if it was Ray."""
+    """Return why the agent of a process ended: Ray's message, if it was Ray."""
     text = "\n".join(link.errors)
     if "Ray: " in text:
         return f"the actor of {host.name} ended. Ray says: {text.partition('Ray: ')[2]}"

@@ -21,7 +21,7 @@ _SCHEDULER_CPUS = 0.1
 
 @dataclass(frozen=True)
 class Bundle:
-    """What one process needs of the node it runs on."""
+    """The needs of one process on its node."""
 
     host: str
     """The plan's name of the node."""
@@ -39,11 +39,11 @@ class RayOptions:
     """Options of the backend ``ray``.
 
     Raises:
-        ValueError: an option cannot be; the message says what would be right.
+        ValueError: an option is impossible; the message says how to correct it.
     """
 
     address: str = ""
-    """Of the cluster; empty: ``RAY_ADDRESS``, or the cluster that runs on this machine."""
+    """The cluster's address; empty: ``RAY_ADDRESS``, or the cluster that runs on this machine."""
     strategy: str = "PACK"
     """How bundles spread over nodes: one of Ray's placement strategies."""
     server_cpus: float = 1.0
@@ -107,7 +107,7 @@ class PlacementRequest:
 
     job: str
     address: str
-    """Of the cluster; empty: the one of this machine."""
+    """The cluster's address; empty: the one of this machine."""
     socket: str
     """Path of the unix socket."""
     strategy: str

@@ -61,7 +61,7 @@ def _reach(address: str) -> None:
     """Look whether somebody listens at an address: Ray itself tries for minutes.
 
     Raises:
-        OSError: nobody does.
+        OSError: there is no listener.
     """
     host, colon, port = address.rpartition(":")
     if colon and port.isdecimal():
@@ -75,7 +75,7 @@ def _reserve(request: PlacementRequest) -> PlacementGroup:
     """Return the placement group when all its bundles are reserved.
 
     Raises:
-        ValueError: the cluster has no room in time; the text says what was asked for and what there is.
+        ValueError: the cluster has no room in time; the text names the request and the resources.
     """
     group = placement_group(
         request.resources,

@@ -46,7 +46,7 @@ _DELETE_S = 90.0
 
 @dataclass(frozen=True)
 class SgeRequest:
-    """What runs on Grid Engine."""
+    """A job on Grid Engine."""
 
     spec: JobSpec
     machine: Machine
@@ -89,7 +89,7 @@ class SgeBackend:
         """Look for the programs and the parallel environment.
 
         Raises:
-            LaunchError: something is missing; the message says what there is.
+            LaunchError: something is missing; the message lists the choices.
         """
         program = "qrsh" if request.inside else "qsub"
         if shutil.which(program) is None:
@@ -116,7 +116,7 @@ class InsideJob(Job):
     """A job in the slots of a Grid Engine job of the user's own; it runs while :meth:`wait` does.
 
     Args:
-        request: what to run.
+        request: the job to run.
     """
 
     def __init__(self, request: SgeRequest) -> None:
@@ -127,7 +127,7 @@ class InsideJob(Job):
         """Run the job and return its exit code.
 
         Raises:
-            LaunchError: the allocation or a host cannot be used; nothing runs.
+            LaunchError: the allocation or a host cannot be used; no process runs.
         """
         folder = Path(self._request.folder)
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -141,7 +141,7 @@ class SgeJob(Job):
     """A job of Grid Engine.
 
     Args:
-        request: what to submit.
+        request: the job to submit.
 
     Raises:
         LaunchError: Grid Engine refused it.
@@ -167,7 +167,7 @@ class SgeJob(Job):
             raise
 
     def wait(self) -> int:
-        """Show what the job prints until it ends; return its exit code, 1 if Grid Engine ended it.
+        """Show the job's output until it ends; return its exit code, 1 if Grid Engine ended it.
 
         Raises:
             LaunchError: Grid Engine does not answer, or cannot end the job.
@@ -232,7 +232,7 @@ class SgeJob(Job):
         return True
 
     def _code(self) -> int:
-        """Return what the launcher inside has left as the job's exit code."""
+        """Return the job's exit code that the launcher inside has left."""
         try:
             return int((self._folder / CODE).read_text())
         except (FileNotFoundError, ValueError):
@@ -241,11 +241,11 @@ class SgeJob(Job):
 
 
 class FileTail:
-    """Shows what a growing file has got since the last look.
+    """Shows the additions to a growing file since the last look.
 
     Args:
-        path: of the file, which need not exist yet.
-        fd: where it goes.
+        path: path of the file, which need not exist yet.
+        fd: output descriptor.
     """
 
     def __init__(self, path: Path, fd: int) -> None:
@@ -260,7 +260,7 @@ class FileTail:
             self._file.close()
 
     def show(self) -> None:
-        """Show what is new."""
+        """Show the new text."""
         if self._file is None:
             with contextlib.suppress(FileNotFoundError):
                 self._file = open(self._path, "rb")  # noqa: SIM115 - closed at exit
@@ -312,12 +312,12 @@ def job_script(
     """Return the script.
 
     Args:
-        spec: of the job.
+        spec: the job spec.
         options: as :func:`options_of` returns them.
-        python: that runs the launcher inside.
-        folder: of the job, on a file system that all hosts share.
-        directory: where processes run.
-        pythonpath: of the launcher.
+        python: interpreter of the launcher inside.
+        folder: the job's folder, on a file system that all hosts share.
+        directory: processes' working directory.
+        pythonpath: the launcher's ``PYTHONPATH``.
     """
     lines = [f"-N pl-{spec.job_id}", f"-pe {options.get('pe', 'paceline')} {slots(spec)}"]
     lines += [f"-q {options['queue']}"] if "queue" in options else []

@@ -64,7 +64,7 @@ def on_allocation(spec: JobSpec, slots: tuple[Slots, ...]) -> JobSpec:
 
 @dataclass(frozen=True)
 class Inside:
-    """What the launcher outside leaves in the folder for the one inside."""
+    """The data that the launcher outside leaves in the folder for the one inside."""
 
     spec: JobSpec
     environ: Mapping[str, str]
@@ -110,7 +110,7 @@ def request(spec: JobSpec, machine: Machine, folder: Path) -> RemoteRequest:
 
 
 def agent_file(script: list[str]) -> str:
-    """Return the file that starts an agent: qrsh loses quotes, so what it runs has none.
+    """Return the file that starts an agent: qrsh loses quotes, so its command has none.
 
     Grid Engine warns of a job's end by SIGUSR1 and SIGUSR2 to all its processes; only the launcher acts on it.
     """

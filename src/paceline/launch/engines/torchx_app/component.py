@@ -1,6 +1,6 @@
 """The component ``paceline.job`` of TorchX. The only module that imports torchx; TorchX finds it by its entry point.
 
-TorchX calls the function with what it reads from its command line, so the types are those that it understands.
+TorchX calls the function with values from its command line, so the types are those that it understands.
 """
 
 import json
@@ -19,7 +19,7 @@ _MB = 1024 * 1024
 
 
 class _Shared(NamedTuple):
-    """What all roles have alike."""
+    """The settings that all roles share."""
 
     image: str
     python: str
@@ -57,10 +57,10 @@ def job(
         workers: how many; leave it out with groups.
         servers: how many; -1: as many as workers.
         group: worker groups, as ``--group`` of paceline launch has them; several are separated by semicolons.
-        name: of the application.
+        name: name of the application.
         image: what TorchX's scheduler starts the processes from; ignored by local_cwd.
         python: interpreter of scheduler, servers and start-up in the image.
-        port: of the scheduler, on its host.
+        port: the scheduler's port, on its host.
         key_file: file with a secret (mode 0600) that all replicas can read; default: ~/.paceline/torchx.key, made once.
         insecure: no key at all.
         env: variables of all processes, as in A=1,B=2.

@@ -51,7 +51,7 @@ def environment(start: Mapping[str, Any], app_id: str, replica: int, rank0_host:
 
     Args:
         start: ``late`` (variable to name of its late value), ``first_rank``, ``port`` and ``key_file``.
-        app_id: of the application, as its scheduler chose it.
+        app_id: the application's id, as its scheduler chose it.
         replica: index within the role.
         rank0_host: where the first role's replica 0 runs; empty on that replica itself with some schedulers.
 

@@ -16,7 +16,7 @@ is as on hosts: see :mod:`paceline.launch.remote`.
 |---|---|
 | connects | the hub has its name and both have proved that they hold the key: waits; the hub is gone: ends |
 | waits | a remote shell asks for it: serves; the connection ends: connects |
-| serves | the remote shell's input ends: the agent ends what it started, then connects; the connection ends: the same |
+| serves | the remote shell's input ends: the agent ends its processes, then connects; the connection ends: the same |
 
 ``SILENCE_S`` of the agents exceeds the connection's keepalive, so a network that is cut ends a container either way.
 """

@@ -41,7 +41,7 @@ _OVER = frozenset({"STOPPED", "FAILED", "SUCCEEDED"})
 
 @dataclass(frozen=True)
 class YarnRequest:
-    """What runs on YARN."""
+    """A job on YARN."""
 
     remote: RemoteRequest
     service: Service
@@ -122,7 +122,7 @@ class YarnJob(RemoteJob):
     """A service of YARN; it exists until :meth:`wait` returns.
 
     Args:
-        request: what to run.
+        request: the job to run.
 
     Raises:
         LaunchError: YARN refuses it, or the port is taken.

@@ -24,9 +24,9 @@ class AgentChannel:
 
     Args:
         sock: connected, in blocking mode.
-        name: of the container.
-        sending: seals what this side sends.
-        receiving: opens what it receives.
+        name: name of the container.
+        sending: seals messages of this side.
+        receiving: opens messages of the other side.
     """
 
     def __init__(self, sock: socket.socket, name: str, sending: Cipher, receiving: Cipher) -> None:
@@ -75,8 +75,8 @@ def connect(host: str, port: int, key: str, name: str) -> AgentChannel:
     """Connect a container to the hub.
 
     Raises:
-        OSError: nobody listens there.
-        HandshakeError: who listens does not hold the key.
+        OSError: the address has no listener.
+        HandshakeError: the listener does not hold the key.
     """
     sock = socket.create_connection((host, port), _HANDSHAKE_S)
     try:

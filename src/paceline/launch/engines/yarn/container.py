@@ -22,7 +22,7 @@ from paceline.net.handshake import HandshakeError
 KEY_VARIABLE, KEY_FILE_VARIABLE = "PACELINE_HUB_KEY", "PACELINE_HUB_KEY_FILE"
 
 _READ_BYTES = 65536
-#: Most seconds an agent may take to end what it started.
+#: Most seconds an agent may take to end its processes.
 _LEAVE_S = 10.0
 
 
@@ -82,7 +82,7 @@ def _serve(channel: AgentChannel, directory: str) -> None:
 
 
 def _end(agent: subprocess.Popen[bytes]) -> None:
-    """End an agent's input, so that it ends what it started and itself."""
+    """End an agent's input, so that it ends its processes and itself."""
     assert agent.stdin is not None
     with contextlib.suppress(OSError):  # it has ended by itself
         agent.stdin.close()
@@ -94,7 +94,7 @@ def _end(agent: subprocess.Popen[bytes]) -> None:
 
 
 def _send_output(stdout: IO[bytes], channel: AgentChannel) -> None:
-    """Pass on what an agent says; its end ends the connection."""
+    """Pass on an agent's output; its end ends the connection."""
     try:
         while data := os.read(stdout.fileno(), _READ_BYTES):
             channel.send(data)

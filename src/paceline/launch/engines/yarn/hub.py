@@ -33,8 +33,8 @@ class ContainerHub:
     """The containers that have come.
 
     Args:
-        key: that containers prove to hold.
-        names: of the containers.
+        key: key that containers prove to hold.
+        names: names of the containers.
     """
 
     def __init__(self, key: str, names: Collection[str]) -> None:
@@ -84,7 +84,7 @@ class ContainerHub:
 
 
 def _join(connection: socket.socket, channel: AgentChannel) -> None:
-    """Pass on what a remote shell and a container say, until one of them is gone."""
+    """Pass data between a remote shell and a container, until one of them is gone."""
     try:
         channel.send(_START)
         threading.Thread(target=_pass_input, args=[connection, channel], daemon=True).start()

@@ -25,8 +25,8 @@ class Services:
     """The services of one user.
 
     Args:
-        url: of the ResourceManager's web address, as in ``http://rm:8088``.
-        user: who asks; clusters without Kerberos believe it.
+        url: the ResourceManager's web address, as in ``http://rm:8088``.
+        user: name that requests carry; clusters without Kerberos believe it.
     """
 
     def __init__(self, url: str, user: str) -> None:
@@ -36,7 +36,7 @@ class Services:
         """Ask whether the API is there.
 
         Raises:
-            LaunchError: it is not, or nobody answers.
+            LaunchError: it is not, or no answer comes.
         """
         self._call("GET", "/version")
 
@@ -44,7 +44,7 @@ class Services:
         """Ask for a service.
 
         Raises:
-            LaunchError: YARN refuses it; with what it says.
+            LaunchError: YARN refuses it; with YARN's message.
         """
         self._call("POST", "", service)
 
@@ -58,7 +58,7 @@ class Services:
         return found or None
 
     def destroy(self, name: str) -> None:
-        """End a service and its containers. Nothing happens if there is none.
+        """End a service and its containers, if the service exists.
 
         Raises:
             LaunchError: YARN does not answer, or refuses.

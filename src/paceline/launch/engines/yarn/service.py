@@ -30,13 +30,13 @@ class YarnOptions:
     """Options of the backend ``yarn``.
 
     Raises:
-        ValueError: an option cannot be; the message says what would be right.
+        ValueError: an option is impossible; the message says how to correct it.
     """
 
     rm: str = ""
     """Web address of the ResourceManager, as in ``http://rm:8088``; empty: that of ``yarn-site.xml``."""
     user: str = ""
-    """Who asks; empty: the user of the launcher."""
+    """User of requests; empty: the launcher's user."""
     queue: str = ""
     """Queue; empty: the user's default."""
     memory: str = f"{_DEFAULT_MB}Mi"
@@ -69,17 +69,17 @@ class YarnOptions:
 def make_service(
     spec: JobSpec, crews: list[PodTemplate], options: YarnOptions, directory: str, pythonpath: str
 ) -> Service:
-    """Return the service, without what the launcher learns when it starts: its address and the key.
+    """Return the service, without the values known when the launcher starts: its address and the key.
 
     Args:
-        spec: of the job.
+        spec: the job spec.
         crews: scheduler, servers and worker groups of its plan.
-        options: of the user.
-        directory: where processes run, on every node.
-        pythonpath: of the launcher.
+        options: the user's options.
+        directory: processes' working directory on every node.
+        pythonpath: the launcher's ``PYTHONPATH``.
 
     Raises:
-        ValueError: a group asks for what YARN cannot give, or a path cannot be a word of its commands.
+        ValueError: a group's request is beyond YARN, or a path cannot be a word of its commands.
     """
     for word in (options.python, directory):
         if not _PLAIN.fullmatch(word):
