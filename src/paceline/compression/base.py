@@ -61,7 +61,7 @@ class CodecState:
         """Copy saved tensors back.
 
         Raises:
-            ValueError: names, shapes or dtypes differ from :meth:`state_tensors`; nothing is changed then.
+            ValueError: names, shapes or dtypes differ from :meth:`state_tensors`; no state is changed then.
         """
         own = self.state_tensors()
         if own.keys() != tensors.keys():

@@ -1,4 +1,4 @@
-"""Who may open a connection: a thread that accepts, and lets nobody hold much before he has proved to be a member.
+"""Admission of connections: a thread accepts them; a peer holds little before it has proved to be a member.
 
 | state | holds | leaves it when |
 |---|---|---|
@@ -7,8 +7,8 @@
 | member | its messages | it leaves |
 
 A member's first bytes come right behind its connection, so it is a stranger for microseconds. However many strangers
-connect, they replace each other and not members. Who repeats a member's HELLO is refused; one that is so old that it is
-forgotten can be *proved*, but never a member.
+connect, they replace each other and not members. A repeated HELLO of a member is refused; if it is so old that it is
+forgotten, its sender can be *proved*, but never a member.
 """
 
 from __future__ import annotations

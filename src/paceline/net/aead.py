@@ -91,7 +91,7 @@ def seal_value(key: bytes, value: bytes, purpose: bytes) -> bytes:
     Args:
         key: 32 bytes, for values alone.
         value: not to be read by others.
-        purpose: what it is. A value that was sealed for another purpose does not open.
+        purpose: use of the value. A value that was sealed for another purpose does not open.
     """
     nonce = os.urandom(12)
     return nonce + AESGCM(key).encrypt(nonce, value, purpose)

@@ -79,7 +79,7 @@ class Call:
         on_failed: called with a failure.
 
     Attributes:
-        channel: of the hub; -1 until a client has the call.
+        channel: index of the hub's channel; -1 until a client has the call.
         seq: the number of the request; 0 until it has one.
         done: the answer has come and the callback has returned.
         body: the answer, unless it is a failure.
@@ -161,7 +161,7 @@ class ChannelRequests:
     Methods return the messages to be sent, in order. The caller owns the lock, the clock and the transport.
 
     Args:
-        channel: of the hub.
+        channel: index of the hub's channel.
         name: the peer, for messages: ``server 1 on 10.0.0.2``.
     """
 

@@ -8,7 +8,7 @@ which answers arrive. The mutex is not held while it waits or while callbacks ru
 
 | a thread that waits | finds no driver | finds another driver |
 |---|---|---|
-| waits | drives for one receive, then looks whether it is done | *follows*: sleeps until it is done or nobody drives |
+| waits | drives for one receive, then looks whether it is done | *follows*: sleeps until it is done or none drives |
 | closes | drives for ever, so that nobody else does | wakes the driver, and drives for ever after it |
 
 Times. The left one must be shorter than the right one, by a few times where it can be:
@@ -103,9 +103,9 @@ class Client:
 
         Args:
             address: where the peer listens.
-            role: of this process.
-            peer: role and rank of the peer, as in ``server 1``; nobody else is talked to.
-            where: it is, for messages: ``on 10.0.0.2``.
+            role: role of this process.
+            peer: role and rank of the peer, as in ``server 1``; the channel opens to no other.
+            where: place of the peer, for messages: ``on 10.0.0.2``.
             bulk: it carries tensors.
         """
         name = f"{peer} {where}".strip()

@@ -9,9 +9,9 @@
 All three have a fixed size, so that a connection of a stranger holds less than 100 bytes. In a job without a key the
 messages have the same form, and prove nothing.
 
-Both sides must see the same :class:`Way`, which is Noise's prologue: who joins one connection with another, such as TCP
-with a unix socket of the listener's host, or with another listener of the job, ends the handshake. A unix socket leaves
-large frames to the kernel; only a side whose own socket is one accepts that.
+Both sides must see the same :class:`Way`, which is Noise's prologue: a relay that joins one connection with another,
+such as TCP with a unix socket of the listener's host, or with another listener of the job, ends the handshake. A unix
+socket leaves large frames to the kernel; only a side whose own socket is one accepts that.
 """
 
 from __future__ import annotations
@@ -66,16 +66,16 @@ class Way:
 
     @property
     def prologue(self) -> bytes:
-        """What the handshake binds."""
+        """The bytes that the handshake binds."""
         return b"\0".join([_PROTOCOL, b"unix" if self.is_unix else b"tcp", self.listener.encode()])
 
 
 @dataclass(frozen=True)
 class Agreed:
-    """What a handshake has brought.
+    """The outcome of a handshake.
 
     Attributes:
-        identity: of the initiator.
+        identity: the listener's name for the initiator.
         sending: protects records of this side.
         receiving: protects records of the other side.
         encrypts: large frames are protected too.
@@ -147,7 +147,7 @@ class Initiator:
 
 
 class Seen:
-    """The last HELLOs that held the key. A member sends none twice; a stranger can only repeat what it recorded."""
+    """The last HELLOs that held the key. A member sends none twice; a stranger can only repeat one that it recorded."""
 
     def __init__(self) -> None:
         self._hellos: dict[bytes, None] = {}
@@ -171,7 +171,7 @@ class Responder:
         encrypt: whether large frames must be protected, even if the initiator does not ask for it. Those of a unix
             socket never are.
         way: the connection, and who this is.
-        seen: of the listener.
+        seen: HELLOs that the listener has seen.
 
     Attributes:
         wanted: bytes that it waits for.
@@ -188,7 +188,7 @@ class Responder:
 
     @property
     def proved(self) -> bool:
-        """Whether somebody who held the key has made what came so far."""
+        """Whether a holder of the key has made the bytes so far."""
         return self._ciphers is not None
 
     def take(self, message: bytes) -> bytes:

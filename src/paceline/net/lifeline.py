@@ -89,7 +89,7 @@ class Lifeline:
     """Joins the job and stays in it.
 
     Args:
-        settings: of this process.
+        settings: settings of this process.
         hub: a transport of its own.
         address: where this process listens, if it is a server.
         on_change: called on the lifeline's thread when :attr:`failure` or :attr:`shutdown` has changed.
@@ -102,8 +102,8 @@ class Lifeline:
         shutdown: all workers have left.
         deaths: the members whose death ended the job.
         lost: the workers that have died, and that the job goes on without.
-        rank: of this process; -1 before it has joined.
-        members: of the job; empty before this process has joined.
+        rank: rank of this process; -1 before it has joined.
+        members: members of the job; empty before this process has joined.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """The handshake ``Noise_NNpsk0_25519_AESGCM_SHA256`` of the Noise Protocol Framework, revision 34.
 
-Both sides hold one secret, the job's key. Two messages give each connection fresh keys that nobody learns who records
-the traffic and gets the job's key later (forward secrecy).
+Both sides hold one secret, the job's key. Two messages give each connection fresh keys. Recorded traffic and the job's
+key, got later, do not reveal them (forward secrecy).
 
 | message | tokens | who reads it knows |
 |---|---|---|

@@ -7,7 +7,7 @@ owner, whose answer is the answer of the workers:
 |---|---|---|
 | open | the last push of its workers here arrives | complete: put with the sums that leave next |
 | complete | `flush`: all entries of the push are taken | sent: one message per owner and kind |
-| sent | the rule releases its workers | sent: nobody is answered before the owner has answered |
+| sent | the rule releases its workers | sent: no worker is answered before the owner has answered |
 | sent | a push behind it comes again | sent: the later request is answered instead of the first |
 | sent | the owner answers with values | written once to the known values; its workers are answered |
 | sent | the owner refuses, or its update fails | its workers get the owner's error, the values stay |
@@ -93,7 +93,7 @@ class ForwardStore(Sink):
     The values of a bucket are those of the owner's last answer.
 
     Args:
-        name: of the store.
+        name: name of the store.
         policy: the store's; bound and weighting are left to the owner.
         mean: merge to the mean over samples.
         local_merge: the ways of pushes.
@@ -124,7 +124,7 @@ class ForwardStore(Sink):
                 self.store.unpushed.leave(worker)  # nobody waits here for workers that push elsewhere
 
     def owners_for(self, worker: int) -> list[int]:
-        """Return the servers to which this one forwards what a worker pushes."""
+        """Return the servers to which this one forwards a worker's pushes."""
         return self._local_merge.forwarded_by(self._server, worker)
 
     # ---- setting up ------------------------------------------------------------------------------------------------

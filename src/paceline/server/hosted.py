@@ -52,7 +52,7 @@ class HostedStore:
         return not any(part.store.unpushed.live for part in self.parts)
 
     def close(self) -> None:
-        """Release the memory; nothing is pushed any more."""
+        """Release the memory; no push comes any more."""
         for part in self.parts:
             part.store.buckets.close()
         if self.forward is not None:

@@ -21,8 +21,8 @@ class Members:
     Attributes:
         workers: rank by connection.
         servers: rank by connection.
-        rank: of this server.
-        worker_hosts: by rank.
+        rank: rank of this server.
+        worker_hosts: host ids of the workers, by rank.
     """
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class Members:
             raise ProtocolError(f"worker {worker} offers memory of process {pid} of this host, which is not its own")
 
     def is_far(self, peer: bytes) -> bool:
-        """Tell whether what a member sends and gets crosses the network."""
+        """Tell whether a member's messages cross the network."""
         return peer in self.servers or self.worker_hosts[self.workers[peer]] != self._host_id
 
     def local_merge(self, units: Sequence[int]) -> LocalMerge:
@@ -101,8 +101,8 @@ class Asker:
     Args:
         peer: its connection.
         seq: number of the request.
-        rank: of the member in its role; -1 before it has said who it is.
-        members: of the job.
+        rank: rank of the member in its role; -1 before it has said who it is.
+        members: members of the job.
         send: sends an answer.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Sums what the workers of a cohort push, and compares the optimizer options that come with it."""
+"""Sums the pushes of a cohort's workers, and compares the optimizer options that come with them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Scratch:
         return torch.empty(numel, dtype=dtype)
 
     def give_back(self, lent: torch.Tensor) -> None:
-        """Take back what was lent; nobody uses it any more."""
+        """Take back a lent tensor, which is not in use any more."""
         self._free[lent.dtype].append(lent)
 
 
@@ -166,7 +166,7 @@ class _Sum:
 class Accumulator:
     """Sums the contributions of one cohort, host by host, and on each host in the order of ranks.
 
-    The fixed order makes the sum the same bit for bit, whatever the order of arrival, and wherever the sum over one
+    The fixed order makes the sum the same bit for bit, in any order of arrival, and wherever the sum over one
     host is made. Contributions are merged as early as the order allows, so that they need not be kept.
 
     Args:
@@ -245,7 +245,7 @@ class Accumulator:
             self._host.close()
 
     def _merge_rest(self) -> None:
-        """Merge what was held back, without the workers that it waited for."""
+        """Merge the contributions held back, without the workers that they waited for."""
         for host in [*self._expected, *([worker] for worker in sorted(self._held))]:
             for worker in host:
                 if worker in self._held:
@@ -279,7 +279,7 @@ class Accumulator:
         """Return the sum and the factor that makes it the gradient times a weight, or None, as :meth:`sum` does.
 
         Args:
-            weight: of the update.
+            weight: weight of the update.
             to_read: the values are only read; else they may be changed until :meth:`close`, unless the factor is 1.
         """
         found = self.sum()

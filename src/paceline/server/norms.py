@@ -55,7 +55,7 @@ class Question:
     error: Exception | None = None
 
     def take(self, norm: Norm, span: m.Span) -> None:
-        """Use what is known of a slot for a range that overlaps it, and answer if that was the last slot."""
+        """Use a slot's norm for a range that overlaps it, and answer if that was the last slot."""
         self.squares |= {one: square for one, square in norm.squares.items() if one.overlaps(span)}
         self.skipped, self.error = self.skipped or norm.skipped, self.error or norm.error
         self.end()
@@ -83,7 +83,7 @@ class Asked:
 
 @dataclass(eq=False)
 class Clipping:
-    """What a slot of a store that clips knows, by unit of workers."""
+    """The state of a slot in a store that clips, by unit of workers."""
 
     held: dict[int, HeldCohort] = field(default_factory=dict)
     norms: dict[int, Norm] = field(default_factory=dict)

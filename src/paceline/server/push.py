@@ -1,4 +1,4 @@
-"""Requests that push: checked as a whole before any part takes effect. And those that clip what was pushed."""
+"""Requests that push: checked as a whole before any part takes effect. And those that clip pushes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class WorkerPush(PushRequest):
         self._store, self._push = store, push
 
     def answer(self) -> None:
-        """Answer with what the worker wants."""
+        """Answer as the worker wants."""
         push, notes = self._push, self.notes or ()
         if push.want and push.rows:
             send_rows(self.asker, self._store, push.entries[0])

@@ -27,7 +27,7 @@ _RECENT, _MOST_OLD = 8, 256
 
 
 class RowAnswers(abc.ABC):
-    """What a bucket of one key answers to pushes of its rows.
+    """The answers of a bucket of one key to pushes of its rows.
 
     Attributes:
         stores_value: the bucket holds the key's value, which updates change.
@@ -58,8 +58,8 @@ class RowAnswers(abc.ABC):
 
         Args:
             worker: its rank.
-            version: that it reads.
-            values: of that version, [rows, elements of a row].
+            version: version that it reads.
+            values: values of that version, [rows, elements of a row].
         """
 
     def leave(self, worker: int) -> None:  # noqa: B027
@@ -189,12 +189,12 @@ def _table(bucket: Table) -> tuple[tuple[int, ...], int]:
 
 
 def answers_of(bucket: Table, kind: str, workers: Collection[int]) -> RowAnswers | None:
-    """Return what a new bucket answers to pushes of its rows.
+    """Return the answers of a new bucket to pushes of its rows.
 
     Args:
         bucket: the bucket.
-        kind: as in :class:`paceline.wire.messages.Init`.
-        workers: that read it.
+        kind: kind of the answers, as in :class:`paceline.wire.messages.Init`.
+        workers: workers that read it.
 
     Raises:
         ProtocolError: unknown kind, or the bucket is not one whole key with rows.

@@ -140,7 +140,7 @@ def set_residuals(table: KeyTable, states: Mapping[Key, Mapping[str, torch.Tenso
 
     Raises:
         KeyMismatchError: unknown key.
-        ValueError: a tensor has a wrong name, shape or dtype. Then nothing is changed.
+        ValueError: a tensor has a wrong name, shape or dtype. Then no residual is changed.
     """
     places = table.locate(list(states))
     for (key, state), (block, index) in zip(states.items(), places, strict=True):

@@ -1,4 +1,4 @@
-"""The stores of one worker: those that are open, and what is known of closed ones. Pure."""
+"""The stores of one worker: the open ones, and records of closed ones. Pure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from weakref import WeakValueDictionary
 
 
 class Store(Protocol):
-    """What the table calls."""
+    """The methods of a store that the table calls."""
 
     @property
     def name(self) -> str:
-        """What the servers call it."""
+        """The servers' name for it."""
 
     def pause(self) -> None:
         """Tell the servers that nobody shall wait for this worker's pushes until all workers have paused."""
@@ -48,7 +48,7 @@ class WorkerStores:
     def name_for(self, namespace: str) -> str:
         """Return the name of a new store of a namespace: after each close another one.
 
-        Workers do not close a store at the same moment. Who opens the namespace again must not meet the old store.
+        Workers do not close a store at the same moment. The next opener of the namespace must not meet the old store.
         """
         closed = self._times_closed.setdefault(namespace, 0)
         return f"{namespace}#{closed + 1}" if closed else namespace

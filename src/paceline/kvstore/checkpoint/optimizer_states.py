@@ -91,7 +91,7 @@ def set_residuals(store: KVStoreBase | None, own: TensorFile | None) -> None:
         own: this worker's own file of a checkpoint.
 
     Raises:
-        ValueError: the residuals are of another model. Then nothing is changed.
+        ValueError: the residuals are of another model. Then none is changed.
     """
     if store is None or not store.keeps_residuals:
         return
