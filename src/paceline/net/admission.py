@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 #: Connections that are strangers, and those that are proved, at the same time.
 MAX_HALF_OPEN = 256
 
-#: How long a handshake may take: two processes must run in turn, on busy machines too. The number of connections is
-#: what limits strangers.
+#: How long a handshake may take: two processes must run in turn, on busy machines too. The number of connections
+#: limits strangers.
 HANDSHAKE_S = 30.0
 
 #: Pause where a connection cannot be accepted and no half-open one can be dropped for it. The listening socket stays
@@ -111,7 +111,7 @@ class Gate:
         self._thread.start()
 
     def close(self) -> None:
-        """Accept nobody any more."""
+        """Accept no connection any more."""
         self._closed = True
         os.eventfd_write(self._wake_fd, 1)
         self._thread.join(_CLOSE_S)

@@ -82,7 +82,7 @@ class Listener(Protocol):
         """Send to a peer; dropped without a word when its connection is closed.
 
         Args:
-            peer: to whom.
+            peer: the receiver.
             frames: large ones are not copied, so they must stay unchanged.
             urgency: the message may overtake those to the same peer that wait with a higher number.
         """

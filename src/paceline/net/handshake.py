@@ -25,7 +25,7 @@ _MAGIC = b"PCL1"
 _KEYED, _KEYLESS, _WRONG_KEY, _WRONG_MODE = b"K", b"N", b"W", b"M"
 _PROTOCOL = b"paceline connection 1"
 
-#: Size of HELLO and WELCOME: who speaks, one byte of wishes, and what Noise adds.
+#: Size of HELLO and WELCOME: the protocol, the kind, one byte of wishes, and Noise's overhead.
 GREETING_BYTES = len(_MAGIC) + 1 + 1 + noise.OVERHEAD
 #: Most characters of an identity.
 MAX_IDENTITY_BYTES = 63
@@ -54,7 +54,7 @@ class HandshakeError(Exception):
 
 @dataclass(frozen=True)
 class Way:
-    """What both sides must know of their connection.
+    """The facts that both sides must know of their connection.
 
     Attributes:
         is_unix: this side's socket is a unix socket, which does not leave the host; else TCP.
@@ -98,7 +98,7 @@ class Initiator:
         psk: 32 bytes; empty for a job without a key.
         identity: the other side's name for this one.
         encrypt: whether large frames must be protected, unless the way is a unix socket.
-        way: the connection, and who is meant.
+        way: the connection, and the side that is meant.
     """
 
     def __init__(self, psk: bytes, identity: bytes, encrypt: bool, way: Way) -> None:
@@ -170,7 +170,7 @@ class Responder:
         psk: 32 bytes; empty for a job without a key.
         encrypt: whether large frames must be protected, even if the initiator does not ask for it. Those of a unix
             socket never are.
-        way: the connection, and who this is.
+        way: the connection, and this side's role and rank.
         seen: HELLOs that the listener has seen.
 
     Attributes:

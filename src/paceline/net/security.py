@@ -6,7 +6,7 @@
 | large frames (tensors) over TCP | AES-GCM | no protection | no protection |
 | large frames over unix sockets | the kernel | the kernel | the kernel |
 
-A unix socket joins processes of one user only, so that nobody else stands between them.
+A unix socket joins processes of one user only, so that no other user stands between them.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class Channel(Connection[int]):
         index: index of this channel, for the queue.
         address: address of the listener.
         identity: the listener's name for this side.
-        listener: its role and rank: nobody else is talked to.
+        listener: its role and rank; the channel opens to no other.
         security: the job's key.
         bulk: carries tensors.
         arrived: takes the messages that arrive.
@@ -111,7 +111,7 @@ class Channel(Connection[int]):
             try:
                 if self._connect_once():
                     pause_s = FIRST_RETRY_S
-            except OSError as error:  # nobody listens there now
+            except OSError as error:  # no process listens there now
                 self.is_deserted = isinstance(error, ConnectionRefusedError)
             except Exception:
                 # Thread border: without this thread the connection would never be made again.

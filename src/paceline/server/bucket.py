@@ -56,7 +56,7 @@ class PushRequest(abc.ABC):
 
     Attributes:
         known: the known ranges that the answer lists; None where it lists none.
-        absent: ranges of which the answer says that nobody had a gradient.
+        absent: ranges that the answer lists as without any gradient.
         notes: those that all slots have; None before the first slot is released.
     """
 
@@ -218,17 +218,17 @@ class StoredBucket:
         self.slots: Sequence[Slot] = self._slots.values
         """All slots, in order."""
         self.answers: RowAnswers | None = None
-        """What answers to pushes of rows bring; such a bucket is pushed and read as a whole."""
+        """Answers to pushes of rows; such a bucket is pushed and read as a whole."""
         self.arenas: dict[int, MappedArena] = {}
         """Shared memory of workers on this host."""
         self.snapshots: dict[int, torch.Tensor] = {}
-        """What each unit of readers knows, where that differs from the values: groups that run at different paces, and
-        all readers of a store that compresses pulls. A group of one worker sees the values as they are."""
+        """Known values of each unit of readers, where they differ from the values: groups that run at different paces,
+        and all readers of a store that compresses pulls. A group of one worker sees the values as they are."""
         self._is_coded = False
-        """Whether the store compresses pulls: then each unit has what it knows."""
+        """Whether the store compresses pulls: then each unit has known values."""
 
     def is_edge(self, position: int) -> bool:
-        """Tell whether a key, or what lies here of it, begins or ends at a position."""
+        """Tell whether a key, or its part here, begins or ends at a position."""
         return any(position in (one.start, one.start + one.length) for one in self.pieces)
 
     def slots_over(self, span: m.Span) -> Sequence[Slot]:

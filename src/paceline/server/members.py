@@ -57,7 +57,7 @@ class Members:
             raise ProtocolError(f"worker {claim.rank} was taken for dead; the others have gone on without it")
         if of_role is None or token != claim.token or not claim.token:
             raise ProtocolError(f"the claim to be {claim.role} {claim.rank} has the wrong token")
-        # A member has one connection: a new one replaces the last, so that nobody can open many.
+        # A member has one connection: a new one replaces the last, so that no member can open many.
         for other in [other for other, rank in of_role.items() if rank == claim.rank]:
             del of_role[other]
         of_role[peer] = claim.rank

@@ -73,19 +73,19 @@ class Contribution:
     borrowed: bool
     """The values lie in the worker's own memory."""
     unit: float | None = None
-    """Of a sum: values times this are the sum of gradients times their samples. None: ``samples``."""
+    """For a sum: values times this are the sum of gradients times their samples. None: ``samples``."""
     others: tuple[int, ...] = ()
-    """Of a sum: the workers behind it, except the one in whose name it is added."""
+    """Workers behind a sum, except the one in whose name it is added."""
     absent: Ranges = ()
     """Where there is no gradient; the values are zeros there."""
     skip: bool = False
     """The update must not be made; there are no values."""
     problem: str = ""
-    """Of a sum: why the pushes behind it cannot make one update."""
+    """Why the pushes behind a sum cannot make one update."""
     notes: Notes = ()
-    """What the workers behind it tell each other."""
+    """Notes that the workers behind it send each other."""
     inputs: Inputs = field(default_factory=dict)
-    """Of the workers behind it that have samples."""
+    """Inputs of the workers behind it that have samples."""
 
 
 class _Sum:
@@ -187,7 +187,7 @@ class Accumulator:
         self.shares: dict[int, float] = {}
         """Samples per worker that has pushed by itself."""
         self.inputs: dict[int, str | None] = {}
-        """Of the workers that have samples."""
+        """Inputs of the workers that have samples."""
         self.options: StepOptions | None = None
         self._options_of = 0
         self.skip = False
@@ -262,7 +262,7 @@ class Accumulator:
         return (f"do not weigh alike: {mixture}", "set optimizer.samples on every worker") if mixture else None
 
     def sum(self) -> tuple[torch.Tensor, float] | None:
-        """Return the sum and its unit, or None when nobody had a gradient; it may be used until :meth:`close`.
+        """Return the sum and its unit, or None when no worker had a gradient; it may be used until :meth:`close`.
 
         With a mean, sum times unit is the sum of gradients times their samples. It may be in a worker's memory.
         """

@@ -32,7 +32,7 @@ from paceline.server.members import Asker
 from paceline.server.store import BucketStore
 from paceline.wire import messages as m
 
-#: What a worker says on all its ways.
+#: Notices that a worker sends on all its ways.
 Notice: TypeAlias = m.Pause | m.Away | m.Leave
 
 

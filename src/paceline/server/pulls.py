@@ -1,9 +1,9 @@
-"""Requests that read values or set them outside of any round, and what answers to pushes and pulls bring.
+"""Requests that read values or set them outside of any round, and the answers to pushes and pulls.
 
 | request | the answer brings |
 |---|---|
 | a push that wants nothing, or whose values were written to shared memory | no frames |
-| a push or pull in a store that compresses pulls | what its worker knows now: differences, or values |
+| a push or pull in a store that compresses pulls | the worker's known values now: differences, or values |
 | any other push that wants values, a sum, a pull | values |
 | a push of rows that wants rows | rows |
 

@@ -30,8 +30,8 @@ from paceline.updaters import StepOptions, check_numbers
 from paceline.wire import messages as m
 
 Values: TypeAlias = torch.Tensor | Encoded | None
-"""Of an entry: flat [length of the entry], in the memory of the frame or of the worker; some rows (sparse); encoded;
-None: there is no gradient."""
+"""Values of an entry: flat [length of the entry], in the memory of the frame or of the worker; some rows (sparse);
+encoded; None: there is no gradient."""
 
 _options_decoder = msgspec.msgpack.Decoder(StepOptions)
 
@@ -225,7 +225,7 @@ def _check_sum(own: OwnStore, push: m.PushSum) -> list[StoredBucket]:
 
 
 def _pushes_of(push: m.PushSum, index: int) -> Sequence[Pushed]:
-    """Return what each worker has pushed of one entry of a sum, in the order of ranks."""
+    """Return the pushes behind one entry of a sum, in the order of ranks."""
     shares = sorted(push.shares, key=lambda share: share.worker)
     return [Pushed(one.worker, one.rounds[index], one.samples) for one in shares]
 

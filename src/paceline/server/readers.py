@@ -1,4 +1,4 @@
-"""What workers have read of a slot, and what an answer has to tell them.
+"""The readers of a slot: the versions that they have read, and the content of answers to them.
 
 The rule counts the version of a slot that a worker has read as a whole. Workers may read a slot part by part, key by
 key: then they have read it when all parts are read at one version. Until then it counts as not read, so that a push is
@@ -65,24 +65,24 @@ class Readers:
     """How far the readers of one slot have come."""
 
     parts: Parts = field(default_factory=Parts)
-    """What workers have read of the version of the rule, where that is not all."""
+    """Parts of the rule's version that workers have read, where these are not all."""
     absent: dict[int, Ranges] = field(default_factory=dict)
-    """By worker: for what, in the last update with its push, nobody had a gradient; empty: never yet."""
+    """By worker: ranges without any gradient in the last update with its push; empty: never yet."""
     notes: Notes = ()
-    """Of the pushes that made the last update, where each update is made of a push of every worker."""
+    """Notes of the pushes that made the last update, where each update is made of a push of every worker."""
 
     # The rest is used in a store that compresses pulls.
     versions: dict[int, int] = field(default_factory=dict)
-    """How often what a unit knows has moved."""
+    """How often a unit's known values have moved."""
     holds: dict[int, int] = field(default_factory=dict)
     """The version that a worker was told last."""
     told: Parts = field(default_factory=Parts)
-    """What workers were told of the version that their unit knows, where that is not all."""
+    """Parts of their unit's known version that workers were told, where these are not all."""
     states: dict[int, CodecState] = field(default_factory=dict)
-    """What the codec remembers, by unit."""
+    """State of the codec, by unit."""
 
     def within(self, start: int, stop: int) -> Readers:
-        """Return the readers of a part of a slot that is cut; what codecs remember is forgotten."""
+        """Return the readers of a part of a slot that is cut; the states of codecs are forgotten."""
         return Readers(
             self.parts.within(start, stop),
             {worker: within(absent, start, stop) for worker, absent in self.absent.items()},
@@ -185,7 +185,7 @@ class Readers:
             waiting: workers of the unit that are told of this move at once.
 
         Returns:
-            The encoded difference; None when nobody could use it, or nobody should: differences that are not finite are
+            The encoded difference; None when no worker could or should use it: differences that are not finite are
             for no codec, and those who train must see them. Then the unit knows the values as they are.
         """
         before = self.version(unit)

@@ -84,7 +84,7 @@ class MergedRows(RowAnswers):
         self._rows = gradient.indices()[0].contiguous(), (values if scale == 1.0 else values * scale).contiguous()
 
     def take(self, worker: int, version: int, values: torch.Tensor) -> Rows | None:
-        """Return the merged rows, the same for every worker; None: nobody had a gradient."""
+        """Return the merged rows, the same for every worker; None: no worker had a gradient."""
         return self._rows
 
 
@@ -134,7 +134,7 @@ class ChangedRows(RowAnswers):
         self._forget()
 
     def _shorten(self) -> None:
-        """Join what only slow readers still need; these get some rows once more than necessary."""
+        """Join the updates that only slow readers still need; these get some rows once more than necessary."""
         old = self._log[:-_RECENT]
         size = sum(self._height if rows is None else rows.numel() for _, rows in old)
         if len(old) > _MOST_OLD or size > 2 * self._height:

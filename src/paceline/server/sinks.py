@@ -46,7 +46,7 @@ class Sink(abc.ABC):
     def release(self, bucket: StoredBucket, slot: Slot, action: Release) -> None:
         """Answer workers, all of one unit, whose cohort the rule regards as applied; or do so later."""
 
-    def forget(self, bucket: StoredBucket, slot: Slot, worker: int) -> None:  # noqa: B027 - most wait for nobody
+    def forget(self, bucket: StoredBucket, slot: Slot, worker: int) -> None:  # noqa: B027 - most wait for no worker
         """Note that a worker leaves: wait for nothing that it would have sent."""
 
     def before_read(self, bucket: StoredBucket, worker: int, span: m.Span) -> None:  # noqa: B027

@@ -88,14 +88,14 @@ class BucketStore:
         shared: bool = False,
     ) -> None:
         self.name, self.policy, self.mean, self.sink = name, policy, mean, sink
-        # What weightings look at: updates of all slots.
+        # Updates of all slots, for weightings.
         self.unpushed = new_rule(policy, num_workers, Stats(store=Stats()))
         self.buckets = Buckets(name, shared)
         self.sums_in_float32 = False
         self.received_bytes = self.sent_bytes = 0
         self._hosts = list(hosts) or [""] * num_workers
         self._scratch = Scratch()
-        # With ``first`` a worker goes on at once, and may overwrite what is not summed yet.
+        # With ``first`` a worker goes on at once, and may overwrite values that are not summed yet.
         self._copies_borrowed = policy.merge == "first"
 
     @property

@@ -1,4 +1,4 @@
-"""What one worker sets and reads for whole keys, between rounds: values, the optimizer's state, residuals, counters."""
+"""Access of one worker to whole keys, between rounds: values, the optimizer's state, residuals, counters."""
 
 from __future__ import annotations
 

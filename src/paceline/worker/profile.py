@@ -39,10 +39,10 @@ class RoundTimes:
         self.rounds = 0
         """Rounds that were measured."""
         self._last: tuple[WorkerRound, ...] = ()
-        """The last rounds. What they show is worked out when it is asked for, not with every push."""
+        """The last rounds. Their statistics are worked out on request, not with every push."""
         self._all: list[WorkerRound] | None = [] if keep else None
         self.samples = 1.0
-        """Of the largest batch so far."""
+        """Samples of the largest batch so far."""
 
     def push(self, round: int, waited_s: float, samples: float = 1.0) -> None:
         """Note a push of a round; only the first one counts.

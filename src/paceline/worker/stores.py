@@ -14,10 +14,10 @@ class Store(Protocol):
         """The servers' name for it."""
 
     def pause(self) -> None:
-        """Tell the servers that nobody shall wait for this worker's pushes until all workers have paused."""
+        """Tell the servers that no worker shall wait for this worker's pushes until all workers have paused."""
 
     def go_away(self) -> None:
-        """Tell the servers that nobody shall wait for this worker's pushes until it comes back."""
+        """Tell the servers that no worker shall wait for this worker's pushes until it comes back."""
 
     def come_back(self) -> None:
         """Tell the servers that others in this worker's phase wait for its pushes again."""
@@ -41,7 +41,7 @@ class WorkerStores:
         self.phase = 0
         self._open: list[Store] = []
         self.closed: WeakValueDictionary[str, Store] = WeakValueDictionary()
-        """Closed stores, by name, that somebody still holds: nobody else can send requests on them."""
+        """Closed stores, by name, that the process still holds: only their holders can send requests on them."""
         self._times_closed: dict[str, int] = {}
         """By namespace that the user has named."""
 
@@ -78,7 +78,7 @@ class WorkerStores:
             store.pause()
 
     def go_away(self) -> None:
-        """Tell the servers of all open stores that nobody shall wait for this worker."""
+        """Tell the servers of all open stores that no worker shall wait for this worker."""
         for store in list(self._open):
             store.go_away()
 

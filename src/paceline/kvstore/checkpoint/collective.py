@@ -274,7 +274,7 @@ def _remove(path: str | os.PathLike[str], names: set[str]) -> None:
 def _remove_leftovers(path: str | os.PathLike[str], kind: str, rank: int, workers: int, names: set[str]) -> None:
     """Remove files that a killed save of this path has left: those of this rank, or of ranks beyond the last worker's.
 
-    Nobody else writes files of this rank and path meanwhile. A copy of the common file may list such files too.
+    No other process writes files of this rank and path meanwhile. A copy of the common file may list such files too.
     """
     common = Path(os.path.realpath(path))
     form = re.compile(re.escape(f"{common.name}.rank") + r"(\d+)\.[0-9a-f]{8}")
