@@ -84,8 +84,8 @@ class Gate:
     """Accepts connections on listening sockets.
 
     Args:
-        sockets: that listen; closed by :meth:`close`.
-        respond: makes a responder; told whether the connection is a unix socket.
+        sockets: listening sockets; closed by :meth:`close`.
+        respond: function that makes a responder; told whether the connection is a unix socket.
         admit: called on the gate's thread with each member's connection, in blocking mode, and the agreement.
     """
 

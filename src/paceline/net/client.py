@@ -102,7 +102,7 @@ class Client:
         """Open a connection; returns its channel. No other thread may use the client meanwhile.
 
         Args:
-            address: where the peer listens.
+            address: address of the peer's listener.
             role: role of this process.
             peer: role and rank of the peer, as in ``server 1``; the channel opens to no other.
             where: place of the peer, for messages: ``on 10.0.0.2``.

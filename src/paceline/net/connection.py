@@ -191,7 +191,7 @@ class Connection(Generic[Source]):
     Args:
         name: name of its threads.
         source: the queue's name for the peer.
-        arrived: takes the messages that arrive.
+        arrived: function that takes the messages that arrive.
         keeps: messages wait for a connection; else they are dropped without one.
 
     Attributes:

@@ -91,7 +91,7 @@ class Lifeline:
     Args:
         settings: settings of this process.
         hub: a transport of its own.
-        address: where this process listens, if it is a server.
+        address: address of this process's listener, if it is a server.
         on_change: called on the lifeline's thread when :attr:`failure` or :attr:`shutdown` has changed.
         pace: returns how long this worker computes in a step; called on the lifeline's thread.
         speed: elements that this process sums and applies in a second, if it is a server; 0: not measured.

@@ -188,7 +188,7 @@ class RecordReceiver:
     Args:
         cipher: cipher of this direction.
         encrypts: tensors are protected too.
-        intake: where bytes come from.
+        intake: source of the bytes.
     """
 
     def __init__(self, cipher: Cipher, encrypts: bool, intake: Intake) -> None:

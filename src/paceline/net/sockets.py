@@ -62,10 +62,10 @@ class Channel(Connection[int]):
         index: index of this channel, for the queue.
         address: address of the listener.
         identity: the listener's name for this side.
-        listener: its role and rank; the channel opens to no other.
+        listener: role and rank of the listener; the channel opens to no other.
         security: the job's key.
         bulk: carries tensors.
-        arrived: takes the messages that arrive.
+        arrived: function that takes the messages that arrive.
 
     Attributes:
         host: watches the listener's host; None before the first connection.
@@ -242,7 +242,7 @@ class SocketListener(ReceivedQueue[bytes]):
     """Many peers' connections.
 
     Args:
-        addresses: where to listen: ``tcp://10.0.0.1:*``, ``ipc://@name``.
+        addresses: addresses to listen at: ``tcp://10.0.0.1:*``, ``ipc://@name``.
         security: the job's key.
         name: role and rank of this process, as in ``server 1``. None: not known yet; a peer that connects waits until
             :meth:`serve_as` tells it.

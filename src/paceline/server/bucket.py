@@ -48,8 +48,8 @@ class PushRequest(abc.ABC):
     timeout), and a `waits` that is missing (the answer is sent before all updates are made).
 
     Args:
-        asker: gets the answer.
-        worker: whose push it is; of a sum, the first worker behind it.
+        asker: the member that gets the answer.
+        worker: worker that pushes; of a sum, the first worker behind it.
         want: the answer brings new values.
         shared: the values are written to the worker's memory.
         knows: the answer lists the ranges that the worker knows after it, because the store compresses pulls.
@@ -196,7 +196,7 @@ class StoredBucket:
 
     Args:
         values: flat, owned by the bucket.
-        pieces: which keys lie where.
+        pieces: places of the keys.
         rule: rule of the whole bucket, at its start.
         updater: updater of the whole bucket.
         place: number of its block, and its index there.
@@ -273,7 +273,7 @@ class StoredBucket:
         """Let a worker that has changed its unit read the values as they are now, and forget units without workers.
 
         Args:
-            worker: its unit has changed.
+            worker: worker whose unit has changed.
             units: as they are now.
         """
         unit = units.of[worker]
@@ -287,7 +287,7 @@ class StoredBucket:
         """Leave the memory to the values that the one unit of readers knows, and go on with values elsewhere.
 
         Args:
-            make: makes an updater of new values; it gets the state of the one before.
+            make: function that makes an updater of new values; it gets the state of the one before.
         """
         unit = self.slots[0].rule.unit[0]
         if unit in self.snapshots:

@@ -99,7 +99,7 @@ class ForwardStore(Sink):
         local_merge: the ways of pushes.
         server: rank of this server.
         share: keep values in shared memory where workers may map them.
-        ask: sends a request to another server.
+        ask: function that sends a request to another server.
 
     Raises:
         ValueError: the policy sums nothing over workers.
@@ -254,7 +254,7 @@ def _checked(sums: Sequence[Sum], body: m.Body, frames: Frames) -> tuple[m.Value
     """Return the owner's answer to sums, and the new values, each flat [length of its span].
 
     Raises:
-        Exception: that the owner answered with.
+        Exception: the error that the owner answered with.
         ProtocolError: the answer does not fit the sums.
     """
     owner = sums[0].owner

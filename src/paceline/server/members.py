@@ -99,11 +99,11 @@ class Asker:
     """The member that waits for the answer to one request, and gets one: later ones are not sent.
 
     Args:
-        peer: its connection.
+        peer: the member's connection.
         seq: number of the request.
         rank: rank of the member in its role; -1 before it has said who it is.
         members: members of the job.
-        send: sends an answer.
+        send: function that sends an answer.
 
     Attributes:
         is_answered: an answer was given; it may be the error of a request that could be carried out only in part.
@@ -125,7 +125,7 @@ class Asker:
 
         Args:
             body: the answer.
-            make_frames: makes its frames.
+            make_frames: function that makes its frames.
             urgency: the answer may overtake waiting ones with a higher number; None: neither overtakes the other.
         """
         if not self.is_answered:

@@ -128,8 +128,8 @@ def _apply_here(hosted: HostedStore, worker: int, body: Notice, direct: bool) ->
 
     Args:
         hosted: the store.
-        worker: its rank.
-        body: its notice.
+        worker: rank of the worker.
+        body: notice of the worker.
         direct: it says so itself, and not through a server that forwards.
     """
     hosted.notices[type(body), worker, direct] += 1

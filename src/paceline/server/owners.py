@@ -33,7 +33,7 @@ class OwnerClient:
         """Send a request; requests to one server arrive there in the order of asking.
 
         Args:
-            server: its rank.
+            server: rank of the server.
             body: the request.
             frames: payload; unchanged until the answer.
             on_answer: called by :meth:`poll` with the answer, which may be a failure.

@@ -49,8 +49,8 @@ class Server:
 
     Args:
         settings: settings of the server.
-        listener: where workers connect.
-        lifeline: its membership; it has joined the job.
+        listener: listener to which workers connect.
+        lifeline: the server's membership; it has joined the job.
         hub: a transport to other servers.
     """
 

@@ -51,7 +51,7 @@ class WorkerPush(PushRequest):
 
     Args:
         asker: the worker.
-        store: takes it.
+        store: the store that takes the push.
         push: the message.
         knows: as in :class:`PushRequest`.
     """
@@ -78,7 +78,7 @@ class SumPush(PushRequest):
 
     Args:
         asker: the server.
-        store: takes it.
+        store: the store that takes the sum.
         push: the message.
     """
 

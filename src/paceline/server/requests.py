@@ -69,8 +69,8 @@ class RequestHandler:
 
     Args:
         settings: settings of the server.
-        answer: sends an answer.
-        ask: sends a request to another server.
+        answer: function that sends an answer.
+        ask: function that sends a request to another server.
         members: members of the job, who may be admitted later.
 
     Attributes:

@@ -40,7 +40,7 @@ class RowAnswers(abc.ABC):
         """Note an update.
 
         Args:
-            version: after it.
+            version: version after the update.
             gradient: merged: row-sparse and coalesced, or flat.
             scale: factor that makes it the gradient.
             only_rows: the update touched nothing but the gradient's rows.
@@ -57,7 +57,7 @@ class RowAnswers(abc.ABC):
         """Return the rows that a worker, which reads now, lacks.
 
         Args:
-            worker: its rank.
+            worker: rank of the worker.
             version: version that it reads.
             values: values of that version, [rows, elements of a row].
         """
@@ -93,7 +93,7 @@ class ChangedRows(RowAnswers):
 
     Args:
         height: rows of the value.
-        workers: that read; all of them know version 0.
+        workers: workers that read; all of them know version 0.
     """
 
     stores_value = True

@@ -66,7 +66,7 @@ class BucketStore:
         policy: merge, bound, weighting and age limit.
         mean: merge to the mean over samples instead of the sum.
         num_workers: number of the job's workers.
-        sink: gets complete cohorts.
+        sink: the sink that gets complete cohorts.
         hosts: hosts of the workers, by rank: sums are made host by host; empty: all on one.
         shared: keep values in shared memory, so that workers of this host can map them.
 

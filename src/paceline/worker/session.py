@@ -46,7 +46,7 @@ class Session:
 
     Args:
         settings: settings of this worker.
-        make_hub: makes a transport.
+        make_hub: function that makes a transport.
 
     Raises:
         AuthenticationError: the scheduler or a server does not admit this process.
@@ -302,7 +302,7 @@ class Session:
 
         Args:
             name: name of the barrier.
-            store: whose barrier it is; empty: the job's.
+            store: store of the barrier; empty: the job's.
             pauses: whether the servers know that this worker pauses.
 
         Returns:

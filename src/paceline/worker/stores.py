@@ -34,7 +34,7 @@ class WorkerStores:
     """The stores of one worker, by the names that the servers know.
 
     Attributes:
-        phase: that this worker has come back in last; a store that opens later begins with it.
+        phase: phase in which this worker has come back last; a store that opens later begins with it.
     """
 
     def __init__(self) -> None:

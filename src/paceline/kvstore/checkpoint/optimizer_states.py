@@ -33,7 +33,7 @@ def save(
     Args:
         store: the store that has the codec; None: there is no codec.
         fname: path of the file.
-        states: returns the optimizer's state by key.
+        states: function that returns the optimizer's state by key.
         **manifest: plain data that describe the optimizer.
 
     Raises:
