@@ -12,7 +12,7 @@ Moments = tuple[torch.Tensor, torch.Tensor, "int | torch.Tensor"]
 class JoinedBatchNorm(_BatchNorm):
     """Normalises its part with the statistics of the whole batch, which a subclass finds. Parts may be unlike.
 
-    Input: ``(N, C)`` or ``(N, C, *)``. In ``eval``, and where nobody else has a part, it is ``torch.nn.BatchNorm2d``.
+    Input: ``(N, C)`` or ``(N, C, *)``. In ``eval``, and where no other has a part, it is ``torch.nn.BatchNorm2d``.
     """
 
     def joined_moments(self, input: torch.Tensor) -> Moments | None:

@@ -29,7 +29,7 @@ def absent(module: str, name: str, known: Iterable[str], instead: Mapping[str, s
         module: its name.
         name: the name that it does not have.
         known: the names that it has.
-        instead: what to use for names that other libraries have in its place.
+        instead: replacements for names that other libraries have in its place.
     """
     way_out = f"; use {instead[name]}" if instead and name in instead else suggestion(name, known)
     return AttributeError(f"module {module!r} has no attribute {name!r}{way_out}")

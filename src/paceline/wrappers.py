@@ -1,7 +1,7 @@
 """Wrappers of models that merge gradients by themselves, as DistributedDataParallel does: paceline refuses them.
 
 Accelerate, the Trainer of Hugging Face and scripts such as nanoGPT's start their own DDP where they see ``RANK`` and
-``WORLD_SIZE``. Then both merge the same gradients, and whoever writes last wins.
+``WORLD_SIZE``. Then both merge the same gradients, and the last writer wins.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class CodecState:
         """Copy saved tensors back.
 
         Raises:
-            ValueError: names, shapes or dtypes differ from :meth:`state_tensors`; nothing is changed then.
+            ValueError: names, shapes or dtypes differ from :meth:`state_tensors`; no state is changed then.
         """
         own = self.state_tensors()
         if own.keys() != tensors.keys():
@@ -114,7 +114,7 @@ class Codec(abc.ABC):
         Args:
             grad: flat contiguous CPU tensor, float32, float16 or bfloat16. Never changed.
             state: from :meth:`new_state`, for this bucket. Updated in place.
-            round: which push of the bucket this is.
+            round: number of this push of the bucket.
             seed: the same on every worker; with ``round`` it determines all random choices.
 
         Returns:

@@ -127,7 +127,7 @@ class OneBit(PackedCodec):
 
 @functools.lru_cache(maxsize=64)
 def byte_table(values: tuple[float, ...], bits: int) -> Floats:
-    """Return what each byte stands for.
+    """Return the values of each byte.
 
     Args:
         values: the value of each code of ``bits`` bits.

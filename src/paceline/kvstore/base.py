@@ -198,7 +198,7 @@ class KVStore(KVStoreBase):
     def set_updater(self, updater: Updater) -> None: ...
 
     def set_updater(self, updater: str | Updater, **options: Any) -> None:
-        """Set what a push does to the stored value: a registered name (``assign``, ``add``, ``test``) or a callable
+        """Set how a push changes the stored value: a registered name (``assign``, ``add``, ``test``) or a callable
         ``updater(key, merged, stored)`` that works in place (callables only if the store is in this process).
         """
         raise self._lacks("set_updater")

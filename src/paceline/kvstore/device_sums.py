@@ -73,7 +73,7 @@ class DeviceSums:
         """Set states that :meth:`codec_states` returned. All other state is reset.
 
         Raises:
-            ValueError: the states are of another codec. Then nothing is changed.
+            ValueError: the states are of another codec. Then no state is changed.
         """
         grouped: dict[tuple[Key, int], dict[str, torch.Tensor]] = {}
         for key, tensors in states.items():

@@ -250,7 +250,7 @@ class InProcessStore(KVStore):
     def set_gradient_compression(self, compression_params: Compression) -> None:
         """See :meth:`KVStore.set_gradient_compression`. Row-sparse and integer values are not compressed.
 
-        Each device's push is encoded and decoded before it is summed. Nothing is sent here, so there is no pull leg.
+        Each device's push is encoded and decoded before it is summed. No data is sent here, so there is no pull leg.
 
         Raises:
             ValueError: unknown type or parameters, the pull leg, or values were pushed already.
@@ -289,7 +289,7 @@ class InProcessStore(KVStore):
         """See :meth:`KVStore.set_optimizer_states`. Keys may be initialised later.
 
         Raises:
-            ValueError: the states are of keys with other shapes. Then nothing is changed.
+            ValueError: the states are of keys with other shapes. Then no state is changed.
         """
         given = {key: dict(state) for key, state in checked_table(states).items()}
         self._check_states(given)
@@ -320,7 +320,7 @@ class InProcessStore(KVStore):
         """See :meth:`KVStore.load_optimizer_states`. Keys may be initialised later.
 
         Raises:
-            ValueError: the states are of another optimizer, or of keys with other shapes. Then nothing is changed.
+            ValueError: the states are of another optimizer, or of keys with other shapes. Then no state changes.
         """
         states, own = state_files.load(self, fname, True, self._need_optimizer("load").name)
         assert states is not None, "this process is worker 0"

@@ -1,4 +1,4 @@
-"""Weights that a worker holds, and what can be read of them when the job has failed.
+"""Weights that a worker holds, and how to read them when the job has failed.
 
 | state               | event                                           | next state              |
 |---------------------|-------------------------------------------------|-------------------------|

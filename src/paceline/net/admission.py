@@ -1,4 +1,4 @@
-"""Who may open a connection: a thread that accepts, and lets nobody hold much before he has proved to be a member.
+"""Admission of connections: a thread accepts them; a peer holds little before it has proved to be a member.
 
 | state | holds | leaves it when |
 |---|---|---|
@@ -7,8 +7,8 @@
 | member | its messages | it leaves |
 
 A member's first bytes come right behind its connection, so it is a stranger for microseconds. However many strangers
-connect, they replace each other and not members. Who repeats a member's HELLO is refused; one that is so old that it is
-forgotten can be *proved*, but never a member.
+connect, they replace each other and not members. A repeated HELLO of a member is refused; if it is so old that it is
+forgotten, its sender can be *proved*, but never a member.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 #: Connections that are strangers, and those that are proved, at the same time.
 MAX_HALF_OPEN = 256
 
-#: How long a handshake may take: two processes must run in turn, on busy machines too. The number of connections is
-#: what limits strangers.
+#: How long a handshake may take: two processes must run in turn, on busy machines too. The number of connections
+#: limits strangers.
 HANDSHAKE_S = 30.0
 
 #: Pause where a connection cannot be accepted and no half-open one can be dropped for it. The listening socket stays
@@ -84,8 +84,8 @@ class Gate:
     """Accepts connections on listening sockets.
 
     Args:
-        sockets: that listen; closed by :meth:`close`.
-        respond: makes a responder; told whether the connection is a unix socket.
+        sockets: listening sockets; closed by :meth:`close`.
+        respond: function that makes a responder; told whether the connection is a unix socket.
         admit: called on the gate's thread with each member's connection, in blocking mode, and the agreement.
     """
 
@@ -111,7 +111,7 @@ class Gate:
         self._thread.start()
 
     def close(self) -> None:
-        """Accept nobody any more."""
+        """Accept no connection any more."""
         self._closed = True
         os.eventfd_write(self._wake_fd, 1)
         self._thread.join(_CLOSE_S)

@@ -1,7 +1,7 @@
 """Protection of records: AES-256-GCM with one key per connection and direction, and a counter as nonce.
 
 A record that was changed, repeated, left out or moved does not open: its nonce is its place in the sequence, and its
-associated data say which part of which message it is. What does not open ends the connection; the next one has fresh
+associated data say which part of which message it is. Such a record ends the connection; the next one has fresh
 keys.
 """
 
@@ -91,7 +91,7 @@ def seal_value(key: bytes, value: bytes, purpose: bytes) -> bytes:
     Args:
         key: 32 bytes, for values alone.
         value: not to be read by others.
-        purpose: what it is. A value that was sealed for another purpose does not open.
+        purpose: use of the value. A value that was sealed for another purpose does not open.
     """
     nonce = os.urandom(12)
     return nonce + AESGCM(key).encrypt(nonce, value, purpose)
@@ -101,7 +101,7 @@ def open_value(key: bytes, sealed: bytes, purpose: bytes) -> bytes:
     """Return a value that :func:`seal_value` has sealed.
 
     Raises:
-        TamperedError: nobody who holds the key has made it for this purpose.
+        TamperedError: no holder of the key has made it for this purpose.
     """
     try:
         return AESGCM(key).decrypt(sealed[:12], sealed[12:], purpose)

@@ -1,10 +1,10 @@
 """The interface of a transport: a hub asks many listeners, a listener answers many hubs.
 
-What a transport promises, and no more:
+A transport promises this, and no more:
 
 - A message arrives whole or not at all.
 - Messages of one channel arrive in the order of sending, but for answers with an ``urgency``.
-- While a connection stays open nothing is lost. What was on its way when it closed may be lost, and is not repeated.
+- An open connection loses no message. Messages on their way when it closes may be lost, and are not repeated.
 
 :mod:`paceline.net.call` makes exactly-once requests of that.
 """
@@ -54,7 +54,7 @@ def check_memory(frames: Frames, what: str) -> None:
 class Damaged:
     """Counts messages that change nothing, because they cannot be read or must not be sent.
 
-    Such a message is treated as if it had been lost: whoever needs an answer asks again.
+    Such a message is treated as if it had been lost: a peer that needs an answer asks again.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class Listener(Protocol):
         """Send to a peer; dropped without a word when its connection is closed.
 
         Args:
-            peer: to whom.
+            peer: the receiver.
             frames: large ones are not copied, so they must stay unchanged.
             urgency: the message may overtake those to the same peer that wait with a higher number.
         """
@@ -110,9 +110,9 @@ class Hub(Protocol):
         """Open a channel; returns its index, counted from 0.
 
         Args:
-            address: of the listener.
+            address: address of the listener.
             identity: the listener's name for this peer.
-            listener: who is meant, by role and rank, as in ``server 1``; nobody else is talked to.
+            listener: role and rank of the listener, as in ``server 1``; the channel opens to no other.
             bulk: the channel carries tensors.
         """
 
@@ -129,7 +129,7 @@ class Hub(Protocol):
         """Return the seconds since the kernel of the listener's host was heard; None where that is not known."""
 
     def is_deserted(self, channel: int) -> bool:
-        """Return whether the kernel of the listener's host says that nobody listens there any more."""
+        """Return whether the kernel of the listener's host says that no process listens there any more."""
 
     def reopened(self) -> list[int]:
         """Return channels that have closed and connected again since the last call. Messages may be lost."""

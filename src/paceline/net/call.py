@@ -79,7 +79,7 @@ class Call:
         on_failed: called with a failure.
 
     Attributes:
-        channel: of the hub; -1 until a client has the call.
+        channel: index of the hub's channel; -1 until a client has the call.
         seq: the number of the request; 0 until it has one.
         done: the answer has come and the callback has returned.
         body: the answer, unless it is a failure.
@@ -128,8 +128,8 @@ class Call:
         except Exception as error:  # noqa: BLE001 - thread border: the thread that waits for the call raises it
             self._crash(error)
         except BaseException as error:
-            # Thread border: KeyboardInterrupt belongs to this thread. Who waits for the call learns that data may be
-            # incomplete.
+            # Thread border: KeyboardInterrupt belongs to this thread. A thread that waits for the call learns that
+            # data may be incomplete.
             self._crash(PacelineError(f"{self.what} at {self.whom}: {type(error).__name__} while its answer was used"))
             raise
         finally:
@@ -161,7 +161,7 @@ class ChannelRequests:
     Methods return the messages to be sent, in order. The caller owns the lock, the clock and the transport.
 
     Args:
-        channel: of the hub.
+        channel: index of the hub's channel.
         name: the peer, for messages: ``server 1 on 10.0.0.2``.
     """
 
@@ -199,7 +199,7 @@ class ChannelRequests:
         return [asked.call for asked in held if asked.call is not None]
 
     def answer(self, seq: int) -> Call | None:
-        """Note an answer; returns the call, or None when it is a repeat or nobody asked."""
+        """Note an answer; returns the call, or None when it is a repeat or no call asked."""
         asked = self._outbox.content(seq)
         self._outbox.answer(seq)
         return None if asked is None else asked.call

@@ -8,8 +8,8 @@ which answers arrive. The mutex is not held while it waits or while callbacks ru
 
 | a thread that waits | finds no driver | finds another driver |
 |---|---|---|
-| waits | drives for one receive, then looks whether it is done | *follows*: sleeps until it is done or nobody drives |
-| closes | drives for ever, so that nobody else does | wakes the driver, and drives for ever after it |
+| waits | drives for one receive, then looks whether it is done | *follows*: sleeps until it is done or none drives |
+| closes | drives for ever, so that no other does | wakes the driver, and drives for ever after it |
 
 Times. The left one must be shorter than the right one, by a few times where it can be:
 
@@ -62,7 +62,7 @@ class Client:
 
     Args:
         hub: the transport; the client's own.
-        on_news: called with messages that nobody asked for, as callbacks of calls are.
+        on_news: called with messages that no call asked for, as callbacks of calls are.
         check: called again and again by every wait; raises when there is nothing to wait for any more.
         clock: seconds; another one in tests.
 
@@ -83,7 +83,7 @@ class Client:
         self._mutex = threading.Lock()
         """Guards the channels, the order in which messages leave, and the right to drive."""
         self._changed = threading.Condition(self._mutex)
-        """Notified when nobody drives any more."""
+        """Notified when no thread drives any more."""
         self._followers = 0
         self._driver: int | None = None
         """The thread that drives."""
@@ -102,10 +102,10 @@ class Client:
         """Open a connection; returns its channel. No other thread may use the client meanwhile.
 
         Args:
-            address: where the peer listens.
-            role: of this process.
-            peer: role and rank of the peer, as in ``server 1``; nobody else is talked to.
-            where: it is, for messages: ``on 10.0.0.2``.
+            address: address of the peer's listener.
+            role: role of this process.
+            peer: role and rank of the peer, as in ``server 1``; the channel opens to no other.
+            where: place of the peer, for messages: ``on 10.0.0.2``.
             bulk: it carries tensors.
         """
         name = f"{peer} {where}".strip()
@@ -128,7 +128,7 @@ class Client:
         """Send a request, and do not wait. Requests to one peer arrive there in the order of asking.
 
         Args:
-            channel: to whom.
+            channel: index of the receiver's channel.
             body: the request.
             what: the request, for messages: ``push of round 3``.
             frames: payload; unchanged until the answer.
@@ -207,7 +207,7 @@ class Client:
 
         Raises:
             PacelineError: the client is closed.
-            Exception: that of a callback, since nobody may wait for its call; of several, the first.
+            Exception: that of a callback, since perhaps no thread waits for its call; of several, the first.
         """
         for error in self._turn(timeout_s):
             raise error

@@ -80,7 +80,7 @@ traffic = WireTraffic()
 class Outgoing(Generic[Item]):
     """A priority queue: the lowest number is sent first, after Jayarajan et al. 2019 (P3) and Peng et al. 2019.
 
-    Items without a number keep their place: they overtake nothing, and nothing overtakes them.
+    Items without a number keep their place: they overtake no item, and no item overtakes them.
     """
 
     def __init__(self) -> None:
@@ -189,9 +189,9 @@ class Connection(Generic[Source]):
     """One end of a way to a peer, which may be connected several times in a row.
 
     Args:
-        name: of its threads.
+        name: name of its threads.
         source: the queue's name for the peer.
-        arrived: takes the messages that arrive.
+        arrived: function that takes the messages that arrive.
         keeps: messages wait for a connection; else they are dropped without one.
 
     Attributes:
@@ -235,7 +235,7 @@ class Connection(Generic[Source]):
             self._go_on()
 
     def read(self, sock: socket.socket, agreed: Agreed, whom: str) -> None:
-        """Read messages until the connection ends; then nothing is sent over it any more, and it may be closed."""
+        """Read messages until the connection ends; then it sends no more, and may be closed."""
         reader = RecordReceiver(agreed.receiving, agreed.encrypts, Intake(sock))
         is_network, room = sock.family != socket.AF_UNIX, self._room
         try:

@@ -2,8 +2,8 @@
 
 Addresses are ``tcp://host:port``, and ``ipc://@name`` for abstract unix sockets of this host.
 
-The kernels of two connected hosts talk without any process: each acknowledges what the other one sends. With keepalive
-they do so once in a second also while nobody sends. So a host that was not heard is down or unreachable, whatever its
+The kernels of two connected hosts talk without any process: each acknowledges the other's packets. With keepalive they
+do so once in a second also without messages. So a host that was not heard is down or unreachable, whatever its
 processes do; and a silent process on a host that was heard is stalled or stopped.
 
 | time | must exceed |
@@ -13,7 +13,7 @@ processes do; and a silent process on a host that was heard is stalled or stoppe
 | :data:`CONTROL_TIMEOUT_S` | any ``heartbeat_timeout_s``: membership decides who is dead, not the kernel |
 | a request's ``timeout_s`` | :data:`BULK_TIMEOUT_S`, so that it is sent again over a new connection |
 
-On systems other than Linux nothing is known.
+This knowledge exists on Linux only.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def dial(address: str) -> socket.socket:
     """Return a socket that is connected to a listening one, with a time limit for the next steps.
 
     Raises:
-        OSError: nobody listens there.
+        OSError: no process listens there.
     """
     if not address.startswith("tcp:"):
         return _connected(socket.AF_UNIX, _unix_name(address))
@@ -131,7 +131,7 @@ def tune(sock: socket.socket, bulk: bool) -> None:
     """Have messages leave at once, and have the kernel watch the other host.
 
     Args:
-        sock: connected; nothing happens to unix sockets.
+        sock: connected socket; unix sockets stay as they are.
         bulk: carries tensors.
     """
     if sock.family == socket.AF_UNIX:

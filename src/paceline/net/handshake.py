@@ -9,9 +9,9 @@
 All three have a fixed size, so that a connection of a stranger holds less than 100 bytes. In a job without a key the
 messages have the same form, and prove nothing.
 
-Both sides must see the same :class:`Way`, which is Noise's prologue: who joins one connection with another, such as TCP
-with a unix socket of the listener's host, or with another listener of the job, ends the handshake. A unix socket leaves
-large frames to the kernel; only a side whose own socket is one accepts that.
+Both sides must see the same :class:`Way`, which is Noise's prologue: a relay that joins one connection with another,
+such as TCP with a unix socket of the listener's host, or with another listener of the job, ends the handshake. A unix
+socket leaves large frames to the kernel; only a side whose own socket is one accepts that.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MAGIC = b"PCL1"
 _KEYED, _KEYLESS, _WRONG_KEY, _WRONG_MODE = b"K", b"N", b"W", b"M"
 _PROTOCOL = b"paceline connection 1"
 
-#: Size of HELLO and WELCOME: who speaks, one byte of wishes, and what Noise adds.
+#: Size of HELLO and WELCOME: the protocol, the kind, one byte of wishes, and Noise's overhead.
 GREETING_BYTES = len(_MAGIC) + 1 + 1 + noise.OVERHEAD
 #: Most characters of an identity.
 MAX_IDENTITY_BYTES = 63
@@ -54,7 +54,7 @@ class HandshakeError(Exception):
 
 @dataclass(frozen=True)
 class Way:
-    """What both sides must know of their connection.
+    """The facts that both sides must know of their connection.
 
     Attributes:
         is_unix: this side's socket is a unix socket, which does not leave the host; else TCP.
@@ -66,16 +66,16 @@ class Way:
 
     @property
     def prologue(self) -> bytes:
-        """What the handshake binds."""
+        """The bytes that the handshake binds."""
         return b"\0".join([_PROTOCOL, b"unix" if self.is_unix else b"tcp", self.listener.encode()])
 
 
 @dataclass(frozen=True)
 class Agreed:
-    """What a handshake has brought.
+    """The outcome of a handshake.
 
     Attributes:
-        identity: of the initiator.
+        identity: the listener's name for the initiator.
         sending: protects records of this side.
         receiving: protects records of the other side.
         encrypts: large frames are protected too.
@@ -98,7 +98,7 @@ class Initiator:
         psk: 32 bytes; empty for a job without a key.
         identity: the other side's name for this one.
         encrypt: whether large frames must be protected, unless the way is a unix socket.
-        way: the connection, and who is meant.
+        way: the connection, and the side that is meant.
     """
 
     def __init__(self, psk: bytes, identity: bytes, encrypt: bool, way: Way) -> None:
@@ -147,7 +147,7 @@ class Initiator:
 
 
 class Seen:
-    """The last HELLOs that held the key. A member sends none twice; a stranger can only repeat what it recorded."""
+    """The last HELLOs that held the key. A member sends none twice; a stranger can only repeat one that it recorded."""
 
     def __init__(self) -> None:
         self._hellos: dict[bytes, None] = {}
@@ -170,8 +170,8 @@ class Responder:
         psk: 32 bytes; empty for a job without a key.
         encrypt: whether large frames must be protected, even if the initiator does not ask for it. Those of a unix
             socket never are.
-        way: the connection, and who this is.
-        seen: of the listener.
+        way: the connection, and this side's role and rank.
+        seen: HELLOs that the listener has seen.
 
     Attributes:
         wanted: bytes that it waits for.
@@ -188,7 +188,7 @@ class Responder:
 
     @property
     def proved(self) -> bool:
-        """Whether somebody who held the key has made what came so far."""
+        """Whether a holder of the key has made the bytes so far."""
         return self._ciphers is not None
 
     def take(self, message: bytes) -> bytes:

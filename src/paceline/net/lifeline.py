@@ -89,9 +89,9 @@ class Lifeline:
     """Joins the job and stays in it.
 
     Args:
-        settings: of this process.
+        settings: settings of this process.
         hub: a transport of its own.
-        address: where this process listens, if it is a server.
+        address: address of this process's listener, if it is a server.
         on_change: called on the lifeline's thread when :attr:`failure` or :attr:`shutdown` has changed.
         pace: returns how long this worker computes in a step; called on the lifeline's thread.
         speed: elements that this process sums and applies in a second, if it is a server; 0: not measured.
@@ -102,8 +102,8 @@ class Lifeline:
         shutdown: all workers have left.
         deaths: the members whose death ended the job.
         lost: the workers that have died, and that the job goes on without.
-        rank: of this process; -1 before it has joined.
-        members: of the job; empty before this process has joined.
+        rank: rank of this process; -1 before it has joined.
+        members: members of the job; empty before this process has joined.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """The handshake ``Noise_NNpsk0_25519_AESGCM_SHA256`` of the Noise Protocol Framework, revision 34.
 
-Both sides hold one secret, the job's key. Two messages give each connection fresh keys that nobody learns who records
-the traffic and gets the job's key later (forward secrecy).
+Both sides hold one secret, the job's key. Two messages give each connection fresh keys. Recorded traffic and the job's
+key, got later, do not reveal them (forward secrecy).
 
 | message | tokens | who reads it knows |
 |---|---|---|
@@ -23,7 +23,7 @@ _NAME = b"Noise_NNpsk0_25519_AESGCM_SHA256"
 _KEY_BYTES = 32
 _TAG_BYTES = 16
 
-#: What a message has beyond its payload: a public key and a tag.
+#: Bytes of a message beyond its payload: a public key and a tag.
 OVERHEAD = _KEY_BYTES + _TAG_BYTES
 
 
@@ -45,7 +45,7 @@ class NoiseHandshake:
 
     Args:
         psk: the secret, 32 bytes.
-        prologue: what both sides must agree on besides.
+        prologue: other facts on which both sides must agree.
     """
 
     def __init__(self, psk: bytes, prologue: bytes) -> None:

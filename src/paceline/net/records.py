@@ -8,8 +8,8 @@ A message is a list of frames. On the wire it is
 
 Prefix and head are always records. The first frame is the message's body, the request or answer itself: it is always
 protected, whatever its size. Only those after it, which are tensors, may travel as they are. The associated data of a
-record are the number of its message, the part, and the chunk. Nothing is read on the strength of a length that was not
-authenticated, so a changed length is noticed at once.
+record are the number of its message, the part, and the chunk. A length is authenticated before it is used, so a changed
+length is noticed at once.
 
 Copies of a large frame outside of the kernel: none without protection. With it a chunk is encrypted into one warm
 buffer, from which the kernel copies; at the receiver it comes to one warm buffer and is decrypted to its place. A frame
@@ -81,7 +81,7 @@ class RecordSender:
     """The sending side of a connection.
 
     Args:
-        cipher: of this direction.
+        cipher: cipher of this direction.
         encrypts: tensors are protected too.
     """
 
@@ -186,9 +186,9 @@ class RecordReceiver:
     """The receiving side of a connection.
 
     Args:
-        cipher: of this direction.
+        cipher: cipher of this direction.
         encrypts: tensors are protected too.
-        intake: where bytes come from.
+        intake: source of the bytes.
     """
 
     def __init__(self, cipher: Cipher, encrypts: bool, intake: Intake) -> None:

@@ -1,4 +1,4 @@
-"""Who may connect: every job has one key, and only processes that hold it can open a connection.
+"""Every job has one key, and only processes that hold it can open a connection.
 
 | frames | with a job key | with a job key, ``encrypt`` off | without a job key (``insecure``) |
 |---|---|---|---|
@@ -6,7 +6,7 @@
 | large frames (tensors) over TCP | AES-GCM | no protection | no protection |
 | large frames over unix sockets | the kernel | the kernel | the kernel |
 
-A unix socket joins processes of one user only, so that nobody else stands between them.
+A unix socket joins processes of one user only, so that no other user stands between them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def encode_key(secret: bytes) -> str:
 
 @dataclass(frozen=True)
 class Security:
-    """The key of a job, the same for all its processes. Who holds it is let in.
+    """The key of a job, the same for all its processes. Its holders are let in.
 
     Raises:
         ConfigError: the job key is not a key.
@@ -84,7 +84,7 @@ class Security:
 
     @property
     def weakness(self) -> str:
-        """What a network must not be able to do to this job, for a warning; empty when all is protected."""
+        """The missing protection of this job from its network, for a warning; empty when all is protected."""
         if not self.job_key:
             return "this job has no key: whoever reaches its ports can read and change everything (PACELINE_INSECURE=1)"
         if not self.encrypt:

@@ -5,7 +5,7 @@ A hub dials listeners, one :class:`Channel` each; a listener accepts the connect
 | state of a channel | event | becomes |
 |---|---|---|
 | not connected | the listener answers, and the handshake is good | open |
-| not connected | nobody listens, or the handshake fails | not connected; tries again after a pause of 0.05 s to 1 s |
+| not connected | no process listens, or the handshake fails | not connected; tries again after 0.05 s to 1 s |
 | open | it ends, or a record is damaged | not connected; tries again after 0.05 s |
 | any | :meth:`Channel.stop` | closed for good, when the connection ends |
 
@@ -59,21 +59,21 @@ class Channel(Connection[int]):
     """A connection to a listener, made again whenever it is lost.
 
     Args:
-        index: of this channel, for the queue.
-        address: of the listener.
+        index: index of this channel, for the queue.
+        address: address of the listener.
         identity: the listener's name for this side.
-        listener: its role and rank: nobody else is talked to.
+        listener: role and rank of the listener; the channel opens to no other.
         security: the job's key.
         bulk: carries tensors.
-        arrived: takes the messages that arrive.
+        arrived: function that takes the messages that arrive.
 
     Attributes:
         host: watches the listener's host; None before the first connection.
         is_open: it is connected now.
-        is_deserted: at the last try the kernel of the listener's host said that nobody listens there.
+        is_deserted: at the last try the kernel of the listener's host said that no process listens there.
         reopened: it was connected anew; the reader of this clears it.
         failures: refusals since the last connection.
-        reason: of the last refusal.
+        reason: reason of the last refusal.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Channel(Connection[int]):
             try:
                 if self._connect_once():
                     pause_s = FIRST_RETRY_S
-            except OSError as error:  # nobody listens there now
+            except OSError as error:  # no process listens there now
                 self.is_deserted = isinstance(error, ConnectionRefusedError)
             except Exception:
                 # Thread border: without this thread the connection would never be made again.
@@ -124,7 +124,7 @@ class Channel(Connection[int]):
         """Use one connection until it ends; False when there was none.
 
         Raises:
-            OSError: nobody listens there, or he does not answer.
+            OSError: no process listens there, or it does not answer.
         """
         with dial(self._address) as sock:
             tune(sock, self._bulk)
@@ -206,7 +206,7 @@ class SocketHub(ReceivedQueue[int]):
         return one.host.silent_s() if one.is_open and one.host is not None else None
 
     def is_deserted(self, channel: int) -> bool:
-        """Return whether the kernel of the listener's host says that nobody listens there any more."""
+        """Return whether the kernel of the listener's host says that no process listens there any more."""
         return self._channels[channel].is_deserted
 
     def reopened(self) -> list[int]:
@@ -242,9 +242,9 @@ class SocketListener(ReceivedQueue[bytes]):
     """Many peers' connections.
 
     Args:
-        addresses: where to listen: ``tcp://10.0.0.1:*``, ``ipc://@name``.
+        addresses: addresses to listen at: ``tcp://10.0.0.1:*``, ``ipc://@name``.
         security: the job's key.
-        name: role and rank of this process, as in ``server 1``. None: not known yet; who connects waits until
+        name: role and rank of this process, as in ``server 1``. None: not known yet; a peer that connects waits until
             :meth:`serve_as` tells it.
         bulk: carries tensors.
         watch: notice closed connections (:meth:`lost`).

@@ -39,24 +39,24 @@ class PushRequest(abc.ABC):
     | waiting | `waits`: a slot it waits for is cut | waiting |
     | waiting | `release`: a slot has done its part | waiting; answered after the last |
     | open, waiting | its asker is answered with an error | answered |
-    | answered | `release`, an error | answered: nothing is sent twice |
+    | answered | `release`, an error | answered: no answer is sent twice |
 
     A push that comes again before its answer is a new request, which takes the place of the first one in every slot.
-    The first is then never answered: nobody waits for it any more.
+    The first is then never answered: no asker waits for it any more.
 
     What breaks the guarantees: a slot that forgets a request without `release` or an error (its worker waits until its
     timeout), and a `waits` that is missing (the answer is sent before all updates are made).
 
     Args:
-        asker: gets the answer.
-        worker: whose push it is; of a sum, the first worker behind it.
+        asker: the member that gets the answer.
+        worker: worker that pushes; of a sum, the first worker behind it.
         want: the answer brings new values.
         shared: the values are written to the worker's memory.
-        knows: the answer says what the worker knows after it, because the store compresses pulls.
+        knows: the answer lists the ranges that the worker knows after it, because the store compresses pulls.
 
     Attributes:
-        known: what the answer says that the worker knows; None where it says nothing of that.
-        absent: ranges of which the answer says that nobody had a gradient.
+        known: the known ranges that the answer lists; None where it lists none.
+        absent: ranges that the answer lists as without any gradient.
         notes: those that all slots have; None before the first slot is released.
     """
 
@@ -148,7 +148,7 @@ class Slot:
     # ---- cutting and joining ---------------------------------------------------------------------------------------
 
     def split(self, at: int) -> tuple[Slot, Slot]:
-        """Return both halves of the slot, which go on where it stands; who waits for it waits for both."""
+        """Return both halves of the slot, which go on where it stands; a push that waits for it waits for both."""
         span, middle = self.span, self.span.start + at
         updaters, clippings = self.updater.split(at), self.clipping.split(middle)
         halves = []
@@ -165,7 +165,7 @@ class Slot:
         return left, right
 
     def stands_like(self, right: Slot) -> bool:
-        """Tell whether the slot and its right neighbour can be one: nothing is in progress, and both stand alike."""
+        """Tell whether the slot and its right neighbour can be one: both are idle, and stand alike."""
         return (
             not (self._is_busy or right._is_busy)
             and self.rule.is_like(right.rule)
@@ -181,8 +181,8 @@ class Slot:
         """Return the slot and its right neighbour as one.
 
         Args:
-            right: stands like this one.
-            updater: of both.
+            right: neighbour that stands like this one.
+            updater: updater of both.
         """
         self.rule.join(right.rule)
         at = self.span.length
@@ -196,9 +196,9 @@ class StoredBucket:
 
     Args:
         values: flat, owned by the bucket.
-        pieces: which keys lie where.
-        rule: of the whole bucket, at its start.
-        updater: of the whole bucket.
+        pieces: places of the keys.
+        rule: rule of the whole bucket, at its start.
+        updater: updater of the whole bucket.
         place: number of its block, and its index there.
     """
 
@@ -218,21 +218,21 @@ class StoredBucket:
         self.slots: Sequence[Slot] = self._slots.values
         """All slots, in order."""
         self.answers: RowAnswers | None = None
-        """What answers to pushes of rows bring; such a bucket is pushed and read as a whole."""
+        """Answers to pushes of rows; such a bucket is pushed and read as a whole."""
         self.arenas: dict[int, MappedArena] = {}
         """Shared memory of workers on this host."""
         self.snapshots: dict[int, torch.Tensor] = {}
-        """What each unit of readers knows, where that differs from the values: groups that run at different paces, and
-        all readers of a store that compresses pulls. A group of one worker sees the values as they are."""
+        """Known values of each unit of readers, where they differ from the values: groups that run at different paces,
+        and all readers of a store that compresses pulls. A group of one worker sees the values as they are."""
         self._is_coded = False
-        """Whether the store compresses pulls: then each unit has what it knows."""
+        """Whether the store compresses pulls: then each unit has known values."""
 
     def is_edge(self, position: int) -> bool:
-        """Tell whether a key, or what lies here of it, begins or ends at a position."""
+        """Tell whether a key, or its part here, begins or ends at a position."""
         return any(position in (one.start, one.start + one.length) for one in self.pieces)
 
     def slots_over(self, span: m.Span) -> Sequence[Slot]:
-        """Return the slots that overlap a range, whole, for a request that only asks: nothing is cut."""
+        """Return the slots that overlap a range, whole, for a request that only asks: no slot is cut."""
         return self.slots if span.length == self._slots.length else self._slots.touched(span.start, span.stop)
 
     def cut(self, span: m.Span) -> Sequence[Slot]:
@@ -261,7 +261,7 @@ class StoredBucket:
         """Keep the values as some units will read them until their own first updates.
 
         Args:
-            units: of readers.
+            units: units of readers.
             is_coded: the store compresses pulls.
         """
         self._is_coded |= is_coded
@@ -273,7 +273,7 @@ class StoredBucket:
         """Let a worker that has changed its unit read the values as they are now, and forget units without workers.
 
         Args:
-            worker: its unit has changed.
+            worker: worker whose unit has changed.
             units: as they are now.
         """
         unit = units.of[worker]
@@ -284,10 +284,10 @@ class StoredBucket:
             slot.readers.regroup(worker, units.of)
 
     def keep_known_apart(self, make: Callable[[torch.Tensor, Sequence[Piece]], FlatUpdater]) -> None:
-        """Leave the memory of the values to what the one unit of readers knows, and go on with values elsewhere.
+        """Leave the memory to the values that the one unit of readers knows, and go on with values elsewhere.
 
         Args:
-            make: makes an updater of new values; it gets the state of the one before.
+            make: function that makes an updater of new values; it gets the state of the one before.
         """
         unit = self.slots[0].rule.unit[0]
         if unit in self.snapshots:
@@ -324,13 +324,13 @@ class StoredBucket:
         """Let a unit of readers see a slot as it is now, where it does not read the values themselves.
 
         Args:
-            slot: of this bucket.
+            slot: slot of this bucket.
             unit: the readers.
-            codec: of the pull leg, if that is compressed.
+            codec: codec of the pull leg, if that is compressed.
             waiting: workers of the unit that are told at once.
 
         Returns:
-            The encoded difference to what they saw before, if there is a codec and somebody can use it.
+            The encoded difference to the values that they saw before, if there is a codec and somebody can use it.
         """
         if unit not in self.snapshots:
             return None
@@ -351,13 +351,13 @@ class StoredBucket:
     # ---- answers ---------------------------------------------------------------------------------------------------
 
     def release(self, slot: Slot, request: PushRequest, payload: Bytes | None = None) -> None:
-        """Add what a slot has for the answer to a push, and release the push.
+        """Add a slot's part of the answer to a push, and release the push.
 
         Args:
-            slot: of this bucket; it has done its part of the push.
+            slot: slot of this bucket; it has done its part of the push.
             request: the push.
             payload: the last difference of the known values, encoded, in a store that compresses pulls: enough for
-                workers that know what was before.
+                workers that know the version before.
         """
         worker, readers, span = request.worker, slot.readers, slot.span
         unit = slot.rule.units.of[worker]
@@ -385,7 +385,7 @@ class StoredBucket:
 
         Args:
             worker: the reader.
-            span: of this bucket.
+            span: range of this bucket.
             shared: the values were written to its memory, so that no frame is needed.
         """
         found = []

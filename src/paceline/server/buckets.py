@@ -105,7 +105,7 @@ class Buckets:
 
         Raises:
             KeyMismatchError: no bucket of the block is here.
-            ProtocolError: the memory is not what the request says, or too small.
+            ProtocolError: the memory does not match the request, or is too small.
         """
         buckets = {index: bucket for (block, index), bucket in self._buckets.items() if block == request.block}
         if not buckets:

@@ -12,7 +12,7 @@ says by which factor the merged gradients are scaled (``Commit``):
 | held | a worker asks for its norm | held; answered at once |
 | held | the first commit of the unit | applied with that factor; its workers are answered |
 | held | every worker of its unit leaves | applied as a round that is skipped |
-| applied | a worker asks, or commits | the same norm; nothing changes |
+| applied | a worker asks, or commits | the same norm; no change |
 
 All workers of a unit ask the same and get the same, so the order of their commits makes no difference. A worker cannot
 push the next round of a slot before its cohort is applied: its push is not answered. Nothing here has a timeout: a
@@ -102,7 +102,7 @@ class ClipSink(Sink):
         question.end()
 
     def commit(self, worker: int, located: Sequence[Located], factor: float, skip: bool) -> None:
-        """Apply what is held of a worker's rounds; what was committed before stays as it is."""
+        """Apply the held cohorts of a worker's rounds; those committed before stay as they are."""
         for bucket, entry in located:
             if not any(_waits_for(slot, worker, entry) for slot in bucket.slots_over(entry)):
                 continue
@@ -128,7 +128,7 @@ class ClipSink(Sink):
                 self._apply(bucket, slot, unit, 0.0, skip=True)
 
     def before_read(self, bucket: StoredBucket, worker: int, span: m.Span) -> None:
-        """Make visible what the applied updates let a worker see."""
+        """Make visible the values that the applied updates let a worker see."""
         self._sink.before_read(bucket, worker, span)
 
 

@@ -28,7 +28,7 @@ from paceline.wire import messages as m
 
 
 class CommandContext(Protocol):
-    """What a command may use of its server."""
+    """The part of a server that a command may use."""
 
     settings: Settings
     stores: HostedStores
@@ -113,7 +113,7 @@ def set_state(host: ServerState, asker: Asker, body: m.SetState, frames: Frames)
 
 
 def _set_unsent(own: OwnStore, worker: int, bucket: StoredBucket, start: int, unsent: torch.Tensor) -> None:
-    """Set the stored values to what a worker knows, which it has loaded too, plus what was not sent to it."""
+    """Set the stored values to a worker's known values, which it has loaded too, plus the difference not sent to it."""
     if "pull" in own.codecs:
         bucket.keep_first_version(bucket.slots[0].rule.unit, is_coded=True)
     part = slice(start, start + unsent.numel())

@@ -1,4 +1,4 @@
-"""The part of a store that forwards what workers of this host push for servers of other hosts.
+"""The part of a store that forwards pushes of this host's workers for servers of other hosts.
 
 Pushes are merged as the owner merges them, over the workers of this host alone. The sums of complete cohorts go to the
 owner, whose answer is the answer of the workers:
@@ -7,7 +7,7 @@ owner, whose answer is the answer of the workers:
 |---|---|---|
 | open | the last push of its workers here arrives | complete: put with the sums that leave next |
 | complete | `flush`: all entries of the push are taken | sent: one message per owner and kind |
-| sent | the rule releases its workers | sent: nobody is answered before the owner has answered |
+| sent | the rule releases its workers | sent: no worker is answered before the owner has answered |
 | sent | a push behind it comes again | sent: the later request is answered instead of the first |
 | sent | the owner answers with values | written once to the known values; its workers are answered |
 | sent | the owner refuses, or its update fails | its workers get the owner's error, the values stay |
@@ -47,7 +47,7 @@ from paceline.wire import messages as m
 from paceline.wire.limits import MAX_FRAME_BYTES
 
 OnAnswer: TypeAlias = Callable[[m.Body, Frames], None]
-#: ``ask(owner, body, frames, on_answer)``; what one server is asked arrives there in order.
+#: ``ask(owner, body, frames, on_answer)``; requests to one server arrive there in order.
 AskFn: TypeAlias = Callable[[int, m.Request, Frames, OnAnswer], None]
 
 
@@ -67,11 +67,11 @@ class Sum:
     shares: tuple[tuple[int, float], ...]
     """(worker, samples)."""
     rounds: tuple[int, ...]
-    """Of the workers, in the order of shares."""
+    """Rounds of the workers, in the order of shares."""
 
     @property
     def absent(self) -> list[m.Span]:
-        """Where nobody here had a gradient."""
+        """Ranges for which no worker here had a gradient."""
         start = self.span.start
         return [self.span.part(start + first, start + last) for first, last in self.accumulator.absent or ()]
 
@@ -93,13 +93,13 @@ class ForwardStore(Sink):
     The values of a bucket are those of the owner's last answer.
 
     Args:
-        name: of the store.
+        name: name of the store.
         policy: the store's; bound and weighting are left to the owner.
         mean: merge to the mean over samples.
         local_merge: the ways of pushes.
         server: rank of this server.
         share: keep values in shared memory where workers may map them.
-        ask: sends a request to another server.
+        ask: function that sends a request to another server.
 
     Raises:
         ValueError: the policy sums nothing over workers.
@@ -121,10 +121,10 @@ class ForwardStore(Sink):
         self.store = BucketStore(name, own_policy, mean, len(workers), self, shared=share)
         for worker in workers:
             if not self.owners_for(worker):
-                self.store.unpushed.leave(worker)  # nobody waits here for workers that push elsewhere
+                self.store.unpushed.leave(worker)  # no worker waits here for workers that push elsewhere
 
     def owners_for(self, worker: int) -> list[int]:
-        """Return the servers to which this one forwards what a worker pushes."""
+        """Return the servers to which this one forwards a worker's pushes."""
         return self._local_merge.forwarded_by(self._server, worker)
 
     # ---- setting up ------------------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ class ForwardStore(Sink):
         self._outgoing.append(Sum(owner, bucket, slot.span, accumulator, values.to(dtype), unit, shares, rounds))
 
     def release(self, bucket: StoredBucket, slot: Slot, action: Release) -> None:
-        """Answer nobody before the owner has answered."""
+        """Answer no worker before the owner has answered."""
 
     def flush(self) -> None:
         """Send the sums that have become complete, those that go together in one message."""
@@ -196,7 +196,7 @@ class ForwardStore(Sink):
             one.accumulator.close()
         try:
             answer, values = _checked(sums, body, frames)
-        except Exception as error:  # noqa: BLE001 - process border: waiting workers get whatever is wrong
+        except Exception as error:  # noqa: BLE001 - process border: waiting workers get any error
             for request in [request for one in sums for _, request in _take_waiting(one)]:
                 request.asker.fail(error)
             return
@@ -254,7 +254,7 @@ def _checked(sums: Sequence[Sum], body: m.Body, frames: Frames) -> tuple[m.Value
     """Return the owner's answer to sums, and the new values, each flat [length of its span].
 
     Raises:
-        Exception: that the owner answered with.
+        Exception: the error that the owner answered with.
         ProtocolError: the answer does not fit the sums.
     """
     owner = sums[0].owner

@@ -1,4 +1,4 @@
-"""What all requests on a server share: its stores, the members of the job, and the way to other servers."""
+"""The state that all requests on a server share: its stores, the members of the job, and the way to other servers."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ class HostedStore:
     """By (kind, worker, whether directly): how often a worker has said here that it pauses or leaves."""
 
     def holder(self, push: m.Push) -> OwnStore | ForwardStore:
-        """Return what takes a push here."""
+        """Return the part that takes a push here."""
         return (self.forwards(push.entries[0]) if push.entries else None) or self.own
 
     def forwards(self, entry: m.Entry) -> ForwardStore | None:
-        """Return what forwards pushes of an entry from here; None: they are for this server itself."""
+        """Return the part that forwards pushes of an entry from here; None: they are for this server itself."""
         forward = self.forward
         return forward if forward is not None and entry.place in forward.store.buckets else None
 
     @property
     def parts(self) -> list[OwnStore | ForwardStore]:
-        """What takes pushes here."""
+        """The parts that take pushes here."""
         return [self.own] if self.forward is None else [self.own, self.forward]
 
     @property
     def is_left(self) -> bool:
-        """Whether all workers have left: nobody can use the store any more."""
+        """Whether all workers have left: none can use the store any more."""
         return not any(part.store.unpushed.live for part in self.parts)
 
     def close(self) -> None:
-        """Release the memory; nothing is pushed any more."""
+        """Release the memory; no push comes any more."""
         for part in self.parts:
             part.store.buckets.close()
         if self.forward is not None:
@@ -116,6 +116,6 @@ class ServerState:
 
 
 Result: TypeAlias = m.Reply | tuple[m.Reply, Frames] | None
-"""What a handler answers at once; None: it answers by itself, perhaps later."""
+"""The answer that a handler gives at once; None: it answers by itself, perhaps later."""
 Handler: TypeAlias = Callable[[ServerState, Asker, Any, Frames], Result]
 Handlers: TypeAlias = Mapping[type[m.Message], Handler]

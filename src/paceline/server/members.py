@@ -21,8 +21,8 @@ class Members:
     Attributes:
         workers: rank by connection.
         servers: rank by connection.
-        rank: of this server.
-        worker_hosts: by rank.
+        rank: rank of this server.
+        worker_hosts: host ids of the workers, by rank.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Members:
             raise ProtocolError(f"worker {claim.rank} was taken for dead; the others have gone on without it")
         if of_role is None or token != claim.token or not claim.token:
             raise ProtocolError(f"the claim to be {claim.role} {claim.rank} has the wrong token")
-        # A member has one connection: a new one replaces the last, so that nobody can open many.
+        # A member has one connection: a new one replaces the last, so that no member can open many.
         for other in [other for other, rank in of_role.items() if rank == claim.rank]:
             del of_role[other]
         of_role[peer] = claim.rank
@@ -87,7 +87,7 @@ class Members:
             raise ProtocolError(f"worker {worker} offers memory of process {pid} of this host, which is not its own")
 
     def is_far(self, peer: bytes) -> bool:
-        """Tell whether what a member sends and gets crosses the network."""
+        """Tell whether a member's messages cross the network."""
         return peer in self.servers or self.worker_hosts[self.workers[peer]] != self._host_id
 
     def local_merge(self, units: Sequence[int]) -> LocalMerge:
@@ -99,11 +99,11 @@ class Asker:
     """The member that waits for the answer to one request, and gets one: later ones are not sent.
 
     Args:
-        peer: its connection.
+        peer: the member's connection.
         seq: number of the request.
-        rank: of the member in its role; -1 before it has said who it is.
-        members: of the job.
-        send: sends an answer.
+        rank: rank of the member in its role; -1 before it has said who it is.
+        members: members of the job.
+        send: function that sends an answer.
 
     Attributes:
         is_answered: an answer was given; it may be the error of a request that could be carried out only in part.
@@ -125,7 +125,7 @@ class Asker:
 
         Args:
             body: the answer.
-            make_frames: makes its frames.
+            make_frames: function that makes its frames.
             urgency: the answer may overtake waiting ones with a higher number; None: neither overtakes the other.
         """
         if not self.is_answered:

@@ -1,4 +1,4 @@
-"""Sums what the workers of a cohort push, and compares the optimizer options that come with it."""
+"""Sums the pushes of a cohort's workers, and compares the optimizer options that come with them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Scratch:
         return torch.empty(numel, dtype=dtype)
 
     def give_back(self, lent: torch.Tensor) -> None:
-        """Take back what was lent; nobody uses it any more."""
+        """Take back a lent tensor, which is not in use any more."""
         self._free[lent.dtype].append(lent)
 
 
@@ -73,19 +73,19 @@ class Contribution:
     borrowed: bool
     """The values lie in the worker's own memory."""
     unit: float | None = None
-    """Of a sum: values times this are the sum of gradients times their samples. None: ``samples``."""
+    """For a sum: values times this are the sum of gradients times their samples. None: ``samples``."""
     others: tuple[int, ...] = ()
-    """Of a sum: the workers behind it, except the one in whose name it is added."""
+    """Workers behind a sum, except the one in whose name it is added."""
     absent: Ranges = ()
     """Where there is no gradient; the values are zeros there."""
     skip: bool = False
     """The update must not be made; there are no values."""
     problem: str = ""
-    """Of a sum: why the pushes behind it cannot make one update."""
+    """Why the pushes behind a sum cannot make one update."""
     notes: Notes = ()
-    """What the workers behind it tell each other."""
+    """Notes that the workers behind it send each other."""
     inputs: Inputs = field(default_factory=dict)
-    """Of the workers behind it that have samples."""
+    """Inputs of the workers behind it that have samples."""
 
 
 class _Sum:
@@ -166,7 +166,7 @@ class _Sum:
 class Accumulator:
     """Sums the contributions of one cohort, host by host, and on each host in the order of ranks.
 
-    The fixed order makes the sum the same bit for bit, whatever the order of arrival, and wherever the sum over one
+    The fixed order makes the sum the same bit for bit, in any order of arrival, and wherever the sum over one
     host is made. Contributions are merged as early as the order allows, so that they need not be kept.
 
     Args:
@@ -187,7 +187,7 @@ class Accumulator:
         self.shares: dict[int, float] = {}
         """Samples per worker that has pushed by itself."""
         self.inputs: dict[int, str | None] = {}
-        """Of the workers that have samples."""
+        """Inputs of the workers that have samples."""
         self.options: StepOptions | None = None
         self._options_of = 0
         self.skip = False
@@ -245,7 +245,7 @@ class Accumulator:
             self._host.close()
 
     def _merge_rest(self) -> None:
-        """Merge what was held back, without the workers that it waited for."""
+        """Merge the contributions held back, without the workers that they waited for."""
         for host in [*self._expected, *([worker] for worker in sorted(self._held))]:
             for worker in host:
                 if worker in self._held:
@@ -262,7 +262,7 @@ class Accumulator:
         return (f"do not weigh alike: {mixture}", "set optimizer.samples on every worker") if mixture else None
 
     def sum(self) -> tuple[torch.Tensor, float] | None:
-        """Return the sum and its unit, or None when nobody had a gradient; it may be used until :meth:`close`.
+        """Return the sum and its unit, or None when no worker had a gradient; it may be used until :meth:`close`.
 
         With a mean, sum times unit is the sum of gradients times their samples. It may be in a worker's memory.
         """
@@ -279,7 +279,7 @@ class Accumulator:
         """Return the sum and the factor that makes it the gradient times a weight, or None, as :meth:`sum` does.
 
         Args:
-            weight: of the update.
+            weight: weight of the update.
             to_read: the values are only read; else they may be changed until :meth:`close`, unless the factor is 1.
         """
         found = self.sum()

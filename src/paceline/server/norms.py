@@ -1,4 +1,4 @@
-"""What slots of a store that clips know: complete cohorts that are held, their norms, and questions for them.
+"""The state of slots in a store that clips: complete cohorts that are held, their norms, and questions for them.
 
 A norm is kept as one sum of squares for each range that was merged as one, whatever becomes of the slots. A question
 for a range gets the sums of all these ranges that overlap it, each once. So slots can be cut and joined between two
@@ -55,7 +55,7 @@ class Question:
     error: Exception | None = None
 
     def take(self, norm: Norm, span: m.Span) -> None:
-        """Use what is known of a slot for a range that overlaps it, and answer if that was the last slot."""
+        """Use a slot's norm for a range that overlaps it, and answer if that was the last slot."""
         self.squares |= {one: square for one, square in norm.squares.items() if one.overlaps(span)}
         self.skipped, self.error = self.skipped or norm.skipped, self.error or norm.error
         self.end()
@@ -83,16 +83,16 @@ class Asked:
 
 @dataclass(eq=False)
 class Clipping:
-    """What a slot of a store that clips knows, by unit of workers."""
+    """The state of a slot in a store that clips, by unit of workers."""
 
     held: dict[int, HeldCohort] = field(default_factory=dict)
     norms: dict[int, Norm] = field(default_factory=dict)
-    """Of the last cohort, held or applied: a late question gets the same answer."""
+    """Norm of the last cohort, held or applied: a late question gets the same answer."""
     questions: dict[int, list[Asked]] = field(default_factory=dict)
     """For a cohort that is not complete."""
 
     def split(self, position: int) -> tuple[Clipping, Clipping]:
-        """Return what both parts of a slot know that is cut at a position of the bucket."""
+        """Return the state of both parts of a slot that is cut at a position of the bucket."""
         left, right = Clipping(norms=dict(self.norms)), Clipping(norms=dict(self.norms))
         for unit, held in self.held.items():
             [span] = held.norm.squares
@@ -122,7 +122,7 @@ class Clipping:
         )
 
     def beside(self, right: Clipping) -> Clipping:
-        """Return what this slot and a neighbour that stands like it know together."""
+        """Return the joint state of this slot and a neighbour that stands like it."""
         return Clipping(
             norms={
                 unit: Norm(one.rounds, one.squares | right.norms[unit].squares, one.skipped, one.error)

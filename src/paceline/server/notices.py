@@ -8,7 +8,7 @@ forwards its pushes. It enters a barrier, goes away, or leaves, on both ways:
 | `Pause`, `Away`, `Leave` | a worker that pushes here directly only | applied here |
 | `Pause`, `Away`, `Leave` | a worker that pushes here in two ways | applied here when both have brought it |
 | `Pause`, `Away`, `Leave` | a worker whose pushes are forwarded here | sent to the owners after its sums |
-| `Back` | a worker, which has no push on its way | applied here, to what is forwarded too |
+| `Back` | a worker, which has no push on its way | applied here, to forwarded buckets too |
 | `Regroup` | a worker that pushes here directly only | applied here; refused if pushes are forwarded |
 | `OnBehalf` | a server that forwards for the worker | as if the worker had said it, on the second way |
 | `AskMissing` | a worker | answered here, or by the owner when all that is missing is the owner's answer |
@@ -32,7 +32,7 @@ from paceline.server.members import Asker
 from paceline.server.store import BucketStore
 from paceline.wire import messages as m
 
-#: What a worker says on all its ways.
+#: Notices that a worker sends on all its ways.
 Notice: TypeAlias = m.Pause | m.Away | m.Leave
 
 
@@ -128,8 +128,8 @@ def _apply_here(hosted: HostedStore, worker: int, body: Notice, direct: bool) ->
 
     Args:
         hosted: the store.
-        worker: its rank.
-        body: its notice.
+        worker: rank of the worker.
+        body: notice of the worker.
         direct: it says so itself, and not through a server that forwards.
     """
     hosted.notices[type(body), worker, direct] += 1

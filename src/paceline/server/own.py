@@ -23,20 +23,20 @@ class OwnStore:
     """The part of a store that one server keeps.
 
     Args:
-        name: of the store.
+        name: name of the store.
         policy: merge, bound, weighting and age limit.
         mean: merge to the mean over samples instead of the sum.
-        num_workers: of the job.
+        num_workers: number of the job's workers.
         allowed: import paths of optimizers that may be loaded here.
         share: keep values in shared memory where workers may map them.
-        hosts: of the workers, by rank: sums are made host by host; empty: all on one.
+        hosts: hosts of the workers, by rank: sums are made host by host; empty: all on one.
         clips: hold complete cohorts until a worker brings the factor that clips them.
 
     Attributes:
         store: merges the pushes.
         clip: the sink that holds cohorts; None in a store that does not clip.
         codecs: by leg that is compressed, ``push`` or ``pull``.
-        has_updater: whether the store knows what a push does.
+        has_updater: whether the store knows how a push changes values.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class OwnStore:
     def init(
         self, block: int, specs: Sequence[m.BucketSpec], values: Sequence[torch.Tensor], answers: str = ""
     ) -> None:
-        """Initialise buckets; nothing happens when one of them cannot be.
+        """Initialise buckets: all, or none when one of them cannot be.
 
         Args:
-            block: its number.
-            specs: of its buckets that are owned here.
-            values: theirs, each flat [length of the bucket].
-            answers: of pushes of rows, as in :class:`paceline.wire.messages.Init`.
+            block: number of the block.
+            specs: specs of its buckets that are owned here.
+            values: their values, each flat [length of the bucket].
+            answers: kind of answers to pushes of rows, as in :class:`paceline.wire.messages.Init`.
 
         Raises:
             KeyMismatchError: a bucket is initialised already.
@@ -96,7 +96,7 @@ class OwnStore:
         return make_updater(self._apply.spec, values, pieces, self._allowed)
 
     def set_updater(self, spec: UpdaterSpec, fresh: bool = False) -> None:
-        """Set what a push does. Saying the same again keeps the optimizer's state, unless it is to be ``fresh``.
+        """Set how a push changes values. Setting the same again keeps the optimizer's state, unless it is ``fresh``.
 
         Raises:
             ValueError: the optimizer is unknown, refuses its options, or needs whole tensors where keys are split.

@@ -30,10 +30,10 @@ class OwnerClient:
         self._channels: dict[int, int] = {}
 
     def ask(self, server: int, body: m.Request, frames: Frames, on_answer: OnAnswer) -> None:
-        """Send a request; what one server is asked arrives there in the order of asking.
+        """Send a request; requests to one server arrive there in the order of asking.
 
         Args:
-            server: its rank.
+            server: rank of the server.
             body: the request.
             frames: payload; unchanged until the answer.
             on_answer: called by :meth:`poll` with the answer, which may be a failure.

@@ -48,9 +48,9 @@ class Server:
     """Runs a :class:`~paceline.server.requests.RequestHandler` over a listener.
 
     Args:
-        settings: of the server.
-        listener: where workers connect.
-        lifeline: its membership; it has joined the job.
+        settings: settings of the server.
+        listener: listener to which workers connect.
+        lifeline: the server's membership; it has joined the job.
         hub: a transport to other servers.
     """
 
@@ -132,8 +132,8 @@ def share_of(cores: int, members: int) -> int:
     Updates are limited by the speed of memory, which a few threads use up.
 
     Args:
-        cores: of the host.
-        members: of the job on this host.
+        cores: number of the host's cores.
+        members: number of the job's members on this host.
     """
     return max(1, min(MAX_THREADS, cores // max(1, members)))
 
@@ -157,15 +157,15 @@ def _seconds(value: torch.Tensor, total: torch.Tensor, gradient: torch.Tensor) -
 
 
 def _load_optimizers() -> None:
-    """Import what the first optimizer of ``torch.optim`` imports: torch's compiler, which takes seconds."""
+    """Import torch's compiler, as the first optimizer of ``torch.optim`` does; it takes seconds."""
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
 
 
 def _load_extensions(settings: Settings) -> None:
-    """Import what the setting ``allow`` lists.
+    """Import the modules that the setting ``allow`` lists.
 
     Raises:
-        ConfigError: something of it cannot be imported on this host.
+        ConfigError: a module cannot be imported on this host.
     """
     try:
         load_all(settings.allow)

@@ -1,14 +1,14 @@
-"""Requests that read values or set them outside of any round, and what answers to pushes and pulls bring.
+"""Requests that read values or set them outside of any round, and the answers to pushes and pulls.
 
 | request | the answer brings |
 |---|---|
 | a push that wants nothing, or whose values were written to shared memory | no frames |
-| a push or pull in a store that compresses pulls | what its worker knows now: differences, or values |
+| a push or pull in a store that compresses pulls | the worker's known values now: differences, or values |
 | any other push that wants values, a sum, a pull | values |
 | a push of rows that wants rows | rows |
 
 An answer may be given again when it got lost. Values are then read anew: they may be newer, and the worker takes them
-as they come. Differences and rows are the same bytes, because what the worker knows was counted when they were made.
+as they come. Differences and rows are the same bytes, because they were counted as known when they were made.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def send_known(
     absent: Collection[m.Span] = (),
     notes: Notes = (),
 ) -> None:
-    """Answer with what a worker knows now; given again, the answer is the same bytes."""
+    """Answer with the ranges that a worker knows now; given again, the answer is the same bytes."""
     frames = [frame for _, frame in known if frame is not None]
     store.sent_bytes += asker.network_bytes(frames)
     urgency = known[0][0].bucket if frames else None

@@ -1,4 +1,4 @@
-"""Requests that push: checked as a whole before any part takes effect. And those that clip what was pushed."""
+"""Requests that push: checked as a whole before any part takes effect. And those that clip pushes."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from paceline.updaters import StepOptions, check_numbers
 from paceline.wire import messages as m
 
 Values: TypeAlias = torch.Tensor | Encoded | None
-"""Of an entry: flat [length of the entry], in the memory of the frame or of the worker; some rows (sparse); encoded;
-None: there is no gradient."""
+"""Values of an entry: flat [length of the entry], in the memory of the frame or of the worker; some rows (sparse);
+encoded; None: there is no gradient."""
 
 _options_decoder = msgspec.msgpack.Decoder(StepOptions)
 
@@ -51,7 +51,7 @@ class WorkerPush(PushRequest):
 
     Args:
         asker: the worker.
-        store: takes it.
+        store: the store that takes the push.
         push: the message.
         knows: as in :class:`PushRequest`.
     """
@@ -61,7 +61,7 @@ class WorkerPush(PushRequest):
         self._store, self._push = store, push
 
     def answer(self) -> None:
-        """Answer with what the worker wants."""
+        """Answer as the worker wants."""
         push, notes = self._push, self.notes or ()
         if push.want and push.rows:
             send_rows(self.asker, self._store, push.entries[0])
@@ -78,7 +78,7 @@ class SumPush(PushRequest):
 
     Args:
         asker: the server.
-        store: takes it.
+        store: the store that takes the sum.
         push: the message.
     """
 
@@ -225,7 +225,7 @@ def _check_sum(own: OwnStore, push: m.PushSum) -> list[StoredBucket]:
 
 
 def _pushes_of(push: m.PushSum, index: int) -> Sequence[Pushed]:
-    """Return what each worker has pushed of one entry of a sum, in the order of ranks."""
+    """Return the pushes behind one entry of a sum, in the order of ranks."""
     shares = sorted(push.shares, key=lambda share: share.worker)
     return [Pushed(one.worker, one.rounds[index], one.samples) for one in shares]
 

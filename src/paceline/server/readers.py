@@ -1,4 +1,4 @@
-"""What workers have read of a slot, and what an answer has to tell them.
+"""The readers of a slot: the versions that they have read, and the content of answers to them.
 
 The rule counts the version of a slot that a worker has read as a whole. Workers may read a slot part by part, key by
 key: then they have read it when all parts are read at one version. Until then it counts as not read, so that a push is
@@ -6,9 +6,9 @@ never taken for fresher than it is.
 
 In a store that compresses pulls, workers that always read the same version are one *unit* of readers: all of them, a
 group, or a single worker. For each unit the server keeps the values as the unit knows them; an update moves those by
-what a codec makes of the difference, and the same bytes move the copy of every worker in the unit. What a codec leaves
-out stays in the difference, so no residual is needed (error feedback both ways: DoubleSqueeze, Tang et al. 2019;
-Philippenko and Dieuleveut 2021).
+the difference as a codec encodes it, and the same bytes move the copy of every worker in the unit. The part that a
+codec leaves out stays in the difference, so no residual is needed (error feedback both ways: DoubleSqueeze, Tang et al.
+2019; Philippenko and Dieuleveut 2021).
 """
 
 from __future__ import annotations
@@ -65,24 +65,24 @@ class Readers:
     """How far the readers of one slot have come."""
 
     parts: Parts = field(default_factory=Parts)
-    """What workers have read of the version of the rule, where that is not all."""
+    """Parts of the rule's version that workers have read, where these are not all."""
     absent: dict[int, Ranges] = field(default_factory=dict)
-    """By worker: for what, in the last update with its push, nobody had a gradient; empty: never yet."""
+    """By worker: ranges without any gradient in the last update with its push; empty: never yet."""
     notes: Notes = ()
-    """Of the pushes that made the last update, where each update is made of a push of every worker."""
+    """Notes of the pushes that made the last update, where each update is made of a push of every worker."""
 
     # The rest is used in a store that compresses pulls.
     versions: dict[int, int] = field(default_factory=dict)
-    """How often what a unit knows has moved."""
+    """How often a unit's known values have moved."""
     holds: dict[int, int] = field(default_factory=dict)
     """The version that a worker was told last."""
     told: Parts = field(default_factory=Parts)
-    """What workers were told of the version that their unit knows, where that is not all."""
+    """Parts of their unit's known version that workers were told, where these are not all."""
     states: dict[int, CodecState] = field(default_factory=dict)
-    """What the codec remembers, by unit."""
+    """State of the codec, by unit."""
 
     def within(self, start: int, stop: int) -> Readers:
-        """Return the readers of a part of a slot that is cut; what codecs remember is forgotten."""
+        """Return the readers of a part of a slot that is cut; the states of codecs are forgotten."""
         return Readers(
             self.parts.within(start, stop),
             {worker: within(absent, start, stop) for worker, absent in self.absent.items()},
@@ -110,12 +110,12 @@ class Readers:
         """Note that a worker reads a range now that overlaps the slot; returns the slot's version.
 
         The rule hears of it when the worker has read all of this version, in one part or several: staleness counts
-        from the oldest version in what a push was computed from.
+        from the oldest version that a push was computed from.
 
         Args:
-            rule: of the slot.
+            rule: rule of the slot.
             worker: the reader.
-            slot: where it lies.
+            slot: range of the slot.
             span: the range.
         """
         version, part = rule.readable(worker), slot.part(span.start, span.stop)
@@ -134,15 +134,15 @@ class Readers:
         self.states = {unit: state for unit, state in self.states.items() if unit in units}
 
     def version(self, unit: int) -> int:
-        """Return how often what a unit knows has moved."""
+        """Return how often a unit's known values have moved."""
         return self.versions.get(unit, 0)
 
     def jump(self, unit: int) -> None:
-        """Note that what a unit knows has moved by no difference: the next answer brings the values as they are."""
+        """Note that a unit's known values moved without a difference: the next answer brings the values as they are."""
         self.versions[unit] = self.version(unit) + 1
 
     def catch_up(self, worker: int, unit: int) -> None:
-        """Note that what the only worker of a unit knows moves by what it reads next, be that a part of the slot.
+        """Note that the next read of a unit's only worker moves its known values, even if it reads a part of the slot.
 
         Reading the other parts next moves nothing more: the version is then the same for all of them.
         """
@@ -164,9 +164,9 @@ class Readers:
 
         Args:
             worker: the reader.
-            unit: of the worker.
-            slot: where it lies.
-            part: of the slot.
+            unit: unit of the worker.
+            slot: range of the slot.
+            part: range of the part.
         """
         version, start, stop = self.version(unit), part.start - slot.start, part.stop - slot.start
         if self.holds.get(worker) != version and self.told.add(worker, version, start, stop, slot.length):
@@ -175,17 +175,17 @@ class Readers:
     def move(
         self, unit: int, known: torch.Tensor, values: torch.Tensor, codec: Codec, waiting: Iterable[int]
     ) -> Bytes | None:
-        """Move what a unit knows towards the values.
+        """Move a unit's known values towards the values.
 
         Args:
-            unit: of readers.
+            unit: unit of readers.
             known: flat float32 values as the unit knows them, changed in place.
             values: flat float32 values as they are.
-            codec: of the pull leg.
+            codec: codec of the pull leg.
             waiting: workers of the unit that are told of this move at once.
 
         Returns:
-            The encoded difference; None when nobody could use it, or nobody should: differences that are not finite are
+            The encoded difference; None when no worker could or should use it: differences that are not finite are
             for no codec, and those who train must see them. Then the unit knows the values as they are.
         """
         before = self.version(unit)
@@ -200,7 +200,7 @@ class Readers:
         return None
 
     def _encode(self, unit: int, difference: torch.Tensor, codec: Codec, round: int) -> Bytes:
-        """Encode without a residual from last time: what was not sent then is in the difference already."""
+        """Encode without a residual from last time: the unsent part is in the difference already."""
         numel = difference.numel()
         if unit not in self.states:
             self.states[unit] = codec.new_state(numel)

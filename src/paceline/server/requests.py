@@ -1,8 +1,8 @@
-"""What a server does with requests: no socket, no thread, no clock.
+"""The handling of requests by a server: no socket, no thread, no clock.
 
 A request is given to the handler of its type, a function ``handler(host, asker, body, frames)``. It returns the answer,
-or nothing when it answers later. Whatever it raises is the answer, and the request has changed nothing. That guarantee
-breaks in a handler that changes something before all its checks are done.
+or nothing when it answers later. An error that it raises is the answer, and the request has changed nothing. That
+guarantee breaks in a handler that changes something before all its checks are done.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ class RequestHandler:
     """The stores of one server, and the requests on them.
 
     Args:
-        settings: of the server.
-        answer: sends an answer.
-        ask: sends a request to another server.
-        members: of the job, who may be admitted later.
+        settings: settings of the server.
+        answer: function that sends an answer.
+        ask: function that sends a request to another server.
+        members: members of the job, who may be admitted later.
 
     Attributes:
-        stores: that are open here.
+        stores: stores that are open here.
     """
 
     def __init__(

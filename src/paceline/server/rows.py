@@ -27,7 +27,7 @@ _RECENT, _MOST_OLD = 8, 256
 
 
 class RowAnswers(abc.ABC):
-    """What a bucket of one key answers to pushes of its rows.
+    """The answers of a bucket of one key to pushes of its rows.
 
     Attributes:
         stores_value: the bucket holds the key's value, which updates change.
@@ -40,7 +40,7 @@ class RowAnswers(abc.ABC):
         """Note an update.
 
         Args:
-            version: after it.
+            version: version after the update.
             gradient: merged: row-sparse and coalesced, or flat.
             scale: factor that makes it the gradient.
             only_rows: the update touched nothing but the gradient's rows.
@@ -57,9 +57,9 @@ class RowAnswers(abc.ABC):
         """Return the rows that a worker, which reads now, lacks.
 
         Args:
-            worker: its rank.
-            version: that it reads.
-            values: of that version, [rows, elements of a row].
+            worker: rank of the worker.
+            version: version that it reads.
+            values: values of that version, [rows, elements of a row].
         """
 
     def leave(self, worker: int) -> None:  # noqa: B027
@@ -84,7 +84,7 @@ class MergedRows(RowAnswers):
         self._rows = gradient.indices()[0].contiguous(), (values if scale == 1.0 else values * scale).contiguous()
 
     def take(self, worker: int, version: int, values: torch.Tensor) -> Rows | None:
-        """Return the merged rows, the same for every worker; None: nobody had a gradient."""
+        """Return the merged rows, the same for every worker; None: no worker had a gradient."""
         return self._rows
 
 
@@ -93,7 +93,7 @@ class ChangedRows(RowAnswers):
 
     Args:
         height: rows of the value.
-        workers: that read; all of them know version 0.
+        workers: workers that read; all of them know version 0.
     """
 
     stores_value = True
@@ -134,7 +134,7 @@ class ChangedRows(RowAnswers):
         self._forget()
 
     def _shorten(self) -> None:
-        """Join what only slow readers still need; these get some rows once more than necessary."""
+        """Join the updates that only slow readers still need; these get some rows once more than necessary."""
         old = self._log[:-_RECENT]
         size = sum(self._height if rows is None else rows.numel() for _, rows in old)
         if len(old) > _MOST_OLD or size > 2 * self._height:
@@ -189,12 +189,12 @@ def _table(bucket: Table) -> tuple[tuple[int, ...], int]:
 
 
 def answers_of(bucket: Table, kind: str, workers: Collection[int]) -> RowAnswers | None:
-    """Return what a new bucket answers to pushes of its rows.
+    """Return the answers of a new bucket to pushes of its rows.
 
     Args:
         bucket: the bucket.
-        kind: as in :class:`paceline.wire.messages.Init`.
-        workers: that read it.
+        kind: kind of the answers, as in :class:`paceline.wire.messages.Init`.
+        workers: workers that read it.
 
     Raises:
         ProtocolError: unknown kind, or the bucket is not one whole key with rows.

@@ -62,7 +62,7 @@ def init(host: ServerState, asker: Asker, body: m.Init, frames: Frames) -> m.Rep
 
 
 def set_updater(host: ServerState, asker: Asker, body: m.SetUpdater, frames: Frames) -> m.Reply:
-    """Set what a push does."""
+    """Set how a push changes values."""
     hosted, spec = host.stores[body.store], _spec_decoder.decode(body.spec)
     hosted.own.set_updater(spec, body.fresh)
     if hosted.forward is not None:

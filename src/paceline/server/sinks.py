@@ -1,4 +1,4 @@
-"""Sinks: what a server's store gives complete cohorts to.
+"""Sinks, to which a server's store gives complete cohorts.
 
 A store (:class:`~paceline.server.store.BucketStore`) merges pushes by the rule. What happens to a merged gradient, and
 when its workers are answered, is the sink's business:
@@ -11,7 +11,7 @@ when its workers are answered, is the sink's business:
 
 Order: the store calls ``complete`` before the ``release`` that follows from it. A sink owns the accumulator that it
 gets, and closes it. It takes the requests that it answers out of ``slot.pending``: as long as a worker is in there, its
-push is not answered, whatever the rule says.
+push is not answered, regardless of the rule.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class Sink(abc.ABC):
     def release(self, bucket: StoredBucket, slot: Slot, action: Release) -> None:
         """Answer workers, all of one unit, whose cohort the rule regards as applied; or do so later."""
 
-    def forget(self, bucket: StoredBucket, slot: Slot, worker: int) -> None:  # noqa: B027 - most wait for nobody
+    def forget(self, bucket: StoredBucket, slot: Slot, worker: int) -> None:  # noqa: B027 - most wait for no worker
         """Note that a worker leaves: wait for nothing that it would have sent."""
 
     def before_read(self, bucket: StoredBucket, worker: int, span: m.Span) -> None:  # noqa: B027
-        """Make visible what a worker, which reads a range now, may see of it. By default it sees what there is."""
+        """Make visible the values that a worker, which reads a range now, may see: by default the present ones."""
 
 
 class ApplySink(Sink):
@@ -58,7 +58,7 @@ class ApplySink(Sink):
 
     Args:
         store: name, for messages.
-        policy: of the store.
+        policy: policy of the store.
 
     Attributes:
         spec: the update of every updater.

@@ -15,9 +15,9 @@ What else happens to it:
 
 | event | effect |
 |---|---|
-| it comes again, unanswered | nothing is merged; the later request is answered instead of the first |
-| it comes again, answered | nothing is merged; it is answered again |
-| its worker leaves | its request is dropped; what it has pushed still counts, and nobody waits for more |
+| it comes again, unanswered | it is not merged; the later request is answered instead of the first |
+| it comes again, answered | it is not merged, but answered again |
+| its worker leaves | its request is dropped; its earlier pushes still count, and no worker waits for more |
 | its update raises | the slot is broken: waiting workers get the error, later pushes of it are refused |
 | options differ in its cohort | its workers get an error; the round counts, without an update |
 
@@ -62,19 +62,19 @@ class BucketStore:
     """Merges the pushes of a store's buckets.
 
     Args:
-        name: of the store.
+        name: name of the store.
         policy: merge, bound, weighting and age limit.
         mean: merge to the mean over samples instead of the sum.
-        num_workers: of the job.
-        sink: gets complete cohorts.
-        hosts: of the workers, by rank: sums are made host by host; empty: all on one.
+        num_workers: number of the job's workers.
+        sink: the sink that gets complete cohorts.
+        hosts: hosts of the workers, by rank: sums are made host by host; empty: all on one.
         shared: keep values in shared memory, so that workers of this host can map them.
 
     Attributes:
-        unpushed: the rule of a slot that nobody has pushed: new buckets go on from it.
+        unpushed: rule of a slot without pushes: new buckets go on from it.
         sums_in_float32: merge 2-byte values in float32, because the updater keeps float32 masters.
-        received_bytes: of values that came from other hosts.
-        sent_bytes: of values that went to other hosts.
+        received_bytes: bytes of values that came from other hosts.
+        sent_bytes: bytes of values that went to other hosts.
     """
 
     def __init__(
@@ -88,14 +88,14 @@ class BucketStore:
         shared: bool = False,
     ) -> None:
         self.name, self.policy, self.mean, self.sink = name, policy, mean, sink
-        # What weightings look at: updates of all slots.
+        # Updates of all slots, for weightings.
         self.unpushed = new_rule(policy, num_workers, Stats(store=Stats()))
         self.buckets = Buckets(name, shared)
         self.sums_in_float32 = False
         self.received_bytes = self.sent_bytes = 0
         self._hosts = list(hosts) or [""] * num_workers
         self._scratch = Scratch()
-        # With ``first`` a worker goes on at once, and may overwrite what is not summed yet.
+        # With ``first`` a worker goes on at once, and may overwrite values that are not summed yet.
         self._copies_borrowed = policy.merge == "first"
 
     @property
@@ -126,12 +126,12 @@ class BucketStore:
         """Take one entry of a push that was checked.
 
         Args:
-            bucket: of the entry.
-            entry: of the push.
-            pushes: of the workers behind it.
+            bucket: bucket of the entry.
+            entry: entry of the push.
+            pushes: pushes of the workers behind it.
             one: their contribution; its values are those of the whole entry.
-            all_absent: where the push has no gradient.
-            request: is answered when all slots have released all workers behind the push.
+            all_absent: ranges where the push has no gradient.
+            request: the request, answered when all slots have released all workers behind the push.
         """
         slots = bucket.cut(entry)
         if len(slots) == 1 and not all_absent:
@@ -154,7 +154,7 @@ class BucketStore:
     def take(
         self, bucket: StoredBucket, slot: Slot, pushes: Sequence[Pushed], one: Contribution, request: PushRequest
     ) -> None:
-        """Give pushes of one slot, summed to one contribution, to its rule, and do what the rule says.
+        """Give pushes of one slot, summed to one contribution, to its rule, and carry out the rule's actions.
 
         The request waits until the slot has released all workers behind the pushes.
         """
@@ -199,14 +199,14 @@ class BucketStore:
     # ---- workers that come to a barrier or leave -------------------------------------------------------------------
 
     def pause(self, worker: int) -> None:
-        """Note that a worker enters a barrier: until all have, nobody waits for its pushes."""
+        """Note that a worker enters a barrier: until all have, no worker waits for its pushes."""
         self.unpushed.pause(worker)
         for bucket in self.buckets:
             for slot in bucket.slots:
                 self._perform(bucket, slot, slot.rule.pause(worker), None)
 
     def go_away(self, worker: int) -> None:
-        """Note that nobody waits for a worker's pushes until it comes back, or a barrier has opened."""
+        """Note that no worker waits for a worker's pushes until it comes back, or a barrier has opened."""
         self.unpushed.go_away(worker)
         for bucket in self.buckets:
             for slot in bucket.slots:
@@ -242,7 +242,7 @@ class BucketStore:
             self._perform(bucket, slot, slot.rule.regroup(worker, generation, groups), None)
 
     def leave(self, worker: int) -> None:
-        """Take a worker out: nobody waits for it any more."""
+        """Take a worker out: no other waits for it any more."""
         self.unpushed.leave(worker)
         for bucket in self.buckets:
             bucket.arenas.pop(worker, None)
@@ -282,7 +282,7 @@ class BucketStore:
 
 
 def absent_in(absent: Sequence[m.Span], entry: m.Span) -> Ranges:
-    """Return what is absent in the bucket of an entry, in positions of the bucket."""
+    """Return the absent ranges in the bucket of an entry, in positions of the bucket."""
     return joined((one.start, one.stop) for one in absent if one.place == entry.place)
 
 

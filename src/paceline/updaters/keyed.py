@@ -91,7 +91,7 @@ class KeyedOptimizer:
             keys: keys that are not in group 0 with multipliers 1; None: those of the spec.
 
         Raises:
-            ValueError: a param group does not exist. Nothing is changed.
+            ValueError: a param group does not exist. No option is changed.
         """
         groups = completed(groups, self._spec.groups)
         keys = self._spec.keys if keys is None else keys
@@ -261,7 +261,7 @@ class KeyedOptimizer:
         """Replace the state of one key.
 
         Raises:
-            ValueError: a tensor does not fit the key's shape. Nothing is changed.
+            ValueError: a tensor does not fit the key's shape. The state is unchanged.
         """
         self.check_state(key, state)
         param = self._params[key]

@@ -67,7 +67,7 @@ class Outbox(Generic[Content]):
         return seq
 
     def answer(self, seq: int) -> bool:
-        """Note an answer; returns False when it is a repeat or nobody asked."""
+        """Note an answer; returns False when it is a repeat or no call asked."""
         return self._sent.pop(seq, None) is not None
 
     def content(self, seq: int) -> Content | None:

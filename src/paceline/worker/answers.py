@@ -1,4 +1,4 @@
-"""What answers bring: values, and the ranges for which no worker had a gradient (*absent* in a push)."""
+"""The content of answers: values, and the ranges for which no worker had a gradient (*absent* in a push)."""
 
 from __future__ import annotations
 

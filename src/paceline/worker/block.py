@@ -91,7 +91,7 @@ class BucketSide:
     sending: list[_Sending] = field(default_factory=list)
     """Requests that are not answered yet. Some answered ones may still be in the list."""
     codec_states: dict[tuple[int, int], CodecState] = field(default_factory=dict)
-    """What the codec of pushes remembers, per range, the last used one last; residuals are views of the block's."""
+    """States of the codec of pushes, per range, the last used one last; residuals are views of the block's."""
     most_codec_states: int = _MIN_CODEC_STATES
     """Ranges beyond which the one that was used least recently is forgotten."""
     versions: Versions = field(default_factory=lambda: Versions(0))
@@ -216,8 +216,8 @@ class WorkerBlock:
     def codec_state(self, codec: Codec, bucket: int, start: int, length: int) -> CodecState:
         """Return the codec's state of a range.
 
-        Residuals lie in one arena, so that they stay with their elements however pushes are cut. What else a codec
-        remembers (a start vector, a count of dropped elements) is forgotten for ranges that were not pushed for long.
+        Residuals lie in one arena, so that they stay with their elements however pushes are cut. The rest of a codec's
+        state (a start vector, a count of dropped elements) is forgotten for ranges that were not pushed for long.
         """
         side = self.buckets[bucket]
         states = side.codec_states

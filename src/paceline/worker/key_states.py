@@ -1,4 +1,4 @@
-"""What one worker sets and reads for whole keys, between rounds: values, the optimizer's state, residuals, counters."""
+"""Access of one worker to whole keys, between rounds: values, the optimizer's state, residuals, counters."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def set_residuals(table: KeyTable, states: Mapping[Key, Mapping[str, torch.Tenso
 
     Raises:
         KeyMismatchError: unknown key.
-        ValueError: a tensor has a wrong name, shape or dtype. Then nothing is changed.
+        ValueError: a tensor has a wrong name, shape or dtype. Then no residual is changed.
     """
     places = table.locate(list(states))
     for (key, state), (block, index) in zip(states.items(), places, strict=True):

@@ -39,18 +39,18 @@ class RoundTimes:
         self.rounds = 0
         """Rounds that were measured."""
         self._last: tuple[WorkerRound, ...] = ()
-        """The last rounds. What they show is worked out when it is asked for, not with every push."""
+        """The last rounds. Their statistics are worked out on request, not with every push."""
         self._all: list[WorkerRound] | None = [] if keep else None
         self.samples = 1.0
-        """Of the largest batch so far."""
+        """Samples of the largest batch so far."""
 
     def push(self, round: int, waited_s: float, samples: float = 1.0) -> None:
         """Note a push of a round; only the first one counts.
 
         Args:
-            round: of the push.
+            round: number of the round.
             waited_s: how long this worker has waited for answers so far.
-            samples: behind the push.
+            samples: number of samples behind the push.
         """
         if round <= self._round:
             return
@@ -100,7 +100,7 @@ class RoundTimes:
 
 
 class Team(Protocol):
-    """What a profile needs of a worker's session."""
+    """The part of a worker's session that a profile needs."""
 
     pace: RoundTimes
     stores: WorkerStores
@@ -130,9 +130,9 @@ class Profile:
     """Ends a worker when enough rounds are measured; worker 0 writes the speeds of all (``paceline profile``).
 
     Args:
-        path: of the speeds file, on worker 0's machine.
-        rounds: to measure.
-        steps: of a file of all steps there; empty: none.
+        path: path of the speeds file, on worker 0's machine.
+        rounds: number of rounds to measure.
+        steps: path of a file of all steps there; empty: none.
     """
 
     def __init__(self, path: str, rounds: int, steps: str = "") -> None:

@@ -46,7 +46,7 @@ class Session:
 
     Args:
         settings: settings of this worker.
-        make_hub: makes a transport.
+        make_hub: function that makes a transport.
 
     Raises:
         AuthenticationError: the scheduler or a server does not admit this process.
@@ -158,8 +158,8 @@ class Session:
         """Report the round with the next heartbeat, and measure it.
 
         Args:
-            round: of a push.
-            samples: behind it.
+            round: number of the push's round.
+            samples: number of samples behind it.
         """
         self._lifeline.round = max(self._lifeline.round, round)
         self.pace.push(round, self.waited_s, samples)
@@ -270,7 +270,7 @@ class Session:
     def _whom_it_waits_for(self, late: Call) -> str:
         """Ask who holds up a push, a norm, a barrier or a gather; returns a text for the error.
 
-        What happened to what was pushed goes to the log, at level DEBUG.
+        The story of the push goes to the log, at level DEBUG.
         """
         request = self._client.request(late)
         questions: list[m.Request] = []
@@ -301,8 +301,8 @@ class Session:
         """Wait until all live workers have called this with the same name; of a store, all that have not left it.
 
         Args:
-            name: of the barrier.
-            store: whose barrier it is; empty: the job's.
+            name: name of the barrier.
+            store: store of the barrier; empty: the job's.
             pauses: whether the servers know that this worker pauses.
 
         Returns:

@@ -1,4 +1,4 @@
-"""The stores of one worker: those that are open, and what is known of closed ones. Pure."""
+"""The stores of one worker: the open ones, and records of closed ones. Pure."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from weakref import WeakValueDictionary
 
 
 class Store(Protocol):
-    """What the table calls."""
+    """The methods of a store that the table calls."""
 
     @property
     def name(self) -> str:
-        """What the servers call it."""
+        """The servers' name for it."""
 
     def pause(self) -> None:
-        """Tell the servers that nobody shall wait for this worker's pushes until all workers have paused."""
+        """Tell the servers that no worker shall wait for this worker's pushes until all workers have paused."""
 
     def go_away(self) -> None:
-        """Tell the servers that nobody shall wait for this worker's pushes until it comes back."""
+        """Tell the servers that no worker shall wait for this worker's pushes until it comes back."""
 
     def come_back(self) -> None:
         """Tell the servers that others in this worker's phase wait for its pushes again."""
@@ -34,21 +34,21 @@ class WorkerStores:
     """The stores of one worker, by the names that the servers know.
 
     Attributes:
-        phase: that this worker has come back in last; a store that opens later begins with it.
+        phase: phase in which this worker has come back last; a store that opens later begins with it.
     """
 
     def __init__(self) -> None:
         self.phase = 0
         self._open: list[Store] = []
         self.closed: WeakValueDictionary[str, Store] = WeakValueDictionary()
-        """Closed stores, by name, that somebody still holds: nobody else can send requests on them."""
+        """Closed stores, by name, that the process still holds: only their holders can send requests on them."""
         self._times_closed: dict[str, int] = {}
         """By namespace that the user has named."""
 
     def name_for(self, namespace: str) -> str:
         """Return the name of a new store of a namespace: after each close another one.
 
-        Workers do not close a store at the same moment. Who opens the namespace again must not meet the old store.
+        Workers do not close a store at the same moment. The next opener of the namespace must not meet the old store.
         """
         closed = self._times_closed.setdefault(namespace, 0)
         return f"{namespace}#{closed + 1}" if closed else namespace
@@ -78,7 +78,7 @@ class WorkerStores:
             store.pause()
 
     def go_away(self) -> None:
-        """Tell the servers of all open stores that nobody shall wait for this worker."""
+        """Tell the servers of all open stores that no worker shall wait for this worker."""
         for store in list(self._open):
             store.go_away()
 

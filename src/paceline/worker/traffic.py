@@ -27,7 +27,7 @@ Located = tuple[WorkerBlock, BucketRange]
 
 @dataclass(frozen=True)
 class Carried:
-    """What a push carries besides gradients. All pushes of one round carry the same.
+    """All that a push carries besides gradients. All pushes of one round carry the same.
 
     Attributes:
         samples: samples behind it: its weight if the store merges to the mean.
@@ -138,7 +138,7 @@ class Traffic:
             want: the answer brings the new values into the arenas.
             absent: parts of the ranges for which this worker has no gradient. Each part is all that the ranges hold of
                 a key (:meth:`WorkerBlock.ranges`). They count as zeros, and the arenas' gradients become zeros there.
-                If no worker has a gradient, nothing is updated.
+                If no worker has a gradient, no value is updated.
         """
         # Codecs of both legs have their states in the worker and the owner, so pushes are not summed between them.
         server = route.owner if self.codecs else route.via

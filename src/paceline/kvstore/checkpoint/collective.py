@@ -67,11 +67,11 @@ def save(
     """Write a checkpoint. Every worker of the store calls it.
 
     Args:
-        store: its workers save; None: this process is the only one.
+        store: store whose workers save; None: this process is the only one.
         path: path of the common file.
         kind: kind of file.
-        common: returns the content of the common file; called on worker 0.
-        own: returns this worker's own content, or None.
+        common: function that returns the content of the common file; called on worker 0.
+        own: function that returns this worker's own content, or None.
         step: number of steps so far, if the caller counts them.
 
     Raises:
@@ -116,7 +116,7 @@ def save_alone(store: KVStoreBase | None, path: str | os.PathLike[str], kind: st
     """Write a checkpoint without any worker's own state. Only the calling worker writes.
 
     Args:
-        store: its workers share the content; None: this process is the only one.
+        store: store whose workers share the content; None: this process is the only one.
         path: path of the file.
         kind: kind of file.
         content: content of the file.
@@ -128,7 +128,7 @@ def load(store: KVStoreBase | None, path: str | os.PathLike[str], kind: str, eve
     """Read a checkpoint. Every worker of the store calls it, with any number of workers.
 
     Args:
-        store: its workers load; None: this process is the only one.
+        store: store whose workers load; None: this process is the only one.
         path: path of the common file.
         kind: required kind of file.
         everywhere: every worker needs the common file, not only worker 0.
@@ -165,7 +165,7 @@ def agree(store: KVStoreBase | None, what: str, check: Callable[[], None]) -> No
     """Run a check on every worker, and raise on all if it fails on one.
 
     Args:
-        store: its workers run the check; None: this process is the only one.
+        store: store whose workers run the check; None: this process is the only one.
         what: name of the check, for messages.
         check: raises if something is wrong.
 
@@ -274,7 +274,7 @@ def _remove(path: str | os.PathLike[str], names: set[str]) -> None:
 def _remove_leftovers(path: str | os.PathLike[str], kind: str, rank: int, workers: int, names: set[str]) -> None:
     """Remove files that a killed save of this path has left: those of this rank, or of ranks beyond the last worker's.
 
-    Nobody else writes files of this rank and path meanwhile. A copy of the common file may list such files too.
+    No other process writes files of this rank and path meanwhile. A copy of the common file may list such files too.
     """
     common = Path(os.path.realpath(path))
     form = re.compile(re.escape(f"{common.name}.rank") + r"(\d+)\.[0-9a-f]{8}")

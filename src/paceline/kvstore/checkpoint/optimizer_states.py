@@ -33,7 +33,7 @@ def save(
     Args:
         store: the store that has the codec; None: there is no codec.
         fname: path of the file.
-        states: returns the optimizer's state by key.
+        states: function that returns the optimizer's state by key.
         **manifest: plain data that describe the optimizer.
 
     Raises:
@@ -91,7 +91,7 @@ def set_residuals(store: KVStoreBase | None, own: TensorFile | None) -> None:
         own: this worker's own file of a checkpoint.
 
     Raises:
-        ValueError: the residuals are of another model. Then nothing is changed.
+        ValueError: the residuals are of another model. Then none is changed.
     """
     if store is None or not store.keeps_residuals:
         return

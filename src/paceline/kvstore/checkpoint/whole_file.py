@@ -48,7 +48,7 @@ class Draft:
 
 @contextlib.contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[Draft]:
-    """Write a file that replaces ``path`` when the block ends; if the block fails, nothing is changed.
+    """Write a file that replaces ``path`` when the block ends; if the block fails, ``path`` stays as it was.
 
     Several processes may write the same file: each has a temporary file, and the last rename wins. Temporary files of
     dead processes for this path are removed. If ``path`` is a symbolic link, its target is replaced.

@@ -129,12 +129,12 @@ class StoreLifecycle:
             block.fresh = [False] * len(block.fresh)
 
     def pause(self) -> None:
-        """Tell the servers that nobody shall wait for this worker's pushes until all workers have told them this."""
+        """Tell the servers that no worker shall wait for this worker's pushes until all workers have told them this."""
         if self._is_at_servers:
             self.ask_all_servers(m.Pause(self.name), "entering a barrier")
 
     def go_away(self) -> None:
-        """Tell the servers that nobody shall wait for this worker's pushes until it comes back, or a barrier opens."""
+        """Tell the servers that no worker shall wait for this worker's pushes until it comes back, or a barrier opens."""
         if self._is_at_servers:
             self.ask_all_servers(m.Away(self.name), "going away")
 

@@ -30,7 +30,7 @@ def resolve_policy(store_type: str, session: Session, options: Mapping[str, Any]
     """Return the policy of a store type. Arguments override the environment, which overrides the defaults.
 
     Raises:
-        ConfigError: the groups file cannot be read, or nothing was measured for ``dist_auto``.
+        ConfigError: the groups file cannot be read, or there are no measurements for ``dist_auto``.
         ValueError: a setting is wrong for the type.
     """
     settings = session.settings
@@ -62,7 +62,7 @@ def chosen(settings: Settings) -> Choice | None:
     """Return the choice for ``dist_auto``; None while the job only measures, in lock step.
 
     Raises:
-        ConfigError: nothing was measured, or the choice does not fit this job.
+        ConfigError: there are no measurements, or the choice does not fit this job.
     """
     if settings.profile:
         return None

@@ -233,7 +233,7 @@ class DistStore(KVStore):
         self.session.wait(self.send_values(key, value))
 
     def send_values(self, key: Keys, value: Values) -> list[Call]:
-        """Send what :meth:`set_values` sets, and do not wait for the servers; the values must not change until then."""
+        """Send values as :meth:`set_values` does, and do not wait for the servers; the values must not change until then."""
         (plan, values), by_rows = plan_push(self.table, key, value)
         if by_rows or any(not isinstance(one, torch.Tensor) for one in values):
             raise ValueError("set_values takes one dense value per key")
@@ -371,7 +371,7 @@ class DistStore(KVStore):
         warning. Other states of codecs (PowerSGD's Q, the round that draws the elements of randomk) are reset.
 
         Raises:
-            CheckpointError: on all workers: a file is missing or damaged, or is of another save. Nothing is changed.
+            CheckpointError: on all workers: a file is missing or damaged, or is of another save. No state changes.
             ValueError: the servers run no optimizer.
         """
         self._need_optimizer("load")
@@ -408,7 +408,7 @@ class DistStore(KVStore):
         """Leave the store: servers and workers do not wait for this worker any more. Idempotent.
 
         A store that this worker never used is left too, because other workers may use it. When all workers have left,
-        the servers forget it. Until then a store takes memory on all servers, and here also if nobody refers to it.
+        the servers forget it. Until then a store takes memory on all servers, and here even without a reference to it.
         This worker can still read the values, but do nothing else with the store.
         """
         self.lifecycle.close()

@@ -94,11 +94,11 @@ class Span(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=T
 
     @property
     def place(self) -> tuple[int, int]:
-        """Of the bucket: the number of its block, and its index there."""
+        """Number of the bucket's block, and its index there."""
         return self.block, self.bucket
 
     def part(self, start: int, stop: int) -> Span:
-        """Return what lies between two elements of the bucket, which overlap the range."""
+        """Return the part between two elements of the bucket, which overlap the range."""
         first = max(self.start, start)
         return Span(self.block, self.bucket, first, min(self.start + self.length, stop) - first)
 
@@ -171,7 +171,7 @@ class Values(Message, tag=26):
     versions: list[Number]
     known: list[KnownRange] = msgspec.field(default_factory=list)
     absent: list[Span] = msgspec.field(default_factory=list)
-    """To a push: the parts of its entries for which nobody had a gradient in that update."""
+    """To a push: the parts of its entries for which no worker had a gradient in that update."""
     notes: list[tuple[Rank, Note]] = msgspec.field(default_factory=list)
     """To a push: the notes of the pushes that made that update, the same for all workers behind it."""
 
@@ -331,7 +331,7 @@ class Regroup(Message, tag=59):
 
     store: Name
     generation: Number
-    """Of the groups, from 1."""
+    """Generation of the groups, from 1."""
     groups: list[list[Rank]]
 
 

@@ -48,7 +48,7 @@ class PushSum(Message, tag=43):
     options: Blob
     """Encoded StepOptions of the optimizer; empty: unchanged."""
     absent: list[Span] = msgspec.field(default_factory=list)
-    """As in :class:`Push`: what is absent in the pushes of all its workers."""
+    """As in :class:`Push`: ranges absent in the pushes of all its workers."""
     skip: bool = False
     """As in :class:`Push`, if any of its workers says so."""
     problem: Text = ""

@@ -87,9 +87,9 @@ class Spread(Message):
     """How much the times of a worker's last steps vary."""
 
     steps: Number = 0
-    """That were counted."""
+    """Steps that were counted."""
     spikes: Number = 0
-    """Of these, steps that took several times as long as those around them."""
+    """Those of them that took several times as long as those around them."""
     spike_factor: float = 1.0
     """How many times, in the mean."""
     jitter: float = 0.0
@@ -139,7 +139,7 @@ class News(Message, tag=4):
     lost: list[Death] = msgspec.field(default_factory=list)
     """Workers that have died, and that the job goes on without; they are among ``left`` too."""
     generation: Number = 0
-    """Of the groups; 0: those of the start."""
+    """Generation of the groups; 0: those of the start."""
     groups: list[list[Rank]] = msgspec.field(default_factory=list)
     """The groups that fit the measured speeds, from generation 1 on."""
 
@@ -296,7 +296,7 @@ class TakeSamples(Message, tag=16):
     length: Count
     """Samples of the data set."""
     number: Number
-    """Of this worker's requests, from 1."""
+    """Number of this worker's request, from 1."""
     walk: Number
     """The workers' iterations of the pool, from 0."""
     count: Count
@@ -325,7 +325,7 @@ class ReturnSamples(Message, tag=58):
 
     pool: Name
     number: Number
-    """Of the request with which it took them."""
+    """Number of the request with which it took them."""
     ranges: list[tuple[Count, Count]]
     round: Number = 0
     """Last round that the worker has pushed: it has trained on all samples that it took before."""
