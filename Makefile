@@ -59,7 +59,7 @@ test: $(READY)
 	$(BIN)/python -m pytest --cov=paceline --cov-branch --cov-report= --cov-append $(patsubst %,--ignore=%,tests/engines $(SIDE_BY_SIDE) $(FAULTS))
 	$(BIN)/python -m coverage report --skip-covered --sort=cover
 	$(BIN)/python -m coverage report --fail-under=100 \
-	  --include='*/paceline/consistency/*,*/paceline/placement.py,*/paceline/start_clock.py,*/paceline/membership/*,*/paceline/interval_map.py,*/paceline/local_merge.py,*/paceline/wire/*'
+	  --include='*/paceline/consistency/*,*/paceline/placement.py,*/paceline/start_clock.py,*/paceline/own_time.py,*/paceline/membership/*,*/paceline/interval_map.py,*/paceline/local_merge.py,*/paceline/wire/*'
 
 # A venv of its own, because Ray is heavy; what paceline needs comes from the other one.
 $(ENGINES)/.ready: $(READY)

@@ -352,7 +352,7 @@ AREAS = (
     ),
     Area("membership/joining.py", ("membership/test_joining.py",), (("now + limit_s / 2", "now + 2 * limit_s"),)),
     Area(
-        "membership/own_time.py",
+        "own_time.py",
         ("membership/test_liveness.py",),
         (
             ("turn - self._longest_turn_s", "turn"),

@@ -7,7 +7,7 @@ import pytest
 from paceline.config import Settings
 from paceline.membership import Action, Membership, Warn
 from paceline.membership.liveness import GONE
-from paceline.membership.own_time import LONGEST_TURN_S, OwnTime
+from paceline.own_time import LONGEST_TURN_S, OwnTime
 from paceline.wire import messages as m
 
 JOB = Settings(job_id="j", num_workers=2, num_servers=1)

@@ -14,10 +14,10 @@ from paceline.config import Settings
 from paceline.exitcodes import PEER_FAILED
 from paceline.membership import FAILED_TIMEOUT_S, LEAVE_TIMEOUT_S, Action, Answer, Finish, Membership, Warn
 from paceline.membership.actions import Waiting
-from paceline.membership.own_time import LONGEST_TURN_S
 from paceline.net.answerer import Answerer
 from paceline.net.call import PROBE_AFTER_S
 from paceline.net.client import Client
+from paceline.own_time import LONGEST_TURN_S
 from paceline.testing.network import Fault, MemoryHub, MemoryListener, MemoryNetwork
 from paceline.wire import messages as m
 from paceline.wire.limits import MAX_GATHER_BYTES

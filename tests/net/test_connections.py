@@ -281,6 +281,7 @@ def test_a_connection_does_not_wait_for_ever_for_the_last_message_of_the_one_bef
     exchange(hub, listener, [b"before"])
     monkeypatch.setattr(connection, "LAST_SEND_S", 0.01)
     channel = hub._channels[0]
+    until(lambda: not channel._busy)
     channel._busy = True  # as if a thread were still sending
     assert channel.socket is not None
     end(channel.socket)

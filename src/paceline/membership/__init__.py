@@ -3,7 +3,6 @@
 from paceline.membership.actions import Action, Answer, Finish, Warn, describe
 from paceline.membership.liveness import GONE, Liveness, Suspect
 from paceline.membership.machine import FAILED_TIMEOUT_S, LEAVE_TIMEOUT_S, Membership
-from paceline.membership.own_time import OwnTime
 from paceline.membership.roster import MemberRecord
 
 __all__ = [
@@ -16,7 +15,6 @@ __all__ = [
     "Liveness",
     "MemberRecord",
     "Membership",
-    "OwnTime",
     "Suspect",
     "Warn",
     "describe",

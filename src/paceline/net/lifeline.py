@@ -43,12 +43,13 @@ import psutil
 
 from paceline.config import Settings
 from paceline.errors import JoinTimeoutError, PacelineError, PeerDiedError
-from paceline.membership import GONE, Action, Liveness, MemberRecord, OwnTime, Warn, describe
+from paceline.membership import GONE, Action, Liveness, MemberRecord, Warn, describe
 from paceline.net import Hub
 from paceline.net.base import Frames
 from paceline.net.client import Client
 from paceline.net.connection import traffic
 from paceline.net.hosts import host_id, own_address, process_state
+from paceline.own_time import OwnTime
 from paceline.wire import messages as m
 
 logger = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from paceline.launch.supervise.crew import NOT_FOUND_CODE, LocalCrew, free_port
 from paceline.launch.supervise.events import Event, Exited, NotStarted, words_of
 from paceline.launch.supervise.guardian import Guardian
 from paceline.launch.supervise.signals import SignalPipe
-from paceline.membership import OwnTime
+from paceline.own_time import OwnTime
 
 #: Says at which address this host is reached, where no ssh does.
 ADDRESS_VARIABLE = "PACELINE_AGENT_ADDRESS"

@@ -14,7 +14,7 @@ from paceline.errors import LaunchError
 from paceline.launch import processes
 from paceline.launch.remote.protocol import LONGEST_TURN_S, MAGIC, PING_S, SILENCE_S, AgentLines, encode
 from paceline.launch.supervise.child import Child
-from paceline.membership import OwnTime
+from paceline.own_time import OwnTime
 
 _READ_BYTES = 256 * 1024
 _ERROR_LINES = 20
