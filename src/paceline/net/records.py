@@ -43,7 +43,7 @@ CHUNK_BYTES = 1024 * 1024
 #: In the middle of a large frame so many bytes must come in so many seconds, or the connection counts as broken: bytes
 #: that were left out on the way would be waited for until a deadline. The slowest network is faster; what a member
 #: sends now and then to ask after its requests is not. It must exceed a usual pause of the sender.
-STALL_S, STALL_BYTES = 60, 4096
+STALL_S, STALL_BYTES = 10, 4096
 
 _READ_AHEAD_BYTES = 64 * 1024
 
