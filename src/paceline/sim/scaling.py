@@ -172,8 +172,8 @@ class Planner:
         """Return the way that costs least, and why: with overlap and local merge, compressed only if it gains much.
 
         Args:
-            count: of workers.
-            codec: that may be used.
+            count: number of workers.
+            codec: a codec that may be used.
         """
         hosts = self._of(count).host_count
         numbers = [str(2**power) for power in range(1, hosts.bit_length()) if 2**power < hosts]
