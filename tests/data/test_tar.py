@@ -122,6 +122,19 @@ def test_a_damaged_extended_header_is_named(tmp_path: Path, records: bytes) -> N
         list(TarSamples([path]))
 
 
+@pytest.mark.parametrize("size", [b"-0000000512\0", b"\x80" + b"\xff" * 11, b"\x80\0\0\0\0\0\0\x01\0\0\0\x01"])
+def test_a_size_that_no_file_has_takes_no_memory(tmp_path: Path, size: bytes) -> None:
+    """The header's checksum is right: somebody has made it so."""
+    block = bytearray(tarfile.TarInfo("1.cls").tobuf())
+    block[124:136] = size
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    path = tmp_path / "a.tar"
+    path.write_bytes(bytes(block) + bytes(1024))
+    with pytest.raises(PacelineError, match=r"a\.tar, at byte 0: 1\.cls has -?\d+ bytes; at most 4294967296"):
+        list(TarSamples([path]))
+
+
 def test_files_that_belong_to_no_single_sample_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     with tarfile.open(path, "w") as archive:

@@ -9,7 +9,7 @@ import torch
 
 import paceline
 from paceline import kvstore
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, DeadlineError
 from paceline.testing import LocalJob
 
 WORKERS, BOUND, FAST_ROUNDS, SLOW_ROUNDS = 4, 2, 30, 12
@@ -225,3 +225,26 @@ def open_early():
 def test_a_barrier_before_all_have_opened_the_store_keeps_the_workers_in_step():
     with LocalJob(3, 2, timeout_s=60) as job:
         assert job.run(open_early) == [[[3.0] * 3] * 3] * 3
+
+
+def miss_a_barrier():
+    """Rank 0 gives a barrier up, goes on, and pushes after the others."""
+    store = paceline.kvstore.create("dist_sync")
+    store.init("a", torch.zeros(3))
+    if store.rank == 0:
+        with pytest.raises(DeadlineError, match="worker 1"):
+            store.barrier()
+    store.session.gather("test/given-up", b"", timeout_s=60)
+    if store.rank == 1:
+        store.push("a", torch.ones(3))
+    store.session.gather("test/pushed", b"")
+    if store.rank == 0:
+        store.push("a", torch.ones(3))
+    out = torch.zeros(3)
+    store.pull("a", out=out)
+    return out.tolist()
+
+
+def test_worker_that_gives_a_barrier_up_is_waited_for_again():
+    with LocalJob(2, 2, timeout_s=3) as job:
+        assert job.run(miss_a_barrier) == [[2.0] * 3] * 2

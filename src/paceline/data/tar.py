@@ -37,6 +37,8 @@ _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]*)")
 _IMAGES = {"jpg", "jpeg", "png", "webp", "ppm", "pgm"}
 #: Read in one go.
 _BUFFER_BYTES = 1 << 20
+#: Largest file of a sample. A header says the size before the bytes come, and memory is taken for it.
+_MAX_FILE_BYTES = 1 << 32
 
 
 class TarSamples(IterableDataset[Any]):
@@ -196,6 +198,8 @@ class Archive:
         extended: dict[str, str] = {}
         while (member := self._header()) is not None:
             size = int(extended.get("size", member.size))
+            if not 0 <= size <= _MAX_FILE_BYTES:
+                raise self.damage(f"{member.name} has {size} bytes; at most {_MAX_FILE_BYTES} are read")
             is_skipped = self._places and member.type in tarfile.REGULAR_TYPES
             data = self._skip(size) if is_skipped else self._read(size)
             self._padding = -size % _BLOCK

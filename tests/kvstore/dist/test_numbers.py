@@ -62,3 +62,14 @@ def test_a_rate_that_is_changed_in_the_given_list_is_pushed() -> None:
         store.pushpull("w", torch.ones(1), out)
         seen.append(out.item())
     assert seen == [-1.0, -2.0, -2.5]
+
+
+def test_numbers_that_are_changed_inside_an_option_are_pushed() -> None:
+    [store] = OneProcess("a").stores()
+    store.set_optimizer("adam", lr=1.0)
+    betas = [0.9, 0.99]
+    for first in (0.9, 0.5):
+        betas[0] = first
+        store.set_options([{"lr": 1.0, "betas": betas}])
+        encoded = msgspec.msgpack.decode(store.optimizer.encoded, type=StepOptions)
+        assert encoded.groups[0]["betas"] == [first, 0.99]

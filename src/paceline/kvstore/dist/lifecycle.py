@@ -122,7 +122,7 @@ class StoreLifecycle:
                 self._come_back()
                 self._session.barrier(f"{name}/back", self.name)
         except PacelineError:
-            with contextlib.suppress(PacelineError):  # a worker that goes on after this error is in step with the others
+            with contextlib.suppress(PacelineError):  # a worker may go on after this error, and is waited for then
                 self._come_back()
             raise
         for block in self._table.blocks.values():

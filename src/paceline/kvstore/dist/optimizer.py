@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -96,7 +97,7 @@ class ServerOptimizer:
         if groups and keys is None and groups == self._groups:
             return  # as in most steps
         check_numbers(groups, keys)
-        self._groups = [dict(one) for one in groups] or self._groups
+        self._groups = copy.deepcopy(list(groups)) or self._groups  # a caller may change its lists in place
         self._keys = self._keys if keys is None else checked_table(keys)
         table = None if self._keys in (None, self.spec.keys) else dict(self._keys or {})
         self.encoded = msgspec.msgpack.encode(StepOptions(list(self._groups), table))
