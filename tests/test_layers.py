@@ -41,6 +41,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("arguments",),
     ("scheduler", "server", "worker"),
     ("hvd",),
+    ("c10d",),
     ("kvstore",),
     ("optim", "mx", "data"),
     ("gluon",),

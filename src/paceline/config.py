@@ -31,6 +31,7 @@ _OTHER_VARIABLES = (
     "PACELINE_ENDED_FD",
     "PACELINE_UPDATE_ON_KVSTORE",
     "PACELINE_SPEC",
+    "PACELINE_DDP",
 )
 
 #: Values of ``placement``, ``on_worker_death`` and ``log_level``.

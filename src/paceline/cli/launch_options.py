@@ -75,6 +75,11 @@ OPTIONS = (
         section=_ENVIRONMENT,
     ),
     Option(
+        ("--ddp",),
+        "run an unchanged DDP script: init_process_group opens the backend paceline (see docs/ddp.md)",
+        section=_ENVIRONMENT,
+    ),
+    Option(
         ("--staleness",),
         "rounds a worker may be ahead of the slowest (dist_ssync, dist_gsync)",
         "ROUNDS",

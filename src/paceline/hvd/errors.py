@@ -9,6 +9,10 @@ class HorovodInternalError(PacelineError):
     """A collective operation failed on all ranks; the text says why, and because of which rank."""
 
 
+class RankEndedError(HorovodInternalError):
+    """A rank ended during an operation."""
+
+
 class NotInitializedError(ValueError):
     """``hvd.init()`` has not been called."""
 

@@ -23,7 +23,7 @@ OWNED = frozenset(
         "local_rank",
         "restart",
     )
-) | {"PACELINE_READY_FD", "PACELINE_ENDED_FD", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}
+) | {"PACELINE_READY_FD", "PACELINE_ENDED_FD", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PACELINE_DDP"}
 
 
 def identity(spec: JobSpec, role: str, rank: int, local_rank: int) -> dict[str, Value]:
@@ -74,8 +74,12 @@ def ranks_by_group(spec: JobSpec) -> str:
 
 
 def torchrun(spec: JobSpec, rank: int, local_rank: int, local_size: int) -> dict[str, Value]:
-    """Return the variables of ``torch.distributed.init_process_group``, except the address of its master."""
-    return {
+    """Return the variables of ``torch.distributed.init_process_group``, except the address of its master.
+
+    With ``ddp`` there are those by which libraries recognise torchrun, and the one that paceline's backend reads.
+    """
+    as_torchrun: dict[str, Value] = {"TORCHELASTIC_RUN_ID": spec.job_id, "PACELINE_DDP": "1"} if spec.ddp else {}
+    return as_torchrun | {
         "RANK": str(rank),
         "WORLD_SIZE": str(spec.num_workers),
         "LOCAL_RANK": str(local_rank),

@@ -57,7 +57,8 @@ class JobSpec:
     num_workers: int = 0
     """0 means as many as ``groups`` have."""
     num_servers: int | None = None
-    """None means as many as workers; 0 starts workers only, for scripts that need no parameter server."""
+    """None means as many as workers, or with ``ddp`` one on each host; 0 starts workers only, for scripts that need no
+    parameter server."""
     job_id: str = "job"
     hosts: tuple[Host, ...] = (Host(LOCALHOST),)
     """Where processes go, in turn. Engines that allocate hosts themselves do not read it."""
@@ -84,6 +85,9 @@ class JobSpec:
     graces: Graces = field(default_factory=Graces)
     torchrun_env: bool = True
     """Give workers the variables of ``torch.distributed.init_process_group``, as torchrun does."""
+
+    ddp: bool = False
+    """Make ``init_process_group`` of the workers' scripts open the backend ``paceline``."""
 
     def __post_init__(self) -> None:
         if not self.command or not self.command[0]:
@@ -126,7 +130,9 @@ class JobSpec:
     @property
     def servers(self) -> int:
         """How many servers the job has."""
-        return self.num_workers if self.num_servers is None else self.num_servers
+        if self.num_servers is not None:
+            return self.num_servers
+        return min(self.num_workers, len(self.hosts)) if self.ddp else self.num_workers
 
     @property
     def insecure(self) -> bool:

@@ -12,6 +12,7 @@ from paceline.errors import KeyMismatchError, ProtocolError
 from paceline.local_merge import LocalMerge
 from paceline.net.base import Frames
 from paceline.server.forward import AskFn, ForwardStore
+from paceline.server.meetings import Board, Meetings
 from paceline.server.members import Asker, Members
 from paceline.server.own import OwnStore
 from paceline.wire import messages as m
@@ -111,6 +112,8 @@ class ServerState:
     """Sends a request to another server."""
     members: Members
     stores: HostedStores = field(default_factory=HostedStores)
+    meetings: Meetings = field(default_factory=Meetings)
+    board: Board = field(default_factory=Board)
     unconfirmed: Counter[int] = field(default_factory=Counter)
     """By worker that was taken out: owners that have not confirmed it."""
 

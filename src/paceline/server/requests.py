@@ -35,6 +35,26 @@ def claim(host: ServerState, asker: Asker, body: m.Claim, frames: Frames) -> m.R
     return m.Done()
 
 
+def meet(host: ServerState, asker: Asker, body: m.Meet, frames: Frames) -> None:
+    """Let a worker come to a meeting."""
+    host.meetings.meet(asker, body, frames)
+
+
+def take_any(host: ServerState, asker: Asker, body: m.TakeAny, frames: Frames) -> None:
+    """Let a worker join any meeting."""
+    host.meetings.take_any(asker, body)
+
+
+def ask_not_met(host: ServerState, asker: Asker, body: m.AskNotMet, frames: Frames) -> m.Reply:
+    """Answer for whom a meeting waits."""
+    return m.Missing(host.meetings.absent(body))
+
+
+def use_board(host: ServerState, asker: Asker, body: m.Board, frames: Frames) -> m.Reply | None:
+    """Read or change the board."""
+    return host.board.use(asker, body)
+
+
 OF_WORKERS: Handlers = {
     m.OpenStore: setup.open_store,
     m.Init: setup.init,
@@ -59,6 +79,10 @@ OF_WORKERS: Handlers = {
     m.Leave: notices.notice,
     m.Regroup: notices.regroup,
     m.AskMissing: notices.ask_missing,
+    m.Meet: meet,
+    m.TakeAny: take_any,
+    m.AskNotMet: ask_not_met,
+    m.Board: use_board,
 }
 OF_SERVERS: Handlers = {m.PushSum: push.push_sum, m.OnBehalf: notices.on_behalf}
 OF_STRANGERS: Handlers = {m.Claim: claim}
@@ -95,6 +119,7 @@ class RequestHandler:
         if workers and self._taken_out != (workers, self.stores.opened):
             self._taken_out = workers, self.stores.opened
             notices.take_out(self._host, workers)
+            self._host.meetings.take_out(workers)
 
     def bury(self, worker: int) -> int | None:
         """Take a worker out that has died.

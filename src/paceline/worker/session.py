@@ -278,6 +278,8 @@ class Session:
             questions = [m.AskMissing(request.store, request.entries[0])]
         elif isinstance(request, m.AskNorm):
             questions = [m.AskMissing(request.store, entry) for entry in request.entries]
+        elif isinstance(request, m.Meet):
+            questions = [m.AskNotMet(request.group, request.number, request.members)]
         elif isinstance(request, m.Enter | m.Gather):
             questions = [m.AskAbsent(request.barrier)]
         else:

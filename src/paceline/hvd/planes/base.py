@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT = range(6)
+AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT, BAND, BOR, BXOR = range(9)
 
 _HALF = (torch.float16, torch.bfloat16)
+
+_COMBINE: Mapping[int, Callable[..., torch.Tensor]] = {
+    AVERAGE: torch.add,
+    SUM: torch.add,
+    MIN: torch.minimum,
+    MAX: torch.maximum,
+    PRODUCT: torch.mul,
+    BAND: torch.bitwise_and,
+    BOR: torch.bitwise_or,
+    BXOR: torch.bitwise_xor,
+}
 
 
 @dataclass(frozen=True)
@@ -66,12 +77,7 @@ class Reduction:
 
     def combine(self, one: torch.Tensor, other: torch.Tensor, out: torch.Tensor) -> None:
         """Combine two tensors that were loaded."""
-        if self.op in (AVERAGE, SUM):
-            torch.add(one, other, out=out)
-        elif self.op == PRODUCT:
-            torch.mul(one, other, out=out)
-        else:
-            (torch.minimum if self.op == MIN else torch.maximum)(one, other, out=out)
+        _COMBINE[self.op](one, other, out=out)
 
     def store(self, work: torch.Tensor, target: torch.Tensor) -> None:
         """Write a combined tensor to its place; ``work`` may be ``target``."""

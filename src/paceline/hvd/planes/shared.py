@@ -27,7 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from paceline.hvd.errors import HorovodInternalError
+from paceline.hvd.errors import HorovodInternalError, RankEndedError
 from paceline.hvd.planes.base import Reduction
 from paceline.hvd.silence import Silence
 from paceline.net.memory import SharedTensor, map_foreign
@@ -114,22 +114,27 @@ class Neighbours:
             try:
                 os.write(self._writers[rank], b".")
             except OSError as error:
-                raise HorovodInternalError(f"rank {rank} ended during an operation: {error}") from error
-        for rank in others:
-            self._wait(rank)
+                raise RankEndedError(f"rank {rank} ended during an operation: {error}") from error
+        for place, rank in enumerate(others):
+            self._wait(rank, others[place + 1 :])
 
-    def _wait(self, rank: int) -> None:
+    def _wait(self, rank: int, later: Sequence[int]) -> None:
         reader, silence = self._offer.readers[rank], Silence(self._pids[rank])
         while True:
             try:
                 if not os.read(reader, 1):
-                    raise HorovodInternalError(f"rank {rank} ended during an operation")
+                    raise RankEndedError(f"rank {rank} ended during an operation")
                 return
             except BlockingIOError:
                 left_s = self.timeout_s - silence.counted_s
                 if left_s <= 0:
+                    missing = [
+                        rank,
+                        *(one for one in later if not select.select([self._offer.readers[one]], [], [], 0)[0]),
+                    ]
                     raise HorovodInternalError(
-                        f"rank {rank} did not go on with an operation within {self.timeout_s:g} s"
+                        f"{' and '.join(f'rank {one}' for one in missing)} did not go on with an operation within "
+                        f"{self.timeout_s:g} s"
                     ) from None
                 poll = self._polls.get(rank)
                 if poll is None:
@@ -138,6 +143,9 @@ class Neighbours:
                 began, slice_s = time.monotonic(), min(left_s, _LOOK_S)
                 poll.poll(1000 * slice_s)
                 silence.note(min(slice_s, time.monotonic() - began))
+
+    def _has_come(self, rank: int) -> bool:
+        return bool(select.select([self._offer.readers[rank]], [], [], 0)[0])
 
     def close(self) -> None:
         """Close everything."""

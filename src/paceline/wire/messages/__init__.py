@@ -56,6 +56,7 @@ from paceline.wire.messages.forwarding import (
     PushSum,
     Share,
 )
+from paceline.wire.messages.meeting import AskNotMet, Board, BoardIs, Meet, Met, TakeAny
 from paceline.wire.messages.membership import (
     AskAbsent,
     AskSamples,
@@ -96,6 +97,7 @@ Request: TypeAlias = (
     | OpenStore | Init | SetUpdater | SetCompression | Push | Pull | MapArena | GetState | SetState
     | Command | AskStats | AskMissing | Leave | Pause | Away | Back | PullRows | AskValues | ForwardBuckets
     | PushSum | OnBehalf | Regroup | SetValues | AskNorm | Commit | Probe
+    | Meet | TakeAny | AskNotMet | Board
 )  # fmt: skip
 
 Reply: TypeAlias = (
@@ -113,6 +115,8 @@ Reply: TypeAlias = (
     | Missing
     | ValuesAt
     | NormIs
+    | Met
+    | BoardIs
     | Done
     | Failed
     | Unknown
@@ -139,6 +143,7 @@ __all__ = [
     "AskAbsent",
     "AskMissing",
     "AskNorm",
+    "AskNotMet",
     "AskSamples",
     "AskStats",
     "AskStatus",
@@ -147,6 +152,8 @@ __all__ = [
     "Away",
     "Back",
     "BlockSpec",
+    "Board",
+    "BoardIs",
     "Body",
     "BucketSpec",
     "Bye",
@@ -174,9 +181,11 @@ __all__ = [
     "Leave",
     "Lookup",
     "MapArena",
+    "Meet",
     "Member",
     "MemberState",
     "Message",
+    "Met",
     "Missing",
     "News",
     "NormIs",
@@ -208,6 +217,7 @@ __all__ = [
     "StateItem",
     "StatsAre",
     "Status",
+    "TakeAny",
     "TakeSamples",
     "Unknown",
     "Values",

@@ -1,0 +1,203 @@
+"""Collective operations of ranks on several hosts, by meetings at the job's servers.
+
+Nobody connects to a worker: what one rank has for another one goes through a server, over the connections that both
+have opened (see :mod:`paceline.server.meetings`). Servers compute nothing. An allreduce of N bytes is cut into chunks.
+Of each chunk every rank gets the part that it reduces, in the order of the ranks, and gives the result to all. So a
+rank sends N bytes, and receives N of two ranks, 2 N of many. Chunks take turns with the servers, and some are under way
+at a time, so both directions of a link are in use.
+
+Small tensors go to all ranks at once, and each reduces all of them: one meeting instead of two.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from typing import TypeAlias
+
+import torch
+
+from paceline.hvd.planes.base import Reduction
+from paceline.net.base import Frames
+from paceline.tensors import from_frame, to_frame
+from paceline.wire import messages as m
+from paceline.worker.session import Session
+
+#: Bytes of a chunk, and chunks under way.
+CHUNK_BYTES, WINDOW = 4 * 2**20, 4
+
+#: Bytes up to which every rank gets all tensors, and reduces them itself.
+SMALL_BYTES = 32 * 1024
+
+#: A rank's frames for others, by receiver (-1: all), and those that it gets, by sender.
+Parts: TypeAlias = Sequence[tuple[int, torch.Tensor]]
+Got: TypeAlias = dict[int, list[memoryview]]
+_Chunk: TypeAlias = Generator["Swap", Got, None]
+
+
+class Swap:
+    """A meeting that this rank has come to.
+
+    Args:
+        session: the job.
+        server: rank of the server.
+        body: the request.
+        frames: what this rank gives; they stay unchanged until the answer.
+        whose: name of the group and operation, for errors.
+    """
+
+    def __init__(self, session: Session, server: int, body: m.Request, frames: Frames, whose: str) -> None:
+        self._session, self._got = session, Got()
+        self._call = session.ask_server(server, body, whose, frames, self._take)
+
+    def _take(self, body: m.Body, frames: Frames) -> None:
+        assert isinstance(body, m.Met)
+        for sender, frame in zip(body.senders, frames, strict=True):
+            self._got.setdefault(sender, []).append(frame)
+
+    def wait(self, timeout_s: float) -> Got:
+        """Return the frames by sender.
+
+        Raises:
+            DeadlineError: not all members came in time; the text names them.
+            PeerDiedError: a member of the job died.
+            ProtocolError: a member came with another operation.
+        """
+        self._session.wait([self._call], timeout_s)
+        return self._got
+
+
+class FarPlane:
+    """The plane of ranks that meet at servers.
+
+    Args:
+        session: the job.
+        group: name of the group, the same on all members and of no other group.
+        members: ranks of the members.
+        timeout_s: longest wait for the other members.
+
+    Attributes:
+        what: the operation, for errors; unlike ones are refused.
+    """
+
+    def __init__(self, session: Session, group: str, members: Sequence[int], timeout_s: float) -> None:
+        self._session, self.group, self.members, self.timeout_s = session, group, list(members), timeout_s
+        self.index, self.size = self.members.index(session.rank), len(members)
+        self._number, self.what = 0, "start of the group"
+        self._servers = len(session.servers)
+        # Groups of one member each would all use the first server.
+        self._first = sum(group.encode()) % self._servers
+
+    def begin(self, parts: Parts) -> Swap:
+        """Give frames to other members, and do not wait."""
+        number = self._number = self._number + 1
+        body = m.Meet(self.group, number, self.members, self.what, [to for to, _ in parts])
+        frames = [to_frame(part) for _, part in parts]
+        server = (self._first + number) % self._servers
+        return Swap(self._session, server, body, frames, f"{self.what} of group {self.group!r}")
+
+    def swap(self, parts: Parts) -> Got:
+        """Give frames to other members, and return theirs."""
+        return self.begin(parts).wait(self.timeout_s)
+
+    def swap_bytes(self, mine: bytes) -> list[bytes]:
+        """Return the bytes of every member, in their order."""
+        got = self.swap([(-1, torch.frombuffer(bytearray(mine), dtype=torch.uint8))])
+        return [mine if rank == self._rank else bytes(got[rank][0]) for rank in self.members]
+
+    @property
+    def _rank(self) -> int:
+        return self.members[self.index]
+
+    @property
+    def _others(self) -> list[int]:
+        return [rank for rank in self.members if rank != self._rank]
+
+    # ---- operations ------------------------------------------------------------------------------------------------
+
+    def allreduce(self, source: torch.Tensor, target: torch.Tensor, how: Reduction) -> None:
+        """Reduce chunk by chunk."""
+        if source.nbytes <= SMALL_BYTES:
+            self._run([self._reduce_small(source, target, how)])
+        else:
+            ranges = _ranges(source.numel(), source.itemsize)
+            self._run(self._reduce_chunk(source[one], target[one], how) for one in ranges)
+
+    def _reduce_small(self, source: torch.Tensor, target: torch.Tensor, how: Reduction) -> _Chunk:
+        got = yield self.begin([(-1, source)])
+        self._combine(source, got, target, how)
+
+    def _combine(self, mine: torch.Tensor, got: Got, target: torch.Tensor, how: Reduction) -> None:
+        out = torch.empty_like(target)
+        how.reduce([mine if rank == self._rank else from_frame(got[rank][0], mine.dtype, mine.numel())
+                    for rank in self.members], out)  # fmt: skip
+        target.copy_(out)
+
+    def _reduce_chunk(self, source: torch.Tensor, target: torch.Tensor, how: Reduction) -> _Chunk:
+        pieces, targets = source.tensor_split(self.size), target.tensor_split(self.size)
+        of = dict(zip(self.members, pieces, strict=True))
+        got = yield self.begin([(rank, of[rank]) for rank in self._others])
+        self._combine(of[self._rank], got, targets[self.index], how)
+        got = yield self.begin([(-1, targets[self.index])])
+        for rank, piece in zip(self.members, targets, strict=True):
+            if rank != self._rank:
+                piece.copy_(from_frame(got[rank][0], piece.dtype, piece.numel()))
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        """Copy the root's tensor chunk by chunk."""
+        self._run(self._copy_chunk(tensor[one], root) for one in _ranges(tensor.numel(), tensor.itemsize))
+
+    def _copy_chunk(self, part: torch.Tensor, root: int) -> _Chunk:
+        got = yield self.begin([(-1, part)] if self.index == root else [])
+        if self.index != root:
+            part.copy_(from_frame(got[self.members[root]][0], part.dtype, part.numel()))
+
+    def allgather(self, source: torch.Tensor, target: torch.Tensor, counts: Sequence[int]) -> None:
+        """Copy all ranks' tensors chunk by chunk."""
+        places = torch.split(target, list(counts))
+        self._run(self._gather_chunk(source, places, one) for one in _ranges(max(counts), source.itemsize))
+
+    def _gather_chunk(self, source: torch.Tensor, places: Sequence[torch.Tensor], one: slice) -> _Chunk:
+        got = yield self.begin([(-1, source[one])])
+        for rank, place in zip(self.members, places, strict=True):
+            part = place[one]
+            part.copy_(source[one] if rank == self._rank else from_frame(got[rank][0], part.dtype, part.numel()))
+
+    def alltoall(self, source: torch.Tensor, target: torch.Tensor, counts: Sequence[Sequence[int]]) -> None:
+        """Send every rank its part."""
+        mine = dict(
+            zip(self.members, torch.split(source[: sum(counts[self.index])], list(counts[self.index])), strict=True)
+        )
+        got = self.swap([(rank, mine[rank]) for rank in self._others if mine[rank].numel()])
+        received = [row[self.index] for row in counts]
+        for rank, place in zip(self.members, torch.split(target[: sum(received)], received), strict=True):
+            if place.numel():
+                place.copy_(mine[rank] if rank == self._rank else from_frame(got[rank][0], place.dtype, place.numel()))
+
+    def reducescatter(self, source: torch.Tensor, target: torch.Tensor, counts: Sequence[int], how: Reduction) -> None:
+        """Send every rank its part of all tensors; each reduces its own."""
+        mine = dict(zip(self.members, torch.split(source, list(counts)), strict=True))
+        got = self.swap([(rank, mine[rank]) for rank in self._others])
+        self._combine(mine[self._rank], got, target, how)
+
+    def _run(self, chunks: Iterable[_Chunk]) -> None:
+        """Carry out chunks, some at a time, in the same order on all ranks."""
+        waiting: deque[tuple[_Chunk, Swap]] = deque()
+        rest: Iterator[_Chunk] = iter(chunks)
+
+        def start(count: int) -> None:
+            for _, chunk in zip(range(count), rest, strict=False):
+                waiting.append((chunk, next(chunk)))
+
+        start(WINDOW)
+        while waiting:
+            chunk, swap = waiting.popleft()
+            try:
+                waiting.append((chunk, chunk.send(swap.wait(self.timeout_s))))
+            except StopIteration:
+                start(1)
+
+
+def _ranges(numel: int, itemsize: int) -> Iterator[slice]:
+    step = CHUNK_BYTES // itemsize
+    return (slice(start, min(numel, start + step)) for start in range(0, numel, step))

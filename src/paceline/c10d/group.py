@@ -1,0 +1,465 @@
+"""The process group of torch.distributed whose backend is ``paceline``.
+
+All tensors meet in host memory: those of a device are copied there and back by the group's thread, after the work that
+the device had before. So ranks with unlike types of devices can be in one group.
+
+PyTorch 2.13 renamed some methods; both names are here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import torch
+from torch import distributed as dist
+
+from paceline.c10d.far import Swap
+from paceline.c10d.hosts import HostsPlane
+from paceline.c10d.tensors import (
+    RED_OPS,
+    Host,
+    Tensors,
+    check_size,
+    deadline,
+    finish,
+    joined,
+    operation,
+    ready,
+    refuse_shards,
+    rows,
+    sizes,
+    spread,
+)
+from paceline.c10d.work import Runner, Work
+from paceline.errors import DeadlineError, PacelineError, PeerDiedError
+from paceline.hvd.errors import HorovodInternalError, RankEndedError
+from paceline.hvd.planes.base import AVERAGE, BAND, BOR, BXOR, MAX, MIN, PRODUCT, SUM, Alone, Reduction
+from paceline.tensors import from_frame, to_frame
+from paceline.wire import messages as m
+from paceline.worker.session import Session
+
+_OPS = {
+    RED_OPS.SUM: SUM, RED_OPS.AVG: AVERAGE, RED_OPS.PRODUCT: PRODUCT, RED_OPS.MIN: MIN, RED_OPS.MAX: MAX,
+    RED_OPS.BAND: BAND, RED_OPS.BOR: BOR, RED_OPS.BXOR: BXOR,
+}  # fmt: skip
+#: What reductions of truth values mean.
+_OF_BOOL = {SUM: BOR, MAX: BOR, PRODUCT: BAND, MIN: BAND, BAND: BAND, BOR: BOR, BXOR: BXOR}
+_LINEAR = (SUM, AVERAGE)
+_ON_WHOLE_NUMBERS = (BAND, BOR, BXOR)
+
+#: How long a rank that ended may take until the scheduler knows why.
+_WHY_S = 3.0
+
+
+#: Its stubs have one signature of the many that a subclass may have.
+_ProcessGroup: Any = dist.ProcessGroup
+
+
+class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
+    """A process group whose data moves through shared memory and the job's servers.
+
+    Args:
+        session: the job.
+        name: name of the group, the same on all members and of no other group.
+        members: workers of the group, by rank in it.
+        timeout: deadline of its operations.
+
+    Raises:
+        DeadlineError: not all members came in time; the text names them.
+    """
+
+    _created: ClassVar[Counter[str]] = Counter()
+
+    def __init__(self, session: Session, name: str, members: Sequence[int], timeout: timedelta) -> None:
+        super().__init__(list(members).index(session.rank), len(members))
+        self._session, self._members = session, list(members)
+        self._timeout_s = deadline(timeout)
+        # A name comes again after destroy_process_group.
+        self._created[name] += 1
+        self._key = f"{name}#{self._created[name]}"
+        self._named = name
+        self._sent: Counter[tuple[str, int]] = Counter()
+        self._operations = 0
+        alone = len(members) == 1
+        self._hosts = None if alone else HostsPlane(session, self._key, self._members, self._timeout_s)
+        self._plane = self._hosts or Alone()
+        self._runner = Runner(f"paceline-{name}")
+
+    # ---- what torch.distributed asks a group -----------------------------------------------------------------------
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        """Return the name of the backend."""
+        return "paceline"
+
+    def getRank(self) -> int:  # noqa: N802
+        """Return this process's rank in the group."""
+        return self._members.index(self._session.rank)
+
+    def getSize(self) -> int:  # noqa: N802
+        """Return the number of ranks."""
+        return len(self._members)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Change the deadline of later operations."""
+        self._timeout_s = timeout.total_seconds()
+
+    def shutdown(self) -> None:
+        """End the group's thread, and release its memory."""
+        if self._runner.close(1.0) and self._hosts is not None:
+            self._hosts.close()
+
+    abort = shutdown
+
+    # ---- operations of all ranks -----------------------------------------------------------------------------------
+
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
+        """Reduce each tensor over all ranks."""
+        op = operation(opts)
+        how = [self._reduction(one, op) for one in tensors]
+
+        def job() -> None:
+            for one, reduction in zip(tensors, how, strict=True):
+                host = Host(one)
+                self._plane.allreduce(host.flat, host.flat, reduction)
+                host.put()
+
+        return self._run(f"all_reduce{sizes(tensors)}", job, tensors, opts)
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
+        """Reduce tensors together."""
+        op = operation(opts)
+        how = {one.dtype: self._reduction(one, op) for one in tensors}
+
+        def job() -> None:
+            for dtype in dict.fromkeys(one.dtype for one in tensors):
+                alike = [Host(one) for one in tensors if one.dtype == dtype]
+                flat = torch.cat([one.flat for one in alike])
+                self._plane.allreduce(flat, flat, how[dtype])
+                for one, part in zip(alike, torch.split(flat, [one.flat.numel() for one in alike]), strict=True):
+                    one.flat.copy_(part)
+                    one.put()
+
+        return self._run(f"all_reduce{sizes(tensors)}", job, tensors, opts)
+
+    def reduce(self, tensors: Tensors, opts: Any) -> Work:
+        """Reduce a tensor; only the root gets the result."""
+        (tensor,) = tensors
+        how, is_root = self._reduction(tensor, operation(opts)), opts.rootRank == self.rank()
+
+        def job() -> None:
+            host = Host(tensor)
+            target = host.flat if is_root else torch.empty_like(host.flat)
+            self._plane.allreduce(host.flat, target, how)
+            host.put()
+
+        return self._run(f"reduce{sizes(tensors)}", job, tensors, opts)
+
+    def broadcast(self, tensors: Tensors, opts: Any) -> Work:
+        """Overwrite tensors with those of the root."""
+
+        def job() -> None:
+            for one in tensors:
+                host = Host(one, reads=opts.rootRank == self.rank())
+                self._plane.broadcast(host.as_bytes, opts.rootRank + getattr(opts, "rootTensor", 0))
+                if opts.rootRank != self.rank():
+                    host.put()
+
+        return self._run(f"broadcast{sizes(tensors)}", job, tensors, opts)
+
+    def barrier(self, opts: Any = None) -> Work:
+        """Wait until all ranks have called this."""
+        flag = torch.zeros(1, dtype=torch.uint8)
+        how = Reduction(SUM, flag.dtype, self.size())
+        return self._run("barrier", lambda: self._plane.allreduce(flag, flag, how), [], opts)
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Wait until all ranks have called this; the error names all that have not."""
+        opts = dist.BarrierOptions()
+        if timeout is not None:
+            opts.timeout = timeout
+        self.barrier(opts).wait()
+
+    # ---- operations that move parts --------------------------------------------------------------------------------
+
+    def allgather(self, output_tensors: Sequence[Tensors], input_tensors: Tensors, opts: Any = None) -> Work:
+        """Get the tensors of all ranks, each into its own."""
+
+        def job() -> None:
+            for outputs, mine in zip(output_tensors, input_tensors, strict=True):
+                self._gather([Host(one, reads=False) for one in outputs], Host(mine))
+
+        return self._run("all_gather", job, [one for row in output_tensors for one in row], opts, input_tensors)
+
+    def allgather_coalesced(self, output_lists: Sequence[Tensors], input_list: Tensors, opts: Any = None) -> Work:
+        """Get lists of tensors of all ranks, by rank."""
+        return self.allgather(list(zip(*output_lists, strict=True)), input_list, opts)
+
+    def _gather(self, outputs: Sequence[Host], mine: Host) -> None:
+        counts = [one.as_bytes.numel() for one in outputs]
+        if counts[self.rank()] != mine.as_bytes.numel():
+            raise ValueError(f"rank {self.rank()} gathers {mine.as_bytes.numel()} bytes into {counts[self.rank()]}")
+        target = torch.empty(sum(counts), dtype=torch.uint8)
+        self._plane.allgather(mine.as_bytes, target, counts)
+        spread(target, outputs)
+
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
+        """Get the tensors of all ranks, one after the other in one."""
+        return self.all_gather_single_coalesced([output], [input], opts)
+
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+        """Do so for several tensors."""
+        refuse_shards()
+
+        def job() -> None:
+            for output, mine in zip(outputs, inputs, strict=True):
+                target, source = Host(output, reads=False), Host(mine)
+                self._plane.allgather(source.as_bytes, target.as_bytes, [source.as_bytes.numel()] * self.size())
+                target.put()
+
+        for output, mine in zip(outputs, inputs, strict=True):
+            check_size("all_gather", output, mine, self.size())
+        return self._run("all_gather", job, outputs, opts, inputs)
+
+    def gather(self, output_tensors: Sequence[Tensors], input_tensors: Tensors, opts: Any) -> Work:
+        """Get the tensors of all ranks at the root."""
+        root, outputs = opts.rootRank, [one for row in output_tensors for one in row]
+
+        def job() -> None:
+            mine, hosts = Host(input_tensors[0]), [Host(one, reads=False) for one in outputs]
+            size = mine.as_bytes.numel()
+            counts = [[size if receiver == root else 0 for receiver in self._ranks] for _ in self._ranks]
+            target = torch.empty(size * len(hosts), dtype=torch.uint8)
+            self._plane.alltoall(mine.as_bytes, target, counts)
+            spread(target, hosts)
+
+        return self._run("gather", job, outputs, opts, input_tensors)
+
+    def scatter(self, output_tensors: Tensors, input_tensors: Sequence[Tensors], opts: Any) -> Work:
+        """Get a tensor of the root's list."""
+        root, inputs = opts.rootRank, [one for row in input_tensors for one in row]
+
+        def job() -> None:
+            mine = Host(output_tensors[0], reads=False)
+            size = mine.as_bytes.numel()
+            counts = [[size if sender == root else 0 for _ in self._ranks] for sender in self._ranks]
+            self._plane.alltoall(joined([Host(one) for one in inputs]), mine.as_bytes, counts)
+            mine.put()
+
+        return self._run("scatter", job, output_tensors, opts, inputs)
+
+    def reduce_scatter(self, output_tensors: Tensors, input_tensors: Sequence[Tensors], opts: Any = None) -> Work:
+        """Reduce lists of tensors, and get the one of this rank."""
+        how = self._reduction(output_tensors[0], operation(opts))
+
+        def job() -> None:
+            for output, inputs in zip(output_tensors, input_tensors, strict=True):
+                hosts, target = [Host(one) for one in inputs], Host(output, reads=False)
+                counts = [one.flat.numel() for one in hosts]
+                source = torch.cat([one.flat for one in hosts])
+                self._scatter(source, target, counts, how)
+
+        flat = [one for row in input_tensors for one in row]
+        return self._run("reduce_scatter", job, output_tensors, opts, flat)
+
+    def _scatter(self, source: torch.Tensor, target: Host, counts: Sequence[int], how: Reduction) -> None:
+        self._plane.reducescatter(source, target.flat, counts, how)
+        target.put()
+
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
+        """Reduce a tensor, and get the part of this rank."""
+        return self.reduce_scatter_single_coalesced([output], [input], opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+        """Do so for several tensors."""
+        refuse_shards()
+        op = operation(opts)
+        how = [self._reduction(one, op) for one in outputs]
+
+        def job() -> None:
+            for output, mine, reduction in zip(outputs, inputs, how, strict=True):
+                target = Host(output, reads=False)
+                self._scatter(Host(mine).flat, target, [target.flat.numel()] * self.size(), reduction)
+
+        for output, mine in zip(outputs, inputs, strict=True):
+            check_size("reduce_scatter", mine, output, self.size())
+        return self._run("reduce_scatter", job, outputs, opts, inputs)
+
+    def alltoall(self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None) -> Work:
+        """Send a tensor to each rank."""
+
+        def job() -> None:
+            inputs, outputs = [Host(one) for one in input_tensors], [Host(one, reads=False) for one in output_tensors]
+            sent, received = ([one.as_bytes.numel() for one in hosts] for hosts in (inputs, outputs))
+            target = torch.empty(sum(received), dtype=torch.uint8)
+            self._exchange(joined(inputs), target, sent, received)
+            spread(target, outputs)
+
+        return self._run("all_to_all", job, output_tensors, opts, input_tensors)
+
+    def all_to_all_single(
+        self, output: torch.Tensor, input: torch.Tensor, output_splits: Sequence[int], input_splits: Sequence[int],
+        opts: Any = None,
+    ) -> Work:  # fmt: skip
+        """Send parts of a tensor to the ranks."""
+        sent, received = rows(input, input_splits, self.size()), rows(output, output_splits, self.size())
+
+        def job() -> None:
+            source, target = Host(input), Host(output, reads=False)
+            self._exchange(source.as_bytes, target.as_bytes, sent, received)
+            target.put()
+
+        return self._run("all_to_all", job, [output], opts, [input])
+
+    def _exchange(
+        self, source: torch.Tensor, target: torch.Tensor, sent: Sequence[int], received: Sequence[int]
+    ) -> None:
+        """Tell all ranks how many bytes each sends, and send them."""
+        counts = torch.empty(self.size() ** 2, dtype=torch.int64)
+        self._plane.allgather(torch.tensor(sent), counts, [self.size()] * self.size())
+        table = counts.view(self.size(), self.size()).tolist()
+        found = [row[self.rank()] for row in table]
+        fits = list(received) == found
+        self._plane.alltoall(source, target if fits else torch.empty(sum(found), dtype=torch.uint8), table)
+        if not fits:
+            raise ValueError(f"rank {self.rank()} was sent {found} bytes by the ranks, and expects {list(received)}")
+
+    # ---- between two ranks -----------------------------------------------------------------------------------------
+
+    def send(self, tensors: Tensors, dst: int, tag: int) -> Work:
+        """Send a tensor to a rank."""
+        (tensor,) = tensors
+        is_ready = ready(tensors)
+        meet = self._pair(self._session.rank, self._members[dst], tag)
+
+        def job() -> int:
+            is_ready()
+            host = Host(tensor)
+            frames = [to_frame(host.flat)]
+            meet.to.append(self._members[dst])
+            return self._two(meet, frames, None)
+
+        return self._beside(f"send to rank {dst}", job, [])
+
+    def recv(self, tensors: Tensors, src: int, tag: int) -> Work:
+        """Receive a tensor from a rank."""
+        meet = self._pair(self._members[src], self._session.rank, tag)
+        return self._beside(f"recv from rank {src}", lambda: self._two(meet, (), tensors[0]), tensors)
+
+    def recv_anysource(self, tensors: Tensors, tag: int) -> Work:
+        """Receive a tensor from the rank that sends first."""
+        any_one = m.TakeAny(self._box(self._session.rank, tag))
+
+        def job() -> int:
+            sender = self._two(any_one, (), tensors[0])
+            self._sent[any_one.group, self._members[sender]] += 1
+            return sender
+
+        return self._beside("recv from any rank", job, tensors)
+
+    def _box(self, receiver: int, tag: int) -> str:
+        return f"{self._key}/{tag}>{receiver}"
+
+    def _pair(self, sender: int, receiver: int, tag: int) -> m.Meet:
+        """Return the next meeting of a sender and a receiver."""
+        box = self._box(receiver, tag)
+        self._sent[box, sender] += 1
+        return m.Meet(box, self._sent[box, sender], [sender, receiver], "send and recv", [])
+
+    def _two(self, body: m.Meet | m.TakeAny, frames: Any, target: torch.Tensor | None) -> int:
+        """Meet another rank; returns the rank that has sent something, -1 where that is this one."""
+        server = sum(body.group.encode()) % len(self._session.servers)
+        got = Swap(self._session, server, body, frames, f"send and recv of group {self._named!r}").wait(self._timeout_s)
+        if target is None:
+            return -1
+        ((sender, (frame,)),) = got.items()
+        host = Host(target, reads=False)
+        host.flat.copy_(from_frame(frame, host.flat.dtype, host.flat.numel()))
+        host.put()
+        return self._members.index(sender)
+
+    def _beside(self, what: str, job: Callable[[], int], result: Tensors) -> Work:
+        """Run an operation of two ranks: in a thread of its own, as ranks start them in any order."""
+        work = Work(what, result)
+
+        def run() -> None:
+            try:
+                work.end(source=job())
+            except BaseException as error:  # noqa: BLE001 - thread border: the thread that waits raises it
+                work.end(error)
+
+        threading.Thread(target=run, name="paceline-p2p", daemon=True).start()
+        return work
+
+    # ---- running ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _ranks(self) -> range:
+        return range(len(self._members))
+
+    def _reduction(self, tensor: torch.Tensor, op: Any) -> Reduction:
+        """Return how tensors like this one are reduced.
+
+        Raises:
+            ValueError: the operation has no meaning for them.
+        """
+        number, dtype = _OPS.get(op), tensor.dtype
+        if tensor.layout != torch.strided:
+            raise ValueError("the backend paceline reduces dense tensors only; use sparse=False in nn.Embedding")
+        if number is None:
+            raise ValueError(f"the backend paceline has no {op}; scale the tensor, and use SUM")
+        if dtype == torch.bool:
+            number = _OF_BOOL.get(number)
+        is_real = dtype.is_floating_point or dtype.is_complex
+        if number is None or (dtype.is_complex and number not in _LINEAR) or (is_real and number in _ON_WHOLE_NUMBERS):
+            raise ValueError(f"{op} has no meaning for elements of {dtype}")
+        return Reduction(number, dtype.to_real() if dtype.is_complex else dtype, self.size())
+
+    def _run(self, what: str, job: Callable[[], None], result: Tensors, opts: Any, inputs: Tensors = ()) -> Work:
+        self._operations += 1
+        number, given = self._operations, getattr(opts, "timeout", None)
+        timeout_s = given.total_seconds() if given is not None and given > timedelta(0) else self._timeout_s
+        is_ready = ready([*result, *inputs])
+
+        def run() -> None:
+            is_ready()
+            if self._hosts is not None:
+                self._hosts.start(what, timeout_s)
+            try:
+                job()
+            except PacelineError as error:
+                raise self._explained(error, f"{what} (number {number})", timeout_s) from error
+            finish(result)
+
+        return self._runner.run(Work(f"{what} of group {self._named!r}", result), run)
+
+    def _explained(self, error: PacelineError, what: str, timeout_s: float) -> PacelineError:
+        """Return an error that names the operation, the group and the way out."""
+        who = f"rank {self._session.rank}: {what} of group {self._named!r}"
+        if isinstance(error, RankEndedError):
+            return self._death() or PeerDiedError(f"{who}: {error}")
+        if isinstance(error, DeadlineError | HorovodInternalError):
+            return DeadlineError(
+                f"{who} did not end within {timeout_s:g} s: {error}. Either that rank is in another part of the script "
+                "(all ranks of a group must call the same operations in the same order; py-spy dump --pid shows where "
+                "it is), or it needs longer: then raise timeout= of init_process_group"
+            )
+        return error
+
+    def _death(self) -> PacelineError | None:
+        """Return the failure of the job, for which a process that ended is the reason."""
+        ended = threading.Event()
+        for _ in range(int(_WHY_S / 0.1)):
+            if self._session.failure is not None:
+                return self._session.failure
+            ended.wait(0.1)
+        return None
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single
+    alltoall_base = all_to_all_single

@@ -1,0 +1,160 @@
+"""Tensors of a process group in host memory, and the arguments of torch.distributed about them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, TypeAlias
+
+import torch
+from torch import distributed as dist
+
+from paceline.config import variable
+from paceline.errors import PacelineError
+from paceline.tensors import real_view
+
+#: Its members are missing in PyTorch's stubs.
+RED_OPS: Any = dist.ReduceOp.RedOpType
+
+Tensors: TypeAlias = Sequence[torch.Tensor]
+
+#: Rooms of torch that shard a model.
+_SHARDS = ("torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed._composable")
+
+#: Depth of the stack in which they are looked for.
+_FRAMES = 12
+
+
+class Host:
+    """A tensor as flat host memory, which is its own where that is possible.
+
+    Args:
+        tensor: any tensor that is strided.
+        reads: whether the content is needed.
+
+    Attributes:
+        flat: the elements; a complex one counts as two.
+    """
+
+    def __init__(self, tensor: torch.Tensor, *, reads: bool = True) -> None:
+        self._tensor = real_view(tensor.detach())
+        is_own = self._tensor.device.type == "cpu" and self._tensor.is_contiguous()
+        if is_own:
+            self.flat = self._tensor.view(-1)
+        elif reads:
+            self.flat = self._tensor.to("cpu").contiguous().view(-1)
+        else:
+            self.flat = torch.empty(self._tensor.numel(), dtype=self._tensor.dtype)
+        self._is_own = is_own
+
+    @property
+    def as_bytes(self) -> torch.Tensor:
+        """The bytes: planes copy any dtype so."""
+        return self.flat.view(torch.uint8)
+
+    def put(self) -> None:
+        """Copy to the tensor."""
+        if not self._is_own:
+            self._tensor.copy_(self.flat.view(self._tensor.shape))
+
+
+def joined(hosts: Sequence[Host]) -> torch.Tensor:
+    """Return the bytes of tensors, one after the other."""
+    return torch.cat([one.as_bytes for one in hosts]) if hosts else torch.empty(0, dtype=torch.uint8)
+
+
+def spread(source: torch.Tensor, hosts: Sequence[Host]) -> None:
+    """Copy bytes that lie one after the other to tensors."""
+    for one, part in zip(hosts, torch.split(source, [one.as_bytes.numel() for one in hosts]), strict=True):
+        one.as_bytes.copy_(part)
+        one.put()
+
+
+def _devices(tensors: Tensors) -> list[torch.device]:
+    """Return the devices of tensors that have streams of their own."""
+    accelerator = torch.accelerator.current_accelerator()
+    kind = "" if accelerator is None else accelerator.type
+    return sorted({one.device for one in tensors if one.device.type == kind}, key=str)
+
+
+def ready(tensors: Tensors) -> Callable[[], None]:
+    """Note the work of devices so far; returns a function that waits for it."""
+    events = [torch.accelerator.current_stream(device).record_event() for device in _devices(tensors)]
+
+    def wait() -> None:
+        for event in events:
+            event.synchronize()
+
+    return wait
+
+
+def finish(tensors: Tensors) -> None:
+    """Wait until what this thread has written to devices is there."""
+    for device in _devices(tensors):
+        torch.accelerator.current_stream(device).synchronize()
+
+
+# ---- arguments -------------------------------------------------------------------------------------------------------
+
+
+def operation(opts: Any) -> Any:
+    """Return the kind of a reduction; a sum by default."""
+    return RED_OPS.SUM if opts is None else opts.reduceOp.op
+
+
+def sizes(tensors: Tensors) -> str:
+    """Return the number of elements, for errors."""
+    return f" of {sum(one.numel() for one in tensors)} elements"
+
+
+def check_size(what: str, whole: torch.Tensor, part: torch.Tensor, size: int) -> None:
+    """Refuse a tensor that does not have as many parts as the group has ranks.
+
+    Raises:
+        ValueError: it has not.
+    """
+    if whole.dtype != part.dtype or whole.numel() != size * part.numel():
+        raise ValueError(
+            f"{what} of {size} ranks needs {size} times {part.numel()} elements of {part.dtype} in one tensor, not "
+            f"{whole.numel()} of {whole.dtype}"
+        )
+
+
+def rows(tensor: torch.Tensor, splits: Sequence[int], size: int) -> list[int]:
+    """Return the bytes of the parts of a tensor that is split along its first dimension.
+
+    Raises:
+        ValueError: it cannot be split like that.
+    """
+    length = tensor.shape[0] if tensor.dim() else 1
+    splits = list(splits) or [length // size] * size
+    if len(splits) != size or sum(splits) != length:
+        raise ValueError(f"{length} rows cannot be split into {list(splits)} for {size} ranks")
+    width = tensor.nbytes // length if length else 0
+    return [width * one for one in splits]
+
+
+def deadline(timeout: timedelta) -> float:
+    """Return the deadline of a group's operations: the script's, unless the job has one and the script has not."""
+    given = os.environ.get(variable("timeout_s"))
+    is_default = timeout == dist.distributed_c10d.default_pg_timeout
+    return float(given) if given and is_default else timeout.total_seconds()
+
+
+def refuse_shards() -> None:
+    """Refuse that a model is sharded.
+
+    Raises:
+        PacelineError: FSDP or tensor parallelism has called.
+    """
+    frame, depth = sys._getframe(1), 0
+    while frame is not None and depth < _FRAMES:
+        name = frame.f_globals.get("__name__", "")
+        if name.startswith(_SHARDS):
+            raise PacelineError(
+                f"{name} shards the model over the ranks, and the backend paceline runs data parallel training only: "
+                "wrap the model in DistributedDataParallel, or start this script with torchrun"
+            )
+        frame, depth = frame.f_back, depth + 1  # type: ignore[assignment]

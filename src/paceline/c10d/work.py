@@ -1,0 +1,143 @@
+"""The operations of a process group: a thread that runs them in order, and the handle of each.
+
+torch.distributed calls operations of one group in the same order on all ranks, and waits for them when it needs their
+results. So each group has a thread of its own. An operation that fails breaks its group, because ranks no longer agree
+on what comes next: later ones raise the same error.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch._C import _distributed_c10d as c10d
+
+from paceline.errors import DeadlineError, PacelineError
+
+
+class Work(c10d.Work):
+    """The handle of an operation.
+
+    Args:
+        what: the operation, for errors.
+        result: tensors that it fills, which its future holds.
+        source: place of the sender, for a receive from any rank.
+    """
+
+    def __init__(self, what: str, result: Sequence[torch.Tensor], source: int = -1) -> None:
+        super().__init__()
+        self._what, self._result, self._sender = what, list(result), source
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._base: torch.futures.Future[Any] | None = None
+
+    def end(self, error: BaseException | None = None, source: int = -1) -> None:
+        """Note that the operation is over."""
+        self._error, self._sender = error, source
+        with self._lock:
+            self._ended.set()
+            base = self._base
+        if base is not None:
+            base.set_result(None)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for the end.
+
+        Raises:
+            PacelineError: the operation failed.
+            DeadlineError: it has not ended within ``timeout``, and goes on.
+        """
+        seconds = timeout.total_seconds() if timeout else 0.0
+        if not self._ended.wait(seconds if seconds > 0 else None):
+            raise DeadlineError(f"{self._what} did not end within {seconds:g} s; it goes on, and you can wait again")
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def synchronize(self) -> None:
+        """Wait for the end: tensors are complete then, on devices too."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Return whether the operation is over."""
+        return self._ended.is_set()
+
+    def is_success(self) -> bool:
+        """Return whether it is over without an error."""
+        return self._ended.is_set() and self._error is None
+
+    def exception(self) -> BaseException | None:
+        """Return its error."""
+        return self._error
+
+    def result(self) -> list[torch.Tensor]:
+        """Return the tensors that it fills."""
+        self.wait()
+        return self._result
+
+    def source_rank(self) -> int:
+        """Return the sender of what was received."""
+        return self._sender
+
+    def _source_rank(self) -> int:
+        return self._sender
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Return a future of the tensors."""
+        devices = {one.device for one in self._result if one.device.type not in ("cpu", "meta")}
+        with self._lock:
+            if self._base is None:
+                self._base = torch.futures.Future(devices=sorted(devices, key=str))
+                if self._ended.is_set():
+                    self._base.set_result(None)
+            # Only an error in a callback becomes one of the future in C++, where DDP waits for it.
+            return self._base.then(self._value)
+
+    def _value(self, base: object) -> list[torch.Tensor]:
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+class Runner:
+    """A thread that runs operations in order.
+
+    Args:
+        name: name of the thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._queue: queue.SimpleQueue[tuple[Work, Callable[[], None]] | None] = queue.SimpleQueue()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
+        self._thread.start()
+
+    def run(self, work: Work, job: Callable[[], None]) -> Work:
+        """Run a job after those before it."""
+        self._queue.put((work, job))
+        return work
+
+    def _loop(self) -> None:
+        while (item := self._queue.get()) is not None:
+            work, job = item
+            try:
+                if self._error is not None:
+                    raise PacelineError(f"an operation before this one has failed: {self._error}") from self._error
+                job()
+            except BaseException as error:  # noqa: BLE001 - thread border: the thread that waits raises it
+                self._error = self._error or error
+                work.end(error)
+            else:
+                work.end()
+            del work, job, item
+
+    def close(self, timeout_s: float) -> bool:
+        """End the thread after the operations so far; returns whether it has ended in time."""
+        self._queue.put(None)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
