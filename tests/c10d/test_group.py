@@ -45,7 +45,12 @@ def finished(work: Any, wait: bool) -> None:
 
 
 def reductions() -> Iterator[tuple[str, Case]]:
-    ops = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX, "product": dist.ReduceOp.PRODUCT}
+    ops = {
+        "sum": dist.ReduceOp.SUM,
+        "min": dist.ReduceOp.MIN,
+        "max": dist.ReduceOp.MAX,
+        "product": dist.ReduceOp.PRODUCT,
+    }
     bits = {"band": dist.ReduceOp.BAND, "bor": dist.ReduceOp.BOR, "bxor": dist.ReduceOp.BXOR}
     for dtype in (*FLOATS, *WHOLE):
         for name, op in (ops | (bits if dtype in WHOLE else {})).items():

@@ -81,7 +81,7 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
         # A name comes again after destroy_process_group.
         self._created[name] += 1
         self._key = f"{name}#{self._created[name]}"
-        self._named = name
+        self._named, self._described = name, ""
         self._sent: Counter[tuple[str, int]] = Counter()
         self._operations = 0
         alone = len(members) == 1
@@ -102,6 +102,22 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
     def getSize(self) -> int:  # noqa: N802
         """Return the number of ranks."""
         return len(self._members)
+
+    def getGroupName(self) -> str:  # noqa: N802
+        """Return the name by which PyTorch finds the group."""
+        return self._named
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        """Change that name."""
+        self._named = name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """Return what PyTorch says that the group is for."""
+        return self._described
+
+    def setGroupDesc(self, text: str) -> None:  # noqa: N802
+        """Change that."""
+        self._described = text
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Change the deadline of later operations."""

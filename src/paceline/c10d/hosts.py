@@ -70,8 +70,8 @@ class HostsPlane:
         """Map the memory of this host's other members; returns whether all members of the group could, and it."""
         others = [rank for rank in near if rank != session.rank]
         offer = Offer(others) if others and session.settings.shared_memory else None
-        mine = [] if offer is None else offer.describe()
-        offers = dict(zip(self._members, map(json.loads, self._all.swap_bytes(json.dumps(mine).encode())), strict=True))
+        described = json.dumps([] if offer is None else offer.describe()).encode()
+        offers = dict(zip(self._members, map(json.loads, self._all.swap_bytes(described)), strict=True))
         found = None
         try:
             if offer is not None and all(offers[rank] for rank in others):
@@ -79,7 +79,8 @@ class HostsPlane:
         except (OSError, ProtocolError) as error:
             logger.warning("ranks of this host meet at the servers, because they cannot share memory: %s", error)
         # One answer for the whole group, so that all members have the same picture of the hosts.
-        agreed = all(self._all.swap_bytes(b"1" if found is not None or not others else b""))
+        mine = b"yes" if found is not None or not others else b"no"
+        agreed = self._all.swap_bytes(mine) == [b"yes"] * self.size
         if offer is not None and found is not None and agreed:
             offer.close_writers()
             return True, found

@@ -1,0 +1,199 @@
+"""``paceline launch --ddp``: what a script opens, and what it is told when ranks are missing or unlike."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed as dist
+
+from paceline.c10d import backend
+from paceline.errors import PacelineError
+from paceline.testing import LocalJob
+
+
+def open_group(name: str | None = None, **options: Any) -> int:
+    """Open the default group as a script of ``paceline launch --ddp``; returns the rank."""
+    os.environ |= {"RANK": os.environ["PACELINE_RANK"], "WORLD_SIZE": os.environ["PACELINE_NUM_WORKERS"]}
+    backend.register()
+    backend.replace_init()
+    dist.init_process_group(name, **options)
+    return dist.get_rank()
+
+
+def script(name: str) -> list[Any]:
+    open_group(name, init_method="env://", timeout=timedelta(seconds=30))
+    pair = dist.new_group([0, 1], backend="gloo")
+    total = torch.ones(3)
+    dist.all_reduce(total)
+    dist.all_reduce(total, group=pair)
+    dist.monitored_barrier()
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"rank {dist.get_rank()}", "here")
+    store.wait([f"rank {one}" for one in range(2)])
+    found = [store.get("rank 0").decode(), store.add("count", 2) > 0, store.compare_set("new", "", "x").decode()]
+    backends = [dist.get_backend(), dist.get_backend(pair)]
+    dist.destroy_process_group()
+    open_group(name)
+    dist.all_reduce(total, op=dist.ReduceOp.AVG)
+    dist.destroy_process_group()
+    return [total.tolist(), *backends, *found]
+
+
+def test_script_that_asks_for_another_backend_opens_ours() -> None:
+    with LocalJob(num_workers=2, num_servers=1) as job:
+        wanted = [[4.0] * 3, "paceline", "paceline", "here", True, "x"]
+        assert job.run(script, "nccl") == [wanted, wanted]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_ours"),
+    [(None, True), ("nccl", True), ("GLOO", True), ("cpu:gloo,cuda:nccl", True), ("fake", False), ("cpu:fake", False)],
+)
+def test_backends_that_are_replaced(name: str | None, is_ours: bool) -> None:
+    assert backend.is_ours(name) == is_ours
+
+
+def text_of(call: Any) -> str:
+    began = time.monotonic()
+    with pytest.raises(PacelineError) as caught:
+        call()
+    assert time.monotonic() - began < 20
+    return str(caught.value)
+
+
+def one_stays_away(hosts: str) -> str:
+    from paceline.net import lifeline
+
+    rank = int(os.environ["PACELINE_RANK"])
+    lifeline.host_id = lambda: hosts[rank]
+    open_group(timeout=timedelta(seconds=1))
+    dist.barrier()
+    store = dist.distributed_c10d._get_default_store()
+    if rank in (1, 2):
+        store.wait(["over"])
+        return ""
+    tensor = torch.ones(100)
+    text = text_of(lambda: dist.all_reduce(tensor))
+    again = text_of(lambda: dist.all_reduce(tensor))
+    assert "before this one has failed" in again
+    if store.add("failed", 1) == 2:
+        store.set("over", "")
+    return text
+
+
+@pytest.mark.parametrize("hosts", ["aaaa", "abcd"])
+def test_ranks_that_stay_away_are_named(hosts: str) -> None:
+    with LocalJob(num_workers=4, num_servers=1) as job:
+        texts = job.run(one_stays_away, hosts)
+    for rank in (0, 3):
+        assert f"rank {rank}: all_reduce of 100 elements (number 2) of group" in texts[rank]
+        assert "did not end within 1 s" in texts[rank]
+        assert ("rank 1 and rank 2" if hosts == "aaaa" else "worker 1") in texts[rank]
+        assert ("rank 2" if hosts == "aaaa" else "worker 2") in texts[rank]
+        assert "raise timeout= of init_process_group" in texts[rank]
+
+
+def one_dies() -> str:
+    rank = open_group()
+    dist.barrier()
+    if rank == 1:
+        os._exit(3)
+    return text_of(lambda: dist.all_reduce(torch.ones(3)))
+
+
+def test_rank_that_dies_is_named_at_once() -> None:
+    with LocalJob(num_workers=2, num_servers=1, on_worker_death="stop") as job:
+        workers = job.start_all(one_dies)
+        assert workers[1].wait(60) == 3
+        assert "worker 1 on 127.0.0.1 died" in workers[0].result(60)
+
+
+def unlike_operations() -> str:
+    rank = open_group()
+    return text_of(lambda: dist.barrier() if rank else dist.all_reduce(torch.ones(3)))
+
+
+def test_unlike_operations_are_refused_between_hosts() -> None:
+    with LocalJob(num_workers=2, num_servers=1, shared_memory=False) as job:
+        for text in job.run(unlike_operations):
+            assert "called barrier" in text
+            assert "all_reduce of 3 elements" in text
+
+
+def meaningless() -> list[str]:
+    open_group()
+    sparse = torch.sparse_coo_tensor([[1]], [1.0], (3,))
+    found = []
+    for call in (
+        lambda: dist.all_reduce(torch.ones(3), op=dist.ReduceOp.BAND),
+        lambda: dist.all_reduce(sparse),
+        lambda: dist.all_gather_into_tensor(torch.zeros(5), torch.zeros(3)),
+    ):
+        with pytest.raises(ValueError, match=r".") as caught:
+            call()
+        found.append(str(caught.value))
+    dist.barrier()
+    return found
+
+
+def test_operation_without_meaning_is_refused_and_breaks_nothing() -> None:
+    with LocalJob(num_workers=2, num_servers=1) as job:
+        for bits, sparse, size in job.run(meaningless):
+            assert "no meaning for elements of torch.float32" in bits
+            assert "sparse=False" in sparse
+            assert "2 times 3 elements" in size
+
+
+def shard() -> list[str]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    open_group()
+    mesh = init_device_mesh("cpu", (2,))
+    model = torch.nn.Linear(4, 4)
+    fully_shard(model, mesh=mesh)
+    return [
+        text_of(lambda: model(torch.ones(1, 4))),
+        text_of(lambda: distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)]).full_tensor()),
+    ]
+
+
+def test_sharded_model_is_refused_in_one_sentence() -> None:
+    with LocalJob(num_workers=2, num_servers=1) as job:
+        for texts in job.run(shard):
+            assert all("runs data parallel training only" in text for text in texts)
+
+
+def test_other_ranks_than_the_launchers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(PacelineError, match="world_size=8, and this job has world_size 2"):
+        backend._init(lambda *args, **kwargs: None, "nccl", "tcp://127.0.0.1:1", world_size=8, rank=0)
+
+
+def test_hook_of_torch_does_nothing_outside_of_jobs_and_never_fails(tmp_path: Path) -> None:
+    code = (
+        "import sys, time\n"
+        "from paceline.c10d import on_torch_import\n"
+        "began = time.perf_counter(); on_torch_import(); taken = time.perf_counter() - began\n"
+        "assert taken < 0.001, taken\n"
+        "assert 'torch' not in sys.modules\n"
+        "import os; os.environ |= {'PACELINE_SCHEDULER': 'tcp://127.0.0.1:1', 'PACELINE_DDP': '1'}\n"
+        "sys.modules['torch'] = None\n"
+        "on_torch_import()\n"
+    )
+    env = {name: text for name, text in os.environ.items() if not name.startswith("PACELINE_")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, check=False, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert "torch.distributed stays as it is" in done.stderr
