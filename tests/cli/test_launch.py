@@ -30,8 +30,13 @@ def paceline(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
         ("-n two sh", 2, "-n/-np/--num-workers: 'two' is not a whole number, as in -n 2"),
         ("-n", 2, "-n/-np/--num-workers: needs a value after it"),
         ("-n 2 --timeout soon sh", 2, "--timeout: 'soon' is not a number"),
-        ("--nproc_per_node 2 sh", 2, "unknown option '--nproc_per_node'; did you mean '-n'?"),
-        ("--nproc-per-node=2 sh", 2, "unknown option '--nproc-per-node=2'; did you mean '-n'?"),
+        ("--num_proc 2 sh", 2, "unknown option '--num_proc'; did you mean '-n'?"),
+        ("--ntasks=2 sh", 2, "unknown option '--ntasks=2'; did you mean '-n'?"),
+        ("--nproc_per_node 2 -n 2 sh", 2, "--nproc-per-node is the number of workers on each host; leave out -n"),
+        ("--nproc-per-node=gpu sh", 2, "'gpu' is not a whole number, as in --nproc_per_node 2"),
+        ("--ddp --standalone -n 2 sh", 2, "leave it out: the launcher starts the processes of all hosts"),
+        ("--ddp -s 0 -n 2 sh", 2, "--ddp needs a server, and the variables of torchrun; leave out -s 0"),
+        ("--ddp --no-torchrun-env -n 2 sh", 2, "leave out --no-torchrun-env"),
         ("-n 2 --workers 2 sh", 2, "unknown option '--workers'; did you mean '-n'?"),
         ("-n 2 --alow a:B sh", 2, "did you mean '--allow'?"),
         ("-n 2 -- python -u -W ignore no-such-script.py --lr 1", 127, "the script 'no-such-script.py' does not exist"),
@@ -151,6 +156,29 @@ def test_allowed_optimizers_reach_the_servers(capsys: pytest.CaptureFixture[str]
     words = ["launch", "-n", "1", "--allow", "mine:Lion", "--allow", "mine:Tiger", "--dry-run"]
     assert main([*words, "sh"]) == 0
     assert "PACELINE_ALLOW=mine:Lion,mine:Tiger\n" in capsys.readouterr().out
+
+
+def test_ddp_script_is_planned_as_torchrun_would_start_it(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "launch --ddp --nproc-per-node 2 -H h1,h2 --dry-run -- train.py --lr 1"
+    assert main(words.split()) == 0
+    plan = capsys.readouterr().out
+    assert len(re.findall(r"\bPACELINE_DDP=1", plan)) == 4
+    assert len(re.findall(rf"{re.escape(sys.executable)} train.py --lr 1", plan)) == 4
+    assert "WORLD_SIZE=4" in plan
+    assert "LOCAL_WORLD_SIZE=2" in plan
+    assert "PACELINE_NUM_SERVERS=2" in plan
+    assert "PACELINE_ON_WORKER_DEATH=stop" in plan
+    assert "TORCHELASTIC_RUN_ID=" in plan
+
+
+def test_hosts_may_have_unlike_numbers_of_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("h1 slots=3\nh2\n")
+    assert main(["launch", "--ddp", "--nproc-per-node", "1", "-H", str(hosts), "--dry-run", "--", "sh"]) == 0
+    plan = capsys.readouterr().out
+    assert "WORLD_SIZE=4" in plan
+    assert "LOCAL_WORLD_SIZE=3" in plan
+    assert "LOCAL_WORLD_SIZE=1" in plan
 
 
 def test_variables_of_torchrun_can_be_left_out() -> None:

@@ -6,6 +6,7 @@ import argparse
 import os
 import secrets
 import signal
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import FrameType
@@ -19,6 +20,7 @@ from paceline.consistency import parse_groups, weighting_names
 from paceline.interfaces import address_of
 from paceline.launch import (
     Graces,
+    Host,
     Job,
     JobSpec,
     Machine,
@@ -105,6 +107,8 @@ def job_spec(options: argparse.Namespace, command: Sequence[str]) -> JobSpec:
     """
     groups, number_is_slots = _groups(options.group), options.launcher in _NUMBER_IS_SLOTS
     hosts = () if options.hosts is None else read_hosts(options.hosts, number_is_slots=number_is_slots)
+    if options.nproc_per_node is not None:
+        hosts = _with_slots(options, hosts or JobSpec.hosts)
     if options.num_workers is None and not groups:
         raise UsageError("the number of workers is missing; give -n, as in: paceline launch -n 2 -- python train.py")
     _refuse_unused(options)
@@ -114,6 +118,8 @@ def job_spec(options: argparse.Namespace, command: Sequence[str]) -> JobSpec:
     named = {host.name: host for host in hosts}
     groups = tuple(replace(one, hosts=tuple(named.get(host.name, host) for host in one.hosts)) for one in groups)
     anywhere = hosts or tuple(dict.fromkeys(host for group in groups for host in group.hosts)) or JobSpec.hosts
+    if options.ddp and command and command[0].endswith(".py"):
+        command = [sys.executable, *command]  # as torchrun has it
     return JobSpec(
         command=tuple(command),
         num_workers=0 if options.num_workers is None and groups else options.num_workers,
@@ -136,12 +142,28 @@ def job_spec(options: argparse.Namespace, command: Sequence[str]) -> JobSpec:
     )
 
 
+def _with_slots(options: argparse.Namespace, hosts: Sequence[Host]) -> tuple[Host, ...]:
+    """Set the number of workers by that of each host, and give it to the hosts that have none of their own.
+
+    Raises:
+        UsageError: it is given in another way, too.
+    """
+    if options.num_workers is not None or options.group:
+        raise UsageError("--nproc-per-node is the number of workers on each host; leave out -n and --group, or it")
+    filled = tuple(replace(one, slots=options.nproc_per_node if one.slots is None else one.slots) for one in hosts)
+    options.num_workers = sum(one.slots or 0 for one in filled)
+    return filled
+
+
 def _refuse_unused(options: argparse.Namespace) -> None:
     """Refuse options that change nothing in a job without servers. Other hosts have a deadline for their start."""
     given = {option.flags[-1]: getattr(options, option.name) for option in OPTIONS if option.flags[-1] in OF_SERVERS}
     if options.launcher != "local":
         given.pop("--start-timeout", None)
     unused = [flag for flag, value in given.items() if value not in (None, False, [])]
+    if options.ddp and (options.num_servers == 0 or options.no_torchrun_env):
+        which = "-s 0" if options.num_servers == 0 else "--no-torchrun-env"
+        raise UsageError(f"--ddp needs a server, and the variables of torchrun; leave out {which}")
     if options.num_servers == 0 and unused:
         raise UsageError(f"{', '.join(unused)} changes nothing with -s 0: then there are workers only, and no stores")
 

@@ -14,7 +14,15 @@ OPTIONS = (
         "number of workers",
         "N",
         int,
-        elsewhere=("--np", "--num-proc", "--nproc-per-node", "--ntasks", "--workers"),
+        elsewhere=("--np", "--num-proc", "--ntasks", "--workers"),
+        section=_SIZE,
+    ),
+    Option(
+        ("--nproc_per_node", "--nproc-per-node"),
+        "number of workers on each host, instead of -n; a host's own slots= count first",
+        "N",
+        int,
+        least=1,
         section=_SIZE,
     ),
     Option(
@@ -170,10 +178,11 @@ OF_SERVERS = frozenset(
 ADVICE = {
     "": "options of your script come after it, as in: paceline launch -n 2 -- python train.py --lr 0.1",
     "--nnodes": "-n is the number of all workers and -H names the hosts, as in: paceline launch -n 8 -H h1,h2 -- ...",
+    "--no-python": "leave it out: the command is run as it is",
     **dict.fromkeys(("-m", "--module"), "name the interpreter, as in: paceline launch -n 2 -- python -m mypkg.train"),
     **dict.fromkeys(
         ("--node-rank", "--master-addr", "--master-port", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id",
-         "--rdzv-conf", "--standalone", "--local-addr"),
+         "--rdzv-conf", "--standalone", "--local-addr", "--start-method", "--monitor-interval", "--role"),
         "leave it out: the launcher starts the processes of all hosts and gives each its rank and addresses",
     ),
     **dict.fromkeys(("-r", "--redirects", "-t", "--tee"), "--log-dir DIR keeps what each process prints"),
