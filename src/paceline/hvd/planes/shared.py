@@ -45,10 +45,12 @@ class Offer:
 
     Args:
         others: ranks on this host but this one.
+        area_bytes: bytes of an area; the same on all ranks.
     """
 
-    def __init__(self, others: Sequence[int]) -> None:
-        self.segment = SharedTensor(_AREAS * AREA_BYTES, torch.uint8)
+    def __init__(self, others: Sequence[int], area_bytes: int = AREA_BYTES) -> None:
+        self.area_bytes = area_bytes
+        self.segment = SharedTensor(_AREAS * area_bytes, torch.uint8)
         self.readers: dict[int, int] = {}
         self.writers: dict[int, int] = {}
         for rank in others:
@@ -88,7 +90,7 @@ class Neighbours:
 
     def __init__(self, rank: int, offer: Offer, described: Mapping[int, Sequence[object]], timeout_s: float) -> None:
         self.rank, self.timeout_s = rank, timeout_s
-        self._offer = offer
+        self._offer, self.area_bytes = offer, offer.area_bytes
         self.areas: dict[int, torch.Tensor] = {rank: offer.segment.tensor}
         self._writers: dict[int, int] = {}
         self._pids: dict[int, int] = {}
@@ -98,7 +100,7 @@ class Neighbours:
                 assert isinstance(pid, int)
                 assert isinstance(fd, int)
                 self._pids[other] = pid
-                self.areas[other] = map_foreign(pid, fd, _AREAS * AREA_BYTES, torch.uint8)
+                self.areas[other] = map_foreign(pid, fd, _AREAS * offer.area_bytes, torch.uint8)
                 writer = dict(writers)[rank]  # type: ignore[call-overload]
                 self._writers[other] = os.open(f"/proc/{pid}/fd/{writer}", os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             on_error.pop_all()
@@ -177,13 +179,14 @@ class SharedPlane:
         parity = (self._step & 1) + 2 * self._shares_areas
         found = self._views.get((rank, parity, dtype))
         if found is None:
-            whole = self._near.areas[rank][parity * AREA_BYTES : (parity + 1) * AREA_BYTES]
+            size = self._near.area_bytes
+            whole = self._near.areas[rank][parity * size : (parity + 1) * size]
             found = self._views[rank, parity, dtype] = whole.view(dtype)
         return found
 
     def _steps(self, numel: int, dtype: torch.dtype) -> Iterator[tuple[int, int]]:
         """Yield the ranges of the chunks; each step ends where the next begins."""
-        chunk = AREA_BYTES // dtype.itemsize
+        chunk = self._near.area_bytes // dtype.itemsize
         for start in range(0, numel, chunk):
             yield start, min(numel, start + chunk)
             self._step += 1
