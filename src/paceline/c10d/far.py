@@ -83,7 +83,7 @@ class FarPlane:
     def __init__(self, session: Session, group: str, members: Sequence[int], timeout_s: float) -> None:
         self._session, self.group, self.members, self.timeout_s = session, group, list(members), timeout_s
         self.index, self.size = self.members.index(session.rank), len(members)
-        self._number, self.what = 0, "start of the group"
+        self._number, self.what = 0, "the start"
         self._servers = len(session.servers)
         # Groups of one member each would all use the first server.
         self._first = sum(group.encode()) % self._servers

@@ -85,7 +85,10 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
         self._sent: Counter[tuple[str, int]] = Counter()
         self._operations = 0
         alone = len(members) == 1
-        self._hosts = None if alone else HostsPlane(session, self._key, self._members, self._timeout_s)
+        try:
+            self._hosts = None if alone else HostsPlane(session, self._key, self._members, self._timeout_s)
+        except PacelineError as error:
+            raise self._explained(error, "the start", self._timeout_s) from error
         self._plane = self._hosts or Alone()
         self._runner = Runner(f"paceline-{name}")
 

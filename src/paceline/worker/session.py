@@ -253,6 +253,7 @@ class Session:
         """
         if self._profile is not None:
             self._profile.check(self)
+        advice = "; if that is normal here, raise PACELINE_TIMEOUT_S" if timeout_s is None else ""
         timeout_s = self.settings.timeout_s if timeout_s is None else timeout_s
         begun, self._is_waiting = time.monotonic(), True
         try:
@@ -264,7 +265,7 @@ class Session:
             waits_for = self._whom_it_waits_for(late)
             raise DeadlineError(
                 f"worker {self.rank}: {late.what} at {late.whom} was not answered within {timeout_s:g} s"
-                f"{waits_for}; if that is normal here, raise PACELINE_TIMEOUT_S"
+                f"{waits_for}{advice}"
             )
 
     def _whom_it_waits_for(self, late: Call) -> str:
