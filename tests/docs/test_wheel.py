@@ -56,6 +56,24 @@ def test_page_of_the_index_is_the_readme_with_absolute_links(wheel: Path) -> Non
     assert len(metadata.get_all("Project-URL") or ()) == 4
 
 
+DDP_SCRIPT = """
+import torch
+from torch import distributed as dist
+
+dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))
+model(torch.ones(2, 3) * dist.get_rank()).sum().backward()
+print(dist.get_backend(), model.module.weight.grad.tolist())
+dist.destroy_process_group()
+"""
+
+
+def test_ddp_script_runs_unchanged(user: Path) -> None:
+    (user / "ddp.py").write_text(DDP_SCRIPT)
+    done = call(["paceline", "launch", "--ddp", "--nproc-per-node", "2", "--", "ddp.py"], user)
+    assert done.stdout.count("paceline [[1.0, 1.0, 1.0]]") == 2
+
+
 def test_readme_scripts_run_word_for_word(user: Path) -> None:
     first, second = blocks("README.md", "python")
     (user / "train.py").write_text(first)

@@ -17,7 +17,7 @@ def on_torch_import() -> None:
 
     An exception would break ``import torch``, so the error of a broken installation is only printed.
     """
-    if not os.environ.get("PACELINE_SCHEDULER"):
+    if not os.environ.get("PACELINE_SCHEDULER") or os.environ.get("PACELINE_ROLE", "worker") != "worker":
         return
     try:
         from paceline.c10d import backend
