@@ -70,7 +70,7 @@ class WorkerPush(PushRequest):
         elif push.want and not push.shared:
             send_values(self.asker, self._store, self.worker, push.entries, self.absent, notes)
         else:
-            self.asker.reply(m.Values([], absent=sorted(self.absent), notes=list(notes)))
+            self.asker.answer(m.Values([], absent=sorted(self.absent), notes=list(notes)))
 
 
 class SumPush(PushRequest):
