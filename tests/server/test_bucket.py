@@ -482,7 +482,7 @@ def test_slots_in_which_something_goes_on_stay_apart(what: str) -> None:
     elif what == "pending":
         asker = Asker(b"worker-0", 1, 0, Members(), server._keep)
         right.pending[0] = left.pending[0] = SumPush(
-            asker, server.store, m.PushSum("s", [], [m.Share(0, 1.0, [])], 1.0, b"")
+            asker=asker, worker=0, store=server.store, push=m.PushSum("s", [], [m.Share(0, 1.0, [])], 1.0, b"")
         )
     else:
         right.cohorts[0] = left.cohorts[0] = Accumulator([], True, torch.float32, Scratch())

@@ -269,7 +269,7 @@ class Traffic:
             if body.absent or block.missing:
                 block.note_absent(entry, body.absent)
         self._heard = body.notes or self._heard
-        if want:
+        if want and (body.known or not shared):
             self._store_values(blocks, entries, shared, body, frames)
 
     def _store_values(
