@@ -34,12 +34,11 @@ class PushRequest(abc.ABC):
 
     | state | event | next |
     |---|---|---|
-    | open | `waits`: a slot has taken a part of it | open |
-    | open | `release` after the last entry is taken | waiting; answered if every slot has released it already |
-    | open | an entry cannot be taken | answered, with that error, by the handler of requests |
+    | waiting | `waits_for` the slots of an entry, instead of the entry | waiting |
+    | waiting | an entry cannot be taken | answered, with that error, by the handler of requests |
     | waiting | `waits`: a slot it waits for is cut | waiting |
     | waiting | `release`: a slot has done its part | waiting; answered after the last |
-    | open, waiting | its asker is answered with an error | answered |
+    | waiting | its asker is answered with an error | answered |
     | answered | `release`, an error | answered: no answer is sent twice |
 
     A push that comes again before its answer is a new request, which takes the place of the first one in every slot.
@@ -54,6 +53,8 @@ class PushRequest(abc.ABC):
     """The member that gets the answer."""
     worker: int
     """The worker that pushes; of a sum, the first worker behind it."""
+    unreleased: int
+    """Releases to come; at first, one for each of its entries."""
     want: bool = True
     """The answer brings new values."""
     shared: bool = False
@@ -64,21 +65,23 @@ class PushRequest(abc.ABC):
     """Ranges that the answer lists as without any gradient."""
     notes: Notes | None = None
     """The notes that all slots have; None before the first slot is released."""
-    _unreleased: int = 1
-    """Releases to come, and one until all entries are taken."""
 
     @abc.abstractmethod
     def answer(self) -> None:
         """Send the answer; all slots have released the push."""
 
-    def waits(self, releases: int = 1) -> None:
-        """Wait for more releases."""
-        self._unreleased += releases
+    def waits_for(self, releases: int) -> None:
+        """Wait for the slots of an entry, which is then taken: once for each worker behind the push in each slot."""
+        self.unreleased += releases - 1
+
+    def waits(self) -> None:
+        """Wait for one more slot: one of those that it waits for is cut."""
+        self.unreleased += 1
 
     def release(self) -> None:
-        """Note that one slot has done its part, or that all entries are taken; answer after the last."""
-        self._unreleased -= 1
-        if self._unreleased == 0 and not self.asker.is_answered:
+        """Note that one slot has done its part; answer after the last."""
+        self.unreleased -= 1
+        if self.unreleased == 0 and not self.asker.is_answered:
             self.answer()
 
 

@@ -91,13 +91,19 @@ def push(host: ServerState, asker: Asker, body: m.Push, frames: Frames) -> None:
     inputs = {worker: body.inputs} if body.samples else {}
     known: list[Known] | None = [] if body.want and "pull" in hosted.own.codecs else None
     request = WorkerPush(
-        asker=asker, worker=worker, want=body.want, shared=body.shared, known=known, store=store, push=body
+        asker=asker,
+        worker=worker,
+        unreleased=len(body.entries),
+        want=body.want,
+        shared=body.shared,
+        known=known,
+        store=store,
+        push=body,
     )
     for bucket, entry, value in zip(buckets, body.entries, values, strict=True):
         borrowed = body.shared and not body.coded and value is not None
         one = Contribution(value, body.samples, options, borrowed, skip=body.skip, notes=notes, inputs=inputs)
         store.push(bucket, entry, (Pushed(worker, entry.round, body.samples),), one, body.absent, request)
-    request.release()
     if isinstance(part, ForwardStore):
         part.flush()
     if frames:
@@ -114,13 +120,12 @@ def push_sum(host: ServerState, asker: Asker, body: m.PushSum, frames: Frames) -
     values = _values_of(hosted, asker.rank, body, buckets, frames)
     samples = sum(share.samples for share in body.shares)
     inputs = {share.worker: share.inputs for share in body.shares if share.samples}
-    request = SumPush(asker=asker, worker=body.shares[0].worker, store=store, push=body)
+    request = SumPush(asker=asker, worker=body.shares[0].worker, unreleased=len(body.entries), store=store, push=body)
     for index, (bucket, entry, value) in enumerate(zip(buckets, body.entries, values, strict=True)):
         pushes = _pushes_of(body, index)
         others = tuple(one.worker for one in pushes[1:])
         common = samples, options, False, body.unit, others, (), body.skip, body.problem, body.notes, inputs
         store.push(bucket, entry, pushes, Contribution(value, *common), body.absent, request)
-    request.release()
     store.received_bytes += asker.network_bytes(frames)
 
 
@@ -140,7 +145,7 @@ def _check_push(part: StorePart, worker: int, push: m.Push) -> list[StoredBucket
         RemoteError: an earlier update failed.
     """
     _check_kind(part, push)
-    if len(push.entries) > 1 or push.absent:
+    if len(push.entries) != 1 or push.absent:
         _check_ranges(part, push)
     buckets = []
     for entry in push.entries:
@@ -228,7 +233,9 @@ def _pushes_of(push: m.PushSum, index: int) -> Sequence[Pushed]:
 
 
 def _check_ranges(part: StorePart, push: m.Push | m.PushSum) -> None:
-    """Refuse a push that has an element twice, or that reports as absent anything else than whole keys of its own."""
+    """Refuse a push without entries, with an element twice, or with absent ranges other than whole keys of its own."""
+    if not push.entries:
+        raise ProtocolError(f"a {type(push).__name__} without entries")
     for one, other in pairwise(sorted(push.entries)):
         if one.place == other.place and other.start < one.start + max(1, one.length):
             raise ProtocolError(f"element {other.start} of bucket {one.bucket} is pushed more than once by one request")
