@@ -205,8 +205,8 @@ class ServerExchange(Exchange):
                     f"{self._advice}"
                 )
         one.check_kind()
-        if self._brings_weights and one.weight_changed():
-            raise self._changed_here(one)
+        if self._brings_weights:
+            self._check_unchanged(one)
         copy = self._copy_in(one)
         for bucket in buckets:
             if copy is not None:
@@ -220,13 +220,15 @@ class ServerExchange(Exchange):
     _copy_in = staticmethod(Bound.put_grad)
     """Copies the data that this worker pushes of a parameter into the arena; another kind of exchange replaces it."""
 
-    def _changed_here(self, one: Bound) -> PacelineError:
-        or_worker = ", or use update='worker'" if self._store.policy.merge == "all" else ""
-        return PacelineError(
-            f"worker {self._store.rank}: parameter {one.name!r} was changed after the last step, where the servers "
-            "do not see it; they hold the weights. After such a change call optimizer.broadcast_weights() on every "
-            f"worker{or_worker}"
-        )
+    def _check_unchanged(self, one: Bound) -> None:
+        """Raise if a weight that the servers hold was changed here since they sent it."""
+        if one.weight_changed():
+            or_worker = ", or use update='worker'" if self._store.policy.merge == "all" else ""
+            raise PacelineError(
+                f"worker {self._store.rank}: parameter {one.name!r} was changed after the last step, where the servers "
+                "do not see it; they hold the weights. After such a change call optimizer.broadcast_weights() on every "
+                f"worker{or_worker}"
+            )
 
     def push(self, carried: Carried) -> None:
         """Push the complete buckets."""
