@@ -205,7 +205,7 @@ AREAS = (
     ),
     Area(
         "server/norms.py",
-        ("server/test_clip.py",),
+        ("server/test_clip_sink.py",),
         (
             ("if one.overlaps(span)}", "}"),
             ("one.squares | right.norms[unit].squares", "one.squares"),

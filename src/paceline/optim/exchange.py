@@ -39,7 +39,7 @@ from paceline.net.call import Call
 from paceline.optim.binding import WAY_OUT, Bound, bind_keys, is_finite, listed, sums_up, take_all
 from paceline.optim.device import Pusher
 from paceline.optim.names import NamedParameter
-from paceline.optim.sparse import SparseExchange, find_sparse
+from paceline.optim.sparse_exchange import SparseExchange, find_sparse
 from paceline.tensors import real_view
 from paceline.updaters import Options
 from paceline.worker.block import BucketRange, WorkerBlock

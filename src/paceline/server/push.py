@@ -18,7 +18,7 @@ from paceline.net.base import Frames
 from paceline.ranges import is_all, within
 from paceline.server import rows
 from paceline.server.bucket import Known, PushRequest, StoredBucket
-from paceline.server.clip import ClipSink, Located
+from paceline.server.clip_sink import ClipSink, Located
 from paceline.server.forward import ForwardStore
 from paceline.server.hosted import HostedStore, ServerState
 from paceline.server.members import Asker

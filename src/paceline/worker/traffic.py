@@ -20,7 +20,7 @@ from paceline.tensors import sum_into, to_frame
 from paceline.wire import messages as m
 from paceline.worker import answers
 from paceline.worker.block import BucketRange, WorkerBlock
-from paceline.worker.plan import CallPlan, CallStep
+from paceline.worker.call_plan import CallPlan, CallStep
 from paceline.worker.session import Session
 
 Located = tuple[WorkerBlock, BucketRange]

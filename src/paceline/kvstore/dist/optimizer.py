@@ -10,7 +10,7 @@ import msgspec
 
 from paceline.keys import Key, Keys, checked_table
 from paceline.kvstore.base import OptimizerLike
-from paceline.kvstore.dist.lifecycle import StoreLifecycle
+from paceline.kvstore.dist.store_lifecycle import StoreLifecycle
 from paceline.kvstore.options import Schedule, class_of, in_force, plain_keys, schedule_of
 from paceline.updaters import (
     KeyOptions,

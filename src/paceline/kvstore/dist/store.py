@@ -16,7 +16,7 @@ from paceline.kvstore.base import KVStore, OptimizerLike, Updater
 from paceline.kvstore.checkpoint import optimizer_states as state_files
 from paceline.kvstore.dist.calls import plan_pull, plan_push, pull_as_rows, pull_some_rows
 from paceline.kvstore.dist.compression import set_compression
-from paceline.kvstore.dist.lifecycle import StoreLifecycle
+from paceline.kvstore.dist.store_lifecycle import StoreLifecycle
 from paceline.kvstore.dist.optimizer import ServerOptimizer
 from paceline.kvstore.options import no_optimizer
 from paceline.net.call import Call
