@@ -6,7 +6,7 @@ when its workers are answered, is the sink's business:
 | sink | a cohort is complete | the rule releases its workers |
 |---|---|---|
 | :class:`ApplySink` | the updater runs | they are answered |
-| :class:`~paceline.server.clip_sink.ClipSink` | it is held until a worker brings its factor | so are they |
+| :class:`~paceline.server.clip_sink.ClipSink` | it is held for its factor, then applied | so are they |
 | :class:`~paceline.server.forward.ForwardStore` | the sum is sent to the owner | they wait for its answer |
 
 Order: the store calls ``complete`` before the ``release`` that follows from it. A sink owns the accumulator that it
