@@ -82,6 +82,10 @@ class BackwardWatch:
         """Stop watching."""
         self.unwatch(list(self._handles))
 
+    def is_last(self, param: torch.nn.Parameter) -> bool:
+        """Return whether no hook that was registered later may change the gradient after ``arrived``."""
+        return next(reversed(param._post_accumulate_grad_hooks)) == self._handles[param][0].id  # type: ignore[attr-defined]
+
     def _on_gradient(self, param: torch.nn.Parameter) -> None:
         with self._lock:
             self._queue()

@@ -14,7 +14,7 @@ import torch
 from paceline.kvstore.dist import DistStore
 from paceline.net.call import Call
 from paceline.optim.binding import same_bits
-from paceline.tensors import real_view
+from paceline.tensors import as_floats, real_view, set_from_floats
 
 
 def buffers_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -49,7 +49,7 @@ class Buffers:
         values = [_travelling(one) for one in shared.values()]
         self._store.broadcast(list(shared), values, values)
         for one, value in zip(shared.values(), values, strict=True):
-            one.copy_(value)
+            set_from_floats(one, value)
         if self._rank == 0 and store.num_workers > 1:
             self._published = {name: one.detach().clone() for name, one in self._current().items()}
 
@@ -89,7 +89,7 @@ class Buffers:
             self._store.pull(list(current), values)
         self._stale = False
         for one, value in zip(current.values(), values, strict=True):
-            one.copy_(value)
+            set_from_floats(one, value)
 
     def close(self) -> None:
         """Leave the buffers' store."""
@@ -107,6 +107,6 @@ class Buffers:
 
 
 def _travelling(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy in CPU memory with a dtype that servers hold; integers up to 2**53 are exact."""
-    values = tensor.detach().cpu().clone()
-    return values if values.is_floating_point() else values.to(torch.float64)
+    """Return a copy in CPU memory with a dtype that servers hold."""
+    values = as_floats(tensor)
+    return values if values is not tensor else values.detach().cpu().clone()
