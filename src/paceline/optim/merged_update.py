@@ -73,7 +73,9 @@ class MergedUpdate(ExchangingStrategy):
     def _on_gradient(self, param: torch.nn.Parameter) -> None:
         self._samples.touch()
         self._is_merged = False
-        if self._overlap and self._syncs and self._passes + 1 >= self.choices.passes:
+        if not (self._overlap and self._watch.is_last(param)):
+            return
+        if self._syncs and self._passes + 1 >= self.choices.passes:
             with torch.no_grad():
                 if self._exchange.fill(param):
                     self._exchange.push(self._carried())

@@ -128,6 +128,7 @@ class ServerUpdate(ExchangingStrategy):
         self, closure: Closure | None, scale: torch.Tensor | None = None, found_inf: torch.Tensor | None = None
     ) -> Any:
         """Let the servers apply the round's gradients. See :class:`Strategy`; the closure is called once."""
+        self.inner._opt_called = True  # type: ignore[attr-defined]  # schedulers made before wrapping look at it
         loss = None
         if closure is not None:
             with torch.enable_grad():
