@@ -3,9 +3,9 @@
     python -m benchmarks.planned --rate 100mbit --workers 2 3 --layout "one server" co-located
 
 The layers are alike, and their computation only waits, so two cores are enough for a few hosts. Workers train with
-``DistributedOptimizer(..., update="server", lazy=True)``, the loop that a plan with overlap describes. The plan gets the
-rate that plain TCP streams carry in both directions at once, before or after the job, whichever is more; the median of
-the steps counts. TCP is Cubic: BBR, the default of some machines, loses packets of short queues and stalls for seconds.
+``DistributedOptimizer(..., update="server", lazy=True)``, the loop that a plan with overlap describes. The plan gets
+the rate that plain TCP streams carry in both directions at once, before or after the job, whichever is more; the median
+of the steps counts. TCP is Cubic: BBR, the default of some machines, stalls for seconds where queues are short.
 """
 
 from __future__ import annotations

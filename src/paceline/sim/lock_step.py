@@ -9,10 +9,10 @@ A model is cut into stages, runs of layers whose gradients travel together. A st
 One stage of the whole model is a loop without overlap: it pushes when backward has ended, and waits for all values.
 
 Hosts of a kind do the same at the same time, so one stands for all of its kind: its flows count as many on the links of
-servers. A stage of one bucket flows to the server that holds it. For a stage that is spread, the server with the largest
-part of the model stands for all. So a job of 10,000 workers takes no more events than a job of one. A host sends one
-message after the other to each server. A message takes as long as the slower of the flow on the sender's link and the
-flow on the receiver's.
+servers. A stage of one bucket flows to the server that holds it. For a stage that is spread, the server with the
+largest part of the model stands for all. So a job of 10,000 workers takes no more events than a job of one. A host
+sends one message after the other to each server. A message takes as long as the slower of the flow on the sender's link
+and the flow on the receiver's.
 
 Servers on the hosts of workers share their links. There a bucket crosses no link of its holder's own worker, and one
 link for all others: every host is a kind of its own. If a kind has several hosts, all stages count as spread.
@@ -205,7 +205,7 @@ class _Lane:
         self._flowing = 0
 
     def send(self, order: int, flows: Sequence[_Flow], then: Callable[[], None]) -> None:
-        """Send a message that has ended when its flows have: on each link some of a size; none: it stays on its host."""
+        """Send a message that has ended when its flows have: on each link some of a size; without flows, at once."""
         if not flows:
             then()
             return
@@ -262,9 +262,11 @@ class _ThroughServers:
                 self._single = dict(enumerate(zip(self._in, self._out, strict=True)))
         else:
             self._servers_out, self._servers_in = (SharedLink(environment, servers.bandwidth) for _ in range(2))
-            for one in holders - {None}:
-                links = SharedLink(environment, servers.bandwidth), SharedLink(environment, servers.bandwidth)
-                self._single[one] = links
+            self._single = {
+                one: (SharedLink(environment, servers.bandwidth), SharedLink(environment, servers.bandwidth))
+                for one in holders
+                if one is not None
+            }
 
     def push(self, kind: int, stage: int) -> None:
         """Send the gradient of a stage from all hosts of a kind; the values come back once those of all kinds came."""
