@@ -80,7 +80,7 @@ class RecordSource:
 
     def __init__(self, path: Path) -> None:
         self._records = paceline.data.Records(path)
-        self.num_classes = 1 + max(self.open(index)[1] for index in range(len(self._records)))
+        self.num_classes = 1 + max(int(self._records.label(index)) for index in range(len(self._records)))
 
     def __len__(self) -> int:
         return len(self._records)
