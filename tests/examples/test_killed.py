@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from tests.examples import scripts
 
-EPOCHS, STEPS = 4, 10
+EPOCHS, STEPS = 3, 5
 TRAINING = f"--network 3conv --num-epochs {EPOCHS} --lr 0.01 --disp-batches 1 --kv-store dist_sync --savemodel"
 
 
@@ -47,30 +47,42 @@ def kill_at(folder: Path, data: Path, epoch: int, step: int) -> None:
 
 
 def tensors(folder: Path) -> dict[str, bytes]:
-    """Return the tensors of the last checkpoint: weights, buffers and the optimizer's state."""
+    """Return the tensors of the last checkpoint: weights, buffers and the optimizer's state.
+
+    Random numbers of Python and NumPy are left out: the scripts draw none from them, and give them no seed.
+    """
     found = load_file(folder / "models" / f"3conv-{EPOCHS:04d}.ckpt")
-    return {name: one.numpy().tobytes() for name, one in found.items()}
+    return {
+        name: one.numpy().tobytes()
+        for name, one in found.items()
+        if "/rng/numpy" not in name and "/rng/python" not in name
+    }
 
 
-@pytest.mark.timeout(3600)
-@pytest.mark.skipif(not os.environ.get("PACELINE_TEST_EXAMPLES"), reason="five jobs: make test-examples")
-def test_job_killed_at_a_random_step_goes_on_with_two_one_and_three_workers(tmp_path: Path) -> None:
+def last_loss(output: str) -> float:
+    found = re.search(rf"epoch {EPOCHS - 1}: .*loss ([0-9.]+)", output)
+    assert found is not None, output
+    return float(found[1])
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(not os.environ.get("PACELINE_TEST_EXAMPLES"), reason="several jobs: make test-examples")
+@pytest.mark.parametrize("workers", [2, 1, 3])
+def test_job_of_two_killed_at_a_random_step_goes_on(tmp_path: Path, workers: int) -> None:
     epoch, step = random.randrange(1, EPOCHS), random.randrange(1, STEPS + 1)
     print(f"killed in epoch {epoch} at step {step}")
-    data = tmp_path / "data"
-    data.mkdir()
-    scripts.module("make_data").make_cifar(data, fine=False)
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    finish(whole, 2, data)
-    for workers in (2, 1, 3):
-        folder = tmp_path / str(workers)
+    data, killed, whole = (tmp_path / name for name in ("data", "killed", "whole"))
+    for folder in (data, killed, whole):
         folder.mkdir()
-        kill_at(folder, data, epoch, step)
-        output = finish(folder, workers, data, "--retrain")
-        resumed = re.search(r"goes on after epoch (\d+), step (\d+)", output)
-        assert resumed is not None, output
-        done = int(resumed[1])
-        assert done in (epoch, epoch + 1)  # the last step of an epoch is printed before its checkpoint is written
-        assert int(resumed[2]) == done * STEPS
-        assert (tensors(folder) == tensors(whole)) == (workers == 2)
+    scripts.module("make_data").make_cifar(data, fine=False)
+    kill_at(killed, data, epoch, step)
+    output = finish(killed, workers, data, "--retrain")
+    resumed = re.search(r"goes on after epoch (\d+), step (\d+)", output)
+    assert resumed is not None, output
+    done = int(resumed[1])
+    assert done in (epoch, epoch + 1)  # the last step of an epoch is printed before its checkpoint is written
+    assert int(resumed[2]) == done * STEPS
+    assert last_loss(output) < 3  # ten classes: by chance 2.3
+    if workers == 2:
+        finish(whole, 2, data)
+        assert tensors(killed) == tensors(whole)
