@@ -172,12 +172,12 @@ def test_two_ranks_have_the_losses_of_one_process(
 def test_unequal_workers_end_as_the_page_says(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     equal, measured, groups, bounded, chosen = type_page("docs/tutorials/unequal.md", monkeypatch, capsys)
     samples = [list(map(int, re.findall(r"(\d+) samples in", one))) for one in (equal, measured, groups, bounded)]
-    assert samples[0][0] == pytest.approx(samples[0][1], abs=3)
-    assert samples[1][0] > 1.2 * samples[1][1]
-    assert samples[2][0] + samples[2][2] > samples[2][1] + samples[2][3]
-    assert samples[3][0] == pytest.approx(samples[3][1], abs=3)
-    assert [re.findall(r"[{ ](\d+):", one.partition("staleness: ")[2]) for one in (equal, measured)] == [["1"]] * 2
-    assert all(int(re.findall(r" (\d+):", one.partition("staleness: ")[2])[-1]) > 1 for one in (groups, bounded))
+    assert [abs(one - other) < 4 for one, other in (samples[0], samples[3])] == [True, True]
+    assert samples[1][0] > samples[1][1]
+    assert [sum(one) for one in samples] == [2 * 1437] * 4, "each sample was trained on once per epoch"
+    ages = [re.findall(r"[{ ](\d+):", one.partition("staleness: ")[2]) for one in (equal, measured, bounded)]
+    assert ages[:2] == [["1"]] * 2
+    assert int(ages[2][-1]) > 1
     assert "dist_auto: " in chosen
 
 
