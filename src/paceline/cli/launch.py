@@ -110,7 +110,7 @@ def job_spec(options: argparse.Namespace, command: Sequence[str]) -> JobSpec:
     if options.nproc_per_node is not None:
         hosts = _with_slots(options, hosts or JobSpec.hosts)
     if options.num_workers is None and not groups:
-        raise UsageError("the number of workers is missing; give -n, as in: paceline launch -n 2 -- python train.py")
+        raise UsageError("the number of workers is missing; give -n, as in: -n 2 -- python train.py")
     _refuse_unused(options)
     _check_words(options)
     if options.sync_dst_dir is not None and not os.path.isabs(options.sync_dst_dir):
