@@ -30,8 +30,8 @@ from paceline.worker.session import Session
 
 logger = logging.getLogger(__name__)
 
-#: Bytes that ranks of one host exchange at a time. Each exchange waits for the slowest rank, which a busy host wakes late;
-#: more bytes are no longer read from the cores' caches.
+#: Bytes that ranks of one host exchange at a time. Each exchange waits for the slowest rank, which a busy host wakes up
+#: late; more bytes are no longer read from the cores' caches.
 AREA_BYTES = 2 * 2**20
 
 #: Seconds by which each level waits longer than the one below it.

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from paceline.errors import PacelineError, PeerDiedError, ProtocolError
 from paceline.net.base import Frames
@@ -56,9 +57,10 @@ class _Meeting:
     def answer(self) -> None:
         """Give every member the frames for it."""
         for rank, one in self.came.items():
-            given = [(other, frame) for other in sorted(self.came) if other != rank
-                     for frame in self.came[other].give(rank)]  # fmt: skip
-            one.asker.reply(m.Met([other for other, _ in given]), [frame for _, frame in given])
+            others = [other for other in sorted(self.came) if other != rank]
+            given = [(other, frame) for other in others for frame in self.came[other].give(rank)]
+            frames = [frame for _, frame in given]
+            one.asker.answer(m.Met([other for other, _ in given]), partial(list, frames))
 
 
 _Place = tuple[tuple[int, ...], int]
@@ -125,10 +127,10 @@ class Meetings:
                 PeerDiedError(f"{whom} left the job before {meeting.what}, in which all of the group take part")
             )
 
-    def absent(self, body: m.AskNotMet) -> list[int]:
+    def absent(self, body: m.AskNotMet) -> m.Missing:
         """Return the members that have not come to a meeting."""
         meeting = self._groups.get(body.group, {}).get((tuple(body.members), body.number))
-        return [] if meeting is None else sorted(meeting.members - set(meeting.came))
+        return m.Missing([] if meeting is None else sorted(meeting.members - set(meeting.came)))
 
 
 class Board:
@@ -183,4 +185,4 @@ class Board:
         for asker, names in waiting:
             found = self.use(asker, m.Board("get", names, []))
             if found is not None:
-                asker.reply(found)
+                asker.answer(found)

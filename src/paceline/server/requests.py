@@ -35,26 +35,6 @@ def claim(host: ServerState, asker: Asker, body: m.Claim, frames: Frames) -> m.R
     return m.Done()
 
 
-def meet(host: ServerState, asker: Asker, body: m.Meet, frames: Frames) -> None:
-    """Let a worker come to a meeting."""
-    host.meetings.meet(asker, body, frames)
-
-
-def take_any(host: ServerState, asker: Asker, body: m.TakeAny, frames: Frames) -> None:
-    """Let a worker join any meeting."""
-    host.meetings.take_any(asker, body)
-
-
-def ask_not_met(host: ServerState, asker: Asker, body: m.AskNotMet, frames: Frames) -> m.Reply:
-    """Answer for whom a meeting waits."""
-    return m.Missing(host.meetings.absent(body))
-
-
-def use_board(host: ServerState, asker: Asker, body: m.Board, frames: Frames) -> m.Reply | None:
-    """Read or change the board."""
-    return host.board.use(asker, body)
-
-
 OF_WORKERS: Handlers = {
     m.OpenStore: setup.open_store,
     m.Init: setup.init,
@@ -79,10 +59,10 @@ OF_WORKERS: Handlers = {
     m.Leave: notices.notice,
     m.Regroup: notices.regroup,
     m.AskMissing: notices.ask_missing,
-    m.Meet: meet,
-    m.TakeAny: take_any,
-    m.AskNotMet: ask_not_met,
-    m.Board: use_board,
+    m.Meet: lambda host, asker, body, frames: host.meetings.meet(asker, body, frames),
+    m.TakeAny: lambda host, asker, body, frames: host.meetings.take_any(asker, body),
+    m.AskNotMet: lambda host, asker, body, frames: host.meetings.absent(body),
+    m.Board: lambda host, asker, body, frames: host.board.use(asker, body),
 }
 OF_SERVERS: Handlers = {m.PushSum: push.push_sum, m.OnBehalf: notices.on_behalf}
 OF_STRANGERS: Handlers = {m.Claim: claim}
