@@ -12,7 +12,7 @@ SIDE_BY_SIDE = $(filter-out $(ALONE) tests/engines,$(sort $(patsubst %/,%,$(dir 
   $(filter-out $(TIMED),$(wildcard tests/mx/test_*.py)) $(wildcard tests/test_*.py)
 
 # Processes that are killed, stopped, cut off or lied to: mostly waits.
-FAULTS = tests/soak $(patsubst %,tests/integration/test_%.py,blame damage failures fork fuzz hosts noticing \
+FAULTS = tests/soak $(patsubst %,tests/integration/test_%.py,blame damage ddp_hosts failures fork fuzz hosts noticing \
   pool_resume saving_after_a_failure strangers tampering worker_death)
 
 .PHONY: help demo test test-faults test-examples test-wheel test-ssh test-hvd test-engines test-k8s check format fuzz mutations oracle \

@@ -1,0 +1,110 @@
+"""Meetings of workers at a server, and the board, without processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paceline.errors import PacelineError, PeerDiedError, ProtocolError
+from paceline.net.call import Call
+from paceline.testing.one_process import OneProcess
+from paceline.wire import messages as m
+
+
+def ask(job: OneProcess, rank: int, body: m.Request, frames: tuple[bytes, ...] = ()) -> tuple[Call, list[Any]]:
+    """Send a request; what arrives is in the list."""
+    got: list[Any] = []
+    call = job.session(rank).ask_server(0, body, "a meeting", frames, lambda body, found: got.extend([body, *found]))
+    job.deliver_all()
+    return call, got
+
+
+def meet(
+    number: int = 1, to: tuple[int, ...] = (), what: str = "gather", members: tuple[int, ...] = (0, 1, 2)
+) -> m.Meet:
+    return m.Meet("g", number, list(members), what, list(to))
+
+
+def text(call: Call, kind: type[PacelineError]) -> str:
+    assert call.done
+    with pytest.raises(kind) as caught:
+        call.raise_error()
+    return str(caught.value)
+
+
+def test_members_get_the_frames_for_them_when_the_last_has_come() -> None:
+    job = OneProcess("aaa")
+    first, got_0 = ask(job, 0, meet(to=(1, 2)), (b"to 1", b"to 2"))
+    assert not first.done
+    assert job.session(0).call_server(0, m.AskNotMet("g", 1, [0, 1, 2]), "asking") == m.Missing([1, 2])
+    _, got_2 = ask(job, 2, meet(to=(-1,)), (b"to all",))
+    _, got_1 = ask(job, 1, meet())
+    assert got_0 == [m.Met([2]), b"to all"]
+    assert got_1 == [m.Met([0, 2]), b"to 1", b"to all"]
+    assert got_2 == [m.Met([0]), b"to 2"]
+    assert job.session(0).call_server(0, m.AskNotMet("g", 1, [0, 1, 2]), "asking") == m.Missing([])
+
+
+def test_unlike_operations_are_an_error_on_all_members() -> None:
+    job = OneProcess("aaa")
+    calls = [ask(job, 0, meet())[0], ask(job, 1, meet(what="barrier"))[0], ask(job, 2, meet())[0]]
+    for call in calls:
+        assert "worker 1 called barrier, but worker 0 called gather" in text(call, ProtocolError)
+    assert ask(job, 0, meet(2))[0].done is False
+
+
+def test_member_that_has_left_is_waited_for_no_more() -> None:
+    job = OneProcess("aaa")
+    first, _ = ask(job, 0, meet())
+    job.services[0].take_out(frozenset([2]))
+    later, _ = ask(job, 1, meet())
+    for call in (first, later):
+        assert "worker 2 left the job before gather" in text(call, PeerDiedError)
+
+
+@pytest.mark.parametrize("body", [meet(members=(1, 2)), meet(to=(1,))])
+def test_stranger_and_message_without_its_frames_are_refused(body: m.Meet) -> None:
+    call, _ = ask(OneProcess("aaa"), 0, body)
+    assert "worker 0 cannot meet" in text(call, ProtocolError)
+
+
+@pytest.mark.parametrize("taker_is_first", [True, False])
+def test_taker_gets_what_any_other_worker_sends(taker_is_first: bool) -> None:
+    job = OneProcess("aaa")
+    _, got = ask(job, 1, m.TakeAny("g")) if taker_is_first else (None, [])
+    sent, _ = ask(job, 2, meet(members=(2, 1), to=(1,)), (b"hello",))
+    if not taker_is_first:
+        assert not sent.done
+        _, got = ask(job, 1, m.TakeAny("g"))
+    assert got == [m.Met([2]), b"hello"]
+    assert sent.done
+
+
+def test_board_answers_who_waits_for_a_name() -> None:
+    job = OneProcess("aa")
+    waiting, got = ask(job, 0, m.Board("get", ["a", "b"], []))
+    ask(job, 1, m.Board("set", ["a"], [b"x"]))
+    assert not waiting.done
+    _, after = ask(job, 1, m.Board("swap", ["b"], [b"", b"y"]))
+    assert [one.values for one in (*got, *after)] == [[b"x", b"y"], [b"y"]]
+
+
+def test_board_counts_swaps_and_deletes() -> None:
+    board = OneProcess("a").session(0)
+
+    def use(verb: str, *values: bytes) -> tuple[list[bytes], int]:
+        found = board.call_server(0, m.Board(verb, [] if verb == "count" else ["n"], list(values)), verb)
+        assert isinstance(found, m.BoardIs)
+        return found.values, found.number
+
+    assert use("check") == ([], 0)
+    assert use("add", b"3") == ([], 3)
+    assert use("add", b"-1") == ([], 2)
+    assert use("swap", b"7", b"8") == ([b"2"], 0)
+    assert use("swap", b"2", b"8") == ([b"8"], 0)
+    assert use("check") == use("count") == ([], 1)
+    assert use("delete") == ([], 1)
+    assert use("swap", b"7", b"8") == ([b"7"], 0)
+    with pytest.raises(ProtocolError, match="no 'sing' with 0 values"):
+        use("sing")
