@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 import torch
 from torch import distributed as dist
 
-from paceline.c10d.far import Swap
 from paceline.c10d.hosts import HostsPlane
+from paceline.c10d.pairs import Pairs
 from paceline.c10d.tensors import (
     RED_OPS,
     Host,
@@ -38,8 +38,6 @@ from paceline.c10d.work import Runner, Work
 from paceline.errors import DeadlineError, PacelineError, PeerDiedError
 from paceline.hvd.errors import HorovodInternalError, RankEndedError
 from paceline.hvd.planes.base import AVERAGE, BAND, BOR, BXOR, MAX, MIN, PRODUCT, SUM, Alone, Reduction
-from paceline.tensors import from_frame, to_frame
-from paceline.wire import messages as m
 from paceline.worker.session import Session
 
 _OPS = {
@@ -82,7 +80,7 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
         self._created[name] += 1
         self._key = f"{name}#{self._created[name]}"
         self._named, self._described = name, ""
-        self._sent: Counter[tuple[str, int]] = Counter()
+        self._pairs = Pairs(session, self._key, self._members)
         self._operations = 0
         alone = len(members) == 1
         try:
@@ -350,68 +348,15 @@ class PacelineGroup(_ProcessGroup):  # type: ignore[misc]
 
     def send(self, tensors: Tensors, dst: int, tag: int) -> Work:
         """Send a tensor to a rank."""
-        (tensor,) = tensors
-        is_ready = ready(tensors)
-        meet = self._pair(self._session.rank, self._members[dst], tag)
-
-        def job() -> int:
-            is_ready()
-            host = Host(tensor)
-            frames = [to_frame(host.flat)]
-            meet.to.append(self._members[dst])
-            return self._two(meet, frames, None)
-
-        return self._beside(f"send to rank {dst}", job, [])
+        return self._pairs.send(tensors[0], dst, tag, self._timeout_s)
 
     def recv(self, tensors: Tensors, src: int, tag: int) -> Work:
         """Receive a tensor from a rank."""
-        meet = self._pair(self._members[src], self._session.rank, tag)
-        return self._beside(f"recv from rank {src}", lambda: self._two(meet, (), tensors[0]), tensors)
+        return self._pairs.recv(tensors[0], src, tag, self._timeout_s)
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> Work:
         """Receive a tensor from the rank that sends first."""
-        any_one = m.TakeAny(self._box(self._session.rank, tag))
-
-        def job() -> int:
-            sender = self._two(any_one, (), tensors[0])
-            self._sent[any_one.group, self._members[sender]] += 1
-            return sender
-
-        return self._beside("recv from any rank", job, tensors)
-
-    def _box(self, receiver: int, tag: int) -> str:
-        return f"{self._key}/{tag}>{receiver}"
-
-    def _pair(self, sender: int, receiver: int, tag: int) -> m.Meet:
-        """Return the next meeting of a sender and a receiver."""
-        box = self._box(receiver, tag)
-        self._sent[box, sender] += 1
-        return m.Meet(box, self._sent[box, sender], [sender, receiver], "send and recv", [])
-
-    def _two(self, body: m.Meet | m.TakeAny, frames: Any, target: torch.Tensor | None) -> int:
-        """Meet another rank; returns the rank that has sent something, -1 where that is this one."""
-        server = sum(body.group.encode()) % len(self._session.servers)
-        got = Swap(self._session, server, body, frames, f"send and recv of group {self._named!r}").wait(self._timeout_s)
-        if target is None:
-            return -1
-        ((sender, (frame,)),) = got.items()
-        host = Host(target, reads=False)
-        host.flat.copy_(from_frame(frame, host.flat.dtype, host.flat.numel()))
-        host.put()
-        return self._members.index(sender)
-
-    def _beside(self, what: str, job: Callable[[], int], result: Tensors) -> Work:
-        """Run an operation of two ranks: in a thread of its own, as ranks start them in any order."""
-        work = Work(what, result)
-
-        def run() -> None:
-            try:
-                work.end(source=job())
-            except BaseException as error:  # noqa: BLE001 - thread border: the thread that waits raises it
-                work.end(error)
-
-        threading.Thread(target=run, name="paceline-p2p", daemon=True).start()
-        return work
+        return self._pairs.recv_any(tensors[0], tag, self._timeout_s)
 
     # ---- running ---------------------------------------------------------------------------------------------------
 

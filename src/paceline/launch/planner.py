@@ -14,6 +14,12 @@ from paceline.launch.placing import Placement, place_alone, place_servers, place
 from paceline.launch.plan import JobPlan, ProcessSpec, Value
 from paceline.launch.spec import JobSpec
 
+#: What ``--ddp`` leaves as it is.
+_DDP = (
+    "--ddp: init_process_group opens the backend paceline. It stays DDP: the slowest rank sets the pace; measured "
+    "shares, weights by samples and asynchronous modes need paceline.DistributedOptimizer"
+)
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -64,7 +70,7 @@ def make_plan(spec: JobSpec, machine: Machine, *, alone: bool = False) -> JobPla
         (*scheduler, *servers, *workers),
         spec.job_id,
         spec.graces,
-        _notes(machine, spec, places),
+        (*_notes(machine, spec, places), *((_DDP,) if spec.ddp else ())),
         tuple(host for name, host in hosts.items() if name in used) or (first,),
         spec.directory or machine.directory,
         spec.log_dir,
