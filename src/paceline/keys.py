@@ -65,8 +65,8 @@ def check_kind(keys: Iterable[Key], known: Iterable[Key]) -> None:
     for key in keys:
         if first is not None and isinstance(key, str) is not isinstance(first, str):
             raise TypeError(
-                f"key {key!r} is {type(key).__name__}, but key {first!r} is {type(first).__name__}: the keys of one store "
-                "are all int or all str; use one kind, or a second store"
+                f"key {key!r} is {type(key).__name__}, but key {first!r} is {type(first).__name__}: the keys of one "
+                "store are all int or all str; use one kind, or a second store"
             )
 
 
