@@ -163,7 +163,9 @@ def data_of(batch: Any) -> Any:
 
 
 def _listed(arrays: Any) -> Sequence[Any]:
-    return arrays if isinstance(arrays, list | tuple) else [] if arrays is None else [arrays]
+    """Return a list of arrays as it is, one array as a list; numbers in lists are one array."""
+    several = isinstance(arrays, list | tuple) and all(isinstance(one, torch.Tensor | np.ndarray) for one in arrays)
+    return [] if arrays is None else arrays if several else [torch.as_tensor(arrays)]
 
 
 if not TYPE_CHECKING:  # a checker knows the names above, and no others
