@@ -157,7 +157,7 @@ AREAS = (
         "server/bucket.py",
         (*BUCKETS, *JOINS),
         (
-            ("self._unreleased += releases", "self._unreleased += 0"),
+            ("self._unreleased += releases - 1", "self._unreleased += 0"),
             ("        if self._unreleased == 0 and not", "        if self._unreleased <= 1 and not"),
             (
                 "return self.slots if span.length == self._slots.length else self._slots",

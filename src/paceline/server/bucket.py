@@ -33,12 +33,11 @@ class PushRequest(abc.ABC):
 
     | state | event | next |
     |---|---|---|
-    | open | `waits`: a slot has taken a part of it | open |
-    | open | `release` after the last entry is taken | waiting; answered if every slot has released it already |
-    | open | an entry cannot be taken | answered, with that error, by the handler of requests |
+    | waiting | `waits_for` the slots of an entry, instead of the entry | waiting |
+    | waiting | an entry cannot be taken | answered, with that error, by the handler of requests |
     | waiting | `waits`: a slot it waits for is cut | waiting |
     | waiting | `release`: a slot has done its part | waiting; answered after the last |
-    | open, waiting | its asker is answered with an error | answered |
+    | waiting | its asker is answered with an error | answered |
     | answered | `release`, an error | answered: no answer is sent twice |
 
     A push that comes again before its answer is a new request, which takes the place of the first one in every slot.
@@ -49,6 +48,7 @@ class PushRequest(abc.ABC):
 
     Args:
         asker: the member that gets the answer.
+        entries: number of its entries, at least one.
         worker: worker that pushes; of a sum, the first worker behind it.
         want: the answer brings new values.
         shared: the values are written to the worker's memory.
@@ -60,23 +60,29 @@ class PushRequest(abc.ABC):
         notes: those that all slots have; None before the first slot is released.
     """
 
-    def __init__(self, asker: Asker, worker: int, want: bool = True, shared: bool = False, knows: bool = False) -> None:
+    def __init__(
+        self, asker: Asker, entries: int, worker: int, want: bool = True, shared: bool = False, knows: bool = False
+    ) -> None:
         self.asker, self.worker, self.want, self.shared = asker, worker, want, shared
         self.known: list[Known] | None = [] if knows else None
         self.absent: set[m.Span] = set()
         self.notes: Notes | None = None
-        self._unreleased = 1  # the request itself, until all its entries are taken
+        self._unreleased = entries
 
     @abc.abstractmethod
     def answer(self) -> None:
         """Send the answer; all slots have released the push."""
 
-    def waits(self, releases: int = 1) -> None:
-        """Wait for more releases."""
-        self._unreleased += releases
+    def waits_for(self, releases: int) -> None:
+        """Wait for the slots of an entry, which is then taken: once for each worker behind the push in each slot."""
+        self._unreleased += releases - 1
+
+    def waits(self) -> None:
+        """Wait for one more slot: one of those that it waits for is cut."""
+        self._unreleased += 1
 
     def release(self) -> None:
-        """Note that one slot has done its part, or that all entries are taken; answer after the last."""
+        """Note that one slot has done its part; answer after the last."""
         self._unreleased -= 1
         if self._unreleased == 0 and not self.asker.is_answered:
             self.answer()

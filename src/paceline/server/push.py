@@ -57,7 +57,7 @@ class WorkerPush(PushRequest):
     """
 
     def __init__(self, asker: Asker, store: BucketStore, push: m.Push, knows: bool) -> None:
-        super().__init__(asker, asker.rank, push.want, push.shared, knows)
+        super().__init__(asker, len(push.entries), asker.rank, push.want, push.shared, knows)
         self._store, self._push = store, push
 
     def answer(self) -> None:
@@ -83,7 +83,7 @@ class SumPush(PushRequest):
     """
 
     def __init__(self, asker: Asker, store: BucketStore, push: m.PushSum) -> None:
-        super().__init__(asker, push.shares[0].worker)
+        super().__init__(asker, len(push.entries), push.shares[0].worker)
         self._store, self._push = store, push
 
     def answer(self) -> None:
@@ -106,7 +106,6 @@ def push(host: ServerState, asker: Asker, body: m.Push, frames: Frames) -> None:
         borrowed = body.shared and not body.coded and value is not None
         one = Contribution(value, body.samples, options, borrowed, skip=body.skip, notes=notes, inputs=inputs)
         store.push(bucket, entry, (Pushed(worker, entry.round, body.samples),), one, body.absent, request)
-    request.release()
     if isinstance(part, ForwardStore):
         part.flush()
     if frames:
@@ -129,7 +128,6 @@ def push_sum(host: ServerState, asker: Asker, body: m.PushSum, frames: Frames) -
         others = tuple(one.worker for one in pushes[1:])
         common = samples, options, False, body.unit, others, (), body.skip, body.problem, body.notes, inputs
         store.push(bucket, entry, pushes, Contribution(value, *common), body.absent, request)
-    request.release()
     store.received_bytes += asker.network_bytes(frames)
 
 
@@ -232,6 +230,8 @@ def _pushes_of(push: m.PushSum, index: int) -> Sequence[Pushed]:
 
 def _check_entries(part: StorePart, push: m.Push | m.PushSum) -> list[StoredBucket]:
     """Refuse entries that overlap, lie outside of their buckets, or are absent in part; returns the buckets."""
+    if not push.entries:
+        raise ProtocolError(f"a {type(push).__name__} without entries")
     if len(push.entries) > 1:
         _check_distinct(push.entries)
     buckets = []

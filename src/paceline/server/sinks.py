@@ -165,10 +165,9 @@ class ApplySink(Sink):
 
     def release(self, bucket: StoredBucket, slot: Slot, action: Release) -> None:
         """Answer workers whose update is made."""
-        pending, requests = slot.pending, []
-        for worker in action.workers:
-            if worker in pending:
-                requests.append(pending.pop(worker))
+        pending = slot.pending
+        # The worker whose push came last has the least time left: the others would wait for it again.
+        requests = [pending.pop(worker) for worker in [*reversed(pending)] if worker in action.workers]
         # Without known values of their own, workers see the stored values.
         payload = self._advance(bucket, slot, slot.rule.unit[action.workers[0]], requests) if bucket.snapshots else None
         for request in requests:

@@ -134,6 +134,7 @@ class BucketStore:
             request: the request, answered when all slots have released all workers behind the push.
         """
         slots = bucket.cut(entry)
+        request.waits_for(len(slots) * len(pushes))
         if len(slots) == 1 and not all_absent:
             self.take(bucket, slots[0], pushes, one, request)
             return
@@ -158,7 +159,6 @@ class BucketStore:
 
         The request waits until the slot has released all workers behind the pushes.
         """
-        request.waits(len(pushes))
         first = pushes[0]
         actions = slot.rule.push_sum(pushes)
         if actions and isinstance(actions[0], Repeat) and first.worker not in slot.pending:
