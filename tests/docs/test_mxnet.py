@@ -18,7 +18,7 @@ from paceline.mx.gluon import Parameter, ReplicatedModule, Trainer
 from tests.docs.pages import ROOT, blocks, rows
 
 EXAMPLES = ROOT / "examples"
-LINES = [[cell.strip("` ") for cell in row[:2]] + row[2:] for row in rows("docs/mxnet.md", "## Command lines")]
+LINES = [[cell.strip("` ") for cell in row[:2]] + [row[2]] for row in rows("docs/mxnet.md", "## Command lines")]
 TYPED = [row for row in LINES if row[1] != "-"]
 LAUNCHERS = ("python ../../tools/launch.py", "../../tools/launch.py")
 

@@ -482,7 +482,11 @@ def test_slots_in_which_something_goes_on_stay_apart(what: str) -> None:
     elif what == "pending":
         asker = Asker(b"worker-0", 1, 0, Members(), server._keep)
         right.pending[0] = left.pending[0] = SumPush(
-            asker, server.store, m.PushSum("s", [m.Entry(0, 0, 0, NUMEL, 1)], [m.Share(0, 1.0, [1])], 1.0, b"")
+            asker=asker,
+            worker=0,
+            unreleased=1,
+            store=server.store,
+            push=m.PushSum("s", [m.Entry(0, 0, 0, NUMEL, 1)], [m.Share(0, 1.0, [1])], 1.0, b""),
         )
     else:
         right.cohorts[0] = left.cohorts[0] = Accumulator([], True, torch.float32, Scratch())

@@ -64,11 +64,6 @@ class Server:
         self._requests = RequestHandler(settings, self._answerer.answer, self._owners.ask, members)
         self._has_new_keys = False
 
-    def _handle(self, arrived: Iterable[tuple[bytes, Frames]]) -> None:
-        for peer, seq, body, frames in first_layers_first(self._taken(arrived)):
-            self._has_new_keys |= isinstance(body, m.Init)
-            self._requests.handle(peer, seq, body, frames)
-
     def _taken(self, arrived: Iterable[tuple[bytes, Frames]]) -> Iterator[Asked]:
         for peer, frames in arrived:
             request = self._answerer.take(peer, frames)
@@ -78,8 +73,11 @@ class Server:
     def run(self) -> int:
         """Serve until all workers have left or the job has failed; returns the exit code."""
         while True:
-            self._handle(self._listener.receive(IDLE_S))
-            self._owners.poll()
+            for peer, seq, body, frames in first_layers_first(self._taken(self._listener.receive(IDLE_S))):
+                self._has_new_keys |= isinstance(body, m.Init)
+                self._requests.handle(peer, seq, body, frames)
+            if self._owners.channels:
+                self._owners.poll()
             if self._lifeline.left:
                 self._requests.take_out(self._lifeline.left)
             if self._lifeline.lost:

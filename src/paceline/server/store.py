@@ -7,7 +7,7 @@ The life of a push at its server:
 | arrived | its bytes are checked, its entries and rounds too | `push.py` | refused, or checked |
 | checked | each slot gives it to its rule: :meth:`BucketStore.take` | here | in a cohort, or dropped as too old |
 | in a cohort | its values are summed as they come | `merge.py` | complete, when the rule says `Apply` |
-| complete | the sink gets the sum | `sinks.py`, `clip.py`, `forward.py` | applied, held or forwarded |
+| complete | the sink gets the sum | `sinks.py`, `clip_sink.py`, `forward.py` | applied, held or forwarded |
 | applied | the rule says `Release`, now or later (bound), or the owner answers | the sink | released by this slot |
 | released | by all its slots: see `PushRequest` | `bucket.py` | answered |
 
