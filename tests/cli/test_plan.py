@@ -24,7 +24,7 @@ def test_tables_and_recommendation_are_printed_and_drawn(tmp_path: Path, capsys:
     assert efficiency.splitlines()[4].split() == ["local", "merge", "39%", "83%", "84%", "85%", "85%"]
     assert len(efficiency.splitlines()) == len(times.splitlines()) == len(costs.splitlines()) == 10
     assert scaling.splitlines()[-1].split()[0] == "10000"
-    assert sentences.startswith("Use dist_sync with 8 servers, one on each host of workers: 100% efficiency")
+    assert sentences.startswith("Use dist_sync with 8 servers, one on each host of workers: 99% efficiency")
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
