@@ -57,6 +57,7 @@ from paceline.wire.messages.forwarding import (
     Share,
 )
 from paceline.wire.messages.membership import (
+    Account,
     AskAbsent,
     AskSamples,
     AskStatus,
@@ -86,6 +87,7 @@ from paceline.wire.messages.membership import (
     Status,
     TakeSamples,
     Welcome,
+    Window,
 )
 
 PROTOCOL = 1
@@ -136,6 +138,7 @@ class Envelope(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 __all__ = [
     "PROTOCOL",
+    "Account",
     "AskAbsent",
     "AskMissing",
     "AskNorm",
@@ -213,4 +216,5 @@ __all__ = [
     "Values",
     "ValuesAt",
     "Welcome",
+    "Window",
 ]
