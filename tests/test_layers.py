@@ -65,6 +65,7 @@ PURE = {
     "hetero",
     "observe.account",
     "observe.detector",
+    "observe.history",
     "observe.verdicts",
 }
 IMPURE = {

@@ -21,9 +21,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-#: Figures in the order in which heartbeats carry them: microseconds since the last one, but ``faults``, a number.
-FIGURES = ("interval", "busy", "queued", "throttled", "stolen", "stalled", "faults", "stopped")
-INTERVAL, BUSY, QUEUED, THROTTLED, STOLEN, STALLED, FAULTS, STOPPED = range(len(FIGURES))
+from paceline.observe.account import BUSY, INTERVAL, QUEUED, THROTTLED
 
 #: An interval this much longer than the shortest one, in microseconds, is one in which the process did not run.
 _LONG_US = 400_000

@@ -158,8 +158,12 @@ class Meter:
 
     # ---- heartbeats --------------------------------------------------------------------------------------------------
 
-    def report(self) -> m.Account:
-        """Return all since the last call, for a heartbeat. Called by one thread, which need not be the account's."""
+    def report(self, group: int = 0) -> m.Account:
+        """Return all since the last call, for a heartbeat. Called by one thread, which need not be the account's.
+
+        Args:
+            group: number of the worker's group.
+        """
         late, self._late = self._late, {}
         return m.Account(
             [
@@ -168,6 +172,7 @@ class Meter:
             ],
             self._host.read(),
             [(worker, times, round(1e6 * seconds)) for worker, (times, seconds) in late.items()],
+            group,
         )
 
     # ---- garbage collections -----------------------------------------------------------------------------------------

@@ -66,6 +66,8 @@ class Session:
         """The store whose workers may change their groups; a job has one at a time."""
         self.auto = ""
         """``free`` if a store of this worker is ``dist_auto`` and can change groups, ``fixed`` if it cannot."""
+        self.group = 0
+        """Number of this worker's group, from 1, where workers step in groups; 0: all step alike."""
         self.lock_step = False
         """Whether a store of this worker has all workers in lock step."""
         self.gone: dict[int, int] = {}
@@ -178,7 +180,7 @@ class Session:
         now = pace.step_seconds(self.meter.open_own_s)
         # It takes a millisecond, and only groups and dist_auto follow it.
         usual = pace.seconds if self.auto or self.grouped_store else None
-        return ReportedPace(now, usual or 0.0, pace.samples, spread, self.meter.report())
+        return ReportedPace(now, usual or 0.0, pace.samples, spread, self.meter.report(self.group))
 
     # ---- requests --------------------------------------------------------------------------------------------------
 

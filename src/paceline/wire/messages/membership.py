@@ -116,6 +116,8 @@ class Account(Message):
     """Figures of the kernel: see :mod:`paceline.observe.host`."""
     late: list[tuple[Rank, Number, Number]] = msgspec.field(default_factory=list)
     """From a server: workers that came last to cohorts, how often, and microseconds after the others in all."""
+    group: Number = 0
+    """Number of a worker's group, from 1; 0: all workers step alike."""
 
 
 class Heartbeat(Message, tag=3):
