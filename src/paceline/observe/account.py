@@ -33,7 +33,8 @@ DATA, COMPUTE, DEVICE, ENCODE, SEND, WAIT, COPY, UPDATE, GC, OTHER = range(len(W
 SERVER_PARTS = ("receive", "merge", "apply", "gc", "rest")
 RECEIVE, MERGE, APPLY, SERVER_GC, REST = range(len(SERVER_PARTS))
 
-#: Figures in the order in which heartbeats carry them (:mod:`paceline.observe.host`): microseconds since the last one, but ``faults``, a number.
+#: Figures of the host in the order in which heartbeats carry them, see :mod:`paceline.observe.host`: microseconds since
+#: the last one; ``faults`` is a number.
 FIGURES = ("interval", "busy", "queued", "throttled", "stolen", "stalled", "faults", "stopped")
 INTERVAL, BUSY, QUEUED, THROTTLED, STOLEN, STALLED, FAULTS, STOPPED = range(len(FIGURES))
 

@@ -38,6 +38,7 @@ from paceline.observe.account import (
 )  # fmt: skip
 from paceline.observe.history import (
     LEAST_S,
+    LONG,
     USUAL,
     History,
     Reference,
@@ -68,6 +69,9 @@ FIRST = 4
 
 #: Rounds at the start that load libraries and make memory.
 WARM_UP = 3
+
+#: Reports of servers about late workers that are counted at least.
+_REPORTS = 4
 
 _OWN = tuple(part for part in range(len(WORKER_PARTS)) if part not in (WAIT, GC))
 
@@ -115,9 +119,13 @@ class _Worker(History):
 
     sums: list[float] = field(default_factory=lambda: [0.0] * len(WORKER_PARTS))
     onsets: list[int] = field(default_factory=lambda: [0] * len(WORKER_PARTS))
+    past: Reference | None = None
+    """Its own usual times, of a worker that has no others to be compared with."""
     verdict: Verdict | None = None
     good: int = 0
+    """Windows in a row in which nothing was wrong."""
     other: int = 0
+    """Windows in a row with another cause than that of the verdict."""
     lost_s: float = 0.0
     """Time that it has cost the others."""
     causes: tuple[str, ...] = ()
@@ -221,7 +229,9 @@ class Detector:
         if others:
             return of_others(others)
         past = [] if group else list(worker.rounds)[: -2 * GOOD]
-        return of_past(worker, past) if len(past) >= GOOD else None
+        if worker.verdict is None:  # a slow worker is still compared with the time before
+            worker.past = of_past(worker, past) if len(past) >= GOOD else None
+        return worker.past
 
     def _parts(self) -> tuple[int, ...]:
         return _OWN if self._merges_rounds else (*_OWN, WAIT)
@@ -322,7 +332,7 @@ class Detector:
 
     def _rare_part(self, worker: _Worker) -> tuple[str, int, int, float] | None:
         """Return collections or stops that take much of a worker's time, although most rounds have none."""
-        last = list(worker.rounds)
+        last = list(worker.rounds)[-LONG // 2 :]
         wall_s = sum(one.wall_s * one.weight for one in last)
         pauses = [one for one in last if one.parts[GC] > max(WORTH_S, RARE * one.wall_s)]
         lost_s = sum(one.parts[GC] * one.weight for one in pauses)
@@ -339,16 +349,22 @@ class Detector:
         """Return a link that makes a worker come last, as servers see it, although its own time is as the others'."""
         if not self._merges_rounds or reference.alone or len(self._workers) < 2:
             return None
-        needed = 16 / math.log(min(8, len(self._workers)))  # by chance alone it would take 1e7 rounds
-        last = list(worker.late)[-GOOD:]
-        cohorts, times = sum(one[0] for one in last), sum(one[1] for one in last)
-        if len(last) < GOOD or cohorts < needed or times < 0.9 * cohorts:
+        cohorts = times = reports = 0
+        late_s = 0.0
+        needed = 16 / math.log(min(8, len(self._workers)))  # by chance alone it takes 1e7 rounds
+        for one in reversed(worker.late):
+            cohorts, times, late_s, reports = cohorts + one[0], times + one[1], late_s + one[2], reports + 1
+            if cohorts >= needed and reports >= _REPORTS:
+                break
+        else:
             return None
-        late_s = sum(one[2] for one in last) / cohorts - max(0.0, worker.typical_s - reference.slowest_s)
+        if times < 0.9 * cohorts:
+            return None
+        late_s = late_s / cohorts - max(0.0, worker.typical_s - reference.slowest_s)
         wall_s = middle([one.wall_s for one in worker.rounds])
         if late_s < max(WORTH * wall_s, WORTH_S):
             return None
-        return "link", -1, worker.rounds[max(-len(worker.rounds), -GOOD)].round, late_s
+        return "link", -1, worker.rounds[max(-len(worker.rounds), -cohorts)].round, late_s
 
     # ---- verdicts --------------------------------------------------------------------------------------------------
 

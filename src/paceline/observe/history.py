@@ -60,7 +60,8 @@ class History:
         floor = floor_of(self.typical_s)
         columns = list(zip(*(one.parts for one in last), strict=True))
         self.usual = [middle(column) for column in columns]
-        self.noise = [_spread(column, usual, floor) for column, usual in zip(columns, self.usual, strict=True)]
+        every = zip(*(one.parts for one in self.rounds), strict=True)
+        self.noise = [_spread(column, usual, floor) for column, usual in zip(every, self.usual, strict=True)]
         self.recent = [sum(column[-2:]) / len(column[-2:]) for column in columns]
 
 
